@@ -1,0 +1,77 @@
+# One door to everything: `make` lists the targets. The first target you run makes .venv.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+PY := .venv/bin/python
+
+# .venv is made again when the lock changes or the folder moves; the project is installed into it
+# again when pyproject.toml changes. The keys are made of content: a fresh checkout touches every
+# file, and that alone is no reason to set up anything.
+LOCK_KEY := $(shell { cat requirements.lock; pwd; } | cksum | tr -s ' \t' '--')
+PROJECT_KEY := $(shell cat pyproject.toml | cksum | tr -s ' \t' '--')
+LOCKED := .venv/.locked-$(LOCK_KEY)
+READY := .venv/.ready-$(LOCK_KEY)-$(PROJECT_KEY)
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: quickstart
+quickstart: $(READY) ## See it work: the shortest tour, on your machine
+	@$(PY) examples/quickstart.py
+
+.PHONY: test
+test: lint ## Everything that CI runs: lint, types, rooms, all tests
+	$(PY) -m pytest -n auto
+
+.PHONY: check
+check: lint ## About a minute: format, lint, types, rooms, fast tests
+	$(PY) -m pytest -n auto -m "not slow"
+
+.PHONY: lint
+lint: $(READY) ## Format, lint, types and rooms, without tests
+	$(PY) -m ruff format --check --quiet .
+	$(PY) -m ruff check --quiet .
+	$(PY) -m mypy
+	.venv/bin/lint-imports --no-logo
+
+.PHONY: format
+format: $(READY) ## Format the code and fix what can be fixed safely
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+.PHONY: sim
+sim: export LOWMARK_SIM_SEEDS ?= 2000
+sim: $(READY) ## Many simulated worlds; SEED=17 replays one, LOWMARK_SIM_SEEDS=9000 runs more
+	$(PY) -m pytest tests/sim $(if $(SEED),-vv,-n auto)
+
+.PHONY: bench
+bench: $(READY) ## Measure the log, side by side with the bare disk
+	@.venv/bin/lowmark bench log
+
+.PHONY: lock
+lock: ## Choose the newest versions again and write requirements.lock (needs uv)
+	@command -v uv >/dev/null || \
+		{ echo "lowmark: uv is needed to make the lock: install it with \`pipx install uv\`" >&2; exit 1; }
+	uv pip compile pyproject.toml --group dev --upgrade --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
+		--quiet --output-file requirements.lock
+
+.PHONY: clean
+clean: ## Remove everything that make made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(LOCKED):
+	@python=$$(scripts/preflight.sh) || exit 1; \
+	echo "lowmark: making .venv with $$python (once)"; \
+	"$$python" -m venv --clear .venv
+	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+$(READY): $(LOCKED)
+	@rm -f .venv/.ready-*
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--no-index --editable .
+	@touch $@

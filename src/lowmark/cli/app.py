@@ -1,0 +1,63 @@
+"""The command's root: options that hold for every command, and the list of sub-commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import lowmark
+from lowmark.cli import bench, log
+from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
+from lowmark.node import LogLevel, configure_logging, load_settings
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="lowmark",
+    cls=CommandGroup,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(log.app, name="log")
+app.add_typer(bench.app, name="bench")
+
+
+def main() -> None:
+    """Run the `lowmark` command."""
+    app(prog_name="lowmark")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lowmark {lowmark.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Settings file; else $LOWMARK_SETTINGS, else ./lowmark.toml if there is one.",
+        ),
+    ] = None,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(help="How much to say on stderr.", show_default="warning")
+    ] = None,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Lowmark: a replicated, versioned table log for Python and Spark."""
+    help_if_bare(ctx)
+    arguments = {"logging": {"level": log_level}} if log_level else {}
+    with wrong_use():
+        ctx.obj = load_settings(settings, arguments=arguments)
+    configure_logging(ctx.obj.logging)

@@ -1,0 +1,88 @@
+"""One hold, and the table of them that a group keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyroaring import BitMap64
+
+__all__ = ["Hold", "Holds", "Pins", "Span"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions from `low` up to and including `high`; an open end holds everything after `low`."""
+
+    low: int
+    high: int | None = None
+
+
+Pins = Span | BitMap64
+
+
+def _all_of(low: int, high: int) -> BitMap64:
+    positions = BitMap64()
+    if low <= high:
+        positions.add_range(low, high + 1)
+    return positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Somebody needs something that may no longer be live."""
+
+    holder: str
+    kind: str
+    pins: Pins
+    since_ms: int
+    why: str
+    expires_at_ms: int | None = None
+
+    def pins_any(self, low: int, high: int) -> bool:
+        """Whether any position from `low` up to and including `high` is held."""
+        if isinstance(self.pins, Span):
+            return self.pins.low <= high and (self.pins.high is None or low <= self.pins.high)
+        return bool(self.pins.range_cardinality(low, high + 1))
+
+    def within(self, low: int, high: int) -> BitMap64:
+        """The held positions from `low` up to and including `high`."""
+        if isinstance(self.pins, Span):
+            first = max(low, self.pins.low)
+            last = high if self.pins.high is None else min(high, self.pins.high)
+            return _all_of(first, last)
+        return self.pins & _all_of(low, high)
+
+    def lowest(self) -> int | None:
+        """The lowest position held, if any."""
+        if isinstance(self.pins, Span):
+            return self.pins.low
+        return self.pins.min() if self.pins else None
+
+
+class Holds:
+    """The holds in force, in the order in which they were placed."""
+
+    def __init__(self) -> None:
+        self._table: dict[tuple[str, str], Hold] = {}
+
+    def place(self, hold: Hold) -> None:
+        """Add a hold, or replace the one that this holder has of this kind."""
+        self._table[hold.holder, hold.kind] = hold
+
+    def release(self, holder: str, kind: str) -> None:
+        """Take a hold away; it is fine if it is gone already."""
+        self._table.pop((holder, kind), None)
+
+    def expire(self, now_ms: int) -> list[Hold]:
+        """Take away what has run out, and say what that was."""
+        gone = [h for h in self if h.expires_at_ms is not None and h.expires_at_ms <= now_ms]
+        for hold in gone:
+            self.release(hold.holder, hold.kind)
+        return gone
+
+    def __iter__(self) -> Iterator[Hold]:
+        return iter(list(self._table.values()))
+
+    def __len__(self) -> int:
+        return len(self._table)

@@ -1,0 +1,93 @@
+"""The durable log that every group of a node writes to: WAL, memtables, segments, snapshots,
+live indexes, compaction.
+
+Words
+    entry     an index, a term, and bytes that the log does not look into
+    run       consecutive entries of one term and one append; the unit of the WAL and of memory
+    written   durable on this node; nothing may be acknowledged before
+    segment   an immutable file of one group's entries; segments are numbered in write order
+    large     an entry that is written once, into a large file, and only named elsewhere
+    live      an index at or below the snapshot whose entry must stay readable
+    sections  the normal section follows the snapshot without gaps; the compacting section is the
+              live indexes at or below it
+
+A row's way: `append` puts a run into the memtable and the WAL's queue. The lane `wal` writes what
+waits as one batch, syncs once, and the run is written. A full WAL file is closed; the lane `segments`
+turns what it holds into segments, then removes it. A snapshot names the live indexes; the lane
+`compaction` deletes whole segments with none (phase 1), merges sparse ones (phase 3). Phase 4 appends
+scattered live entries again, so that they stand together. (There is no phase 2: it was never more
+than a name.)
+
+Invariants
+    1. What was reported as written is read back with its term after any crash, until a newer run
+       overwrites it or a snapshot says that nobody needs it.
+    2. Every live index is readable at any moment, compaction or not.
+    3. Nothing dead comes back: an index at or below the snapshot that is not live is not served,
+       whatever files still hold it.
+    4. A newer piece cancels, from its first index on, whatever older pieces hold. So an index has
+       one place, and a newer term always wins.
+    5. `written_index` falls at once when entries are overwritten.
+    6. No file is trusted because another one is absent: what is finished says so itself.
+    7. A file that fails a checksum never gives data. It puts its group into quarantine, and only it.
+    8. What a hold pins stays; every decision says what it cut and who held back the rest.
+
+One loop decides everything; lanes only carry out. So there are no locks here, and each multi-step
+change is described, step by step, at the head of its file: `flush` (roll-over), `snapshots`,
+`install`, `phase3`.
+"""
+
+from lowmark.log.config import LogConfig
+from lowmark.log.entries import Entry
+from lowmark.log.errors import (
+    Damaged,
+    EntryGone,
+    EntryTooLarge,
+    GroupExists,
+    GroupQuarantined,
+    GroupUnknown,
+    InstallRefused,
+    LogBusy,
+    LogClosed,
+    NotContiguous,
+    ReferenceExpired,
+    SnapshotRefused,
+    TermFell,
+)
+from lowmark.log.group import GroupLog
+from lowmark.log.install import Installer
+from lowmark.log.live import LiveRow
+from lowmark.log.log import Log, Written
+from lowmark.log.read_plan import ReadPlan
+from lowmark.log.rewrite import plan_rewrite
+from lowmark.log.runs import CompactionRun
+from lowmark.log.sender import SnapshotSender, needed_by
+from lowmark.log.snapshot_format import SnapshotMeta
+
+__all__ = [
+    "CompactionRun",
+    "Damaged",
+    "Entry",
+    "EntryGone",
+    "EntryTooLarge",
+    "GroupExists",
+    "GroupLog",
+    "GroupQuarantined",
+    "GroupUnknown",
+    "InstallRefused",
+    "Installer",
+    "LiveRow",
+    "Log",
+    "LogBusy",
+    "LogClosed",
+    "LogConfig",
+    "NotContiguous",
+    "ReadPlan",
+    "ReferenceExpired",
+    "SnapshotMeta",
+    "SnapshotRefused",
+    "SnapshotSender",
+    "TermFell",
+    "Written",
+    "needed_by",
+    "plan_rewrite",
+]

@@ -1,0 +1,163 @@
+"""Entries and runs of entries.
+
+A run is what one append brought: consecutive entries of one group and one term, held as three flat
+buffers (lengths, checksums, payload), so that nothing between the caller and the disk touches single
+entries. An entry's checksum is computed once, when it enters the log, over its data; wherever the
+entry is stored with its index and term, they are folded in (data first, then index, then term), so
+that an entry that strayed to another index is found, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from lowmark.runtime import Buffer
+
+__all__ = ["Entry", "LargePlace", "Run", "entry_checksum", "fold_checksums", "run_of"]
+
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+
+_INDEX_TERM = struct.Struct("<QQ")
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One entry as it is read back."""
+
+    index: int
+    term: int
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class LargePlace:
+    """Where a large entry's bytes lie: file number and the offset of its data."""
+
+    number: int
+    offset: int
+
+
+class Run:
+    """Consecutive entries of one term, as flat buffers. Immutable but for where it is stored."""
+
+    __slots__ = ("_starts", "checksums", "count", "first", "kept", "large", "lengths", "payload",
+                 "term", "wal")  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        first: int,
+        term: int,
+        count: int,
+        lengths: Buffer,
+        checksums: Buffer,
+        payload: Buffer,
+    ) -> None:
+        self.first = first
+        self.term = term
+        self.count = count
+        self.lengths = lengths
+        self.checksums = checksums
+        self.payload = payload
+        self.large: LargePlace | None = None
+        # The WAL file that holds the run; 0 while none does.
+        self.wal = 0
+        # How many of its entries no newer run has overwritten; always the first ones.
+        self.kept = count
+        self._starts: U64 | None = None
+
+    @property
+    def last(self) -> int:
+        """The index of its last entry, overwritten or not."""
+        return self.first + self.count - 1
+
+    @property
+    def kept_last(self) -> int:
+        """The index of its last entry that is not overwritten."""
+        return self.first + self.kept - 1
+
+    def starts(self) -> U64:
+        """Where each entry begins in the payload, and where the last one ends."""
+        if self._starts is None:
+            starts = np.zeros(self.count + 1, np.uint64)
+            np.cumsum(np.frombuffer(self.lengths, np.uint32), out=starts[1:], dtype=np.uint64)
+            self._starts = starts
+        return self._starts
+
+    def entry(self, index: int) -> Entry:
+        """One entry of the run."""
+        if self.count == 1:
+            return Entry(index, self.term, self.payload)
+        starts = self.starts()
+        at = index - self.first
+        return Entry(
+            index, self.term, memoryview(self.payload)[int(starts[at]) : int(starts[at + 1])]
+        )
+
+    def entries(self, low: int, high: int) -> Iterator[Entry]:
+        """The entries from `low` up to and including `high`."""
+        if self.count == 1:
+            yield Entry(self.first, self.term, self.payload)
+            return
+        payload = memoryview(self.payload)
+        bounds = self.starts()[low - self.first : high - self.first + 2].tolist()
+        for index in range(low, high + 1):
+            at = index - low
+            yield Entry(index, self.term, payload[bounds[at] : bounds[at + 1]])
+
+
+def run_of(first: int, term: int, datas: Sequence[Buffer]) -> Run:
+    """Make a run of what a caller appends."""
+    return Run(
+        first=first,
+        term=term,
+        count=len(datas),
+        lengths=array("I", map(len, datas)).tobytes(),
+        checksums=array("I", map(crc32c, datas)).tobytes(),
+        payload=datas[0] if len(datas) == 1 else b"".join(datas),
+    )
+
+
+def entry_checksum(index: int, term: int, data: Buffer) -> int:
+    """The stored checksum of one entry."""
+    return int(crc32c(_INDEX_TERM.pack(index, term), crc32c(data)))
+
+
+def _sixteen_tables() -> U32:
+    tables = np.zeros((16, 256), np.uint32)
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        tables[0, byte] = value
+    for k in range(1, 16):
+        previous = tables[k - 1]
+        tables[k] = tables[0][previous & 0xFF] ^ (previous >> 8)
+    return tables
+
+
+_TABLES = _sixteen_tables()
+
+
+def fold_checksums(checksums: U32, indexes: U64, terms: U64) -> U32:
+    """`entry_checksum` for many entries whose data checksums are known, without a Python loop.
+
+    CRC-32C of sixteen more bytes is the exclusive or of sixteen table look-ups, where the present
+    state is first folded into the first four bytes.
+    """
+    suffix = np.empty((len(indexes), 16), np.uint8)
+    suffix[:, :8] = np.ascontiguousarray(indexes, "<u8").view(np.uint8).reshape(-1, 8)
+    suffix[:, 8:] = np.ascontiguousarray(terms, "<u8").view(np.uint8).reshape(-1, 8)
+    suffix[:, :4] ^= (~checksums).astype("<u4", copy=False).view(np.uint8).reshape(-1, 4)
+    state = _TABLES[15][suffix[:, 0]]
+    for k in range(1, 16):
+        state ^= _TABLES[15 - k][suffix[:, k]]
+    return ~state

@@ -1,0 +1,143 @@
+"""What the log refuses, and what it finds broken."""
+
+from __future__ import annotations
+
+from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
+
+__all__ = [
+    "Damaged",
+    "EntryGone",
+    "EntryTooLarge",
+    "GroupExists",
+    "GroupQuarantined",
+    "GroupUnknown",
+    "InstallRefused",
+    "LogBusy",
+    "LogClosed",
+    "NotContiguous",
+    "ReferenceExpired",
+    "SnapshotRefused",
+    "TermFell",
+]
+
+
+class Damaged(Corrupt):
+    """A file does not hold what was written to it, or is not ours."""
+
+    def __init__(self, path: str, *, offset: int, what: str, hint: str = "") -> None:
+        super().__init__(
+            f"{path} is damaged at byte {offset}: {what}",
+            hint=hint
+            or "Keep the file for analysis; `lowmark log verify` lists all damage. "
+            "The group needs a fresh copy from another node, or from a backup.",
+        )
+        self.path = path
+        self.offset = offset
+        self.what = what
+
+
+class GroupQuarantined(Corrupt):
+    """A group's files on this node are damaged: it takes no writes here until it is replaced."""
+
+    def __init__(self, group: str, *, cause: str) -> None:
+        super().__init__(
+            f"group {group} is quarantined on this node",
+            detail=f"Cause: {cause}",
+            hint="What is intact can still be read. Give it a fresh copy, or delete it here.",
+        )
+        self.group = group
+        self.cause = cause
+
+
+class EntryGone(Conflict):
+    """The entry is not in the log (any more)."""
+
+    def __init__(self, group: str, *, index: int, detail: str) -> None:
+        super().__init__(f"entry {index} of group {group} is not in the log", detail=detail)
+        self.index = index
+
+
+class ReferenceExpired(Conflict):
+    """The segment that a read reference names went away; the entry may be elsewhere."""
+
+    def __init__(self, segment: str) -> None:
+        super().__init__(
+            f"segment {segment} was compacted away after the read was planned",
+            hint="Plan the read again.",
+        )
+
+
+class NotContiguous(Rejected):
+    """An append would leave a gap."""
+
+    def __init__(self, group: str, *, first: int, last: int) -> None:
+        super().__init__(
+            f"entry {first} would leave a gap in group {group}",
+            detail=f"Its last entry is {last}.",
+            hint=f"Send the entries from {last + 1} on.",
+        )
+
+
+class TermFell(Rejected):
+    """Terms never fall along a log."""
+
+    def __init__(self, group: str, *, term: int, previous: int) -> None:
+        super().__init__(
+            f"an entry of term {term} can't follow one of term {previous} in group {group}"
+        )
+
+
+class EntryTooLarge(Rejected):
+    """An entry is over the limit."""
+
+    def __init__(self, *, size: int, limit: int) -> None:
+        super().__init__(
+            f"an entry of {size} bytes is too large",
+            detail=f"At most {limit} bytes are allowed (log.entry_bytes_max).",
+            hint="Split it, or raise the limit on every node.",
+        )
+
+
+class LogBusy(Unavailable):
+    """More is waiting to be written than the queue allows."""
+
+    def __init__(self, *, waiting: int, limit: int) -> None:
+        super().__init__(
+            f"{waiting} bytes wait to be written",
+            detail=f"At most {limit} may wait (log.wal_queue_bytes_max).",
+            hint="Wait for entries to be written, then append again.",
+        )
+
+
+class LogClosed(Unavailable):
+    """The log was closed, or opened for reading only."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the log takes no writes: {why}")
+
+
+class GroupExists(Conflict):
+    """The name is taken."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"group {group} exists already")
+
+
+class GroupUnknown(Rejected):
+    """There is no such group here."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"there is no group {group} in this log")
+
+
+class SnapshotRefused(Rejected):
+    """A snapshot that the log can't stand behind."""
+
+
+class InstallRefused(Rejected):
+    """A piece of a snapshot installation that does not fit."""
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line, for a record."""
+    return error.message if isinstance(error, LowmarkError) else f"{type(error).__name__}: {error}"

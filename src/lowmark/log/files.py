@@ -1,0 +1,110 @@
+"""Where everything lies in a data directory, by name.
+
+    LOCK                                     held while the directory is open
+    wal/<number>.wal                         shared by all groups
+    groups/<group>/group                     identity: incarnation and name
+    groups/<group>/<number>.segment          segments; name order is write order
+    groups/<group>/<number>.large            large entries, one file per WAL file at least
+    groups/<group>/snapshots/<index>-<term>/ state, live
+    groups/<group>/installing/               a snapshot on its way in; deleted at start
+    groups/<group>/installed/                a whole one, not yet moved in; moved in at start
+    groups/<group>/quarantine                why this group takes no writes here
+    groups/<group>/runs                      the last compactions, for people
+
+Numbers have sixteen digits, so name order is number order. `.tmp` marks what is being written,
+`.compacting` a merge, `.link` and `.new` its temporaries.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from lowmark.errors import invariant
+
+__all__ = [
+    "GROUPS",
+    "LOCK",
+    "WAL",
+    "group_dir",
+    "large_name",
+    "number_of",
+    "segment_name",
+    "snapshot_name",
+    "wal_path",
+]
+
+# All formats are little-endian and are read and written as flat arrays.
+invariant(sys.byteorder == "little", "Lowmark needs a little-endian machine")
+
+LOCK = "LOCK"
+WAL = "wal"
+GROUPS = "groups"
+SEGMENT = ".segment"
+LARGE = ".large"
+COMPACTING = ".compacting"
+TEMPORARY = ".tmp"
+LINK = ".link"
+NEW = ".new"
+INSTALLING = "installing"
+INSTALLED = "installed"
+RUNS = "runs"
+IDENTITY = "group"
+QUARANTINE = "quarantine"
+SNAPSHOTS = "snapshots"
+DIGITS = 16
+
+
+def wal_path(number: int) -> str:
+    """The path of a WAL file."""
+    return f"{WAL}/{number:0{DIGITS}d}.wal"
+
+
+def group_dir(group: str) -> str:
+    """The folder of a group."""
+    return f"{GROUPS}/{group}"
+
+
+def segment_name(number: int) -> str:
+    """The name of a segment."""
+    return f"{number:0{DIGITS}d}{SEGMENT}"
+
+
+def large_name(number: int) -> str:
+    """The name of a large file."""
+    return f"{number:0{DIGITS}d}{LARGE}"
+
+
+def compacting_name(members: list[int]) -> str:
+    """The name of a merge while it is being written: all its sources."""
+    return "-".join(f"{number:0{DIGITS}d}" for number in members) + COMPACTING
+
+
+def members_of(name: str) -> list[int] | None:
+    """The sources that a `.compacting` name lists."""
+    if not name.endswith(COMPACTING):
+        return None
+    parts = name.removesuffix(COMPACTING).split("-")
+    return [int(p) for p in parts] if all(len(p) == DIGITS and p.isdigit() for p in parts) else None
+
+
+def number_of(name: str, suffix: str) -> int | None:
+    """The number in a name with that suffix, if it is one of ours."""
+    stem = name.removesuffix(suffix)
+    ours = name.endswith(suffix) and len(stem) == DIGITS and stem.isascii() and stem.isdigit()
+    return int(stem) if ours else None
+
+
+def snapshot_name(index: int, term: int) -> str:
+    """The folder name of a snapshot."""
+    return f"{index:016x}-{term:016x}"
+
+
+def snapshot_of(name: str) -> tuple[int, int] | None:
+    """Index and term from a snapshot's folder name."""
+    index, _, term = name.partition("-")
+    if len(index) != DIGITS or len(term) != DIGITS:
+        return None
+    try:
+        return int(index, 16), int(term, 16)
+    except ValueError:
+        return None

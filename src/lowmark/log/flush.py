@@ -1,0 +1,288 @@
+"""The segment writer: moves what a closed WAL file holds into segments, then removes the file.
+
+After each step this is true:
+    1. segments are written as `.tmp`, synced, renamed   the WAL file still holds everything
+    2. the group's folder is synced                      both hold it; the newer segments count
+    3. the group takes the segments over in memory       its memtable forgets the WAL file's part
+    4. all groups done: the WAL file is removed, `wal/` synced
+A crash before 4 replays the file and flushes it again; the newer segments then cancel the older
+ones. Files go in order and the removal is synced before the next begins, so an older file never
+comes back after a newer one is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowmark.errors import LowmarkError
+from lowmark.log import files, segment_format
+from lowmark.log.config import LogConfig
+from lowmark.log.entries import U32, U64, fold_checksums
+from lowmark.log.errors import reason_of
+from lowmark.log.live import LiveRow
+from lowmark.log.memtable import FlushPart
+from lowmark.log.segment_format import IN_LARGE, ROW, Rows
+from lowmark.log.segments import SegmentRef
+from lowmark.log.state import GroupState
+from lowmark.runtime import Buffer, Disk, FileMissing, Outcome, Runtime
+
+__all__ = ["SegmentPlan", "SegmentWriter", "plan_segments", "write_segment"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """A segment about to be written."""
+
+    rows: Rows
+    payload: list[Buffer]
+    large: int
+
+
+def plan_segments(parts: list[FlushPart], row: LiveRow, config: LogConfig) -> list[SegmentPlan]:
+    """Cut what is needed of a WAL file's runs into segments.
+
+    Needed is everything after the snapshot, and of what it covers only the live indexes.
+    """
+    plans: list[SegmentPlan] = []
+    group: list[FlushPart] = []
+    entries = size = large = 0
+    for part in parts:
+        part_bytes = int(np.frombuffer(part.run.lengths, np.uint32).sum(dtype=np.uint64))
+        its_large = part.run.large.number if part.run.large is not None else 0
+        full = (
+            entries + part.kept > config.segment_entries_max
+            or size + part_bytes > config.segment_bytes_max
+        )
+        if group and (full or (its_large and large and its_large != large)):
+            plans += _plan_one(group, row, large)
+            group, entries, size, large = [], 0, 0, 0
+        group.append(part)
+        entries += part.kept
+        size += part_bytes
+        large = its_large or large
+    return plans + (_plan_one(group, row, large) if group else [])
+
+
+def _plan_one(parts: list[FlushPart], row: LiveRow, large: int) -> list[SegmentPlan]:
+    kept = np.fromiter((part.kept for part in parts), np.int64, len(parts))
+    starts = np.cumsum(kept) - kept
+    firsts = np.fromiter((part.run.first for part in parts), np.int64, len(parts))
+    terms = np.fromiter((part.run.term for part in parts), np.uint64, len(parts))
+    rows = np.empty(int(kept.sum()), ROW)
+    rows["index"] = np.repeat(firsts - starts, kept) + np.arange(len(rows))
+    rows["term"] = np.repeat(terms, kept)
+    lengths = b"".join(memoryview(part.run.lengths)[: 4 * part.kept] for part in parts)
+    rows["length"] = np.frombuffer(lengths, np.uint32)
+    sums = b"".join(memoryview(part.run.checksums)[: 4 * part.kept] for part in parts)
+    data_sums: U32 = np.frombuffer(sums, np.uint32)
+    rows["checksum"] = fold_checksums(data_sums, rows["index"], rows["term"])
+    rows["place"] = 0
+    for part, start in zip(parts, starts.tolist(), strict=True):
+        if part.run.large is not None:
+            rows["place"][start] = IN_LARGE | part.run.large.offset
+    needed = _needed(rows["index"], row)
+    payload: list[Buffer] = []
+    for part, start in zip(parts, starts.tolist(), strict=True):
+        if part.run.large is None:
+            payload += _needed_bytes(part, needed[start : start + part.kept])
+    rows = rows[needed]
+    if not len(rows):
+        return []
+    segment_format.lay_out(rows)
+    return [SegmentPlan(rows, payload, large if bool((rows["place"] & IN_LARGE).any()) else 0)]
+
+
+def _needed(indexes: U64, row: LiveRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    if not row.known:
+        return np.ones(len(indexes), np.bool_)
+    needed = indexes > row.snapshot_index
+    if row.live and not needed.all():
+        live = np.frombuffer(row.live.to_array(), np.uint64)
+        needed |= np.isin(indexes, live)
+    return needed
+
+
+def _needed_bytes(
+    part: FlushPart, needed: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> list[Buffer]:
+    run = part.run
+    if needed.all():
+        if part.kept == run.count:
+            return [run.payload] if len(run.payload) else []
+        return [memoryview(run.payload)[: int(run.starts()[part.kept])]]
+    # Neighbours that are both needed are one slice: edges are where "needed" changes.
+    starts, payload = run.starts(), memoryview(run.payload)
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], needed.view(np.int8), [0]))))
+    return [
+        payload[int(starts[a]) : int(starts[b])]
+        for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    ]
+
+
+def write_segment(
+    disk: Disk, folder: str, *, number: int, plan: SegmentPlan, incarnation: bytes
+) -> SegmentRef:
+    """Write a segment aside, sync it and give it its name; the folder is not yet synced."""
+    buffers = segment_format.encode_segment(
+        rows=plan.rows,
+        payload=plan.payload,
+        large=plan.large,
+        members=[number],
+        incarnation=incarnation,
+    )
+    path = f"{folder}/{files.segment_name(number)}"
+    try:
+        disk.unlink(path + files.TEMPORARY)
+    except FileMissing:
+        pass
+    file = disk.open(path + files.TEMPORARY, "create")
+    file.append(buffers)
+    file.datasync()
+    file.close()
+    disk.rename(path + files.TEMPORARY, path)
+    return SegmentRef(
+        number,
+        int(plan.rows["index"][0]),
+        int(plan.rows["index"][-1]),
+        len(plan.rows),
+        int(plan.rows["length"].sum(dtype=np.uint64)),
+        plan.large,
+        sum(map(len, buffers)),
+    )
+
+
+class SegmentWriter:
+    """Works off closed WAL files, one after another, group by group, on the lane `segments`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: LogConfig,
+        *,
+        groups: Callable[[], Iterable[GroupState]],
+        on_flushed: Callable[[GroupState, int, list[SegmentRef]], None],
+        on_wal_gone: Callable[[int], None],
+    ) -> None:
+        self._loop = runtime.loop
+        self._disk = runtime.disk
+        self._lane = runtime.loop.lane("segments")
+        self._config = config
+        self._groups = groups
+        self._on_flushed = on_flushed
+        self._on_wal_gone = on_wal_gone
+        self._waiting: deque[int] = deque()
+        self._todo: deque[GroupState] = deque()
+        self._busy = False
+        self.closed = False
+        self.error: LowmarkError | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing left to flush."""
+        return not (self._waiting or self._busy)
+
+    def take(self, wal: int) -> None:
+        """Queue a closed WAL file."""
+        self._waiting.append(wal)
+        self._pump()
+
+    def _pump(self) -> None:
+        if self._busy or not self._waiting or self.closed:
+            return
+        self._busy = True
+        wal = self._waiting[0]
+        self._todo = deque(s for s in self._groups() if wal in s.memtable.by_wal)
+        self._next_group(wal)
+
+    def _next_group(self, wal: int) -> None:
+        while self._todo:
+            state = self._todo.popleft()
+            if state.deleted:
+                continue
+            plans = plan_segments(state.memtable.parts_of(wal), state.row, self._config)
+            if not plans:
+                self._on_flushed(state, wal, [])
+                continue
+            # Numbers are taken on the loop, so name order stays write order.
+            numbered = [(state.take_number(), plan) for plan in plans]
+            self._write_next(wal, state, deque(numbered), [])
+            return
+        self._lane.submit(self._remove(wal), lambda done: self._removed(wal, done))
+
+    def _write_next(
+        self,
+        wal: int,
+        state: GroupState,
+        numbered: deque[tuple[int, SegmentPlan]],
+        made: list[SegmentRef],
+    ) -> None:
+        if state.deleted:
+            self._next_group(wal)
+            return
+        number, plan = numbered[0]
+        last = len(numbered) == 1
+
+        def step() -> SegmentRef:
+            ref = write_segment(
+                self._disk, state.folder, number=number, plan=plan, incarnation=state.incarnation
+            )
+            if last:
+                self._disk.sync_dir(state.folder)
+            return ref
+
+        def done(outcome: Outcome[SegmentRef]) -> None:
+            if self.closed:
+                return
+            if outcome.error is not None:
+                again = lambda: self._write_next(wal, state, numbered, made)  # noqa: E731
+                self._failed(outcome.error, again)
+                return
+            self.error = None
+            made.append(outcome.value())
+            numbered.popleft()
+            if numbered:
+                self._write_next(wal, state, numbered, made)
+                return
+            self._on_flushed(state, wal, made)
+            self._next_group(wal)
+
+        self._lane.submit(step, done)
+
+    def _remove(self, wal: int) -> Callable[[], None]:
+        def step() -> None:
+            try:
+                self._disk.unlink(files.wal_path(wal))
+            except FileMissing:
+                pass
+            self._disk.sync_dir(files.WAL)
+
+        return step
+
+    def _removed(self, wal: int, outcome: Outcome[None]) -> None:
+        if self.closed:
+            return
+        if outcome.error is not None:
+            self._failed(
+                outcome.error,
+                lambda: self._lane.submit(self._remove(wal), lambda d: self._removed(wal, d)),
+            )
+            return
+        self._busy = False
+        self._waiting.popleft()
+        self._on_wal_gone(wal)
+        self._pump()
+
+    def _failed(self, error: Exception, again: Callable[[], None]) -> None:
+        """Nothing is lost: the WAL file stays, and the step is tried again."""
+        if not isinstance(error, LowmarkError):
+            raise error
+        logger.warning("the segment writer waits", extra={"reason": reason_of(error)})
+        self.error = error
+        self._loop.call_later(self._config.retry_ms, again)

@@ -1,0 +1,400 @@
+"""One group's log, as its owner uses it. All calls are made on the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from pyroaring import BitMap64
+
+from lowmark.errors import LowmarkError
+from lowmark.holds import Hold, Pins
+from lowmark.log import segments
+from lowmark.log.config import LogConfig
+from lowmark.log.entries import Entry, Run, run_of
+from lowmark.log.errors import (
+    Damaged,
+    EntryGone,
+    EntryTooLarge,
+    GroupQuarantined,
+    InstallRefused,
+    LogBusy,
+    NotContiguous,
+    ReferenceExpired,
+    SnapshotRefused,
+    TermFell,
+)
+from lowmark.log.install import Installer
+from lowmark.log.live import LiveRow
+from lowmark.log.read_plan import ReadPlan
+from lowmark.log.rewrite import plan_rewrite
+from lowmark.log.runs import CompactionRun
+from lowmark.log.segments import ReaderCache, SegmentReader
+from lowmark.log.sender import SnapshotSender, needed_by
+from lowmark.log.snapshot_format import SnapshotMeta
+from lowmark.log.snapshots import Snapshot, read_state
+from lowmark.log.state import GroupState
+from lowmark.runtime import Buffer, Disk
+
+__all__ = ["GroupLog", "Services"]
+
+_READ_RETRIES = 8
+
+
+class Services(Protocol):
+    """What a group's log asks of the node's log."""
+
+    config: LogConfig
+    disk: Disk
+    cache: ReaderCache
+
+    def check_writable(self) -> None: ...
+    def queued_bytes(self) -> int: ...
+    def now_ms(self) -> int: ...
+    def write(self, state: GroupState, runs: list[Run]) -> None: ...
+    def write_meta(self, state: GroupState, data: bytes, on_done: Callable[[], None]) -> None: ...
+    def take_snapshot(
+        self,
+        state: GroupState,
+        meta: SnapshotMeta,
+        chunks: Iterable[Buffer],
+        live: BitMap64,
+        on_done: Callable[[LowmarkError | None], None],
+    ) -> None: ...
+    def restore_live(
+        self, state: GroupState, live: BitMap64, on_done: Callable[[LowmarkError | None], None]
+    ) -> None: ...
+    def begin_install(
+        self, state: GroupState, meta: SnapshotMeta, last_applied: int
+    ) -> Installer: ...
+    def compact(
+        self, state: GroupState, on_done: Callable[[CompactionRun], None] | None
+    ) -> bool: ...
+    def phase1(self, state: GroupState) -> None: ...
+    def quarantine(self, state: GroupState, damage: LowmarkError) -> None: ...
+
+
+class GroupLog:
+    """Append, read, snapshot, install, compact: the log of one group."""
+
+    def __init__(self, services: Services, state: GroupState) -> None:
+        self._services = services
+        self._state = state
+
+    # -- where it stands ------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self._state.name
+
+    @property
+    def first_index(self) -> int:
+        """The first index of the normal section: what follows the snapshot."""
+        return self._state.row.snapshot_index + 1
+
+    @property
+    def last_index(self) -> int:
+        """The last index, written or not."""
+        return self._state.last_index
+
+    @property
+    def last_term(self) -> int:
+        """The term of the last index."""
+        return self._state.last_term
+
+    @property
+    def written_index(self) -> int:
+        """Everything up to here is durable. It falls at once when entries are overwritten."""
+        return self._state.written_index
+
+    @property
+    def meta(self) -> bytes:
+        """The last durable record of the group's own."""
+        return self._state.meta
+
+    @property
+    def row(self) -> LiveRow:
+        """The snapshot's index and the live set."""
+        return self._state.row
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot in force."""
+        return self._state.snapshot
+
+    @property
+    def quarantined(self) -> str | None:
+        """Why the group takes no writes here, if so."""
+        return self._state.quarantine
+
+    @property
+    def runs(self) -> list[CompactionRun]:
+        """The last runs of phase 3, oldest first."""
+        return list(self._state.runs)
+
+    @property
+    def state(self) -> GroupState:
+        """Everything there is in memory; for tests and tools, to look at only."""
+        return self._state
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def append(self, term: int, datas: Sequence[Buffer], *, first: int | None = None) -> int:
+        """Add entries of one term; give the first one's index.
+
+        With `first` at or below the last index, everything from there on is overwritten. What the
+        snapshot covers already is left out. "Written" comes later, by the log's `on_written`.
+        """
+        state, config = self._state, self._services.config
+        self._check_writes()
+        first = state.last_index + 1 if first is None else first
+        if first > state.last_index + 1 or first < 1:
+            raise NotContiguous(self.name, first=first, last=state.last_index)
+        largest = max(map(len, datas), default=0)
+        if largest > config.entry_bytes_max:
+            raise EntryTooLarge(size=largest, limit=config.entry_bytes_max)
+        covered = min(len(datas), max(0, state.row.snapshot_index + 1 - first))
+        if covered == len(datas):
+            return first
+        datas, at = datas[covered:], first + covered
+        previous = state.last_term if at == state.last_index + 1 else self.term_at(at - 1)
+        if previous is not None and term < previous:
+            raise TermFell(self.name, term=term, previous=previous)
+        waiting = self._services.queued_bytes()
+        if waiting > config.wal_queue_bytes_max:
+            raise LogBusy(waiting=waiting, limit=config.wal_queue_bytes_max)
+        runs = _cut_into_runs(at, term, datas, largest=largest, config=config)
+        for run in runs:
+            state.memtable.append(run)
+        state.written_index = min(state.written_index, at - 1)
+        state.last_index, state.last_term = runs[-1].last, term
+        self._services.write(state, runs)
+        return first
+
+    def put_meta(self, data: bytes, on_done: Callable[[], None]) -> None:
+        """Make a small record of the group's own durable (a vote); the newest one counts."""
+        self._check_writes(while_installing=True)
+        self._services.write_meta(self._state, data, on_done)
+
+    def _check_writes(self, *, while_installing: bool = False) -> None:
+        self._services.check_writable()
+        if self._state.quarantine is not None:
+            raise GroupQuarantined(self.name, cause=self._state.quarantine)
+        if self._state.installing and not while_installing:
+            raise InstallRefused(f"group {self.name} is taking a snapshot over just now")
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def term_at(self, index: int) -> int | None:
+        """The term of an entry, or None if it does not count any more."""
+        state = self._state
+        if index == state.row.snapshot_index:
+            return state.row.snapshot_term
+        if not 0 < index <= state.last_index or not state.row.counts(index):
+            return None
+        run = state.memtable.find(index)
+        if run is not None:
+            return run.term
+        ref = segments.place_of(state.segments, index)
+        return None if ref is None else self._reader(ref.number).term_at(index)
+
+    def read(self, indexes: Iterable[int]) -> list[Entry]:
+        """Read entries that count, in the order asked for; every checksum is checked.
+
+        Damage puts the group into quarantine, and is raised.
+        """
+        wanted = list(indexes)
+        for _ in range(_READ_RETRIES):
+            try:
+                return self.plan_read(wanted).execute(self._services.disk, self._services.cache)
+            except ReferenceExpired:
+                continue
+            except Damaged as damage:
+                self._services.quarantine(self._state, damage)
+                raise
+        raise EntryGone(self.name, index=wanted[0], detail="Its segment kept moving.")
+
+    def plan_read(self, indexes: Iterable[int], *, held: bool = False) -> ReadPlan:
+        """Find where entries are. With `held`, also dead ones that the caller has a hold on."""
+        state = self._state
+        plan = ReadPlan(self.name, state.folder, state.incarnation)
+        for index in indexes:
+            if not 0 < index <= state.last_index or not (held or state.row.counts(index)):
+                raise self._gone(index)
+            run = state.memtable.find(index)
+            if run is not None:
+                in_memory = run.large is None or len(run.payload) > 0
+                plan.pieces.append(run.entry(index) if in_memory else run)
+                continue
+            ref = segments.place_of(state.segments, index)
+            if ref is None:
+                raise self._gone(index)
+            last = plan.pieces[-1] if plan.pieces else None
+            if isinstance(last, tuple) and last[0] == ref.number and last[1][-1] < index:
+                last[1].append(index)
+            else:
+                plan.pieces.append((ref.number, [index]))
+        return plan
+
+    def _gone(self, index: int) -> EntryGone:
+        state = self._state
+        return segments.entry_gone(
+            self.name, index, snapshot=state.row.snapshot_index, last=state.last_index
+        )
+
+    def _reader(self, number: int) -> SegmentReader:
+        return self._services.cache.get(
+            self._state.folder, number, incarnation=self._state.incarnation
+        )
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    def take_snapshot(
+        self,
+        meta: SnapshotMeta,
+        state: Iterable[Buffer],
+        live: BitMap64,
+        on_done: Callable[[LowmarkError | None], None],
+    ) -> None:
+        """Write a snapshot; when it is durable, phase 1 follows.
+
+        `live` are the indexes at or below it that must stay readable. An index that is dead already
+        can't be live again.
+        """
+        self._services.check_writable()
+        row = self._state.row
+        if not row.snapshot_index < meta.index <= self._state.written_index:
+            raise SnapshotRefused(
+                f"a snapshot at {meta.index} can't be taken",
+                detail=f"The last one is at {row.snapshot_index},"
+                f" and entries are durable up to {self._state.written_index}.",
+            )
+        if self.term_at(meta.index) != meta.term:
+            raise SnapshotRefused(f"entry {meta.index} is not of term {meta.term}")
+        if live and live.max() > meta.index:
+            raise SnapshotRefused(f"index {live.max()} lies after the snapshot at {meta.index}")
+        revived = live.copy()
+        revived.remove_range(row.snapshot_index + 1, meta.index + 1)
+        revived -= row.live
+        if revived and row.known:
+            raise SnapshotRefused(f"index {revived.min()} is dead and can't be live again")
+        self._services.take_snapshot(self._state, meta, state, live.copy(), on_done)
+
+    def read_snapshot(self) -> Iterable[bytes]:
+        """The state of the snapshot in force, in chunks, checked."""
+        if self._state.snapshot is None:
+            return iter(())
+        return read_state(self._services.disk, self._state.snapshot.folder)
+
+    def restore_live(self, live: BitMap64, on_done: Callable[[LowmarkError | None], None]) -> None:
+        """Give a live set back that was lost (`row.known` is false), rebuilt from the state."""
+        self._services.restore_live(self._state, live, on_done)
+
+    def open_sender(self, holder: str, *, last_applied: int) -> SnapshotSender:
+        """Send the snapshot in force to a receiver that has applied that much; close it when done."""
+        snapshot, row = self._state.snapshot, self._state.row
+        if snapshot is None or not row.known:
+            raise SnapshotRefused(f"group {self.name} has no snapshot to send")
+        needed = needed_by(row.live, last_applied)
+        self.hold(holder, kind="snapshot sender", pins=needed, why="sending a snapshot")
+
+        def read(indexes: list[int]) -> list[Entry]:
+            for _ in range(_READ_RETRIES):
+                plan = self.plan_read(indexes, held=True)
+                try:
+                    return plan.execute(self._services.disk, self._services.cache)
+                except ReferenceExpired:
+                    continue
+            raise self._gone(indexes[0])
+
+        return SnapshotSender(
+            self._services.disk,
+            snapshot=snapshot,
+            needed=needed,
+            last_applied=last_applied,
+            read=read,
+            on_close=lambda: self.release(holder, "snapshot sender"),
+        )
+
+    def begin_install(self, meta: SnapshotMeta, *, last_applied: int) -> Installer:
+        """Take in a snapshot that another node sends. Until it is finished, nothing changes."""
+        self._services.check_writable()
+        if meta.index <= self._state.row.snapshot_index or last_applied > meta.index:
+            raise InstallRefused(f"a snapshot at {meta.index} is not ahead of this log")
+        return self._services.begin_install(self._state, meta, last_applied)
+
+    # -- compaction -----------------------------------------------------------------------------
+
+    def compact(self, on_done: Callable[[CompactionRun], None] | None = None) -> bool:
+        """Run phase 3 now; False if a run is under way already."""
+        return self._services.compact(self._state, on_done)
+
+    def rewrite_plan(
+        self, *, dense_share: float = 0.5, chunk_entries: int = 1_024
+    ) -> list[list[int]]:
+        """Phase 4: which live entries are scattered, in chunks to rewrite one at a time."""
+        return plan_rewrite(
+            self._state.row.live, dense_share=dense_share, chunk_entries=chunk_entries
+        )
+
+    def rewrite(self, term: int, indexes: Sequence[int], wrap: Callable[[Entry], Buffer]) -> int:
+        """Phase 4: append copies of live entries; give the first copy's index.
+
+        `wrap` makes the new entry of an old one. The old ones die with a snapshot that says so.
+        """
+        return self.append(term, [wrap(entry) for entry in self.read(indexes)])
+
+    def hold(
+        self,
+        holder: str,
+        *,
+        kind: str,
+        pins: Pins,
+        why: str,
+        expires_at_ms: int | None = None,
+    ) -> None:
+        """Keep entries readable for somebody, live or not."""
+        self._state.holds.place(
+            Hold(
+                holder=holder,
+                kind=kind,
+                pins=pins,
+                since_ms=self._services.now_ms(),
+                why=why,
+                expires_at_ms=expires_at_ms,
+            )
+        )
+
+    def release(self, holder: str, kind: str) -> None:
+        """End a hold; what it kept goes now, if nothing else keeps it."""
+        self._state.holds.release(holder, kind)
+        self._services.phase1(self._state)
+
+
+def _cut_into_runs(
+    first: int, term: int, datas: Sequence[Buffer], *, largest: int, config: LogConfig
+) -> list[Run]:
+    """A run holds at most what fits into a segment; a large entry is a run of its own."""
+    small = largest < min(config.large_entry_bytes_min, config.segment_bytes_max)
+    if small and len(datas) <= config.segment_entries_max:
+        run = run_of(first, term, datas)
+        if len(run.payload) <= config.segment_bytes_max:
+            return [run]
+    runs: list[Run] = []
+    start = size = 0
+    for i, data in enumerate(datas):
+        large = len(data) >= config.large_entry_bytes_min
+        full = (
+            size + len(data) > config.segment_bytes_max or i - start >= config.segment_entries_max
+        )
+        if i > start and (large or full):
+            runs.append(run_of(first + start, term, datas[start:i]))
+            start, size = i, 0
+        size += len(data)
+        if large:
+            runs.append(run_of(first + i, term, datas[i : i + 1]))
+            start, size = i + 1, 0
+    if start < len(datas):
+        runs.append(run_of(first + start, term, datas[start:]))
+    return runs

@@ -1,0 +1,187 @@
+"""What a group's folder holds at start-up, and the mending of what a crash left in it.
+
+Mending only finishes or undoes steps that are known to be safe to repeat: a whole `installed/` is
+moved in, an unfinished `installing/` goes; a finished merge is rolled forward, an unfinished one
+goes; temporaries go; dangling links go. Damage is never mended: it is raised, and the caller puts the
+group into quarantine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from pyroaring import BitMap64
+
+from lowmark.errors import Corrupt
+from lowmark.log import files, identity, segment_format, segments
+from lowmark.log.errors import Damaged
+from lowmark.log.install import move_in
+from lowmark.log.live import LiveRow
+from lowmark.log.phase3 import finish_merge, merge_is_finished
+from lowmark.log.runs import CompactionRun
+from lowmark.log.segments import SegmentReader, SegmentRef
+from lowmark.log.snapshots import Snapshot, load_snapshot, remove_folder, snapshot_folders
+from lowmark.log.state import GroupState
+from lowmark.runtime import Disk
+
+__all__ = ["check_coverage", "recover_group"]
+
+
+def recover_group(disk: Disk, name: str, *, read_only: bool) -> tuple[GroupState, Corrupt | None]:
+    """The group as its folder has it, without the WAL; and the damage that was found, if any."""
+    state = GroupState(name, identity.read_identity(disk, name))
+    state.quarantine = identity.read_quarantine(disk, name)
+    damage: Corrupt | None = None
+    for step in (_mend, _load_snapshot, _load_segments, _load_runs):
+        try:
+            step(disk, state, read_only=read_only)
+        except Corrupt as found:
+            damage = damage or found
+    state.last_index = max(state.last_index, state.row.snapshot_index)
+    if state.last_index == state.row.snapshot_index:
+        state.last_term = state.row.snapshot_term
+    return state, damage
+
+
+def _mend(disk: Disk, state: GroupState, *, read_only: bool) -> None:
+    if read_only:
+        return
+    folder = state.folder
+    names = disk.list(folder)
+    if files.INSTALLING in names:
+        remove_folder(disk, f"{folder}/{files.INSTALLING}")
+    if files.INSTALLED in names:
+        move_in(disk, folder, incarnation=state.incarnation)
+    for name in names:
+        numbers = files.members_of(name)
+        if numbers is None:
+            continue
+        if merge_is_finished(disk, folder, numbers):
+            for act in finish_merge(disk, folder, numbers):
+                act()
+        else:
+            disk.unlink(f"{folder}/{name}")
+    for name in disk.list(folder):
+        if name.endswith((files.TEMPORARY, files.NEW, files.LINK)):
+            disk.unlink(f"{folder}/{name}")
+    # What a killed process renamed may not be durable yet; from here on we rely on it.
+    disk.sync_dir(folder)
+
+
+def _load_snapshot(disk: Disk, state: GroupState, *, read_only: bool) -> None:
+    found: Snapshot | None = None
+    damage: Corrupt | None = None
+    for _, _, folder in snapshot_folders(disk, state.folder):
+        try:
+            found = load_snapshot(disk, folder)
+            break
+        except Corrupt as error:
+            damage = damage or error
+    if found is None and damage is not None:
+        raise damage
+    root = f"{state.folder}/{files.SNAPSHOTS}"
+    if not read_only:
+        disk.sync_dir(root)
+        keep = found.folder if found is not None else ""
+        for name in disk.list(root):
+            if f"{root}/{name}" != keep:
+                remove_folder(disk, f"{root}/{name}")
+        disk.sync_dir(root)
+    if found is not None:
+        state.snapshot = found
+        state.row = LiveRow(
+            found.meta.index,
+            found.meta.term,
+            found.live if found.live is not None else BitMap64(),
+            known=found.live is not None,
+        )
+
+
+def _load_segments(disk: Disk, state: GroupState, *, read_only: bool) -> None:
+    folder = state.folder
+    damage: Corrupt | None = None
+    for name in disk.list(folder):
+        large = files.number_of(name, files.LARGE)
+        if large is not None:
+            state.next_large = max(state.next_large, large + 1)
+            state.large_garbage.add(large)
+        number = files.number_of(name, files.SEGMENT)
+        if number is None:
+            continue
+        state.next_number = max(state.next_number, number + 1)
+        stat = disk.stat(f"{folder}/{name}")
+        if stat is not None and stat.kind == "symlink":
+            _load_link(disk, state, number, read_only=read_only)
+            continue
+        try:
+            ref = _load_ref(disk, state, number)
+        except Corrupt as error:
+            damage = damage or error
+            continue
+        state.garbage += segments.add_newer(state.segments, ref)
+    if damage is not None:
+        raise damage
+    if state.segments:
+        newest = state.segments[-1]
+        reader = SegmentReader(disk, folder, newest.number, incarnation=state.incarnation)
+        state.last_index = newest.last
+        state.last_term = reader.term_at(newest.last) or 0
+        reader.close()
+
+
+def _load_ref(disk: Disk, state: GroupState, number: int) -> SegmentRef:
+    path = f"{state.folder}/{files.segment_name(number)}"
+    file = disk.open(path, "read")
+    try:
+        where = disk.describe(path)
+        head = file.read_at(0, segment_format.HEADER_BYTES)
+        header = segment_format.decode_header(where, head, incarnation=state.incarnation)
+        size = file.size()
+        if size < header.trailer_at + segment_format.TRAILER_BYTES_MIN:
+            raise Damaged(where, offset=size, what="the segment ends too early")
+        return segments.ref_of(number, header, size)
+    finally:
+        file.close()
+
+
+def _load_link(disk: Disk, state: GroupState, number: int, *, read_only: bool) -> None:
+    path = f"{state.folder}/{files.segment_name(number)}"
+    target = disk.read_link(path)
+    to = files.number_of(target, files.SEGMENT)
+    if to is None or disk.stat(f"{state.folder}/{target}") is None:
+        if not read_only:
+            disk.unlink(path)
+        return
+    state.links[number] = to
+
+
+def _load_runs(disk: Disk, state: GroupState, *, read_only: bool) -> None:
+    del read_only
+    path = f"{state.folder}/{files.RUNS}"
+    if disk.stat(path) is None:
+        return
+    file = disk.open(path, "read")
+    lines = file.read_at(0, file.size()).splitlines()
+    file.close()
+    try:
+        state.runs.extend(msgspec.json.decode(line, type=CompactionRun) for line in lines)
+    except msgspec.MsgspecError:
+        state.runs.clear()  # it is for people only, and never synced
+
+
+def check_coverage(state: GroupState, *, where: str) -> None:
+    """Raise if an entry that counts is in no piece: a file went missing behind our back."""
+    have = BitMap64()
+    for ref in state.segments:
+        have.add_range(ref.first, ref.last + 1)
+    for run in state.memtable.view:
+        have.add_range(run.first, run.kept_last + 1)
+    need = state.row.live.copy()
+    if state.last_index > state.row.snapshot_index:
+        need.add_range(state.row.snapshot_index + 1, state.last_index + 1)
+    missing = need - have
+    if missing:
+        raise Damaged(
+            where,
+            offset=0,
+            what=f"{len(missing)} entries that count are in no file, the first is {missing.min()}",
+        )

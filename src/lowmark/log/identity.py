@@ -1,0 +1,123 @@
+"""Who a group is on this node, and whether it is in quarantine: two small files in its folder.
+
+The incarnation is drawn when the group is created. Every file and every WAL record of the group
+carries it, so that a group created anew under an old name never takes over old data.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from crc32c import crc32c
+
+from lowmark.log import files
+from lowmark.log.errors import Damaged
+from lowmark.log.snapshots import remove_folder
+from lowmark.runtime import Disk, FileMissing
+
+__all__ = [
+    "create_folder",
+    "delete_folder",
+    "read_identity",
+    "read_quarantine",
+    "sweep_folders",
+    "write_quarantine",
+]
+
+# A group's name can't begin with this: it marks folders that are being made or removed.
+ASIDE = "~"
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    name: str
+    incarnation: str
+
+
+def create_folder(disk: Disk, name: str, incarnation: bytes) -> None:
+    """Make a group's folder aside, whole and synced, then give it its name."""
+    aside = f"{files.GROUPS}/{ASIDE}{name}"
+    if disk.stat(aside) is not None:
+        remove_folder(disk, aside)
+    disk.make_dir(aside)
+    disk.make_dir(f"{aside}/{files.SNAPSHOTS}")
+    body = msgspec.json.encode(_Identity(name, incarnation.hex()))
+    _write(disk, f"{aside}/{files.IDENTITY}", body + b"\n%08x\n" % crc32c(body))
+    disk.sync_dir(aside)
+    disk.rename(aside, files.group_dir(name))
+    disk.sync_dir(files.GROUPS)
+
+
+def delete_folder(disk: Disk, name: str) -> None:
+    """Take a group's folder out of the way in one step, then remove it."""
+    aside = f"{files.GROUPS}/{ASIDE}{name}"
+    if disk.stat(aside) is not None:
+        remove_folder(disk, aside)
+    disk.rename(files.group_dir(name), aside)
+    disk.sync_dir(files.GROUPS)
+    remove_folder(disk, aside)
+
+
+def sweep_folders(disk: Disk) -> None:
+    """Remove what an interrupted creation or deletion left."""
+    for name in disk.list(files.GROUPS):
+        if name.startswith(ASIDE):
+            remove_folder(disk, f"{files.GROUPS}/{name}")
+
+
+def read_identity(disk: Disk, name: str) -> bytes:
+    """The incarnation of the group in that folder."""
+    path = f"{files.group_dir(name)}/{files.IDENTITY}"
+    where = disk.describe(path)
+    body, _, rest = _read(disk, path).partition(b"\n")
+    if rest.strip() != b"%08x" % crc32c(body):
+        raise Damaged(where, offset=0, what="the group's identity fails its checksum")
+    try:
+        identity = msgspec.json.decode(body, type=_Identity)
+        incarnation = bytes.fromhex(identity.incarnation)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Damaged(where, offset=0, what=f"the identity can't be read: {error}") from error
+    if identity.name != name:
+        raise Damaged(
+            where,
+            offset=0,
+            what=f"this is the folder of group {identity.name}",
+            hint="Give the folder its own name back.",
+        )
+    return incarnation
+
+
+def read_quarantine(disk: Disk, name: str) -> str | None:
+    """Why the group is in quarantine, if it is."""
+    path = f"{files.group_dir(name)}/{files.QUARANTINE}"
+    if disk.stat(path) is None:
+        return None
+    return _read(disk, path).decode(errors="replace").strip() or "unknown"
+
+
+def write_quarantine(disk: Disk, name: str, cause: str) -> None:
+    """Remember the quarantine over a restart."""
+    folder = files.group_dir(name)
+    path = f"{folder}/{files.QUARANTINE}"
+    if disk.stat(path) is not None:
+        return
+    if disk.stat(path + files.TEMPORARY) is not None:
+        disk.unlink(path + files.TEMPORARY)
+    _write(disk, path + files.TEMPORARY, cause.encode())
+    disk.rename(path + files.TEMPORARY, path)
+    disk.sync_dir(folder)
+
+
+def _write(disk: Disk, path: str, data: bytes) -> None:
+    file = disk.open(path, "create")
+    file.append([data])
+    file.datasync()
+    file.close()
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    try:
+        file = disk.open(path, "read")
+    except FileMissing as missing:
+        raise Damaged(disk.describe(path), offset=0, what="the file is missing") from missing
+    data = file.read_at(0, file.size())
+    file.close()
+    return data

@@ -1,0 +1,298 @@
+"""The log's half of installing a snapshot that another node sends.
+
+Everything comes into `installing/`: live entries straight into segments, then the state. Nothing of
+the group's own is touched, so an abort removes that folder and leaves it as it was. Finishing:
+
+    1. all files in `installing/` are whole and synced   still nothing counts; an abort is harmless
+    2. `installing/` is renamed to `installed/`, synced  the snapshot counts: recovery moves it in
+    3. its segments are linked into the group's folder under new, higher numbers, synced
+    4. its snapshot is linked into `snapshots/` and renamed there, synced; older snapshots go
+    5. `installed/` is removed, synced
+Steps 3 to 5 can be repeated. The state's trailer carries a floor, the place in the WAL up to which
+this group's own runs are void: they may be stale, and the WAL may still hold them after a restart.
+Own entries that are applied and live but only in the WAL are therefore copied in with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from crc32c import crc32c
+from pyroaring import BitMap64
+
+from lowmark.errors import LowmarkError, invariant
+from lowmark.log import files, segment_format, segments
+from lowmark.log.config import LogConfig
+from lowmark.log.entries import U32, Entry, fold_checksums
+from lowmark.log.errors import Damaged, InstallRefused
+from lowmark.log.flush import SegmentPlan, write_segment
+from lowmark.log.segment_format import ROW
+from lowmark.log.segments import SegmentRef
+from lowmark.log.snapshot_format import Floor, SnapshotMeta
+from lowmark.log.snapshots import LIVE, STATE, SnapshotWriter, remove_folder, remove_older
+from lowmark.runtime import Disk, Lane, Outcome
+
+__all__ = ["Installed", "Installer", "move_in", "plan_of_entries"]
+
+_PLAN = "plan"
+_BUFFERED_BYTES = 16 << 20
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """What `installed/` needs to be moved in: where its segments go, and the snapshot's name."""
+
+    base: int
+    index: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What a finished installation brought."""
+
+    meta: SnapshotMeta
+    live: BitMap64
+    floor: Floor
+    segments: tuple[SegmentRef, ...]
+    state_bytes: int
+
+
+def plan_of_entries(entries: Sequence[Entry]) -> SegmentPlan:
+    """A segment made of single entries."""
+    rows = np.empty(len(entries), ROW)
+    rows["index"] = [entry.index for entry in entries]
+    rows["term"] = [entry.term for entry in entries]
+    rows["length"] = [len(entry.data) for entry in entries]
+    rows["place"] = 0
+    sums: U32 = np.fromiter((crc32c(entry.data) for entry in entries), np.uint32, len(entries))
+    rows["checksum"] = fold_checksums(sums, rows["index"], rows["term"])
+    segment_format.lay_out(rows)
+    return SegmentPlan(rows, [entry.data for entry in entries], 0)
+
+
+class Installer:
+    """Takes one snapshot in. Calls come on the loop and return at once; work is on the lane."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        lane: Lane,
+        config: LogConfig,
+        *,
+        group_folder: str,
+        incarnation: bytes,
+        meta: SnapshotMeta,
+        last_applied: int,
+        complete: Callable[[Installer, BitMap64, Callable[[LowmarkError | None], None]], None],
+        on_abort: Callable[[], None],
+    ) -> None:
+        self._disk = disk
+        self._lane = lane
+        self._config = config
+        self._group_folder = group_folder
+        self._folder = f"{group_folder}/{files.INSTALLING}"
+        self._incarnation = incarnation
+        self._complete = complete
+        self._on_abort = on_abort
+        self._writer: SnapshotWriter | None = None
+        self._buffer: list[Entry] = []
+        self._buffered = 0
+        self._segments = 1  # 0 is for the group's own entries
+        self.meta = meta
+        self.last_applied = last_applied
+        self.previous = last_applied
+        """The last index received; the next entries must say they follow it."""
+        self.state_bytes = 0
+        """How much of the state has come: a sender that was cut off goes on from here."""
+        self.error: LowmarkError | None = None
+        self.over = False
+        self._submit(self._begin)
+
+    # -- taking it in ---------------------------------------------------------------------------
+
+    def add_entries(self, previous: int, entries: Sequence[Entry]) -> None:
+        """Take the next live entries; they must follow `previous` without a gap."""
+        self._check_open()
+        if not entries:
+            return
+        if previous != self.previous:
+            raise InstallRefused(
+                f"live entries after {previous} do not follow {self.previous}",
+                hint=f"Send the live entries after {self.previous}.",
+            )
+        indexes = [previous, *(entry.index for entry in entries)]
+        rising = all(a < b for a, b in zip(indexes, indexes[1:], strict=False))
+        if not rising or indexes[-1] > self.meta.index:
+            raise InstallRefused("live entries must rise and end at the snapshot")
+        self.previous = indexes[-1]
+        self._buffer += entries
+        self._buffered += sum(len(entry.data) for entry in entries)
+        limit = min(_BUFFERED_BYTES, self._config.segment_bytes_max)
+        if self._buffered >= limit or len(self._buffer) >= self._config.segment_entries_max:
+            self._flush_buffer()
+
+    def add_state(self, offset: int, chunk: bytes) -> None:
+        """Take a piece of the state; what has come before is ignored, a gap is refused."""
+        self._check_open()
+        if offset > self.state_bytes:
+            raise InstallRefused(
+                f"state from byte {offset} on would leave a gap",
+                hint=f"Send it from byte {self.state_bytes} on.",
+            )
+        new = chunk[self.state_bytes - offset :]
+        if new:
+            self.state_bytes += len(new)
+            self._submit(lambda: self._state(new))
+
+    def finish(self, live: BitMap64, on_done: Callable[[LowmarkError | None], None]) -> None:
+        """Put the snapshot in force. On an error the group is as it was."""
+        self._check_open()
+        if live and live.max() > self.meta.index:
+            raise InstallRefused("a live index lies after the snapshot")
+        self.over = True
+        self._flush_buffer()
+        self._complete(self, live, on_done)
+
+    def abort(self) -> None:
+        """Give it up; the group is as it was."""
+        if not self.over:
+            self.over = True
+            self._lane.submit(self._remove, lambda _: self._on_abort())
+
+    def _check_open(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.over:
+            raise InstallRefused("the installation has ended")
+
+    def _flush_buffer(self) -> None:
+        if self._buffer:
+            plan, number = plan_of_entries(self._buffer), self._segments
+            self._buffer, self._buffered = [], 0
+            self._segments += 1
+            self._submit(lambda: self._segment(number, plan))
+
+    # -- steps of the lane ----------------------------------------------------------------------
+
+    def _submit(self, step: Callable[[], None]) -> None:
+        def guarded() -> None:
+            if self.error is None:
+                step()
+
+        def done(outcome: Outcome[None]) -> None:
+            if outcome.error is not None:
+                if not isinstance(outcome.error, LowmarkError):
+                    raise outcome.error
+                self.error = outcome.error
+
+        self._lane.submit(guarded, done)
+
+    def _begin(self) -> None:
+        self._remove()
+        self._disk.make_dir(self._folder)
+        self._writer = SnapshotWriter(self._disk, f"{self._folder}/snapshot", self.meta)
+
+    def _remove(self) -> None:
+        if self._disk.stat(self._folder) is not None:
+            remove_folder(self._disk, self._folder)
+
+    def _state(self, chunk: bytes) -> None:
+        invariant(self._writer is not None, "an installation begins before its state comes")
+        self._writer.write(chunk)  # type: ignore[union-attr]
+
+    def _segment(self, number: int, plan: SegmentPlan) -> None:
+        write_segment(
+            self._disk, self._folder, number=number, plan=plan, incarnation=self._incarnation
+        )
+
+    def commit(
+        self, *, own: Sequence[Entry], live: BitMap64, floor: Floor, base: int
+    ) -> Callable[[], None]:
+        """The lane's step that makes the installation count."""
+
+        def step() -> None:
+            if self.error is not None:
+                raise self.error
+            invariant(self._writer is not None, "an installation begins before it ends")
+            if own:
+                self._segment(0, plan_of_entries(own))
+            self._writer.finish(live, floor)  # type: ignore[union-attr]
+            plan = self._disk.open(f"{self._folder}/{_PLAN}", "create")
+            body = msgspec.json.encode(_Plan(base, self.meta.index, self.meta.term))
+            plan.append([body])
+            plan.datasync()
+            plan.close()
+            self._disk.sync_dir(self._folder)
+            self._disk.rename(self._folder, f"{self._group_folder}/{files.INSTALLED}")
+            self._disk.sync_dir(self._group_folder)
+
+        return step
+
+    @property
+    def committed(self) -> bool:
+        """Whether the snapshot counts, whatever else failed: then it must be moved in."""
+        return self._disk.stat(f"{self._group_folder}/{files.INSTALLED}") is not None
+
+    def move_in(self, live: BitMap64, floor: Floor) -> Installed:
+        """The lane's step after `commit`; it can be repeated."""
+        refs = move_in(self._disk, self._group_folder, incarnation=self._incarnation)
+        return Installed(self.meta, live, floor, tuple(refs), self.state_bytes)
+
+    @property
+    def numbers_needed(self) -> int:
+        """How many segment numbers it takes up."""
+        return self._segments
+
+
+def move_in(disk: Disk, group_folder: str, *, incarnation: bytes) -> list[SegmentRef]:
+    """Move a whole `installed/` into place; recovery calls this, too, so every step can repeat."""
+    installed = f"{group_folder}/{files.INSTALLED}"
+    path = f"{installed}/{_PLAN}"
+    if disk.stat(path) is None:
+        # The plan came with the folder; without it, a crash interrupted step 5.
+        remove_folder(disk, installed)
+        disk.sync_dir(group_folder)
+        return []
+    file = disk.open(path, "read")
+    try:
+        plan = msgspec.json.decode(file.read_at(0, file.size()), type=_Plan)
+    except msgspec.MsgspecError as error:
+        raise Damaged(disk.describe(path), offset=0, what=str(error)) from error
+    refs = []
+    for name in disk.list(installed):
+        number = files.number_of(name, files.SEGMENT)
+        if number is None:
+            continue
+        source = disk.open(f"{installed}/{name}", "read")
+        head = source.read_at(0, segment_format.HEADER_BYTES)
+        where = disk.describe(f"{installed}/{name}")
+        header = segment_format.decode_header(where, head, incarnation=incarnation)
+        refs.append(segments.ref_of(plan.base + number, header, source.size()))
+        source.close()
+        target = f"{group_folder}/{files.segment_name(plan.base + number)}"
+        if disk.stat(target) is None:
+            disk.link(f"{installed}/{name}", target)
+    disk.sync_dir(group_folder)
+    _move_snapshot(disk, group_folder, plan)
+    remove_folder(disk, installed)
+    disk.sync_dir(group_folder)
+    return refs
+
+
+def _move_snapshot(disk: Disk, group_folder: str, plan: _Plan) -> None:
+    root = f"{group_folder}/{files.SNAPSHOTS}"
+    name = files.snapshot_name(plan.index, plan.term)
+    if disk.stat(f"{root}/{name}") is None:
+        aside = f"{root}/{name}{files.TEMPORARY}"
+        if disk.stat(aside) is not None:
+            remove_folder(disk, aside)
+        disk.make_dir(aside)
+        for part in (STATE, LIVE):
+            disk.link(f"{group_folder}/{files.INSTALLED}/snapshot/{part}", f"{aside}/{part}")
+        disk.sync_dir(aside)
+        disk.rename(aside, f"{root}/{name}")
+        disk.sync_dir(root)
+    remove_older(disk, group_folder, name)

@@ -1,0 +1,97 @@
+"""The bytes of a large file (docs/formats/large.md).
+
+    large file = header, (frame head, data, padding to 8 bytes)*
+
+Large entries are written here once, by the WAL, and stay: the WAL and later the segment only name
+the place. The frame heads repeat index, term, length and checksum, so that the file can be walked
+and checked by itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from lowmark.log.entries import Run
+from lowmark.log.errors import Damaged
+from lowmark.log.wal_format import newer_format
+from lowmark.runtime import Buffer
+
+__all__ = [
+    "FRAME_BYTES",
+    "HEADER_BYTES",
+    "Frame",
+    "check_header",
+    "encode_frame",
+    "encode_header",
+    "walk",
+]
+
+VERSION = 1
+MAGIC = b"LMLG"
+_HEADER = struct.Struct("<4sHHQ16s")
+_FRAME = struct.Struct("<QQII")
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = 40
+FRAME_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One entry's head in a large file."""
+
+    index: int
+    term: int
+    length: int
+    data_checksum: int
+    data_at: int
+
+
+def encode_header(number: int, incarnation: bytes) -> bytes:
+    """A file's first bytes."""
+    head = _HEADER.pack(MAGIC, VERSION, 0, number, incarnation)
+    return (head + _CHECKSUM.pack(crc32c(head))).ljust(HEADER_BYTES, b"\0")
+
+
+def check_header(path: str, data: Buffer, *, incarnation: bytes | None) -> None:
+    """Raise unless this is a large file of that group."""
+    head = bytes(data[:HEADER_BYTES])
+    if len(head) < HEADER_BYTES or head[:4] != MAGIC:
+        raise Damaged(path, offset=0, what="this is not a large file of Lowmark")
+    _, version, _, _, owner = _HEADER.unpack_from(head)
+    if version > VERSION:
+        raise newer_format(path, version)
+    if crc32c(head[: _HEADER.size]) != _CHECKSUM.unpack_from(head, _HEADER.size)[0]:
+        raise Damaged(path, offset=0, what="the header fails its checksum")
+    if incarnation is not None and owner != incarnation:
+        raise Damaged(path, offset=8, what="it belongs to another group")
+
+
+def encode_frame(run: Run) -> list[Buffer]:
+    """The buffers of one large entry."""
+    length = len(run.payload)
+    head = _FRAME.pack(run.first, run.term, length, _CHECKSUM.unpack(run.checksums)[0])
+    head += _CHECKSUM.pack(crc32c(head))
+    return [head.ljust(FRAME_BYTES, b"\0"), run.payload, bytes(-length % 8)]
+
+
+def frame_bytes(length: int) -> int:
+    """How much room an entry takes."""
+    return FRAME_BYTES + length + -length % 8
+
+
+def walk(data: memoryview) -> Iterator[Frame]:
+    """The frames that stand whole in the file, in order; an unfinished last one is left out."""
+    at = HEADER_BYTES
+    while at + FRAME_BYTES <= len(data):
+        index, term, length, data_checksum = _FRAME.unpack_from(data, at)
+        stored = _CHECKSUM.unpack_from(data, at + _FRAME.size)[0]
+        if crc32c(data[at : at + _FRAME.size]) != stored:
+            return
+        if at + FRAME_BYTES + length > len(data):
+            return
+        yield Frame(index, term, length, data_checksum, at + FRAME_BYTES)
+        at += frame_bytes(length)

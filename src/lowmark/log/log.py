@@ -1,0 +1,606 @@
+"""A node's log: all its groups, one WAL, one segment writer, one compactor."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from pyroaring import BitMap64
+
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.ids import group_id
+from lowmark.log import files, identity, snapshots, wal_format, wal_recovery
+from lowmark.log.compactor import Compactor
+from lowmark.log.config import LogConfig
+from lowmark.log.entries import Run
+from lowmark.log.errors import (
+    Damaged,
+    GroupExists,
+    GroupUnknown,
+    InstallRefused,
+    LogClosed,
+    SnapshotRefused,
+)
+from lowmark.log.flush import SegmentWriter
+from lowmark.log.group import GroupLog
+from lowmark.log.group_recovery import check_coverage, recover_group
+from lowmark.log.install import Installed, Installer
+from lowmark.log.live import LiveRow
+from lowmark.log.runs import CompactionRun
+from lowmark.log.segments import ReaderCache, SegmentRef, add_newer
+from lowmark.log.snapshot_format import Floor, SnapshotMeta
+from lowmark.log.snapshots import (
+    Snapshot,
+    SnapshotWriter,
+    publish_snapshot,
+    remove_folder,
+    remove_older,
+)
+from lowmark.log.state import GroupState
+from lowmark.log.wal import Fence, MetaWrite, RunWrite, Wal, Write
+from lowmark.log.wal_format import Kind
+from lowmark.log.wal_recovery import WalFile, WalRecord
+from lowmark.runtime import Buffer, Outcome, Runtime
+
+__all__ = ["Log", "Written"]
+
+logger = logging.getLogger(__name__)
+
+_LANES = ("wal", "segments", "compaction")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Entries of one term are durable."""
+
+    group: str
+    term: int
+    first: int
+    last: int
+
+
+class Log:
+    """Open it, create groups, append; everything else follows by itself."""
+
+    def __init__(self, runtime: Runtime, config: LogConfig, *, read_only: bool = False) -> None:
+        self.config = config
+        self.disk = runtime.disk
+        self.cache = ReaderCache(runtime.disk, files_max=config.open_files_max)
+        self.on_written: Callable[[Written], None] = lambda _: None
+        self._runtime = runtime
+        self._loop = runtime.loop
+        self._read_only = read_only
+        self._closed = False
+        self._states: dict[str, GroupState] = {}
+        self._groups: dict[str, GroupLog] = {}
+        self._tasks = 0
+        self.damaged_wals: list[WalFile] = []
+        self.unreadable: dict[str, Corrupt] = {}
+        """Groups whose folder can't even say who they are; they are left alone."""
+        self.wal = Wal(
+            runtime,
+            config,
+            groups=lambda: self._states.values(),
+            on_written=self._written,
+            on_closed=self._wal_closed,
+            on_low_disk=lambda: self._compact_all("low disk"),
+        )
+        self.segment_writer = SegmentWriter(
+            runtime,
+            config,
+            groups=lambda: self._states.values(),
+            on_flushed=self._flushed,
+            on_wal_gone=lambda _: self.wal.flushed(),
+        )
+        self.compactor = Compactor(
+            runtime,
+            config,
+            cache=self.cache,
+            appended_bytes=lambda: self.wal.bytes_written,
+            on_damage=self.quarantine,
+        )
+
+    @staticmethod
+    def open(runtime: Runtime, config: LogConfig | None = None, *, read_only: bool = False) -> Log:
+        """Open the log on the runtime's disk, mending what a crash left.
+
+        Read-only, nothing on the disk is changed, and leftovers are passed over.
+        """
+        log = Log(runtime, config or LogConfig(), read_only=read_only)
+        lock = None if read_only and runtime.disk.stat(files.LOCK) is None else files.LOCK
+        log._lock = runtime.disk.lock(lock) if lock is not None else None
+        try:
+            log._recover()
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    def close(self) -> None:
+        """Stop, after the steps that are under way. Call it from outside the loop.
+
+        What is not written yet was not acknowledged either: nothing needs to be saved.
+        """
+        if self._closed:
+            return
+        self._closed = self.segment_writer.closed = self.compactor.closed = self.wal.closed = True
+        drained: list[str] = []
+        for name in _LANES:
+            lane = self._loop.lane(name)
+            lane.submit(lambda: None, lambda _, name=name: drained.append(name))  # type: ignore[misc]
+        self._loop.run_until(lambda: len(drained) == len(_LANES))
+        self.wal.close()
+        for state in self._states.values():
+            self.cache.forget(state.folder)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    def create_group(self, name: str) -> GroupLog:
+        """Make a new, empty group. (Rare, so it works on the disk at once.)"""
+        self.check_writable()
+        name = group_id(name)
+        if name in self._states or name in self.unreadable:
+            raise GroupExists(name)
+        state = GroupState(name, self._runtime.random.randbytes(16))
+        identity.create_folder(self.disk, name, state.incarnation)
+        return self._add(state)
+
+    def delete_group(self, name: str) -> None:
+        """Remove a group and everything it has. (Rare, so it works on the disk at once.)"""
+        self.check_writable()
+        group = self.group(name) if name not in self.unreadable else None
+        if group is not None:
+            group.state.deleted = True
+            self.wal.drop(group.state)
+            self.cache.forget(group.state.folder)
+            del self._groups[name], self._states[name]
+        self.unreadable.pop(name, None)
+        identity.delete_folder(self.disk, name)
+
+    def group(self, name: str) -> GroupLog:
+        """An existing group."""
+        if name in self.unreadable:
+            raise self.unreadable[name]
+        if name not in self._groups:
+            raise GroupUnknown(name)
+        return self._groups[name]
+
+    def groups(self) -> list[GroupLog]:
+        """All groups, by name."""
+        return [self._groups[name] for name in sorted(self._groups)]
+
+    def _add(self, state: GroupState) -> GroupLog:
+        self._states[state.name] = state
+        self._groups[state.name] = GroupLog(self, state)
+        return self._groups[state.name]
+
+    # -- as a whole -----------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is waiting, being written, flushed, snapshotted or compacted."""
+        workers = self.wal.idle and self.segment_writer.idle and self.compactor.idle
+        return workers and self._tasks == 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an append would be taken without a wait."""
+        return self.wal.queued_bytes < self.config.wal_batch_bytes_max and self.wal.stopped is None
+
+    def roll(self) -> None:
+        """Close the WAL file and let the segment writer work it off."""
+        self.check_writable()
+        self.wal.roll()
+
+    def check_writable(self) -> None:
+        """Raise what keeps the log from taking writes, if anything does."""
+        if self._closed:
+            raise LogClosed("it was closed")
+        if self._read_only:
+            raise LogClosed("it was opened for reading only")
+        if self.wal.stopped is not None:
+            raise self.wal.stopped
+
+    def now_ms(self) -> int:
+        """The wall clock, for records."""
+        return self._loop.wall_ms()
+
+    def queued_bytes(self) -> int:
+        """How much waits for the WAL."""
+        return self.wal.queued_bytes
+
+    # -- recovery -------------------------------------------------------------------------------
+
+    _lock = None
+
+    def _recover(self) -> None:
+        disk = self.disk
+        if not self._read_only:
+            for folder in (files.WAL, files.GROUPS):
+                if disk.stat(folder) is None:
+                    disk.make_dir(folder)
+            disk.sync_dir("")
+            identity.sweep_folders(disk)
+            for name in disk.list(files.WAL):
+                if name.endswith(files.TEMPORARY):
+                    disk.unlink(f"{files.WAL}/{name}")
+            disk.sync_dir(files.GROUPS)
+        for name in disk.list(files.GROUPS):
+            if not name.startswith(identity.ASIDE):
+                self._recover_group(name)
+        found: list[WalFile] = []
+        for record in wal_recovery.read_wals(disk, found):
+            self._replay(record)
+        self._settle(found)
+        if not self._read_only:
+            self._start(found)
+
+    def _recover_group(self, name: str) -> None:
+        try:
+            state, damage = recover_group(self.disk, name, read_only=self._read_only)
+        except Corrupt as unreadable:
+            logger.error("a group can't be read", extra={"group": name, "reason": str(unreadable)})
+            self.unreadable[name] = unreadable
+            return
+        self._add(state)
+        if damage is not None:
+            self.quarantine(state, damage)
+
+    def _replay(self, found: WalRecord) -> None:
+        if not found.incarnation:
+            damage = found.damage or Damaged(
+                self.disk.describe(files.wal_path(found.wal)), offset=0, what="a writer is unknown"
+            )
+            self._quarantine_all(damage)
+            return
+        state = self._states.get(found.group)
+        if state is None or state.incarnation != found.incarnation:
+            return  # the group was deleted, and perhaps made anew
+        if found.record is None:
+            if found.damage is not None:
+                self.quarantine(state, found.damage)
+        elif found.record.kind is Kind.META:
+            state.meta = bytes(found.record.body[0])
+        else:
+            self._replay_run(state, found, wal_format.decode_run(found.record))
+
+    def _replay_run(self, state: GroupState, found: WalRecord, run: Run) -> None:
+        floor = state.snapshot.floor if state.snapshot is not None else Floor()
+        if Floor(found.wal, found.sequence) <= floor:
+            return  # an installed snapshot took the place of all that
+        if state.quarantine is not None and run.first > state.last_index + 1:
+            return  # the gap is what it is in quarantine for
+        if run.last < state.row.smallest_live:
+            state.last_index = max(state.last_index, run.last)
+            return
+        memory = state.memtable
+        follows = run.first <= max(state.last_index, state.row.snapshot_index) + 1
+        joins = memory.last is None or run.first <= memory.last + 1
+        if not (follows and joins):
+            where = self.disk.describe(files.wal_path(found.wal))
+            what = f"entries {state.last_index + 1} to {run.first - 1} of {state.name} are missing"
+            self.quarantine(state, Damaged(where, offset=0, what=what))
+            return
+        memory.append(run)
+        memory.stored(run, found.wal)
+        state.last_index, state.last_term = run.last, run.term
+
+    def _settle(self, found: list[WalFile]) -> None:
+        """After the replay: what is there is durable, unless something is missing."""
+        self.damaged_wals = [file for file in found if file.damage]
+        for file in self.damaged_wals:
+            for damage in file.damage:
+                self._quarantine_all(damage)
+        for state in self._states.values():
+            if state.last_index <= state.row.snapshot_index:
+                state.last_index, state.last_term = (
+                    state.row.snapshot_index,
+                    state.row.snapshot_term,
+                )
+            state.written_index = state.queued_index = state.last_index
+            if state.quarantine is None:
+                try:
+                    check_coverage(state, where=self.disk.describe(state.folder))
+                except Damaged as damage:
+                    self.quarantine(state, damage)
+
+    def _start(self, found: list[WalFile]) -> None:
+        for file in found:
+            # A killed process may have left bytes that were written but never synced.
+            handle = self.disk.open(files.wal_path(file.number), "read")
+            handle.datasync()
+            handle.close()
+        newest = max((file.number for file in found), default=0)
+        sound = [file for file in found if file.durable_bytes]
+        previous = sound[-1] if sound else WalFile(0)
+        self.wal.start(
+            number=newest + 1, previous=previous.number, previous_bytes=previous.durable_bytes
+        )
+        damaged = {file.number for file in self.damaged_wals}
+        for file in found:
+            if file.number not in damaged:
+                self.wal.files_waiting += 1
+                self.segment_writer.take(file.number)
+        for state in self._states.values():
+            self.compactor.phase1(state)
+        self._plan_timer()
+
+    # -- events from below ----------------------------------------------------------------------
+
+    def _written(self, writes: list[Write]) -> None:
+        for write in writes:
+            match write:
+                case RunWrite(state=state, run=run):
+                    if run.kept and not state.deleted:
+                        last = run.kept_last
+                        state.written_index = max(state.written_index, last)
+                        self.on_written(Written(state.name, run.term, run.first, last))
+                case MetaWrite(state=state, data=data, on_done=on_done):
+                    state.meta = data
+                    on_done()
+                case Fence(on_done=on_done):
+                    on_done()
+
+    def _wal_closed(self, number: int) -> None:
+        self.segment_writer.take(number)
+
+    def _flushed(self, state: GroupState, wal: int, refs: list[SegmentRef]) -> None:
+        for run in state.memtable.by_wal.get(wal, ()):
+            if run.large is not None:
+                state.large_garbage.add(run.large.number)
+        for ref in refs:
+            state.garbage += add_newer(state.segments, ref)
+        state.memtable.flushed(wal)
+        self.compactor.phase1(state)
+
+    def _compact_all(self, trigger: str) -> None:
+        for name in sorted(self._states):
+            self.compactor.request(self._states[name], trigger)
+
+    def _plan_timer(self) -> None:
+        if self.config.compaction_interval_ms:
+            self._loop.call_later(self.config.compaction_interval_ms, self._timer)
+
+    def _timer(self) -> None:
+        if not self._closed:
+            self._compact_all("timer")
+            self._plan_timer()
+
+    # -- damage ---------------------------------------------------------------------------------
+
+    def quarantine(self, state: GroupState, damage: LowmarkError) -> None:
+        """Keep a group from writing and compacting here; remember it over a restart."""
+        if state.quarantine is not None:
+            return
+        state.quarantine = damage.message
+        logger.error("quarantined", extra={"group": state.name, "reason": damage.message})
+        if not self._read_only:
+            self._task(
+                lambda: identity.write_quarantine(self.disk, state.name, damage.message),
+                lambda _: None,
+            )
+
+    def _quarantine_all(self, damage: Corrupt) -> None:
+        for name in sorted(self._states):
+            self.quarantine(self._states[name], damage)
+
+    # -- services for groups --------------------------------------------------------------------
+
+    def write(self, state: GroupState, runs: list[Run]) -> None:
+        """Give runs to the WAL."""
+        for run in runs:
+            self.wal.write(RunWrite(state, run))
+        state.queued_index = runs[-1].last
+
+    def write_meta(self, state: GroupState, data: bytes, on_done: Callable[[], None]) -> None:
+        """Give a group's own record to the WAL."""
+        self.wal.write(MetaWrite(state, data, on_done))
+
+    def compact(self, state: GroupState, on_done: Callable[[CompactionRun], None] | None) -> bool:
+        """Run phase 3 because somebody asked."""
+        self.check_not_closed()
+        return self.compactor.request(state, "asked", on_done)
+
+    def check_not_closed(self) -> None:
+        """Compaction goes on when the disk is full, but not after a close."""
+        if self._closed or self._read_only:
+            raise LogClosed("it was closed" if self._closed else "it was opened for reading only")
+
+    def phase1(self, state: GroupState) -> None:
+        """Delete what nobody needs any more."""
+        self.compactor.phase1(state)
+
+    def take_snapshot(
+        self,
+        state: GroupState,
+        meta: SnapshotMeta,
+        chunks: Iterable[Buffer],
+        live: BitMap64,
+        on_done: Callable[[LowmarkError | None], None],
+    ) -> None:
+        """Write a snapshot, a chunk a step (see `snapshots`)."""
+        if state.snapshot_busy or state.installing:
+            raise SnapshotRefused(f"group {state.name} is writing a snapshot already")
+        floor = state.snapshot.floor if state.snapshot is not None else Floor()
+        steps = self._snapshot_steps(state, meta, iter(chunks), live, floor)
+        state.snapshot_busy = True
+
+        def turn(outcome: Outcome[Snapshot | None]) -> None:
+            if outcome.error is None and outcome.result is None:
+                self._task(lambda: next(steps), turn)
+                return
+            state.snapshot_busy = False
+            if outcome.result is not None and meta.index > state.row.snapshot_index:
+                state.snapshot = outcome.result
+                state.row = LiveRow(meta.index, meta.term, live)
+                self.compactor.phase1(state)
+            on_done(_lowmark_error(outcome.error))
+
+        self._task(lambda: next(steps), turn)
+
+    def _snapshot_steps(
+        self,
+        state: GroupState,
+        meta: SnapshotMeta,
+        chunks: Iterator[Buffer],
+        live: BitMap64,
+        floor: Floor,
+    ) -> Iterator[Snapshot | None]:
+        root = f"{state.folder}/{files.SNAPSHOTS}"
+        name = files.snapshot_name(meta.index, meta.term)
+        aside = f"{root}/{name}{files.TEMPORARY}"
+        if self.disk.stat(aside) is not None:
+            remove_folder(self.disk, aside)
+        try:
+            writer = SnapshotWriter(self.disk, aside, meta)
+            yield None
+            for chunk in chunks:
+                writer.write(chunk)
+                yield None
+            writer.finish(live, floor)
+        except LowmarkError:
+            if self.disk.stat(aside) is not None:
+                remove_folder(self.disk, aside)
+            raise
+        if meta.index <= state.row.snapshot_index:
+            # An installed snapshot has overtaken this one.
+            remove_folder(self.disk, aside)
+            raise SnapshotRefused(f"a newer snapshot overtook the one at {meta.index}")
+        publish_snapshot(self.disk, state.folder, meta)
+        try:
+            remove_older(self.disk, state.folder, name)
+        except LowmarkError as error:
+            # The new one is in force; what is left of older ones goes with the next.
+            extra = {"group": state.name, "reason": error.message}
+            logger.warning("an old snapshot could not be removed", extra=extra)
+        yield Snapshot(f"{root}/{name}", meta, live, floor, writer.state_bytes)
+
+    def restore_live(
+        self,
+        state: GroupState,
+        live: BitMap64,
+        on_done: Callable[[LowmarkError | None], None],
+    ) -> None:
+        """Write a rebuilt live set beside its snapshot, then use it."""
+        snapshot = state.snapshot
+        if snapshot is None or state.row.known:
+            raise SnapshotRefused(f"the live set of group {state.name} is not lost")
+        if live and live.max() > snapshot.meta.index:
+            raise SnapshotRefused(f"index {live.max()} lies after the snapshot")
+
+        def step() -> None:
+            path = f"{snapshot.folder}/{snapshots.LIVE}"
+            if self.disk.stat(path) is not None:
+                self.disk.unlink(path)
+            snapshots.write_live(self.disk, snapshot.folder, live)
+            self.disk.sync_dir(snapshot.folder)
+
+        def done(outcome: Outcome[None]) -> None:
+            if outcome.error is None:
+                state.row = LiveRow(snapshot.meta.index, snapshot.meta.term, live.copy())
+                self.compactor.phase1(state)
+            on_done(_lowmark_error(outcome.error))
+
+        self._task(step, done)
+
+    def begin_install(self, state: GroupState, meta: SnapshotMeta, last_applied: int) -> Installer:
+        """Start taking a snapshot in; one at a time per group, a new one replaces the old."""
+        if state.installing:
+            raise InstallRefused(f"group {state.name} is taking a snapshot over just now")
+        return Installer(
+            self.disk,
+            self._loop.lane("compaction"),
+            self.config,
+            group_folder=state.folder,
+            incarnation=state.incarnation,
+            meta=meta,
+            last_applied=last_applied,
+            complete=lambda i, live, on_done: self._complete_install(state, i, live, on_done),
+            on_abort=lambda: None,
+        )
+
+    def _complete_install(
+        self,
+        state: GroupState,
+        installer: Installer,
+        live: BitMap64,
+        on_done: Callable[[LowmarkError | None], None],
+    ) -> None:
+        if installer.meta.index <= state.row.snapshot_index:
+            raise InstallRefused("a newer snapshot is in force already")
+        state.installing = True
+
+        def drained() -> None:
+            # Own entries that count and are applied, but only in the WAL, come along: all that this
+            # group has in the WAL up to here is void once the snapshot counts.
+            indexes = [
+                index
+                for run in state.memtable.view
+                for index in range(run.first, min(run.kept_last, installer.last_applied) + 1)
+                if index in live
+            ]
+            own = GroupLog(self, state).plan_read(indexes, held=True).execute(self.disk)
+            floor = Floor(self.wal.number, self.wal.sequence - 1)
+            base = state.next_number
+            state.next_number += installer.numbers_needed
+            commit = installer.commit(own=own, live=live, floor=floor, base=base)
+            self._task(commit, lambda outcome: committed(outcome, floor))
+
+        def committed(outcome: Outcome[None], floor: Floor) -> None:
+            if outcome.error is not None and not installer.committed:
+                state.installing = False
+                installer.over = False
+                installer.abort()
+                on_done(_lowmark_error(outcome.error))
+                return
+            self._task(lambda: installer.move_in(live, floor), lambda o: moved(o, floor))
+
+        def moved(outcome: Outcome[Installed], floor: Floor) -> None:
+            if outcome.error is not None:
+                # It counts already; until it is moved in, the group takes nothing.
+                again = lambda: committed(outcome, floor)  # noqa: E731
+                self._loop.call_later(self.config.retry_ms, again)
+                return
+            state.installing = False
+            self._installed(state, outcome.value())
+            on_done(None)
+
+        # No append is taken meanwhile, so behind the fence nothing of this group is under way.
+        self.wal.write(Fence(state, drained))
+
+    def _installed(self, state: GroupState, new: Installed) -> None:
+        for run in state.memtable.view:
+            if run.large is not None:
+                state.large_garbage.add(run.large.number)
+        state.memtable.clear()
+        state.open_large = None
+        for ref in new.segments:
+            state.garbage += add_newer(state.segments, ref)
+        name = files.snapshot_name(new.meta.index, new.meta.term)
+        folder = f"{state.folder}/{files.SNAPSHOTS}/{name}"
+        state.snapshot = Snapshot(folder, new.meta, new.live, new.floor, new.state_bytes)
+        state.row = LiveRow(new.meta.index, new.meta.term, new.live.copy())
+        state.last_index, state.last_term = new.meta.index, new.meta.term
+        state.written_index = state.queued_index = new.meta.index
+        self.compactor.phase1(state)
+
+    def _task(self, step: Callable[[], object], on_done: Callable[..., None]) -> None:
+        """Run a step on the compaction lane, counted as work."""
+        self._tasks += 1
+
+        def done(outcome: Outcome[object]) -> None:
+            self._tasks -= 1
+            if outcome.error is not None and not isinstance(outcome.error, LowmarkError):
+                raise outcome.error
+            if not self._closed:
+                on_done(outcome)
+
+        self._loop.lane("compaction").submit(step, done)
+
+
+def _lowmark_error(error: Exception | None) -> LowmarkError | None:
+    return error if isinstance(error, LowmarkError) else None

@@ -1,0 +1,99 @@
+"""The entries of one group that are not in segments yet.
+
+Two views of the same runs: `view` is the log's tail as it stands, newest writes winning, for reads;
+`by_wal` is, per WAL file, what that file holds, overwritten only by itself. The segment writer
+flushes the second: an entry that a later file overwrites is flushed all the same, because that later
+write may not be durable yet when the older file goes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from lowmark.errors import invariant
+from lowmark.log.entries import Run
+
+__all__ = ["FlushPart", "Memtable"]
+
+
+class FlushPart:
+    """A run in a WAL file, and how many of its first entries that same file has not overwritten."""
+
+    __slots__ = ("kept", "run")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.kept = run.count
+
+
+class Memtable:
+    """Runs in memory, in log order."""
+
+    def __init__(self) -> None:
+        self.view: list[Run] = []
+        self.by_wal: dict[int, list[Run]] = {}
+
+    @property
+    def first(self) -> int | None:
+        """The first index it holds."""
+        return self.view[0].first if self.view else None
+
+    @property
+    def last(self) -> int | None:
+        """The last index it holds."""
+        return self.view[-1].kept_last if self.view else None
+
+    def append(self, run: Run) -> None:
+        """Add a run at the end; what it overwrites leaves the view."""
+        self.truncate(run.first)
+        invariant(not self.view or self.view[-1].kept_last + 1 == run.first, "a tail has no gaps")
+        self.view.append(run)
+
+    def truncate(self, first: int) -> None:
+        """Take everything from `first` on out of the view."""
+        view = self.view
+        while view and view[-1].kept_last >= first:
+            if view[-1].first >= first:
+                view.pop().kept = 0
+            else:
+                view[-1].kept = first - view[-1].first
+                return
+
+    def stored(self, run: Run, wal: int) -> None:
+        """Note that a run is going into a WAL file."""
+        run.wal = wal
+        self.by_wal.setdefault(wal, []).append(run)
+
+    def unstored(self, run: Run) -> None:
+        """Note that a run did not get into its WAL file after all."""
+        self.by_wal[run.wal] = [other for other in self.by_wal[run.wal] if other is not run]
+        run.wal = 0
+
+    def parts_of(self, wal: int) -> list[FlushPart]:
+        """What a WAL file holds of this group, without what it overwrote itself."""
+        parts: list[FlushPart] = []
+        for run in self.by_wal.get(wal, ()):
+            while parts and parts[-1].run.first + parts[-1].kept > run.first:
+                if parts[-1].run.first >= run.first:
+                    parts.pop()
+                else:
+                    parts[-1].kept = run.first - parts[-1].run.first
+            parts.append(FlushPart(run))
+        return parts
+
+    def flushed(self, wal: int) -> None:
+        """Forget what is in segments now."""
+        self.by_wal.pop(wal, None)
+        self.view = [run for run in self.view if run.wal != wal]
+
+    def clear(self) -> None:
+        """Forget everything; a run that is being written just now no longer counts, either."""
+        for run in (*self.view, *(run for runs in self.by_wal.values() for run in runs)):
+            run.kept = run.wal = 0
+        self.view.clear()
+        self.by_wal.clear()
+
+    def find(self, index: int) -> Run | None:
+        """The run that holds an index in the view."""
+        at = bisect_right(self.view, index, key=lambda run: run.first) - 1
+        return self.view[at] if at >= 0 and index <= self.view[at].kept_last else None

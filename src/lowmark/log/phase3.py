@@ -1,0 +1,246 @@
+"""Phase 3, the work: copy what is kept of some segments into one, and put it in their place.
+
+After each step this is true (sources 001, 002, 003; `C` is 001-002-003.compacting):
+    1. C is written, with a trailer, and synced      the sources count; C is garbage
+    2. the folder is synced                          as before
+    3. C is linked as 001.segment.new, synced        C is finished: recovery rolls forward
+    4. that is renamed over 001.segment, synced      001 holds everything; 002, 003 hold their part
+    5. 002 and 003 become symlinks to 001, synced    their space is free, their names still read
+    6. C's own name goes
+A single segment is replaced by one rename. A reader that has an old file open goes on with it; one
+that only has a name finds the same indexes behind it. The copy checks every entry it moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from pyroaring import BitMap64
+
+from lowmark.log import files, segment_format
+from lowmark.log.errors import Damaged
+from lowmark.log.phase3_plan import Merge
+from lowmark.log.segment_format import IN_LARGE, Rows
+from lowmark.log.segments import SegmentReader, SegmentRef, check_entries, live_rows
+from lowmark.runtime import Buffer, Disk, File, FileMissing
+
+__all__ = ["Merger", "finish_merge", "merge_is_finished"]
+
+
+@dataclass(slots=True)
+class _Source:
+    reader: SegmentReader
+    rows: Rows
+
+
+class Merger:
+    """One merge as a row of short steps; `steps()` gives the bytes that each has moved."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        *,
+        incarnation: bytes,
+        merge: Merge,
+        keep: BitMap64,
+        step_bytes: int,
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._incarnation = incarnation
+        self._refs = [stats.ref for stats in merge.sources]
+        self._keep = keep
+        self._step_bytes = step_bytes
+        self.numbers = [ref.number for ref in self._refs]
+        self.path = f"{folder}/{files.compacting_name(self.numbers)}"
+        self.entries = 0
+        self.bytes = 0
+        self.result: SegmentRef | None = None
+        """The new segment; None when nothing was left to keep."""
+
+    def steps(self) -> Iterator[int]:
+        """Run the merge; each turn is one step."""
+        sources = [self._open(ref) for ref in self._refs]
+        try:
+            rows = np.concatenate([source.rows for source in sources])
+            yield 0
+            if len(rows):
+                yield from self._write(sources, rows)
+        finally:
+            for source in sources:
+                source.reader.close()
+        if self.result is not None:
+            for act in finish_merge(self._disk, self._folder, self.numbers):
+                act()
+                yield 0
+
+    def abandon(self) -> None:
+        """Take away what an unfinished merge left; the sources are untouched."""
+        if not merge_is_finished(self._disk, self._folder, self.numbers):
+            try:
+                self._disk.unlink(self.path)
+            except FileMissing:
+                pass
+
+    def _open(self, ref: SegmentRef) -> _Source:
+        reader = SegmentReader(self._disk, self._folder, ref.number, incarnation=self._incarnation)
+        return _Source(reader, live_rows(reader.rows, ref, self._keep))
+
+    def _write(self, sources: list[_Source], rows: Rows) -> Iterator[int]:
+        new_rows = rows.copy()
+        new_rows["place"] = 0
+        segment_format.lay_out(new_rows)
+        try:
+            self._disk.unlink(self.path)
+        except FileMissing:
+            pass
+        file = self._disk.open(self.path, "create")
+        head, tail = _ends(new_rows, self.numbers, self._incarnation)
+        file.append([head])
+        for source in sources:
+            for part in _pieces(source.rows, self._step_bytes):
+                yield self._copy(file, source.reader, part)
+        file.append([tail])
+        file.datasync()
+        yield 0
+        self._disk.sync_dir(self._folder)
+        yield 0
+        self.entries = len(new_rows)
+        self.result = SegmentRef(
+            self.numbers[0],
+            int(new_rows["index"][0]),
+            int(new_rows["index"][-1]),
+            len(new_rows),
+            self.bytes,
+            0,
+            file.size(),
+        )
+        file.close()
+
+    def _copy(self, file: File, reader: SegmentReader, rows: Rows) -> int:
+        """Copy some entries: read them together, check each, write them together."""
+        inside = bool((rows["place"][0] & np.uint64(IN_LARGE)) == 0)
+        source = reader.file if inside else reader.large_file()
+        path = reader.path if inside else reader.large_path
+        places = (rows["place"] & np.uint64(IN_LARGE - 1)).tolist()
+        lengths = rows["length"].tolist()
+        start, end = places[0], places[-1] + lengths[-1]
+        if end - start <= 4 * self._step_bytes:
+            blob = memoryview(source.read_at(start, end - start))
+            datas = [blob[p - start : p - start + n] for p, n in zip(places, lengths, strict=True)]
+        else:
+            reads = zip(places, lengths, strict=True)
+            datas = [memoryview(source.read_at(p, n)) for p, n in reads]
+        check_entries(self._disk.describe(path), datas, rows)
+        buffers: list[Buffer] = list(datas)
+        file.append(buffers)
+        moved = sum(lengths)
+        self.bytes += moved
+        return moved
+
+
+def _ends(rows: Rows, members: list[int], incarnation: bytes) -> tuple[Buffer, Buffer]:
+    """Head and trailer of a segment whose data is written in between."""
+    data_bytes = int(rows["length"].sum(dtype=np.uint64))
+    buffers = segment_format.encode_segment(
+        rows=rows, payload=[], large=0, members=members, incarnation=incarnation,
+        data_bytes=data_bytes,
+    )  # fmt: skip
+    return buffers[0], buffers[-1]
+
+
+def _pieces(rows: Rows, step_bytes: int) -> Iterator[Rows]:
+    """Cut rows into pieces of about a step's bytes that lie in one file."""
+    if not len(rows):
+        return
+    inside = (rows["place"] & np.uint64(IN_LARGE)) == 0
+    ends = np.cumsum(rows["length"], dtype=np.uint64)
+    start = 0
+    while start < len(rows):
+        done = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, done + step_bytes, "right")))
+        other_file = np.flatnonzero(inside[start:end] != inside[start])
+        if len(other_file):
+            end = start + int(other_file[0])
+        yield rows[start:end]
+        start = end
+
+
+def finish_merge(disk: Disk, folder: str, numbers: list[int]) -> list[Callable[[], None]]:
+    """The steps that put a written and synced merge in its sources' place; each can be repeated.
+
+    Recovery runs the same steps, so a crash anywhere between them is rolled forward.
+    """
+    compacting = f"{folder}/{files.compacting_name(numbers)}"
+    lowest, *others = [f"{folder}/{files.segment_name(number)}" for number in numbers]
+
+    def rename_single() -> None:
+        disk.rename(compacting, lowest)
+        disk.sync_dir(folder)
+
+    def link() -> None:
+        if not _same_file(disk, compacting, lowest):
+            _remove(disk, lowest + files.NEW)
+            disk.link(compacting, lowest + files.NEW)
+            disk.sync_dir(folder)
+
+    def rename() -> None:
+        if not _same_file(disk, compacting, lowest):
+            disk.rename(lowest + files.NEW, lowest)
+        # Renaming one name of a file over another of the same file removes neither.
+        _remove(disk, lowest + files.NEW)
+        disk.sync_dir(folder)
+
+    def symlinks() -> None:
+        for other in others:
+            stat = disk.stat(other)
+            _remove(disk, other + files.LINK)
+            if stat is None or stat.kind == "file":
+                disk.symlink(files.segment_name(numbers[0]), other + files.LINK)
+                disk.rename(other + files.LINK, other)
+        disk.sync_dir(folder)
+
+    def unlink() -> None:
+        disk.unlink(compacting)
+        disk.sync_dir(folder)
+
+    return [rename_single] if not others else [link, rename, symlinks, unlink]
+
+
+def merge_is_finished(disk: Disk, folder: str, numbers: list[int]) -> bool:
+    """Whether recovery must roll a merge forward: it was linked, which happens only when it is whole.
+
+    The link count proves nothing (a backup by hard links raises it), so names are compared by inode,
+    and the trailer is read.
+    """
+    compacting = f"{folder}/{files.compacting_name(numbers)}"
+    lowest = f"{folder}/{files.segment_name(numbers[0])}"
+    if len(numbers) == 1:
+        return False
+    linked = _same_file(disk, compacting, lowest) or _same_file(
+        disk, compacting, lowest + files.NEW
+    )
+    return linked and _has_trailer(disk, compacting, numbers)
+
+
+def _has_trailer(disk: Disk, path: str, numbers: list[int]) -> bool:
+    try:
+        file = disk.open(path, "read")
+        head = file.read_at(0, segment_format.HEADER_BYTES)
+        header = segment_format.decode_header(path, head, incarnation=None)
+        return segment_format.read_trailer(path, file, header) == numbers
+    except Damaged:
+        return False
+
+
+def _same_file(disk: Disk, one: str, other: str) -> bool:
+    a, b = disk.stat(one), disk.stat(other)
+    return a is not None and b is not None and (a.device, a.inode) == (b.device, b.inode)
+
+
+def _remove(disk: Disk, path: str) -> None:
+    if disk.stat(path) is not None:
+        disk.unlink(path)

@@ -1,0 +1,227 @@
+"""Segments as a group sees them: references in memory, and readers of the files behind them.
+
+A newer piece cancels, from its first index on, whatever older pieces hold: that is how a newer term
+overwrites. References carry the range that is left to them, so they are sorted by number and by
+index at once, without overlap, and an index has one place.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from crc32c import crc32c
+from pyroaring import BitMap64
+
+from lowmark.log import files, large_format, segment_format
+from lowmark.log.entries import U32, U64, Entry, entry_checksum, fold_checksums
+from lowmark.log.errors import Damaged, EntryGone, ReferenceExpired
+from lowmark.log.segment_format import IN_LARGE, Rows, SegmentHeader
+from lowmark.runtime import Disk, File, FileMissing
+
+__all__ = ["ReaderCache", "SegmentReader", "SegmentRef", "check_entries", "place_of"]
+
+_READ_GAP_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class SegmentRef:
+    """A segment that counts: `first` to `last` is what newer pieces have left of it."""
+
+    number: int
+    first: int
+    last: int
+    count: int
+    """Entries in the file, cancelled ones included."""
+    data_bytes: int
+    """Bytes of all its entries, those in the large file included."""
+    large: int
+    file_bytes: int
+
+    @property
+    def name(self) -> str:
+        """Its file's name."""
+        return files.segment_name(self.number)
+
+
+def ref_of(number: int, header: SegmentHeader, file_bytes: int) -> SegmentRef:
+    """A reference to a segment with that header."""
+    return SegmentRef(
+        number,
+        header.first,
+        header.last,
+        header.count,
+        header.data_bytes + header.large_bytes,
+        header.large,
+        file_bytes,
+    )
+
+
+def place_of(refs: Sequence[SegmentRef], index: int) -> SegmentRef | None:
+    """The one segment whose range holds the index."""
+    at = bisect_right(refs, index, key=lambda ref: ref.first) - 1
+    return refs[at] if at >= 0 and index <= refs[at].last else None
+
+
+def add_newer(refs: list[SegmentRef], new: SegmentRef) -> list[SegmentRef]:
+    """Add a newer segment; give back those that have nothing left because of it."""
+    cancelled = []
+    while refs and refs[-1].last >= new.first:
+        if refs[-1].first < new.first:
+            refs[-1].last = new.first - 1
+            break
+        cancelled.append(refs.pop())
+    refs.append(new)
+    return cancelled
+
+
+class SegmentReader:
+    """An open segment. It goes on reading the file it opened, whatever becomes of the name."""
+
+    def __init__(self, disk: Disk, folder: str, number: int, *, incarnation: bytes | None) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._incarnation = incarnation
+        self.path = f"{folder}/{files.segment_name(number)}"
+        try:
+            self.file = disk.open(self.path, "read")
+        except FileMissing as missing:
+            raise ReferenceExpired(self.path) from missing
+        head = self.file.read_at(0, segment_format.HEADER_BYTES)
+        where = disk.describe(self.path)
+        self.header = segment_format.decode_header(where, head, incarnation=incarnation)
+        self.rows = segment_format.read_rows(where, self.file, self.header)
+        self._large: File | None = None
+
+    def close(self) -> None:
+        """Give the handles back."""
+        self.file.close()
+        if self._large is not None:
+            self._large.close()
+
+    def positions(self, low: int, high: int) -> tuple[int, int]:
+        """The half-open range of rows with indexes from `low` up to and including `high`."""
+        indexes = self.rows["index"]
+        return int(np.searchsorted(indexes, low)), int(np.searchsorted(indexes, high, "right"))
+
+    def term_at(self, index: int) -> int | None:
+        """The term of an entry, if the segment holds it."""
+        at, end = self.positions(index, index)
+        return int(self.rows["term"][at]) if at < end else None
+
+    def read(self, rows: Rows) -> list[Entry]:
+        """Read these rows, checking every checksum; neighbours are read in one go."""
+        inside = (rows["place"] & IN_LARGE) == 0
+        if bool(inside.all()):
+            return self._read_from(self.file, self.path, rows, rows["place"])
+        entries: list[Entry] = []
+        start = 0
+        # Runs of rows that lie in the same file; mixed segments alternate between the two.
+        for end in [*(np.flatnonzero(np.diff(inside.view(np.int8))) + 1).tolist(), len(rows)]:
+            part = rows[start:end]
+            if inside[start]:
+                entries += self._read_from(self.file, self.path, part, part["place"])
+            else:
+                places = part["place"] & np.uint64(IN_LARGE - 1)
+                entries += self._read_from(self.large_file(), self.large_path, part, places)
+            start = end
+        return entries
+
+    @property
+    def large_path(self) -> str:
+        """Where its large entries are."""
+        return f"{self._folder}/{files.large_name(self.header.large)}"
+
+    def large_file(self) -> File:
+        """The open large file of this segment."""
+        if self._large is None:
+            where = self._disk.describe(self.large_path)
+            try:
+                self._large = self._disk.open(self.large_path, "read")
+            except FileMissing as missing:
+                raise Damaged(where, offset=0, what="the file is missing") from missing
+            head = self._large.read_at(0, large_format.HEADER_BYTES)
+            large_format.check_header(where, head, incarnation=self._incarnation)
+        return self._large
+
+    def _read_from(self, file: File, path: str, rows: Rows, places: U64) -> list[Entry]:
+        entries: list[Entry] = []
+        starts = places.tolist()
+        lengths = rows["length"].tolist()
+        indexes, terms, sums = (rows[f].tolist() for f in ("index", "term", "checksum"))
+        at = 0
+        while at < len(starts):
+            # One read for entries that lie close together: gaps cost less than calls.
+            end, stop = at, starts[at]
+            while end < len(starts) and 0 <= starts[end] - stop <= _READ_GAP_BYTES:
+                stop = starts[end] + lengths[end]
+                end += 1
+            blob = memoryview(file.read_at(starts[at], stop - starts[at]))
+            for i in range(at, end):
+                offset = starts[i] - starts[at]
+                data = blob[offset : offset + lengths[i]]
+                if len(data) != lengths[i] or entry_checksum(indexes[i], terms[i], data) != sums[i]:
+                    where = self._disk.describe(path)
+                    what = f"entry {indexes[i]} fails its checksum"
+                    raise Damaged(where, offset=starts[i], what=what)
+                entries.append(Entry(indexes[i], terms[i], data))
+            at = end
+        return entries
+
+
+def check_entries(path: str, datas: list[memoryview], rows: Rows) -> None:
+    """Check many entries at once, as compaction does when it copies them."""
+    sums: U32 = np.fromiter(map(crc32c, datas), np.uint32, len(datas))
+    bad = np.flatnonzero(fold_checksums(sums, rows["index"], rows["term"]) != rows["checksum"])
+    if len(bad):
+        at = int(bad[0])
+        what = f"entry {int(rows['index'][at])} fails its checksum"
+        raise Damaged(path, offset=int(rows["place"][at]) & (IN_LARGE - 1), what=what)
+
+
+class ReaderCache:
+    """The most recently used readers of one node, so that open files stay within a limit."""
+
+    def __init__(self, disk: Disk, *, files_max: int) -> None:
+        self._disk = disk
+        self._files_max = files_max
+        self._readers: OrderedDict[tuple[str, int], SegmentReader] = OrderedDict()
+
+    def get(self, folder: str, number: int, *, incarnation: bytes) -> SegmentReader:
+        """An open reader of that segment."""
+        key = (folder, number)
+        reader = self._readers.get(key)
+        if reader is None:
+            while len(self._readers) >= self._files_max:
+                self._readers.popitem(last=False)[1].close()
+            reader = SegmentReader(self._disk, folder, number, incarnation=incarnation)
+            self._readers[key] = reader
+        self._readers.move_to_end(key)
+        return reader
+
+    def forget(self, folder: str, number: int | None = None) -> None:
+        """Close what is open of a segment, or of a whole folder."""
+        for key in [k for k in self._readers if k[0] == folder and number in (None, k[1])]:
+            self._readers.pop(key).close()
+
+
+def live_rows(rows: Rows, ref: SegmentRef, keep: BitMap64) -> Rows:
+    """The rows of a segment that are in its range and in the set to keep."""
+    low, high = np.searchsorted(rows["index"], [ref.first, ref.last + 1])
+    part = rows[low:high]
+    wanted = BitMap64()
+    wanted.add_range(ref.first, ref.last + 1)
+    wanted &= keep
+    wanted_indexes = np.frombuffer(wanted.to_array(), np.uint64)
+    return part[np.isin(part["index"], wanted_indexes, assume_unique=True)]
+
+
+def entry_gone(group: str, index: int, *, snapshot: int, last: int) -> EntryGone:
+    """The error for an index that has no entry, with the reason."""
+    if index > last:
+        return EntryGone(group, index=index, detail=f"The log ends at {last}.")
+    detail = f"It is not live, and the snapshot at {snapshot} covers it."
+    return EntryGone(group, index=index, detail=detail)

@@ -1,0 +1,76 @@
+"""The log's half of sending a snapshot: first the live entries that the receiver lacks, then the state.
+
+While it lives, the sender holds the entries it still has to send: a newer snapshot may make them
+dead, but compaction leaves them where they are until the sender is closed. The state file stays open,
+so it can be read to its end even when a newer snapshot has replaced it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from pyroaring import BitMap64
+
+from lowmark.log import snapshot_format
+from lowmark.log.entries import Entry
+from lowmark.log.snapshot_format import SnapshotMeta
+from lowmark.log.snapshots import STATE, Snapshot
+from lowmark.runtime import Disk
+
+__all__ = ["SnapshotSender", "needed_by"]
+
+
+def needed_by(live: BitMap64, last_applied: int) -> BitMap64:
+    """The live indexes that a receiver lacks.
+
+    Up to what it has applied, its own entries are the same as ours; above that they may be stale, so
+    it gets all of them.
+    """
+    needed = live.copy()
+    needed.remove_range(0, last_applied + 1)
+    return needed
+
+
+class SnapshotSender:
+    """Reads one snapshot out, in order, in pieces of any size."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        snapshot: Snapshot,
+        needed: BitMap64,
+        last_applied: int,
+        read: Callable[[list[int]], list[Entry]],
+        on_close: Callable[[], None],
+    ) -> None:
+        path = f"{snapshot.folder}/{STATE}"
+        self._file = disk.open(path, "read")
+        self.meta: SnapshotMeta = snapshot.meta
+        _, self._state_at = snapshot_format.decode_meta(disk.describe(path), self._file)
+        self.state_bytes = snapshot.state_bytes
+        self.needed = needed
+        self._order = np.frombuffer(needed.to_array(), np.uint64)
+        self._sent = 0
+        self._previous = last_applied
+        self._read = read
+        self._on_close = on_close
+
+    def entries(self, count_max: int = 256) -> tuple[int, list[Entry]]:
+        """The next live entries, and the index before them in the sequence; empty at the end."""
+        indexes = self._order[self._sent : self._sent + count_max].tolist()
+        previous, found = self._previous, self._read(indexes) if indexes else []
+        self._sent += len(indexes)
+        if indexes:
+            self._previous = indexes[-1]
+        return previous, found
+
+    def state(self, offset: int, length: int) -> bytes:
+        """A piece of the state; empty at its end."""
+        return self._file.read_at(self._state_at + offset, min(length, self.state_bytes - offset))
+
+    def close(self) -> None:
+        """Let go of everything that was held."""
+        self._file.close()
+        self._on_close()

@@ -1,0 +1,166 @@
+"""Snapshots of one group: written aside, synced, renamed; then the older one goes.
+
+After each step this is true:
+    1. `<name>.tmp/` is being written      the old snapshot is in force; the folder is garbage
+    2. its files and it are synced         as before
+    3. it is renamed, `snapshots/` synced  the new snapshot is in force; both are valid
+    4. the older folder is removed         only the new one is left
+Compaction by the new live set starts after 4, so wherever a crash leaves two snapshots, both can
+still be read, and the older one may stand in for a newer one that is damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from crc32c import crc32c
+from pyroaring import BitMap64
+
+from lowmark.errors import Corrupt
+from lowmark.log import files, snapshot_format
+from lowmark.log.errors import Damaged
+from lowmark.log.snapshot_format import Floor, SnapshotMeta, StateTrailer
+from lowmark.runtime import Buffer, Disk, File, FileMissing
+
+__all__ = ["Snapshot", "SnapshotWriter", "load_snapshot", "read_state", "remove_folder"]
+
+_CHUNK_BYTES = 1 << 20
+STATE = "state"
+LIVE = "live"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot that is in force. `live` is None when its file is lost."""
+
+    folder: str
+    meta: SnapshotMeta
+    live: BitMap64 | None
+    floor: Floor = Floor()
+    state_bytes: int = 0
+
+
+class SnapshotWriter:
+    """Writes a snapshot into a folder, in chunks; nothing counts before the folder is renamed."""
+
+    def __init__(self, disk: Disk, folder: str, meta: SnapshotMeta) -> None:
+        self._disk = disk
+        self.folder = folder
+        self._checksum = 0
+        self.state_bytes = 0
+        disk.make_dir(folder)
+        self._file: File = disk.open(f"{folder}/{STATE}", "create")
+        self._file.append([snapshot_format.encode_meta(meta)])
+
+    def write(self, chunk: Buffer) -> None:
+        """Add to the state."""
+        self._file.append([chunk])
+        self._checksum = crc32c(chunk, self._checksum)
+        self.state_bytes += len(chunk)
+
+    def finish(self, live: BitMap64, floor: Floor) -> None:
+        """Write the end and the live set; make all of it durable."""
+        trailer = StateTrailer(self.state_bytes, self._checksum, floor)
+        self._file.append([snapshot_format.encode_trailer(trailer)])
+        self._file.datasync()
+        self._file.close()
+        write_live(self._disk, self.folder, live)
+        self._disk.sync_dir(self.folder)
+
+
+def write_live(disk: Disk, folder: str, live: BitMap64) -> None:
+    """Write a live file and sync it."""
+    file = disk.open(f"{folder}/{LIVE}", "create")
+    file.append([snapshot_format.encode_live(live)])
+    file.datasync()
+    file.close()
+
+
+def load_snapshot(disk: Disk, folder: str) -> Snapshot:
+    """Check a snapshot whole and read its meta and live set."""
+    for _ in read_state(disk, folder):
+        pass
+    path = f"{folder}/{STATE}"
+    file = _open(disk, path)
+    where = disk.describe(path)
+    meta, state_at = snapshot_format.decode_meta(where, file)
+    trailer = snapshot_format.read_trailer(where, file, state_at)
+    file.close()
+    return Snapshot(folder, meta, load_live(disk, folder), trailer.floor, trailer.length)
+
+
+def load_live(disk: Disk, folder: str) -> BitMap64 | None:
+    """The live set beside a state, or None when it is damaged or missing: it can be rebuilt."""
+    path = f"{folder}/{LIVE}"
+    try:
+        return snapshot_format.decode_live(disk.describe(path), _open(disk, path).map())
+    except Corrupt:
+        return None
+
+
+def read_state(disk: Disk, folder: str, *, offset: int = 0) -> Iterator[bytes]:
+    """The state in chunks from `offset` on. Read from the start, it is checked to the end."""
+    path = f"{folder}/{STATE}"
+    where = disk.describe(path)
+    file = _open(disk, path)
+    _, state_at = snapshot_format.decode_meta(where, file)
+    trailer = snapshot_format.read_trailer(where, file, state_at)
+    checksum, at = 0, offset
+    while at < trailer.length:
+        chunk = file.read_at(state_at + at, min(_CHUNK_BYTES, trailer.length - at))
+        if not chunk:
+            raise Damaged(where, offset=state_at + at, what="the state ends too early")
+        checksum = crc32c(chunk, checksum)
+        at += len(chunk)
+        yield chunk
+    file.close()
+    if offset == 0 and checksum != trailer.checksum:
+        raise Damaged(where, offset=state_at, what="the state fails its checksum")
+
+
+def _open(disk: Disk, path: str) -> File:
+    try:
+        return disk.open(path, "read")
+    except FileMissing as missing:
+        raise Damaged(disk.describe(path), offset=0, what="the file is missing") from missing
+
+
+def remove_folder(disk: Disk, folder: str) -> None:
+    """Remove a folder and all in it."""
+    for name in disk.list(folder):
+        path = f"{folder}/{name}"
+        stat = disk.stat(path)
+        if stat is not None and stat.kind == "folder":
+            remove_folder(disk, path)
+        else:
+            disk.unlink(path)
+    disk.remove_dir(folder)
+
+
+def publish_snapshot(disk: Disk, group_folder: str, meta: SnapshotMeta) -> None:
+    """Give a finished `.tmp` folder its name; from here on it is in force."""
+    root = f"{group_folder}/{files.SNAPSHOTS}"
+    name = files.snapshot_name(meta.index, meta.term)
+    if disk.stat(f"{root}/{name}") is not None:
+        # An earlier try was renamed but could not be synced; nobody relies on it.
+        remove_folder(disk, f"{root}/{name}")
+    disk.rename(f"{root}/{name}{files.TEMPORARY}", f"{root}/{name}")
+    disk.sync_dir(root)
+
+
+def remove_older(disk: Disk, group_folder: str, name: str) -> None:
+    """Remove every snapshot but this one."""
+    root = f"{group_folder}/{files.SNAPSHOTS}"
+    older = [other for other in disk.list(root) if other != name]
+    for other in older:
+        remove_folder(disk, f"{root}/{other}")
+    if older:
+        disk.sync_dir(root)
+
+
+def snapshot_folders(disk: Disk, group_folder: str) -> list[tuple[int, int, str]]:
+    """The snapshots of a group as (index, term, folder), newest first."""
+    root = f"{group_folder}/{files.SNAPSHOTS}"
+    found = [(files.snapshot_of(name), f"{root}/{name}") for name in disk.list(root)]
+    return sorted(((of[0], of[1], path) for of, path in found if of is not None), reverse=True)

@@ -1,0 +1,100 @@
+"""What the log keeps in memory of one group. Only the loop touches it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from lowmark.holds import Holds
+from lowmark.log import files
+from lowmark.log.live import LiveRow
+from lowmark.log.memtable import Memtable
+from lowmark.log.runs import CompactionRun
+from lowmark.log.segments import SegmentRef
+from lowmark.log.snapshots import Snapshot
+
+__all__ = ["GroupState", "OpenLarge"]
+
+RUNS_KEPT = 32
+
+
+@dataclass(slots=True)
+class OpenLarge:
+    """The large file that takes a group's large entries while one WAL file is open."""
+
+    number: int
+    wal: int
+    size: int
+
+
+@dataclass(slots=True, eq=False)
+class GroupState:
+    """One group's log: segments, then memtable, then what waits for the WAL."""
+
+    name: str
+    incarnation: bytes
+    memtable: Memtable = field(default_factory=Memtable)
+    segments: list[SegmentRef] = field(default_factory=list)
+    row: LiveRow = field(default_factory=LiveRow)
+    snapshot: Snapshot | None = None
+    holds: Holds = field(default_factory=Holds)
+    meta: bytes = b""
+
+    last_index: int = 0
+    last_term: int = 0
+    written_index: int = 0
+    """Everything up to here is durable and not overwritten."""
+    queued_index: int = 0
+    """The last index that was given to the WAL."""
+
+    next_number: int = 1
+    """The next segment's number; never used before, not even by a link."""
+    next_large: int = 1
+    open_large: OpenLarge | None = None
+
+    quarantine: str | None = None
+    deleted: bool = False
+    installing: bool = False
+    phase1_busy: bool = False
+    snapshot_busy: bool = False
+    compacting: CompactionRun | None = None
+    compacting_numbers: frozenset[int] = frozenset()
+    runs: deque[CompactionRun] = field(default_factory=lambda: deque(maxlen=RUNS_KEPT))
+    requests_dropped: int = 0
+    garbage: list[SegmentRef] = field(default_factory=list)
+    """Segments that newer ones have overwritten whole; phase 1 removes their files."""
+    large_garbage: set[int] = field(default_factory=set)
+    """Large files that may have no user any more; phase 1 looks."""
+    surveyed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Per segment what phase 3 counted last: expected, kept entries, kept bytes."""
+    links: dict[int, int] = field(default_factory=dict)
+    """Names of merged segments that are still readable, and the segment that each points to."""
+    phase1_again: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Where its files are."""
+        return files.group_dir(self.name)
+
+    def take_number(self) -> int:
+        """A number for a new segment."""
+        self.next_number += 1
+        return self.next_number - 1
+
+    def larges_in_use(self) -> set[int]:
+        """The large files that something still refers to."""
+        used = {ref.large for ref in self.segments if ref.large}
+        runs = [*self.memtable.view, *(r for runs in self.memtable.by_wal.values() for r in runs)]
+        return used | {run.large.number for run in runs if run.large is not None}
+
+    def place_large(
+        self, *, wal: int, frame_bytes: int, header_bytes: int, bytes_max: int
+    ) -> tuple[int, int]:
+        """Where the next large entry goes: file number and the frame's offset."""
+        large = self.open_large
+        if large is None or large.wal != wal or large.size + frame_bytes > bytes_max:
+            large = self.open_large = OpenLarge(self.next_large, wal, header_bytes)
+            self.next_large += 1
+        offset = large.size
+        large.size += frame_bytes
+        return large.number, offset

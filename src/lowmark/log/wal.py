@@ -1,0 +1,425 @@
+"""The write-ahead log: one file at a time for all groups, one sync for all that waits.
+
+The loop decides, the lane `wal` writes. A batch takes what is waiting, up to a size: large entries
+go to their group's large file first and are synced there; then the batch, which names them, is
+written and synced; only then are its entries "written". So whatever a durable batch names is
+durable, too.
+
+When a write or a sync fails, the file is given up at its last durable byte and never written again
+(after a failed sync, a later one proves nothing): what was not durable goes back to the front of the
+queue, in order, and into a new file, whose header says how much of the old one counts. Until that
+works, appends are refused with the disk's error, and it is tried again from time to time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from lowmark.errors import LowmarkError, invariant
+from lowmark.log import files, large_format, wal_format
+from lowmark.log.config import LogConfig
+from lowmark.log.entries import LargePlace, Run
+from lowmark.log.errors import reason_of
+from lowmark.log.state import GroupState
+from lowmark.log.wal_format import Record, WalHeader
+from lowmark.runtime import Buffer, Disk, DiskFull, File, FileMissing, Outcome, Runtime
+
+__all__ = ["Fence", "MetaWrite", "RunWrite", "Wal", "Write"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class RunWrite:
+    """A run that waits for the WAL."""
+
+    state: GroupState
+    run: Run
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it will take."""
+        return len(self.run.payload) + 8 * self.run.count + wal_format.ROW_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class MetaWrite:
+    """A group's own record that waits for the WAL."""
+
+    state: GroupState
+    data: bytes
+    on_done: Callable[[], None]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it will take."""
+        return len(self.data) + wal_format.ROW_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class Fence:
+    """Comes back when everything that was given to the WAL before it is durable."""
+
+    state: GroupState
+    on_done: Callable[[], None]
+    size: int = 0
+
+
+Write = RunWrite | MetaWrite | Fence
+
+
+@dataclass(slots=True)
+class _LargeWrite:
+    """Frames for one large file, written together."""
+
+    path: str
+    header: bytes
+    frames: list[tuple[int, Run]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Batch:
+    number: int
+    sequence: int
+    offset: int
+    records: list[Record]
+    large: dict[tuple[str, int], _LargeWrite]
+    writes: list[Write]
+
+
+@dataclass(frozen=True, slots=True)
+class _NewFile:
+    number: int
+    buffers: list[Buffer]
+    carried: list[bytes]
+
+
+class Wal:
+    """Takes writes on the loop, makes them durable, and says so in order."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: LogConfig,
+        *,
+        groups: Callable[[], Iterable[GroupState]],
+        on_written: Callable[[list[Write]], None],
+        on_closed: Callable[[int], None],
+        on_low_disk: Callable[[], None],
+    ) -> None:
+        self._loop = runtime.loop
+        self._disk = runtime.disk
+        self._lane = runtime.loop.lane("wal")
+        self._config = config
+        self._groups = groups
+        self._on_written = on_written
+        self._on_closed = on_closed
+        self._on_low_disk = on_low_disk
+        self._queue: deque[Write] = deque()
+        self._handles = _Handles(runtime.disk)
+        self._writers: dict[bytes, int] = {}
+        self._busy = False
+        self._pump_planned = False
+        self._roll_asked = False
+        self._failures = 0
+        self.queued_bytes = 0
+        self.files_waiting = 0
+        self.bytes_written = 0
+        """Since the log was opened, large files included: what phase 3 looks at to step back."""
+        self.number = 0
+        self.sequence = 0
+        self.durable_bytes = 0
+        self.large_bytes = 0
+        self.stopped: LowmarkError | None = None
+        self.closed = False
+
+    # -- what others ask of it ------------------------------------------------------------------
+
+    def start(self, *, number: int, previous: int, previous_bytes: int) -> None:
+        """Open the first file of this process; `previous` is the last one before it, or 0."""
+        self.number, self.durable_bytes = previous, previous_bytes
+        new = self._plan_file(number)
+        self._use_file(new, low_disk=self._write_file(new)())
+
+    def write(self, write: Write) -> None:
+        """Take a write; it is made durable with whatever else is waiting."""
+        self._queue.append(write)
+        self.queued_bytes += write.size
+        self._plan_pump()
+
+    def drop(self, state: GroupState) -> None:
+        """Forget what waits of a group that was deleted."""
+        kept = [w for w in self._queue if w.state is not state]
+        self._queue = deque(kept)
+        self.queued_bytes = sum(w.size for w in kept)
+
+    def roll(self) -> None:
+        """Close the present file as soon as what is being written is written."""
+        self._roll_asked = True
+        self._plan_pump()
+
+    def flushed(self) -> None:
+        """A closed file is in segments: there may be room again."""
+        self.files_waiting -= 1
+        self._plan_pump()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is being written."""
+        return not (self._queue or self._busy or self._roll_asked)
+
+    def close(self) -> None:
+        """Take no more; give the handles back."""
+        self.closed = True
+        self._handles.close()
+
+    # -- batches --------------------------------------------------------------------------------
+
+    def _plan_pump(self) -> None:
+        # One turn later, so that everything appended in this turn shares a batch.
+        if not self._pump_planned and not self._busy and not self.closed:
+            self._pump_planned = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_planned = False
+        if self._busy or self.closed or self.stopped is not None:
+            return
+        full = self.durable_bytes + self.large_bytes >= self._config.wal_bytes_max
+        if self._roll_asked or (full and self._queue):
+            if self.files_waiting < self._config.wal_files_waiting_max:
+                self._roll_asked = False
+                self._roll()
+            return
+        if not self._queue:
+            return
+        batch = self._make_batch()
+        if not batch.records:
+            self._on_written(batch.writes)
+            self._plan_pump()
+            return
+        self._busy = True
+        self._lane.submit(self._write_batch(batch), lambda done: self._finish_batch(batch, done))
+
+    def _make_batch(self) -> _Batch:
+        batch = _Batch(self.number, self.sequence, self.durable_bytes, [], {}, [])
+        size = 0
+        while self._queue and (not batch.writes or size < self._config.wal_batch_bytes_max):
+            write = self._queue.popleft()
+            self.queued_bytes -= write.size
+            size += write.size
+            match write:
+                case RunWrite(state=state, run=run):
+                    if run.kept == 0:
+                        continue  # overwritten before it was ever written
+                    if run.last < state.row.smallest_live:
+                        state.written_index = max(state.written_index, run.last)
+                        continue  # a snapshot overtook it and needs none of it
+                    self._place(batch, state, run)
+                    batch.records.append(wal_format.run_record(self._writer(batch, state), run))
+                case MetaWrite(state=state, data=data):
+                    record = wal_format.meta_record(self._writer(batch, state), data)
+                    batch.records.append(record)
+                case Fence():
+                    pass
+            batch.writes.append(write)
+        return batch
+
+    def _writer(self, batch: _Batch, state: GroupState) -> int:
+        writer = self._writers.get(state.incarnation)
+        if writer is None:
+            writer = self._writers[state.incarnation] = len(self._writers) + 1
+            batch.records.append(
+                wal_format.writer_record(writer, incarnation=state.incarnation, group=state.name)
+            )
+        return writer
+
+    def _place(self, batch: _Batch, state: GroupState, run: Run) -> None:
+        if run.count == 1 and len(run.payload) >= self._config.large_entry_bytes_min:
+            number, offset = state.place_large(
+                wal=self.number,
+                frame_bytes=large_format.frame_bytes(len(run.payload)),
+                header_bytes=large_format.HEADER_BYTES,
+                bytes_max=self._config.segment_bytes_max,
+            )
+            key = (state.folder, number)
+            if key not in batch.large:
+                path = f"{state.folder}/{files.large_name(number)}"
+                header = large_format.encode_header(number, state.incarnation)
+                batch.large[key] = _LargeWrite(path, header)
+            batch.large[key].frames.append((offset, run))
+            run.large = LargePlace(number, offset + large_format.FRAME_BYTES)
+        state.memtable.stored(run, self.number)
+
+    def _write_batch(self, batch: _Batch) -> Callable[[], tuple[int, int]]:
+        """The lane's step: returns how many bytes went to the WAL and to large files."""
+
+        def step() -> tuple[int, int]:
+            self._refuse_if_low()
+            large_bytes = 0
+            for (folder, _), large in batch.large.items():
+                large_bytes += self._handles.write_large(folder, large)
+            buffers = wal_format.encode_batch(batch.number, batch.sequence, batch.records)
+            file = self._handles.wal
+            invariant(file is not None, "the WAL has an open file")
+            file.write_at(batch.offset, buffers)  # type: ignore[union-attr]
+            file.datasync()  # type: ignore[union-attr]
+            return sum(map(len, buffers)), large_bytes
+
+        return step
+
+    def _finish_batch(self, batch: _Batch, done: Outcome[tuple[int, int]]) -> None:
+        self._busy = False
+        if self.closed:
+            return
+        if done.error is not None:
+            self._give_back(batch)
+            self._stop(done.error)
+            return
+        wal_bytes, large_bytes = done.value()
+        self.sequence += 1
+        self.durable_bytes += wal_bytes
+        self.large_bytes += large_bytes
+        self.bytes_written += wal_bytes + large_bytes
+        self._failures = 0
+        self._on_written(batch.writes)
+        self._plan_pump()
+
+    def _give_back(self, batch: _Batch) -> None:
+        """Put what did not become durable back to the front of the queue."""
+        for write in reversed(batch.writes):
+            if write.state.deleted:
+                continue
+            if isinstance(write, RunWrite):
+                if write.run.wal == 0:
+                    continue  # an installed snapshot cleared the memtable in the meantime
+                write.state.memtable.unstored(write.run)
+                write.run.large = None
+                write.state.open_large = None
+            self._queue.appendleft(write)
+            self.queued_bytes += write.size
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def _refuse_if_low(self) -> None:
+        if self._disk.free_bytes() < self._config.disk_reserved_bytes:
+            raise DiskFull(files.wal_path(self.number))
+
+    def _roll(self) -> None:
+        new = self._plan_file(self.number + 1 + self._failures)
+        self._busy = True
+        self._lane.submit(self._write_file(new), lambda done: self._roll_done(new, done))
+
+    def _plan_file(self, number: int) -> _NewFile:
+        """A new file begins with what older ones said and no segment holds: the groups' metas."""
+        carried = [state for state in self._groups() if state.meta]
+        records: list[Record] = []
+        for writer, state in enumerate(carried, start=1):
+            who = wal_format.writer_record(writer, incarnation=state.incarnation, group=state.name)
+            records += [who, wal_format.meta_record(writer, state.meta)]
+        header = WalHeader(number, self.number, self.durable_bytes)
+        buffers: list[Buffer] = [wal_format.encode_header(header)]
+        buffers += wal_format.encode_batch(number, 0, records)
+        return _NewFile(number, buffers, [state.incarnation for state in carried])
+
+    def _write_file(self, new: _NewFile) -> Callable[[], bool]:
+        """The lane's step: returns whether space runs low."""
+
+        def step() -> bool:
+            self._refuse_if_low()
+            self._handles.open_wal(new.number, new.buffers)
+            return self._disk.free_bytes() < self._config.disk_low_bytes
+
+        return step
+
+    def _roll_done(self, new: _NewFile, done: Outcome[bool]) -> None:
+        self._busy = False
+        if self.closed:
+            return
+        if done.error is not None:
+            self._stop(done.error)
+            return
+        closed = range(self.number, new.number)
+        self._use_file(new, low_disk=done.value())
+        for old in closed:
+            self.files_waiting += 1
+            self._on_closed(old)
+        self._plan_pump()
+
+    def _use_file(self, new: _NewFile, *, low_disk: bool) -> None:
+        self.number = new.number
+        self.sequence = 1
+        self.durable_bytes = sum(map(len, new.buffers))
+        self.large_bytes = 0
+        self._writers = {incarnation: i + 1 for i, incarnation in enumerate(new.carried)}
+        self.stopped = None
+        if low_disk:
+            self._on_low_disk()
+
+    def _stop(self, error: Exception) -> None:
+        if not isinstance(error, LowmarkError):
+            raise error
+        logger.warning("the WAL is stopped", extra={"reason": reason_of(error)})
+        self.stopped = error
+        self._failures += 1
+        if isinstance(error, DiskFull):
+            self._on_low_disk()
+        self._loop.call_later(self._config.retry_ms, self._retry)
+
+    def _retry(self) -> None:
+        if self.stopped is not None and not self._busy and not self.closed:
+            self._roll()
+
+
+class _Handles:
+    """The open files of the WAL. Only the lane touches them, but for start and close."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.wal: File | None = None
+        self._large: dict[str, File] = {}
+
+    def write_large(self, folder: str, large: _LargeWrite) -> int:
+        """Write frames and sync them; a new file's name is synced, too."""
+        file, created = self._large.get(large.path), False
+        if file is None:
+            file, created = self._disk.open(large.path, "create"), True
+            file.write_at(0, [large.header])
+            self._large[large.path] = file
+        written, buffers = 0, list[Buffer]()
+        for _, run in large.frames:
+            buffers += large_format.encode_frame(run)
+        written = sum(map(len, buffers))
+        file.write_at(large.frames[0][0], buffers)
+        file.datasync()
+        if created:
+            self._disk.sync_dir(folder)
+        return written
+
+    def open_wal(self, number: int, buffers: list[Buffer]) -> None:
+        """Make a new WAL file whole under another name, then give it its own."""
+        path = files.wal_path(number)
+        for left_over in (path + files.TEMPORARY, path):
+            try:
+                self._disk.unlink(left_over)
+            except FileMissing:
+                continue
+        file = self._disk.open(path + files.TEMPORARY, "create")
+        file.append(buffers)
+        file.datasync()
+        self._disk.rename(path + files.TEMPORARY, path)
+        self._disk.sync_dir(files.WAL)
+        self.close()
+        self.wal = file
+
+    def close(self) -> None:
+        """Give all handles back."""
+        if self.wal is not None:
+            self.wal.close()
+            self.wal = None
+        for file in self._large.values():
+            file.close()
+        self._large.clear()

@@ -1,0 +1,307 @@
+"""The bytes of a WAL file (docs/formats/wal.md).
+
+    file   = header, batch*
+    header = magic, version, number, number and durable length of the file before it, checksum
+    batch  = head, directory (one fixed-size row per record), bodies, padding to 8 bytes
+
+A batch is what one sync made durable. Its head and directory share one checksum, so that damage in a
+body is pinned to one record, hence to one group; each record has a checksum of its own body. The
+next file's header says how many bytes of this one were durable: bytes after that never count, and a
+file that is shorter has lost acknowledged entries.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from lowmark.log.entries import LargePlace, Run
+from lowmark.log.errors import Damaged
+from lowmark.runtime import Buffer
+
+__all__ = [
+    "FILE_HEADER_BYTES",
+    "BadRecord",
+    "Batch",
+    "Kind",
+    "Record",
+    "WalHeader",
+    "decode_batch",
+    "decode_header",
+    "decode_run",
+    "decode_writer",
+    "encode_batch",
+    "encode_header",
+    "find_batch_after",
+    "meta_record",
+    "newer_format",
+    "run_record",
+    "sequence_at",
+    "writer_record",
+]
+
+VERSION = 1
+FILE_MAGIC = b"LMWL"
+BATCH_MAGIC = b"LMwb"
+_FILE_HEADER = struct.Struct("<4sHHQQQ")
+_BATCH_HEAD = struct.Struct("<4sIQQQ")
+_ROW = struct.Struct("<BBHIQQQQII")
+_LARGE = struct.Struct("<QQI")
+_CHECKSUM = struct.Struct("<I")
+
+FILE_HEADER_BYTES = 40
+_HEAD_BYTES = 40
+ROW_BYTES = _ROW.size
+INCARNATION_BYTES = 16
+
+
+class Kind(enum.IntEnum):
+    """What a record is."""
+
+    WRITER = 1
+    """Names the group behind a writer number of this file: incarnation, then the group's name."""
+    RUN = 2
+    """A run of entries: lengths, data checksums, payload."""
+    LARGE = 3
+    """One entry whose bytes are in a large file: file number, offset, data checksum."""
+    META = 4
+    """The group's own small durable record (its vote); the newest one counts."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One row of a batch's directory, with its body."""
+
+    kind: Kind
+    writer: int
+    previous: int = 0
+    first: int = 0
+    term: int = 0
+    count: int = 0
+    body: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record whose body fails its checksum; the directory still says whose it was."""
+
+    writer: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch as read back."""
+
+    sequence: int
+    offset: int
+    end: int
+    records: tuple[Record | BadRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WalHeader:
+    """The head of a WAL file."""
+
+    number: int
+    previous_number: int
+    previous_bytes: int
+
+
+def encode_header(header: WalHeader) -> bytes:
+    """A file's first bytes."""
+    head = _FILE_HEADER.pack(
+        FILE_MAGIC, VERSION, 0, header.number, header.previous_number, header.previous_bytes
+    )
+    return (head + _CHECKSUM.pack(crc32c(head))).ljust(FILE_HEADER_BYTES, b"\0")
+
+
+def decode_header(path: str, data: Buffer) -> WalHeader:
+    """Read a file's head, or say what is wrong with it."""
+    head = bytes(data[:FILE_HEADER_BYTES])
+    if len(head) < FILE_HEADER_BYTES:
+        raise Damaged(path, offset=0, what=f"a WAL header is {FILE_HEADER_BYTES} bytes long")
+    magic, version, _, number, previous_number, previous_bytes = _FILE_HEADER.unpack_from(head)
+    if magic != FILE_MAGIC:
+        raise Damaged(path, offset=0, what="this is not a WAL file of Lowmark")
+    if version > VERSION:
+        raise newer_format(path, version)
+    if crc32c(head[: _FILE_HEADER.size]) != _CHECKSUM.unpack_from(head, _FILE_HEADER.size)[0]:
+        raise Damaged(path, offset=0, what="the header fails its checksum")
+    return WalHeader(number, previous_number, previous_bytes)
+
+
+def newer_format(path: str, version: int) -> Damaged:
+    """The error for a file that a later release wrote."""
+    return Damaged(
+        path,
+        offset=4,
+        what=f"it has format version {version}, and this release reads up to {VERSION}",
+        hint="Use the release that wrote it, or a later one.",
+    )
+
+
+def writer_record(writer: int, *, incarnation: bytes, group: str) -> Record:
+    """Say who a writer number is."""
+    return Record(Kind.WRITER, writer, body=(incarnation, group.encode()))
+
+
+def meta_record(writer: int, data: bytes) -> Record:
+    """A group's own durable record."""
+    return Record(Kind.META, writer, body=(data,))
+
+
+def run_record(writer: int, run: Run) -> Record:
+    """A run, inline or, for a large entry that has a place already, by reference."""
+    kind, body = Kind.RUN, (run.lengths, run.checksums, run.payload)
+    if run.large is not None:
+        checksum = _CHECKSUM.unpack(run.checksums)[0]
+        kind, body = (
+            Kind.LARGE,
+            (
+                _LARGE.pack(run.large.number, run.large.offset, checksum),
+                run.lengths,
+                b"",
+            ),
+        )
+    return Record(
+        kind, writer, previous=run.first - 1, first=run.first, term=run.term, count=run.count,
+        body=body,
+    )  # fmt: skip
+
+
+def encode_batch(number: int, sequence: int, records: list[Record]) -> list[Buffer]:
+    """The buffers of a batch, ready for one vectored write."""
+    rows, bodies, body_bytes = [], [], 0
+    for r in records:
+        checksum, length = 0, 0
+        for part in r.body:
+            checksum = crc32c(part, checksum)
+            length += len(part)
+        rows.append(
+            _ROW.pack(
+                r.kind, 0, 0, r.writer, r.previous, r.first, r.term, length, r.count, checksum
+            )
+        )
+        bodies += r.body
+        body_bytes += length
+    head = _BATCH_HEAD.pack(BATCH_MAGIC, len(records), number, sequence, body_bytes)
+    directory = b"".join(rows)
+    checksum = crc32c(directory, crc32c(head))
+    head += _CHECKSUM.pack(checksum)
+    padding = bytes(-(_HEAD_BYTES + len(directory) + body_bytes) % 8)
+    return [head.ljust(_HEAD_BYTES, b"\0") + directory, *(b for b in bodies if len(b)), padding]
+
+
+def decode_batch(data: memoryview, offset: int, *, number: int, sequence: int) -> Batch | None:
+    """The batch at `offset`, or None if no whole batch with that place in the file stands there.
+
+    A record whose body is damaged is reported as such; it does not spoil its neighbours.
+    """
+    head = data[offset : offset + _HEAD_BYTES]
+    if len(head) < _HEAD_BYTES or head[:4] != BATCH_MAGIC:
+        return None
+    _, count, its_number, its_sequence, body_bytes = _BATCH_HEAD.unpack_from(head)
+    directory_at = offset + _HEAD_BYTES
+    body_at = directory_at + count * ROW_BYTES
+    end = body_at + body_bytes
+    end += -(end - offset) % 8
+    if its_number != number or its_sequence != sequence or body_at > len(data):
+        return None
+    stored = _CHECKSUM.unpack_from(head, _BATCH_HEAD.size)[0]
+    if crc32c(data[directory_at:body_at], crc32c(head[: _BATCH_HEAD.size])) != stored:
+        return None
+    if end > len(data):
+        return None
+    return Batch(sequence, offset, end, tuple(_decode_records(data, directory_at, count, body_at)))
+
+
+def _decode_records(
+    data: memoryview, directory_at: int, count: int, body_at: int
+) -> Iterator[Record | BadRecord]:
+    for at in range(directory_at, directory_at + count * ROW_BYTES, ROW_BYTES):
+        kind, _, _, writer, previous, first, term, length, entries, stored = _ROW.unpack_from(
+            data, at
+        )
+        body = data[body_at : body_at + length]
+        fits = kind in _KINDS and len(body) == length >= _body_bytes_min(kind, entries)
+        if fits and crc32c(body) == stored:
+            yield Record(Kind(kind), writer, previous, first, term, entries, (body,))
+        else:
+            yield BadRecord(writer, body_at)
+        body_at += length
+
+
+_KINDS = frozenset(Kind)
+
+
+def _body_bytes_min(kind: int, entries: int) -> int:
+    match kind:
+        case Kind.WRITER:
+            return INCARNATION_BYTES + 1
+        case Kind.RUN:
+            return 8 * entries
+        case Kind.LARGE:
+            return _LARGE.size + 4
+        case _:
+            return 0
+
+
+def find_batch_after(data: memoryview, offset: int, *, number: int, sequence: int) -> int | None:
+    """Where a later batch of this file begins, if there is one: proof that more was synced."""
+    whole = data.obj
+    find = getattr(whole, "find", None)
+    haystack = whole if find is not None else bytes(data)
+    at = haystack.find(BATCH_MAGIC, offset)
+    while at >= 0:
+        if (at - FILE_HEADER_BYTES) % 8 == 0 and at + _HEAD_BYTES <= len(data):
+            _, count, its_number, its_sequence, _ = _BATCH_HEAD.unpack_from(data, at)
+            body_at = at + _HEAD_BYTES + count * ROW_BYTES
+            if its_number == number and its_sequence > sequence and body_at <= len(data):
+                stored = _CHECKSUM.unpack_from(data, at + _BATCH_HEAD.size)[0]
+                head = crc32c(data[at : at + _BATCH_HEAD.size])
+                if crc32c(data[at + _HEAD_BYTES : body_at], head) == stored:
+                    return int(at)
+        at = haystack.find(BATCH_MAGIC, at + 1)
+    return None
+
+
+def sequence_at(data: memoryview, offset: int) -> int:
+    """The sequence number of the batch that begins there."""
+    return int(_BATCH_HEAD.unpack_from(data, offset)[3])
+
+
+def decode_run(record: Record) -> Run:
+    """The run behind a RUN or LARGE record; a large one comes without its payload."""
+    body = record.body[0]
+    if record.kind is Kind.LARGE:
+        number, offset, checksum = _LARGE.unpack_from(body)
+        run = Run(
+            first=record.first,
+            term=record.term,
+            count=1,
+            lengths=body[_LARGE.size : _LARGE.size + 4],
+            checksums=_CHECKSUM.pack(checksum),
+            payload=b"",
+        )
+        run.large = LargePlace(number, offset)
+        return run
+    lengths_end, checksums_end = 4 * record.count, 8 * record.count
+    return Run(
+        first=record.first,
+        term=record.term,
+        count=record.count,
+        lengths=body[:lengths_end],
+        checksums=body[lengths_end:checksums_end],
+        payload=body[checksums_end:],
+    )
+
+
+def decode_writer(record: Record) -> tuple[bytes, str]:
+    """The incarnation and the name behind a WRITER record."""
+    body = bytes(record.body[0])
+    return body[:INCARNATION_BYTES], body[INCARNATION_BYTES:].decode()

@@ -1,0 +1,95 @@
+"""All settings of a process, and the file they come from."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lowmark.errors import Rejected
+from lowmark.log import LogConfig
+from lowmark.node.logs import Logging
+from lowmark.node.section import SectionT, did_you_mean, load_section
+
+__all__ = ["FILE_NAME", "FILE_VARIABLE", "Settings", "load_settings"]
+
+FILE_NAME = "lowmark.toml"
+FILE_VARIABLE = "LOWMARK_SETTINGS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One field per section; a room that can be tuned adds its own here and in `load_settings`."""
+
+    log: LogConfig = field(default_factory=LogConfig)
+    logging: Logging = field(default_factory=Logging)
+
+
+_SECTIONS = ("log", "logging")
+
+
+def load_settings(
+    path: Path | None = None,
+    *,
+    arguments: Mapping[str, Mapping[str, object]] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Gather the settings from arguments (by section), the environment and one file.
+
+    The file is the one at `path`, else the one that LOWMARK_SETTINGS names, else `lowmark.toml` in
+    the working directory if there is one.
+    """
+    environment = os.environ if environment is None else environment
+    arguments = arguments or {}
+    found = _find_file(path, environment=environment)
+    file = _read_file(found) if found else {}
+
+    def section(cls: type[SectionT], name: str) -> SectionT:
+        return load_section(
+            cls,
+            name,
+            arguments=arguments.get(name, {}),
+            environment=environment,
+            file=file.get(name, {}),
+            file_name=str(found),
+        )
+
+    return Settings(log=section(LogConfig, "log"), logging=section(Logging, "logging"))
+
+
+def _find_file(path: Path | None, *, environment: Mapping[str, str]) -> Path | None:
+    if path is not None:
+        return path
+    if named := environment.get(FILE_VARIABLE):
+        return Path(named)
+    here = Path(FILE_NAME)
+    return here if here.exists() else None
+
+
+def _read_file(path: Path) -> Mapping[str, Mapping[str, object]]:
+    try:
+        with path.open("rb") as opened:
+            content = tomllib.load(opened)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "It is not UTF-8 text."
+        raise Rejected(
+            f"the settings file {path} can't be read",
+            detail=str(reason),
+            hint=f"Check --settings and {FILE_VARIABLE}, or leave out both to run with defaults.",
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise Rejected(
+            f"the settings file {path} is not TOML",
+            detail=f"{error}.",
+            hint='Write sections and keys: [log], then wal_bytes_max = "256MiB".',
+        ) from error
+    for name, section in content.items():
+        if name not in _SECTIONS or not isinstance(section, dict):
+            raise Rejected(
+                f"{name} in {path}: there is no such section",
+                detail="A settings file holds sections of keys, and nothing outside of them.",
+                hint=did_you_mean(f"[{name}]", [f"[{known}]" for known in _SECTIONS]),
+            )
+    return content

@@ -1,0 +1,109 @@
+"""The only room that knows time, disk, network and randomness: real, and simulated.
+
+Every room below `node` takes these four from a `Runtime`, so a whole node, or a whole cluster, runs
+either on a real machine or in one thread, in virtual time, from one seed.
+
+How it runs
+    Rooms are synchronous steppers: events in, effects out. One `Loop` calls them, one at a time, so
+    no room needs a lock. Work that touches the disk leaves the loop only by
+    `lane.submit(step, on_done)`: a lane is one thread with a name, a step is one short run of disk
+    calls, and `on_done` comes back on the loop with the step's outcome. Long work is many steps.
+    Simulated, a lane runs its steps inline, at a virtual time drawn from the seed; lanes
+    interleave, and every disk call that changes something is a place to crash.
+
+What it promises
+    1. Steps of one lane run one after another, in the order they were submitted; so do their
+       `on_done` calls. Nothing is promised between lanes.
+    2. A callback that raises stops the loop, and the caller of `run_until` gets the exception: no
+       error is ever only logged.
+    3. `Disk` speaks in paths below one root and in its own errors (`DiskFull`, `DiskFailed`,
+       `FileMissing`, `FileExists`), so nobody above needs `os` or `errno`.
+    4. One seed gives one trace, whatever PYTHONHASHSEED is and whatever was allocated before.
+    5. `HybridClock` never goes back, not even when the wall clock does.
+"""
+
+from lowmark.runtime.clock import (
+    COUNTER_BITS,
+    ClockSkew,
+    HybridClock,
+    HybridTime,
+    millis_of,
+)
+from lowmark.runtime.disk import (
+    Buffer,
+    Disk,
+    DiskFailed,
+    DiskFull,
+    DiskLock,
+    File,
+    FileExists,
+    FileMissing,
+    Locked,
+    Stat,
+)
+from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
+from lowmark.runtime.network import (
+    AddressInUse,
+    AddressUnusable,
+    Endpoint,
+    FrameTooLong,
+    Network,
+    NetworkLimits,
+    NotAPeer,
+    OnCut,
+    OnFrame,
+    PeerLost,
+    PeerMisbehaved,
+)
+from lowmark.runtime.real_disk import RealDisk
+from lowmark.runtime.real_loop import RealLoop
+from lowmark.runtime.real_network import RealNetwork
+from lowmark.runtime.sim_disk import CrashImage, SimDisk, WorldStopped
+from lowmark.runtime.sim_loop import SimLoop
+from lowmark.runtime.sim_network import SimNetwork, Weather
+from lowmark.runtime.worlds import real_runtime, sim_runtime
+
+__all__ = [
+    "COUNTER_BITS",
+    "AddressInUse",
+    "AddressUnusable",
+    "Buffer",
+    "ClockSkew",
+    "CrashImage",
+    "Disk",
+    "DiskFailed",
+    "DiskFull",
+    "DiskLock",
+    "Endpoint",
+    "File",
+    "FileExists",
+    "FileMissing",
+    "FrameTooLong",
+    "HybridClock",
+    "HybridTime",
+    "Lane",
+    "Locked",
+    "Loop",
+    "Network",
+    "NetworkLimits",
+    "NotAPeer",
+    "OnCut",
+    "OnFrame",
+    "Outcome",
+    "PeerLost",
+    "PeerMisbehaved",
+    "RealDisk",
+    "RealLoop",
+    "RealNetwork",
+    "Runtime",
+    "SimDisk",
+    "SimLoop",
+    "SimNetwork",
+    "Stat",
+    "Timer",
+    "Weather",
+    "WorldStopped",
+    "millis_of",
+    "real_runtime",
+    "sim_runtime",
+]

@@ -1,0 +1,68 @@
+"""Hybrid time: 48 bits of milliseconds and 16 bits of counter in one integer that only grows.
+
+The milliseconds follow the wall clock while it moves forward; the counter orders what happens
+within one of them, and everything that happens while the wall clock stands still or has jumped
+back. A message from a node whose clock runs further ahead than `max_skew_ms` is refused: following
+it would drag every clock in the cluster into the future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NewType
+
+from lowmark.errors import Rejected, invariant
+
+__all__ = ["COUNTER_BITS", "ClockSkew", "HybridClock", "HybridTime", "millis_of"]
+
+HybridTime = NewType("HybridTime", int)
+
+COUNTER_BITS = 16
+MILLIS_BITS = 48
+
+
+class ClockSkew(Rejected):
+    """A peer's clock is further ahead than the cluster allows."""
+
+    def __init__(self, *, ahead_ms: int, max_skew_ms: int) -> None:
+        super().__init__(
+            f"a peer's clock is {ahead_ms} ms ahead of ours",
+            detail=f"At most {max_skew_ms} ms are allowed (clock.max_skew_ms).",
+            hint="Synchronise the clocks of both machines, then retry.",
+        )
+        self.ahead_ms = ahead_ms
+        self.max_skew_ms = max_skew_ms
+
+
+def millis_of(time: HybridTime) -> int:
+    """The wall-clock part of a time, in milliseconds since 1970."""
+    return time >> COUNTER_BITS
+
+
+class HybridClock:
+    """Gives times that only grow, near the wall clock it is given."""
+
+    def __init__(self, wall_ms: Callable[[], int], *, max_skew_ms: int = 500) -> None:
+        self._wall_ms = wall_ms
+        self._max_skew_ms = max_skew_ms
+        self._last = 0
+
+    def now(self) -> HybridTime:
+        """A time above every one that this clock has given or observed."""
+        # A counter that overflows carries into the milliseconds: still monotone, and 65,536 times
+        # within one millisecond only ever run ahead of the wall by what was really asked for.
+        return self._advance(max(self._last + 1, self._wall_ms() << COUNTER_BITS))
+
+    def observe(self, remote: HybridTime) -> HybridTime:
+        """Take note of a peer's time, and give one above it; refuse one too far ahead."""
+        wall_ms = self._wall_ms()
+        ahead_ms = millis_of(remote) - wall_ms
+        if ahead_ms > self._max_skew_ms:
+            raise ClockSkew(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms)
+        return self._advance(max(self._last, remote, (wall_ms << COUNTER_BITS) - 1) + 1)
+
+    def _advance(self, time: int) -> HybridTime:
+        invariant(time > self._last, "a hybrid clock never goes back")
+        invariant(time >> (COUNTER_BITS + MILLIS_BITS) == 0, "a hybrid time fits into 64 bits")
+        self._last = time
+        return HybridTime(time)

@@ -1,0 +1,209 @@
+"""What a disk can do, and the ways it can refuse.
+
+Paths are relative to the disk's root, with `/` between their parts: a data directory can be moved,
+and a simulated disk needs no drive. A rename stays within its folder, because only then is it one
+step of one directory; to move a file between folders, link it into the new one, sync that, unlink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from lowmark.errors import Conflict, Unavailable
+
+__all__ = [
+    "Buffer",
+    "Disk",
+    "DiskFailed",
+    "DiskFull",
+    "DiskLock",
+    "File",
+    "FileExists",
+    "FileMissing",
+    "Locked",
+    "Mode",
+    "Stat",
+    "bytes_in",
+    "folder_of",
+    "name_of",
+]
+
+Buffer = bytes | bytearray | memoryview
+Mode = Literal["read", "write", "create"]
+
+
+class DiskFull(Unavailable):
+    """No space is left for this write."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"no space left on the disk for {path}",
+            hint="Free some space; writes go on by themselves when there is enough.",
+        )
+        self.path = path
+
+
+class DiskFailed(Unavailable):
+    """The operating system refused a disk call."""
+
+    def __init__(self, path: str, *, call: str, reason: str) -> None:
+        super().__init__(
+            f"{call} of {path} failed: {reason}",
+            hint="Check the disk and the system's log, then restart.",
+        )
+        self.path = path
+        self.call = call
+
+
+class FileMissing(Conflict):
+    """The file is not there (any more)."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} does not exist")
+        self.path = path
+
+
+class FileExists(Conflict):
+    """The name is taken."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} exists already")
+        self.path = path
+
+
+class Locked(Unavailable):
+    """Another process has the directory open."""
+
+    def __init__(self, path: str, *, holder: str) -> None:
+        super().__init__(
+            f"{path} is open in another process ({holder})",
+            detail="A data directory belongs to one process at a time.",
+            hint="Close the other process, or use another directory.",
+        )
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What is known of a name without opening it; a symlink is not followed.
+
+    A folder's size and links are whatever the file system says.
+    """
+
+    size: int
+    device: int
+    inode: int
+    links: int
+    kind: Literal["file", "folder", "symlink"]
+    changed_ms: int
+
+
+class File(Protocol):
+    """An open file. Reads and writes name their position; there is no file pointer.
+
+    A file has one writer at a time: a handle knows of the bytes, but not of the new end, that
+    another one wrote.
+    """
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        """Write the buffers, one after another, at the end.
+
+        A write that failed half-way does not move the end: the next append overwrites its remains.
+        """
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write the buffers, one after another, from `offset` on."""
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Read up to `length` bytes; fewer only at the end of the file."""
+
+    def map(self) -> memoryview:
+        """The whole file as read-only memory, valid also after close and unlink.
+
+        What is written afterwards may or may not show in it; do not truncate a mapped file.
+        """
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+
+    def datasync(self) -> None:
+        """Make the bytes, and the size needed to read them, durable."""
+
+    def sync(self) -> None:
+        """Make bytes and all metadata durable."""
+
+    def size(self) -> int:
+        """The present size in bytes, whoever wrote them."""
+
+    def close(self) -> None:
+        """Give the handle back."""
+
+
+class DiskLock(Protocol):
+    """An exclusive claim on a directory."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+
+class Disk(Protocol):
+    """A tree of folders, files and symlinks below one root."""
+
+    def open(self, path: str, mode: Mode) -> File:
+        """Open for reading, for writing an existing file, or create a new one."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file or folder another name in the same folder, replacing a file there."""
+
+    def link(self, old: str, new: str) -> None:
+        """Make a second name for a file or a symlink; an existing name is refused."""
+
+    def symlink(self, target: str, path: str) -> None:
+        """Make a symlink that says `target` (relative to its own folder)."""
+
+    def read_link(self, path: str) -> str:
+        """What a symlink says."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a file's or symlink's name."""
+
+    def make_dir(self, path: str) -> None:
+        """Create a folder; its parent must exist."""
+
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty folder."""
+
+    def list(self, path: str) -> list[str]:
+        """The names in a folder, sorted; an absent folder has none."""
+
+    def stat(self, path: str) -> Stat | None:
+        """What is at this name, or None."""
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a folder durable."""
+
+    def free_bytes(self) -> int:
+        """How much more can be written."""
+
+    def lock(self, path: str) -> DiskLock:
+        """Claim a lock file, or raise `Locked`."""
+
+    def describe(self, path: str) -> str:
+        """The path as a person would look it up."""
+
+
+def bytes_in(buffers: Sequence[Buffer]) -> int:
+    """How many bytes the buffers hold; a view of wider items counts its bytes, not its items."""
+    return sum(b.nbytes if isinstance(b, memoryview) else len(b) for b in buffers)
+
+
+def folder_of(path: str) -> str:
+    """The folder part of a path ('' for the root)."""
+    return path.rpartition("/")[0]
+
+
+def name_of(path: str) -> str:
+    """The last part of a path."""
+    return path.rpartition("/")[2]

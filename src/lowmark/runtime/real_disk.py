@@ -1,0 +1,254 @@
+"""The machine's own disk, below one root folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat as stat_bits
+from collections.abc import Callable, Iterator, Sequence
+from typing import ParamSpec, TypeVar
+
+from lowmark.errors import invariant
+from lowmark.runtime.disk import (
+    Buffer,
+    DiskFailed,
+    DiskFull,
+    FileExists,
+    FileMissing,
+    Locked,
+    Mode,
+    Stat,
+    bytes_in,
+    folder_of,
+)
+
+__all__ = ["RealDisk"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_IOV_MAX = 1024
+_FLAGS = {
+    "read": os.O_RDONLY,
+    "write": os.O_RDWR,
+    "create": os.O_RDWR | os.O_CREAT | os.O_EXCL,
+}
+
+
+@contextlib.contextmanager
+def _translated(path: str, call: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        match error.errno:
+            case errno.ENOSPC | errno.EDQUOT:
+                raise DiskFull(path) from error
+            case errno.ENOENT:
+                raise FileMissing(path) from error
+            case errno.ENOTDIR if call != "rename":  # there it means: a folder onto a file
+                raise FileMissing(path) from error
+            case errno.EEXIST:
+                raise FileExists(path) from error
+            case _:
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise DiskFailed(path, call=call, reason=reason) from error
+
+
+class _RealFile:
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._path = path
+        self._end = os.fstat(fd).st_size
+
+    def append(self, buffers: Sequence[Buffer]) -> None:
+        self.write_at(self._end, buffers)
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        start_at = offset
+        with _translated(self._path, "write"):
+            for first in range(0, len(buffers), _IOV_MAX):
+                offset += self._write_all(offset, buffers[first : first + _IOV_MAX])
+        if offset > start_at:  # writing nothing far behind the end does not move it
+            self._end = max(self._end, offset)
+
+    def _write_all(self, offset: int, buffers: Sequence[Buffer]) -> int:
+        wanted = bytes_in(buffers)
+        written = os.pwritev(self._fd, buffers, offset)
+        if written < wanted:
+            # Rare (a signal, a disk about to be full, over 2 GiB): go on from where it stopped.
+            rest = memoryview(b"".join(buffers))
+            while written < wanted:
+                written += os.pwritev(self._fd, [rest[written:]], offset + written)
+        return wanted
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        with _translated(self._path, "read"):
+            data = os.pread(self._fd, length, offset)
+            while data and len(data) < length:
+                more = os.pread(self._fd, length - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+            return data
+
+    def map(self) -> memoryview:
+        with _translated(self._path, "map"):
+            if os.fstat(self._fd).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ))
+
+    def truncate(self, size: int) -> None:
+        with _translated(self._path, "truncate"):
+            os.ftruncate(self._fd, size)
+        self._end = size
+
+    def datasync(self) -> None:
+        with _translated(self._path, "fdatasync"):
+            os.fdatasync(self._open_fd())
+
+    def sync(self) -> None:
+        with _translated(self._path, "fsync"):
+            os.fsync(self._open_fd())
+
+    def _open_fd(self) -> int:
+        # Python's sync calls answer a closed handle with a ValueError; we want the system's answer.
+        if self._fd < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._fd
+
+    def size(self) -> int:
+        with _translated(self._path, "stat"):
+            return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _RealLock:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class RealDisk:
+    """A folder of the machine. The folder is created when it is not there."""
+
+    def __init__(self, root: str, *, create: bool = True) -> None:
+        self._root = os.path.abspath(root)
+        if create:
+            with _translated(root, "create"):
+                os.makedirs(self._root, exist_ok=True)
+        elif not os.path.isdir(self._root):
+            raise FileMissing(root)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _call(self, call: Callable[P, T], path: str, *args: P.args, **kwargs: P.kwargs) -> T:
+        with _translated(path, call.__name__):
+            return call(*args, **kwargs)
+
+    def open(self, path: str, mode: Mode) -> _RealFile:
+        with _translated(path, "open"):
+            fd = os.open(self._at(path), _FLAGS[mode] | os.O_CLOEXEC, 0o644)
+            file = _RealFile(fd, path)
+            if stat_bits.S_ISDIR(os.fstat(fd).st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            return file
+
+    def rename(self, old: str, new: str) -> None:
+        invariant(folder_of(old) == folder_of(new), "a rename stays within its folder")
+        self._call(os.rename, old, self._at(old), self._at(new))
+
+    def link(self, old: str, new: str) -> None:
+        missing = new if self.stat(old) else old
+        self._call(os.link, missing, self._at(old), self._at(new), follow_symlinks=False)
+
+    def symlink(self, target: str, path: str) -> None:
+        self._call(os.symlink, path, target, self._at(path))
+
+    def read_link(self, path: str) -> str:
+        return self._call(os.readlink, path, self._at(path))
+
+    def unlink(self, path: str) -> None:
+        self._call(os.unlink, path, self._at(path))
+
+    def make_dir(self, path: str) -> None:
+        self._call(os.mkdir, path, self._at(path))
+
+    def remove_dir(self, path: str) -> None:
+        self._call(os.rmdir, path, self._at(path))
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(self._call(os.listdir, path, self._at(path)))
+        except FileMissing:
+            return []
+
+    def stat(self, path: str) -> Stat | None:
+        try:
+            found = self._call(os.lstat, path, self._at(path))
+        except FileMissing:
+            return None
+        if stat_bits.S_ISLNK(found.st_mode):
+            return _stat(found, "symlink")
+        return _stat(found, "folder" if stat_bits.S_ISDIR(found.st_mode) else "file")
+
+    def sync_dir(self, path: str) -> None:
+        with _translated(path, "fsync"):
+            fd = os.open(self._at(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def free_bytes(self) -> int:
+        found = self._call(os.statvfs, "", self._root)
+        return found.f_bavail * found.f_frsize
+
+    def lock(self, path: str) -> _RealLock:
+        with _translated(path, "open"):
+            fd = os.open(self._at(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            with _translated(path, "lock"):
+                if not isinstance(error, BlockingIOError):
+                    raise
+            raise Locked(self.describe(folder_of(path)), holder=f"process {holder}") from error
+        # Who holds it is for people to read; a full disk must not keep a node from starting.
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+        return _RealLock(fd)
+
+    def describe(self, path: str) -> str:
+        return self._at(path)
+
+
+def _stat(found: os.stat_result, kind: str) -> Stat:
+    return Stat(
+        size=found.st_size,
+        device=found.st_dev,
+        inode=found.st_ino,
+        links=found.st_nlink,
+        kind=kind,  # type: ignore[arg-type]
+        changed_ms=found.st_ctime_ns // 1_000_000,
+    )

@@ -1,0 +1,62 @@
+"""The two worlds a node can live in: the machine's, and one that is drawn from a seed."""
+
+from __future__ import annotations
+
+from random import Random, SystemRandom
+
+from lowmark.runtime.clock import HybridClock
+from lowmark.runtime.loop import Runtime
+from lowmark.runtime.real_disk import RealDisk
+from lowmark.runtime.real_loop import RealLoop
+from lowmark.runtime.real_network import RealNetwork
+from lowmark.runtime.sim_disk import SimDisk
+from lowmark.runtime.sim_loop import SimLoop
+from lowmark.runtime.sim_network import SimNetwork
+
+__all__ = ["real_runtime", "sim_runtime"]
+
+
+def real_runtime(root: str) -> Runtime:
+    """The machine's clock, threads, network and chance, and its disk below `root`.
+
+    Whoever builds it closes its loop.
+    """
+    disk = RealDisk(root)
+    loop = RealLoop()
+    random = Random(SystemRandom().getrandbits(128))
+    return Runtime(
+        loop=loop,
+        disk=disk,
+        clock=HybridClock(loop.wall_ms),
+        random=random,
+        network=RealNetwork(loop, random=random),
+    )
+
+
+def sim_runtime(
+    seed: int,
+    *,
+    disk: SimDisk | None = None,
+    loop: SimLoop | None = None,
+    network: SimNetwork | None = None,
+) -> Runtime:
+    """A world in one thread and in virtual time, decided by its seed.
+
+    A disk that outlived a crash is given again, and goes on by the new loop's clock. Nodes of one
+    cluster share a loop and a network, and each has a disk of its own.
+    """
+    if loop is None:
+        loop = SimLoop(seed)
+    if disk is None:
+        disk = SimDisk()
+    if network is None:
+        network = SimNetwork(loop)
+    disk.wall_ms, disk.note = loop.wall_ms, loop.note
+    return Runtime(
+        loop=loop,
+        disk=disk,
+        clock=HybridClock(loop.wall_ms),
+        # A stream of its own: a draw of the node must not shift the world's next delay.
+        random=Random(f"node {seed}"),
+        network=network,
+    )

@@ -1,0 +1,117 @@
+"""Hybrid time only grows, whatever the wall clock does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowmark.runtime import COUNTER_BITS, ClockSkew, HybridClock, HybridTime, millis_of
+
+MAX_SKEW_MS = 500
+LAST_MS = (1 << 48) - 1
+
+
+def at(millis: int, counter: int = 0) -> HybridTime:
+    return HybridTime((millis << COUNTER_BITS) | counter)
+
+
+class Wall:
+    """A wall clock that stands wherever it is put."""
+
+    def __init__(self, millis: int) -> None:
+        self.millis = millis
+
+    def __call__(self) -> int:
+        return self.millis
+
+
+def test_time_follows_the_wall_clock() -> None:
+    wall = Wall(1_000)
+    clock = HybridClock(wall)
+    assert clock.now() == at(1_000)
+    wall.millis = 1_001
+    assert clock.now() == at(1_001)
+    assert millis_of(clock.now()) == 1_001
+
+
+def test_within_one_millisecond_the_counter_orders() -> None:
+    clock = HybridClock(Wall(1_000))
+    assert [clock.now() for _ in range(3)] == [at(1_000), at(1_000, 1), at(1_000, 2)]
+
+
+def test_a_wall_clock_that_jumps_back_does_not_take_time_along() -> None:
+    wall = Wall(1_000)
+    clock = HybridClock(wall)
+    clock.now()
+    wall.millis = 10
+    assert clock.now() == at(1_000, 1)
+    # and once the wall clock is ahead again, it is followed again
+    wall.millis = 1_002
+    assert clock.now() == at(1_002)
+
+
+def test_a_counter_that_is_used_up_borrows_the_next_millisecond() -> None:
+    clock = HybridClock(Wall(1_000))
+    last = [clock.now() for _ in range(1 << COUNTER_BITS)][-1]
+    assert last == at(1_000, 0xFFFF)
+    assert clock.now() == at(1_001)
+
+
+def test_an_observed_time_is_behind_us_from_then_on() -> None:
+    clock = HybridClock(Wall(1_000))
+    assert clock.observe(at(1_200, 7)) == at(1_200, 8)
+    assert clock.now() == at(1_200, 9)
+
+
+def test_an_observed_time_of_the_past_changes_nothing_but_the_counter() -> None:
+    clock = HybridClock(Wall(1_000))
+    clock.now()
+    assert clock.observe(at(3)) == at(1_000, 1)
+
+
+def test_a_peer_may_be_ahead_by_the_allowed_skew_and_not_by_one_more() -> None:
+    clock = HybridClock(Wall(1_000), max_skew_ms=MAX_SKEW_MS)
+    # given a peer at the edge
+    clock.observe(at(1_000 + MAX_SKEW_MS, 0xFFFE))
+    before = clock.now()
+    # when one is beyond it
+    with pytest.raises(ClockSkew) as refused:
+        clock.observe(at(1_000 + MAX_SKEW_MS + 1))
+    # then it is told by how much, and our time was not touched
+    assert (refused.value.ahead_ms, refused.value.max_skew_ms) == (MAX_SKEW_MS + 1, MAX_SKEW_MS)
+    assert clock.now() == before + 1
+
+
+def test_time_fits_into_64_bits_up_to_its_last_moment() -> None:
+    clock = HybridClock(Wall(LAST_MS))
+    assert clock.now() == at(LAST_MS)
+    assert clock.observe(at(LAST_MS, 0xFFFE)) == (1 << 64) - 1
+    with pytest.raises(AssertionError, match="fits into 64 bits"):
+        clock.now()
+
+
+WALLS = st.integers(min_value=0, max_value=1 << 44)
+AHEAD = st.integers(min_value=-10_000, max_value=MAX_SKEW_MS)
+COUNTERS = st.integers(min_value=0, max_value=0xFFFF)
+
+
+@given(st.lists(st.tuples(WALLS, st.none() | st.tuples(AHEAD, COUNTERS)), max_size=50))
+def test_time_only_grows_and_never_stays_behind_what_it_saw(
+    steps: list[tuple[int, tuple[int, int] | None]],
+) -> None:
+    # given a wall clock that jumps anywhere, and peers that send their times
+    wall = Wall(0)
+    clock = HybridClock(wall, max_skew_ms=MAX_SKEW_MS)
+    last = -1
+    for wall.millis, peer in steps:
+        if peer is None:
+            time = clock.now()
+        else:
+            remote = at(max(0, wall.millis + peer[0]), peer[1])
+            time = clock.observe(remote)
+            assert time > remote
+        # then each time is above all before it, and not behind the wall clock
+        assert time > last
+        assert millis_of(time) >= wall.millis
+        last = time

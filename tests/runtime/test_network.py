@@ -1,0 +1,277 @@
+"""What any network does: one suite, run over TCP and on the simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from lowmark.errors import LowmarkError
+from lowmark.runtime import (
+    AddressInUse,
+    AddressUnusable,
+    Buffer,
+    FrameTooLong,
+    Loop,
+    Network,
+    NetworkLimits,
+    PeerLost,
+    RealLoop,
+    RealNetwork,
+    Runtime,
+    SimLoop,
+    SimNetwork,
+    sim_runtime,
+)
+
+SOON_MS = 20_000
+HEADER_BYTES = 8
+LIMITS = NetworkLimits(
+    frame_bytes_max=300_000, queued_bytes_max=1_000_000, rest_ms_min=1, rest_ms_max=4
+)
+
+
+class Broken(Exception):
+    pass
+
+
+class Node:
+    """An endpoint that writes down what happens to it."""
+
+    def __init__(self, world: World, address: str) -> None:
+        self.loop = world.loop
+        self.frames: list[tuple[str, bytes]] = []
+        self.cuts: list[tuple[str, LowmarkError]] = []
+        self.breaks_at = b"never"
+        self.endpoint = world.network.endpoint(address, self._on_frame, self._on_cut)
+        self.address = self.endpoint.address
+
+    def _on_frame(self, sender: str, frame: Buffer) -> None:
+        if frame == self.breaks_at:
+            raise Broken
+        self.frames.append((sender, bytes(frame)))
+
+    def _on_cut(self, peer: str, error: LowmarkError) -> None:
+        self.cuts.append((peer, error))
+
+    def send(self, to: Node, *buffers: Buffer) -> bool:
+        return self.endpoint.send(to.address, buffers)
+
+    def waits_for(self, *, frames: int = 0, cuts: int = 0) -> None:
+        self.loop.run_until(
+            lambda: len(self.frames) >= frames and len(self.cuts) >= cuts, timeout_ms=SOON_MS
+        )
+
+
+class World:
+    def __init__(self, loop: Loop, network: Network, *, listens_at: str) -> None:
+        self.loop = loop
+        self.network = network
+        self._listens_at = listens_at
+        self._count = 0
+
+    def node(self, address: str | None = None) -> Node:
+        self._count += 1
+        return Node(self, address or self._listens_at.format(self._count))
+
+
+@pytest.fixture(params=["real", "simulated"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    loop: Loop
+    if request.param == "real":
+        loop = real_loop = RealLoop()
+        network: Network = RealNetwork(real_loop, random=Random(1), limits=LIMITS)
+        yield World(loop, network, listens_at="127.0.0.1:0")
+    else:
+        loop = sim_loop = SimLoop(1)
+        yield World(loop, SimNetwork(sim_loop, limits=LIMITS), listens_at="node-{}")
+    loop.close()
+
+
+def test_a_frame_arrives_whole_with_its_senders_name(world: World) -> None:
+    a, b = world.node(), world.node()
+    assert a.send(b, b"he", bytearray(b"ll"), memoryview(b"o"))
+    b.waits_for(frames=1)
+    assert b.frames == [(a.address, b"hello")]
+
+
+def test_frames_of_one_sender_arrive_in_order_while_all_is_well(world: World) -> None:
+    a, b = world.node(), world.node()
+    sent = [b"%d" % n * (n % 50) for n in range(500)]
+    assert all(a.send(b, frame) for frame in sent)
+    b.waits_for(frames=500)
+    assert [frame for _, frame in b.frames] == sent
+
+
+def test_frames_go_both_ways_and_to_oneself(world: World) -> None:
+    a, b = world.node(), world.node()
+    a.send(b, b"there")
+    b.send(a, b"back")
+    a.send(a, b"home")
+    b.waits_for(frames=1)
+    a.waits_for(frames=2)
+    assert b.frames == [(a.address, b"there")]
+    assert sorted(a.frames) == sorted([(b.address, b"back"), (a.address, b"home")])
+
+
+def test_frames_of_several_senders_are_kept_apart(world: World) -> None:
+    target, senders = world.node(), [world.node() for _ in range(5)]
+    for n in range(20):
+        for sender in senders:
+            sender.send(target, b"%d" % n)
+    target.waits_for(frames=100)
+    for sender in senders:
+        mine = [frame for name, frame in target.frames if name == sender.address]
+        assert mine == [b"%d" % n for n in range(20)]
+
+
+def test_an_empty_frame_is_a_frame(world: World) -> None:
+    a, b = world.node(), world.node()
+    a.send(b)
+    a.send(b, b"", b"")
+    b.waits_for(frames=2)
+    assert [frame for _, frame in b.frames] == [b"", b""]
+
+
+def test_a_view_of_wide_items_is_sent_by_its_bytes(world: World) -> None:
+    a, b = world.node(), world.node()
+    a.send(b, memoryview(b"abcdefgh").cast("Q"))
+    b.waits_for(frames=1)
+    assert b.frames[0][1] == b"abcdefgh"
+
+
+def test_a_frame_may_be_as_long_as_the_limit_and_not_one_byte_longer(world: World) -> None:
+    a, b = world.node(), world.node()
+    longest = bytes(n % 251 for n in range(LIMITS.frame_bytes_max))
+    with pytest.raises(FrameTooLong) as refused:
+        a.send(b, longest, b"!")
+    assert refused.value.frame_bytes == LIMITS.frame_bytes_max + 1
+    assert a.send(b, longest[:7], longest[7:])
+    b.waits_for(frames=1)
+    assert b.frames == [(a.address, longest)]
+    assert not b.cuts
+
+
+def test_a_queue_takes_bytes_up_to_its_limit_and_then_says_no(world: World) -> None:
+    a, b, c = world.node(), world.node(), world.node()
+    # given a queue that is full to the last byte, because nothing runs
+    sizes = [300_000, 300_000, 300_000, 100_000 - 4 * HEADER_BYTES]
+    assert all(a.send(b, bytes(size)) for size in sizes)
+    assert a.endpoint.queued_bytes(b.address) == LIMITS.queued_bytes_max
+    # then not even an empty frame is taken, for this peer
+    assert not a.send(b)
+    assert a.send(c, b"free")
+    # and when it has drained, there is room again
+    b.waits_for(frames=4)
+    world.loop.run_until(lambda: a.endpoint.queued_bytes(b.address) == 0, timeout_ms=SOON_MS)
+    assert a.send(b, b"again")
+    b.waits_for(frames=5)
+    assert [len(frame) for _, frame in b.frames] == [*sizes, 5]
+
+
+def test_nothing_is_queued_for_a_peer_nobody_spoke_to(world: World) -> None:
+    assert world.node().endpoint.queued_bytes("127.0.0.1:9") == 0
+
+
+def test_an_address_has_one_endpoint_at_a_time(world: World) -> None:
+    a = world.node()
+    with pytest.raises(AddressInUse):
+        world.node(a.address)
+    a.endpoint.close()
+    assert world.node(a.address).address == a.address
+
+
+def test_an_error_in_a_receiver_ends_the_run_and_loses_no_other_frame(world: World) -> None:
+    a, b = world.node(), world.node()
+    b.breaks_at = b"bad"
+    for frame in (b"one", b"bad", b"two"):
+        a.send(b, frame)
+    with pytest.raises(Broken):
+        b.waits_for(frames=3)
+    b.waits_for(frames=2)
+    assert [frame for _, frame in b.frames] == [b"one", b"two"]
+
+
+def test_a_peer_that_is_not_there_is_told_and_found_when_it_comes(world: World) -> None:
+    # given an address at which nobody listens
+    a, b = world.node(), world.node()
+    b.endpoint.close()
+    assert a.send(b, b"lost")
+    a.waits_for(cuts=1)
+    ((peer, error),) = a.cuts
+    assert peer == b.address
+    assert isinstance(error, PeerLost)
+    assert a.endpoint.queued_bytes(b.address) == 0
+    # when somebody comes to listen there
+    b = world.node(b.address)
+    a.send(b, b"found")
+    # then the next frame arrives, and the lost one stays lost
+    b.waits_for(frames=1)
+    assert b.frames == [(a.address, b"found")]
+
+
+def test_both_sides_notice_when_a_peer_goes_away(world: World) -> None:
+    a, b, c = world.node(), world.node(), world.node()
+    a.send(b, b"x")
+    b.send(c, b"y")
+    b.waits_for(frames=1)
+    c.waits_for(frames=1)
+    b.endpoint.close()
+    # then whoever heard from it knows, without sending anything
+    c.waits_for(cuts=1)
+    assert c.cuts[0][0] == b.address
+    # and whoever sends to it learns it from that
+    a.send(b, b"z")
+    a.waits_for(cuts=1)
+    assert a.cuts[0][0] == b.address
+
+
+def test_a_peer_that_comes_back_is_reached_again(world: World) -> None:
+    a, b = world.node(), world.node()
+    for turn in range(3):
+        cuts = len(a.cuts)
+        a.send(b, b"%d" % turn)
+        b.waits_for(frames=1)
+        b.endpoint.close()
+        a.send(b, b"lost")
+        a.waits_for(cuts=cuts + 1)
+        b = world.node(b.address)
+    a.send(b, b"end")
+    b.waits_for(frames=1)
+    assert b.frames == [(a.address, b"end")]
+
+
+def test_one_dead_peer_does_not_harm_the_others(world: World) -> None:
+    a, dead, alive = world.node(), world.node(), world.node()
+    dead.endpoint.close()
+    for n in range(50):
+        a.send(dead, b"lost")
+        a.send(alive, b"%d" % n)
+    alive.waits_for(frames=50)
+    assert [frame for _, frame in alive.frames] == [b"%d" % n for n in range(50)]
+
+
+def test_a_closed_endpoint_sends_nothing_and_hears_nothing(world: World) -> None:
+    a, b, c = world.node(), world.node(), world.node()
+    a.send(b, b"x")
+    c.send(a, b"y")
+    a.endpoint.close()
+    a.endpoint.close()  # twice is fine
+    assert not a.send(b, b"z")
+    assert a.endpoint.queued_bytes(b.address) == 0
+    c.waits_for(cuts=1)
+    assert (a.frames, a.cuts) == ([], [])
+
+
+def test_a_runtime_without_a_network_says_so() -> None:
+    whole = sim_runtime(1)
+    bare = Runtime(loop=whole.loop, disk=whole.disk, clock=whole.clock, random=whole.random)
+    with pytest.raises(AddressUnusable, match="without a network"):
+        bare.network.endpoint("a", lambda *_: None, lambda *_: None)
+
+
+def test_limits_leave_room_for_the_longest_frame() -> None:
+    NetworkLimits(frame_bytes_max=92, queued_bytes_max=100)
+    with pytest.raises(AssertionError):
+        NetworkLimits(frame_bytes_max=93, queued_bytes_max=100)
