@@ -12,7 +12,9 @@ __all__ = ["SafePoint", "safe_point"]
 
 @dataclass(frozen=True, slots=True)
 class SafePoint:
-    """Everything below `position` may go; `held_by` are those who stand in the way, lowest first."""
+    """Everything below `position` may go; `held_by` are those who stand in the way, lowest
+    first.
+    """
 
     position: int
     wanted: int

@@ -12,11 +12,11 @@ Words
               live indexes at or below it
 
 A row's way: `append` puts a run into the memtable and the WAL's queue. The lane `wal` writes what
-waits as one batch, syncs once, and the run is written. A full WAL file is closed; the lane `segments`
-turns what it holds into segments, then removes it. A snapshot names the live indexes; the lane
-`compaction` deletes whole segments with none (phase 1), merges sparse ones (phase 3). Phase 4 appends
-scattered live entries again, so that they stand together. (There is no phase 2: it was never more
-than a name.)
+waits as one batch, syncs once, and the run is written. A full WAL file is closed; the lane
+`segments` turns what it holds into segments, then removes it. A snapshot names the live indexes;
+the lane `compaction` deletes whole segments with none (phase 1), merges sparse ones (phase 3).
+Phase 4 appends scattered live entries again, so that they stand together. (There is no phase 2: it
+was never more than a name.)
 
 Invariants
     1. What was reported as written is read back with its term after any crash, until a newer run
@@ -28,7 +28,8 @@ Invariants
        one place, and a newer term always wins.
     5. `written_index` falls at once when entries are overwritten.
     6. No file is trusted because another one is absent: what is finished says so itself.
-    7. A file that fails a checksum never gives data. It puts its group into quarantine, and only it.
+    7. A file that fails a checksum never gives data. It puts its group into quarantine, and only
+       it.
     8. What a hold pins stays; every decision says what it cut and who held back the rest.
 
 One loop decides everything; lanes only carry out. So there are no locks here, and each multi-step

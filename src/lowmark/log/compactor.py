@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt, LowmarkError
-from lowmark.holds import Decision
+from lowmark.holds import Decision, Hold
 from lowmark.log import files, phase1, phase3_plan
 from lowmark.log.config import LogConfig
 from lowmark.log.errors import reason_of
+from lowmark.log.folders import discard
+from lowmark.log.live import LiveRow
 from lowmark.log.phase3 import Merger
 from lowmark.log.phase3_plan import Merge, SegmentStats
 from lowmark.log.runs import CompactionRun, Trigger
 from lowmark.log.segments import ReaderCache, SegmentReader, SegmentRef, live_rows
 from lowmark.log.state import GroupState
-from lowmark.runtime import FileMissing, Outcome, Runtime
+from lowmark.runtime import Disk, Outcome, Runtime
 
-__all__ = ["Compactor", "kept_indexes"]
+__all__ = ["Compactor", "count_kept", "kept_indexes", "kept_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +39,33 @@ _SURVEYED_PER_STEP = 32
 
 def kept_indexes(state: GroupState) -> BitMap64:
     """What phase 3 keeps of the compacting section: live entries, and those that somebody holds."""
-    keep = state.row.live.copy()
-    for hold in state.holds:
-        keep |= hold.within(1, state.row.snapshot_index)
+    return kept_of(state.row, state.holds)
+
+
+def kept_of(row: LiveRow, holds: Iterable[Hold]) -> BitMap64:
+    """What phase 3 would keep if these were the holds."""
+    keep = row.live.copy()
+    for hold in holds:
+        keep |= hold.within(1, row.snapshot_index)
     return keep
+
+
+def count_kept(disk: Disk, state: GroupState, ref: SegmentRef, keep: BitMap64) -> SegmentStats:
+    """Count what is kept of a segment; only a partly dead one needs to be opened, and once."""
+    kept = int(keep.range_cardinality(ref.first, ref.last + 1))
+    if kept in {0, ref.count}:
+        return SegmentStats(ref, kept, ref.data_bytes if kept else 0)
+    known = state.surveyed.get(ref.number)
+    if known is not None and known[0] == kept:
+        return SegmentStats(ref, known[1], known[2])
+    reader = SegmentReader(disk, state.folder, ref.number, incarnation=state.incarnation)
+    try:
+        rows = live_rows(reader.rows, ref, keep)
+    finally:
+        reader.close()
+    counted = len(rows), int(rows["length"].sum(dtype="u8"))
+    state.surveyed[ref.number] = (kept, *counted)
+    return SegmentStats(ref, *counted)
 
 
 class Compactor:
@@ -111,12 +136,12 @@ class Compactor:
 
         def step() -> None:
             for name in names:
-                self._unlink(f"{state.folder}/{name}")
+                discard(self._disk, f"{state.folder}/{name}")
             # A segment that comes back after a crash must find its large file: it goes last.
             if larges:
                 self._disk.sync_dir(state.folder)
             for large in sorted(larges):
-                self._unlink(f"{state.folder}/{files.large_name(large)}")
+                discard(self._disk, f"{state.folder}/{files.large_name(large)}")
             self._disk.sync_dir(state.folder)
 
         def done(outcome: Outcome[object]) -> None:
@@ -131,12 +156,6 @@ class Compactor:
 
         state.phase1_busy = True
         self._submit(step, done)
-
-    def _unlink(self, path: str) -> None:
-        try:
-            self._disk.unlink(path)
-        except FileMissing:
-            return
 
     # -- phase 3 --------------------------------------------------------------------------------
 
@@ -201,27 +220,10 @@ class Compactor:
         stats: list[SegmentStats] = []
         todo = deque(section)
 
-        def count(ref: SegmentRef) -> SegmentStats:
-            kept = int(keep.range_cardinality(ref.first, ref.last + 1))
-            if kept in (0, ref.count):
-                return SegmentStats(ref, kept, ref.data_bytes if kept else 0)
-            known = state.surveyed.get(ref.number)
-            if known is not None and known[0] == kept:
-                return SegmentStats(ref, known[1], known[2])
-            reader = SegmentReader(
-                self._disk, state.folder, ref.number, incarnation=state.incarnation
-            )
-            try:
-                rows = live_rows(reader.rows, ref, keep)
-                counted = len(rows), int(rows["length"].sum(dtype="u8"))
-                state.surveyed[ref.number] = (kept, *counted)
-                return SegmentStats(ref, *counted)
-            finally:
-                reader.close()
-
         def step() -> None:
-            for _ in range(min(len(todo), _SURVEYED_PER_STEP)):
-                stats.append(count(todo.popleft()))
+            some = min(len(todo), _SURVEYED_PER_STEP)
+            refs = (todo.popleft() for _ in range(some))
+            stats.extend(count_kept(self._disk, state, ref, keep) for ref in refs)
 
         def done(outcome: Outcome[object]) -> None:
             if outcome.error is not None:
@@ -326,8 +328,7 @@ class Compactor:
         run.bytes_copied += merger.bytes
         run.bytes_freed += freed - (new.file_bytes if new is not None else 0)
         if larges:
-            paths = [f"{state.folder}/{files.large_name(large)}" for large in sorted(larges)]
-            self._submit(lambda: [self._unlink(path) for path in paths], lambda _: None)
+            state.large_garbage |= larges
 
     def _end(
         self,
@@ -357,7 +358,7 @@ class Compactor:
     def _save_runs(self, state: GroupState) -> None:
         """Keep the last runs for people; losing this file loses nothing."""
         path = f"{state.folder}/{files.RUNS}"
-        self._unlink(path + files.TEMPORARY)
+        discard(self._disk, path + files.TEMPORARY)
         file = self._disk.open(path + files.TEMPORARY, "create")
         file.append([b"".join(msgspec.json.encode(run) + b"\n" for run in list(state.runs))])
         file.close()
@@ -378,7 +379,7 @@ class Compactor:
                 if stat is None or (
                     stat.kind == "symlink" and now_ms - stat.changed_ms >= grace_ms
                 ):
-                    self._unlink(path)
+                    discard(self._disk, path)
                     gone.append(number)
 
         def done(outcome: Outcome[object]) -> None:

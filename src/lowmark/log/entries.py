@@ -1,10 +1,10 @@
 """Entries and runs of entries.
 
 A run is what one append brought: consecutive entries of one group and one term, held as three flat
-buffers (lengths, checksums, payload), so that nothing between the caller and the disk touches single
-entries. An entry's checksum is computed once, when it enters the log, over its data; wherever the
-entry is stored with its index and term, they are folded in (data first, then index, then term), so
-that an entry that strayed to another index is found, too.
+buffers (lengths, checksums, payload), so that nothing between the caller and the disk touches
+single entries. An entry's checksum is computed once, when it enters the log, over its data;
+wherever the entry is stored with its index and term, they are folded in (data first, then index,
+then term), so that an entry that strayed to another index is found, too.
 """
 
 from __future__ import annotations
@@ -160,4 +160,5 @@ def fold_checksums(checksums: U32, indexes: U64, terms: U64) -> U32:
     state = _TABLES[15][suffix[:, 0]]
     for k in range(1, 16):
         state ^= _TABLES[15 - k][suffix[:, k]]
-    return ~state
+    folded: U32 = ~state
+    return folded

@@ -24,12 +24,13 @@ from lowmark.log import files, segment_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, U64, fold_checksums
 from lowmark.log.errors import reason_of
+from lowmark.log.folders import discard
 from lowmark.log.live import LiveRow
 from lowmark.log.memtable import FlushPart
 from lowmark.log.segment_format import IN_LARGE, ROW, Rows
 from lowmark.log.segments import SegmentRef
 from lowmark.log.state import GroupState
-from lowmark.runtime import Buffer, Disk, FileMissing, Outcome, Runtime
+from lowmark.runtime import Buffer, Disk, Outcome, Runtime
 
 __all__ = ["SegmentPlan", "SegmentWriter", "plan_segments", "write_segment"]
 
@@ -138,10 +139,7 @@ def write_segment(
         incarnation=incarnation,
     )
     path = f"{folder}/{files.segment_name(number)}"
-    try:
-        disk.unlink(path + files.TEMPORARY)
-    except FileMissing:
-        pass
+    discard(disk, path + files.TEMPORARY)
     file = disk.open(path + files.TEMPORARY, "create")
     file.append(buffers)
     file.datasync()
@@ -257,10 +255,7 @@ class SegmentWriter:
 
     def _remove(self, wal: int) -> Callable[[], None]:
         def step() -> None:
-            try:
-                self._disk.unlink(files.wal_path(wal))
-            except FileMissing:
-                pass
+            discard(self._disk, files.wal_path(wal))
             self._disk.sync_dir(files.WAL)
 
         return step

@@ -292,7 +292,7 @@ class GroupLog:
         self._services.restore_live(self._state, live, on_done)
 
     def open_sender(self, holder: str, *, last_applied: int) -> SnapshotSender:
-        """Send the snapshot in force to a receiver that has applied that much; close it when done."""
+        """Send the snapshot in force to a receiver that has applied that much; close it after."""
         snapshot, row = self._state.snapshot, self._state.row
         if snapshot is None or not row.known:
             raise SnapshotRefused(f"group {self.name} has no snapshot to send")

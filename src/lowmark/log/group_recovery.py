@@ -2,8 +2,8 @@
 
 Mending only finishes or undoes steps that are known to be safe to repeat: a whole `installed/` is
 moved in, an unfinished `installing/` goes; a finished merge is rolled forward, an unfinished one
-goes; temporaries go; dangling links go. Damage is never mended: it is raised, and the caller puts the
-group into quarantine.
+goes; temporaries go; dangling links go. Damage is never mended: it is raised, and the caller puts
+the group into quarantine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pyroaring import BitMap64
 from lowmark.errors import Corrupt
 from lowmark.log import files, identity, segment_format, segments
 from lowmark.log.errors import Damaged
+from lowmark.log.folders import remove_folder
 from lowmark.log.install import move_in
 from lowmark.log.live import LiveRow
 from lowmark.log.phase3 import finish_merge, merge_is_finished
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentReader, SegmentRef
-from lowmark.log.snapshots import Snapshot, load_snapshot, remove_folder, snapshot_folders
+from lowmark.log.snapshots import Snapshot, load_snapshot, snapshot_folders
 from lowmark.log.state import GroupState
 from lowmark.runtime import Disk
 
@@ -47,8 +48,7 @@ def _mend(disk: Disk, state: GroupState, *, read_only: bool) -> None:
         return
     folder = state.folder
     names = disk.list(folder)
-    if files.INSTALLING in names:
-        remove_folder(disk, f"{folder}/{files.INSTALLING}")
+    remove_folder(disk, f"{folder}/{files.INSTALLING}")
     if files.INSTALLED in names:
         move_in(disk, folder, incarnation=state.incarnation)
     for name in names:

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from lowmark.log import files
 from lowmark.log.errors import Damaged
-from lowmark.log.snapshots import remove_folder
+from lowmark.log.folders import discard, remove_folder
 from lowmark.runtime import Disk, FileMissing
 
 __all__ = [
@@ -35,8 +35,7 @@ class _Identity(msgspec.Struct, frozen=True):
 def create_folder(disk: Disk, name: str, incarnation: bytes) -> None:
     """Make a group's folder aside, whole and synced, then give it its name."""
     aside = f"{files.GROUPS}/{ASIDE}{name}"
-    if disk.stat(aside) is not None:
-        remove_folder(disk, aside)
+    remove_folder(disk, aside)
     disk.make_dir(aside)
     disk.make_dir(f"{aside}/{files.SNAPSHOTS}")
     body = msgspec.json.encode(_Identity(name, incarnation.hex()))
@@ -49,8 +48,7 @@ def create_folder(disk: Disk, name: str, incarnation: bytes) -> None:
 def delete_folder(disk: Disk, name: str) -> None:
     """Take a group's folder out of the way in one step, then remove it."""
     aside = f"{files.GROUPS}/{ASIDE}{name}"
-    if disk.stat(aside) is not None:
-        remove_folder(disk, aside)
+    remove_folder(disk, aside)
     disk.rename(files.group_dir(name), aside)
     disk.sync_dir(files.GROUPS)
     remove_folder(disk, aside)
@@ -99,8 +97,7 @@ def write_quarantine(disk: Disk, name: str, cause: str) -> None:
     path = f"{folder}/{files.QUARANTINE}"
     if disk.stat(path) is not None:
         return
-    if disk.stat(path + files.TEMPORARY) is not None:
-        disk.unlink(path + files.TEMPORARY)
+    discard(disk, path + files.TEMPORARY)
     _write(disk, path + files.TEMPORARY, cause.encode())
     disk.rename(path + files.TEMPORARY, path)
     disk.sync_dir(folder)

@@ -15,6 +15,7 @@ Own entries that are applied and live but only in the WAL are therefore copied i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,10 +30,11 @@ from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, Entry, fold_checksums
 from lowmark.log.errors import Damaged, InstallRefused
 from lowmark.log.flush import SegmentPlan, write_segment
+from lowmark.log.folders import remove_folder
 from lowmark.log.segment_format import ROW
 from lowmark.log.segments import SegmentRef
 from lowmark.log.snapshot_format import Floor, SnapshotMeta
-from lowmark.log.snapshots import LIVE, STATE, SnapshotWriter, remove_folder, remove_older
+from lowmark.log.snapshots import LIVE, STATE, SnapshotWriter, remove_older
 from lowmark.runtime import Disk, Lane, Outcome
 
 __all__ = ["Installed", "Installer", "move_in", "plan_of_entries"]
@@ -124,7 +126,7 @@ class Installer:
                 hint=f"Send the live entries after {self.previous}.",
             )
         indexes = [previous, *(entry.index for entry in entries)]
-        rising = all(a < b for a, b in zip(indexes, indexes[1:], strict=False))
+        rising = all(a < b for a, b in itertools.pairwise(indexes))
         if not rising or indexes[-1] > self.meta.index:
             raise InstallRefused("live entries must rise and end at the snapshot")
         self.previous = indexes[-1]
@@ -196,8 +198,7 @@ class Installer:
         self._writer = SnapshotWriter(self._disk, f"{self._folder}/snapshot", self.meta)
 
     def _remove(self) -> None:
-        if self._disk.stat(self._folder) is not None:
-            remove_folder(self._disk, self._folder)
+        remove_folder(self._disk, self._folder)
 
     def _state(self, chunk: bytes) -> None:
         invariant(self._writer is not None, "an installation begins before its state comes")
@@ -287,8 +288,7 @@ def _move_snapshot(disk: Disk, group_folder: str, plan: _Plan) -> None:
     name = files.snapshot_name(plan.index, plan.term)
     if disk.stat(f"{root}/{name}") is None:
         aside = f"{root}/{name}{files.TEMPORARY}"
-        if disk.stat(aside) is not None:
-            remove_folder(disk, aside)
+        remove_folder(disk, aside)
         disk.make_dir(aside)
         for part in (STATE, LIVE):
             disk.link(f"{group_folder}/{files.INSTALLED}/snapshot/{part}", f"{aside}/{part}")

@@ -10,7 +10,6 @@ and checked by itself.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from crc32c import crc32c
@@ -25,9 +24,9 @@ __all__ = [
     "HEADER_BYTES",
     "Frame",
     "check_header",
+    "decode_frame",
     "encode_frame",
     "encode_header",
-    "walk",
 ]
 
 VERSION = 1
@@ -56,18 +55,19 @@ def encode_header(number: int, incarnation: bytes) -> bytes:
     return (head + _CHECKSUM.pack(crc32c(head))).ljust(HEADER_BYTES, b"\0")
 
 
-def check_header(path: str, data: Buffer, *, incarnation: bytes | None) -> None:
-    """Raise unless this is a large file of that group."""
+def check_header(path: str, data: Buffer, *, incarnation: bytes | None) -> int:
+    """Raise unless this is a large file of that group; give its number."""
     head = bytes(data[:HEADER_BYTES])
     if len(head) < HEADER_BYTES or head[:4] != MAGIC:
         raise Damaged(path, offset=0, what="this is not a large file of Lowmark")
-    _, version, _, _, owner = _HEADER.unpack_from(head)
+    _, version, _, number, owner = _HEADER.unpack_from(head)
     if version > VERSION:
         raise newer_format(path, version)
     if crc32c(head[: _HEADER.size]) != _CHECKSUM.unpack_from(head, _HEADER.size)[0]:
         raise Damaged(path, offset=0, what="the header fails its checksum")
     if incarnation is not None and owner != incarnation:
         raise Damaged(path, offset=8, what="it belongs to another group")
+    return int(number)
 
 
 def encode_frame(run: Run) -> list[Buffer]:
@@ -83,15 +83,11 @@ def frame_bytes(length: int) -> int:
     return FRAME_BYTES + length + -length % 8
 
 
-def walk(data: memoryview) -> Iterator[Frame]:
-    """The frames that stand whole in the file, in order; an unfinished last one is left out."""
-    at = HEADER_BYTES
-    while at + FRAME_BYTES <= len(data):
-        index, term, length, data_checksum = _FRAME.unpack_from(data, at)
-        stored = _CHECKSUM.unpack_from(data, at + _FRAME.size)[0]
-        if crc32c(data[at : at + _FRAME.size]) != stored:
-            return
-        if at + FRAME_BYTES + length > len(data):
-            return
-        yield Frame(index, term, length, data_checksum, at + FRAME_BYTES)
-        at += frame_bytes(length)
+def decode_frame(head: Buffer, at: int) -> Frame | None:
+    """The frame whose head these bytes are, read from offset `at`; None if they are none."""
+    if len(head) < FRAME_BYTES:
+        return None
+    index, term, length, data_checksum = _FRAME.unpack_from(head)
+    if crc32c(head[: _FRAME.size]) != _CHECKSUM.unpack_from(head, _FRAME.size)[0]:
+        return None
+    return Frame(index, term, length, data_checksum, at + FRAME_BYTES)

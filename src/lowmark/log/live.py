@@ -1,7 +1,7 @@
 """The one row that says what of a group's log still counts.
 
-The row is replaced whole, never changed, so whoever reads it sees one moment: the WAL to drop writes
-that nobody needs, the segment writer to leave out what is dead, compaction to choose.
+The row is replaced whole, never changed, so whoever reads it sees one moment: the WAL to drop
+writes that nobody needs, the segment writer to leave out what is dead, compaction to choose.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from lowmark.log.errors import (
     SnapshotRefused,
 )
 from lowmark.log.flush import SegmentWriter
+from lowmark.log.folders import discard, remove_folder
 from lowmark.log.group import GroupLog
 from lowmark.log.group_recovery import check_coverage, recover_group
 from lowmark.log.install import Installed, Installer
@@ -34,14 +35,13 @@ from lowmark.log.snapshots import (
     Snapshot,
     SnapshotWriter,
     publish_snapshot,
-    remove_folder,
     remove_older,
 )
 from lowmark.log.state import GroupState
 from lowmark.log.wal import Fence, MetaWrite, RunWrite, Wal, Write
 from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
-from lowmark.runtime import Buffer, Outcome, Runtime
+from lowmark.runtime import Buffer, DiskLock, Outcome, Runtime
 
 __all__ = ["Log", "Written"]
 
@@ -72,6 +72,7 @@ class Log:
         self._loop = runtime.loop
         self._read_only = read_only
         self._closed = False
+        self._lock: DiskLock | None = None
         self._states: dict[str, GroupState] = {}
         self._groups: dict[str, GroupLog] = {}
         self._tasks = 0
@@ -81,7 +82,7 @@ class Log:
         self.wal = Wal(
             runtime,
             config,
-            groups=lambda: self._states.values(),
+            groups=self._states.values,
             on_written=self._written,
             on_closed=self._wal_closed,
             on_low_disk=lambda: self._compact_all("low disk"),
@@ -89,7 +90,7 @@ class Log:
         self.segment_writer = SegmentWriter(
             runtime,
             config,
-            groups=lambda: self._states.values(),
+            groups=self._states.values,
             on_flushed=self._flushed,
             on_wal_gone=lambda _: self.wal.flushed(),
         )
@@ -109,7 +110,8 @@ class Log:
         """
         log = Log(runtime, config or LogConfig(), read_only=read_only)
         lock = None if read_only and runtime.disk.stat(files.LOCK) is None else files.LOCK
-        log._lock = runtime.disk.lock(lock) if lock is not None else None
+        if lock is not None:
+            log._lock = runtime.disk.lock(lock, sign=not read_only)
         try:
             log._recover()
         except BaseException:
@@ -214,8 +216,6 @@ class Log:
         return self.wal.queued_bytes
 
     # -- recovery -------------------------------------------------------------------------------
-
-    _lock = None
 
     def _recover(self) -> None:
         disk = self.disk
@@ -453,8 +453,7 @@ class Log:
         root = f"{state.folder}/{files.SNAPSHOTS}"
         name = files.snapshot_name(meta.index, meta.term)
         aside = f"{root}/{name}{files.TEMPORARY}"
-        if self.disk.stat(aside) is not None:
-            remove_folder(self.disk, aside)
+        remove_folder(self.disk, aside)
         try:
             writer = SnapshotWriter(self.disk, aside, meta)
             yield None
@@ -463,8 +462,7 @@ class Log:
                 yield None
             writer.finish(live, floor)
         except LowmarkError:
-            if self.disk.stat(aside) is not None:
-                remove_folder(self.disk, aside)
+            remove_folder(self.disk, aside)
             raise
         if meta.index <= state.row.snapshot_index:
             # An installed snapshot has overtaken this one.
@@ -494,8 +492,7 @@ class Log:
 
         def step() -> None:
             path = f"{snapshot.folder}/{snapshots.LIVE}"
-            if self.disk.stat(path) is not None:
-                self.disk.unlink(path)
+            discard(self.disk, path)
             snapshots.write_live(self.disk, snapshot.folder, live)
             self.disk.sync_dir(snapshot.folder)
 
@@ -550,7 +547,7 @@ class Log:
             commit = installer.commit(own=own, live=live, floor=floor, base=base)
             self._task(commit, lambda outcome: committed(outcome, floor))
 
-        def committed(outcome: Outcome[None], floor: Floor) -> None:
+        def committed(outcome: Outcome[object], floor: Floor) -> None:
             if outcome.error is not None and not installer.committed:
                 state.installing = False
                 installer.over = False
@@ -562,7 +559,7 @@ class Log:
         def moved(outcome: Outcome[Installed], floor: Floor) -> None:
             if outcome.error is not None:
                 # It counts already; until it is moved in, the group takes nothing.
-                again = lambda: committed(outcome, floor)  # noqa: E731
+                again = lambda: committed(Outcome(None), floor)  # noqa: E731
                 self._loop.call_later(self.config.retry_ms, again)
                 return
             state.installing = False

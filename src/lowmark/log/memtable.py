@@ -2,8 +2,8 @@
 
 Two views of the same runs: `view` is the log's tail as it stands, newest writes winning, for reads;
 `by_wal` is, per WAL file, what that file holds, overwritten only by itself. The segment writer
-flushes the second: an entry that a later file overwrites is flushed all the same, because that later
-write may not be durable yet when the older file goes.
+flushes the second: an entry that a later file overwrites is flushed all the same, because that
+later write may not be durable yet when the older file goes.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ def decide(
 ) -> Decision[SegmentRef]:
     """Cut every segment with nothing live and nothing held, never the newest.
 
-    The newest stays, because the segment writer may be adding behind it while we look. An empty live
-    set is plain Raft truncation. A segment that phase 3 is reading stays until it has finished.
+    The newest stays, because the segment writer may be adding behind it while we look. An empty
+    live set is plain Raft truncation. A segment that phase 3 is reading stays until it has
+    finished.
     """
     holders = list(holds)
     cut: list[SegmentRef] = []

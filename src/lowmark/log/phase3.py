@@ -21,10 +21,11 @@ from pyroaring import BitMap64
 
 from lowmark.log import files, segment_format
 from lowmark.log.errors import Damaged
+from lowmark.log.folders import discard
 from lowmark.log.phase3_plan import Merge
 from lowmark.log.segment_format import IN_LARGE, Rows
 from lowmark.log.segments import SegmentReader, SegmentRef, check_entries, live_rows
-from lowmark.runtime import Buffer, Disk, File, FileMissing
+from lowmark.runtime import Buffer, Disk, File
 
 __all__ = ["Merger", "finish_merge", "merge_is_finished"]
 
@@ -80,10 +81,7 @@ class Merger:
     def abandon(self) -> None:
         """Take away what an unfinished merge left; the sources are untouched."""
         if not merge_is_finished(self._disk, self._folder, self.numbers):
-            try:
-                self._disk.unlink(self.path)
-            except FileMissing:
-                pass
+            discard(self._disk, self.path)
 
     def _open(self, ref: SegmentRef) -> _Source:
         reader = SegmentReader(self._disk, self._folder, ref.number, incarnation=self._incarnation)
@@ -93,10 +91,7 @@ class Merger:
         new_rows = rows.copy()
         new_rows["place"] = 0
         segment_format.lay_out(new_rows)
-        try:
-            self._disk.unlink(self.path)
-        except FileMissing:
-            pass
+        discard(self._disk, self.path)
         file = self._disk.open(self.path, "create")
         head, tail = _ends(new_rows, self.numbers, self._incarnation)
         file.append([head])
@@ -137,7 +132,7 @@ class Merger:
         check_entries(self._disk.describe(path), datas, rows)
         buffers: list[Buffer] = list(datas)
         file.append(buffers)
-        moved = sum(lengths)
+        moved: int = sum(lengths)
         self.bytes += moved
         return moved
 
@@ -183,7 +178,7 @@ def finish_merge(disk: Disk, folder: str, numbers: list[int]) -> list[Callable[[
 
     def link() -> None:
         if not _same_file(disk, compacting, lowest):
-            _remove(disk, lowest + files.NEW)
+            discard(disk, lowest + files.NEW)
             disk.link(compacting, lowest + files.NEW)
             disk.sync_dir(folder)
 
@@ -191,13 +186,13 @@ def finish_merge(disk: Disk, folder: str, numbers: list[int]) -> list[Callable[[
         if not _same_file(disk, compacting, lowest):
             disk.rename(lowest + files.NEW, lowest)
         # Renaming one name of a file over another of the same file removes neither.
-        _remove(disk, lowest + files.NEW)
+        discard(disk, lowest + files.NEW)
         disk.sync_dir(folder)
 
     def symlinks() -> None:
         for other in others:
             stat = disk.stat(other)
-            _remove(disk, other + files.LINK)
+            discard(disk, other + files.LINK)
             if stat is None or stat.kind == "file":
                 disk.symlink(files.segment_name(numbers[0]), other + files.LINK)
                 disk.rename(other + files.LINK, other)
@@ -211,10 +206,11 @@ def finish_merge(disk: Disk, folder: str, numbers: list[int]) -> list[Callable[[
 
 
 def merge_is_finished(disk: Disk, folder: str, numbers: list[int]) -> bool:
-    """Whether recovery must roll a merge forward: it was linked, which happens only when it is whole.
+    """Whether recovery must roll a merge forward: it was linked, which happens only when it is
+    whole.
 
-    The link count proves nothing (a backup by hard links raises it), so names are compared by inode,
-    and the trailer is read.
+    The link count proves nothing (a backup by hard links raises it), so names are compared by
+    inode, and the trailer is read.
     """
     compacting = f"{folder}/{files.compacting_name(numbers)}"
     lowest = f"{folder}/{files.segment_name(numbers[0])}"
@@ -239,8 +235,3 @@ def _has_trailer(disk: Disk, path: str, numbers: list[int]) -> bool:
 def _same_file(disk: Disk, one: str, other: str) -> bool:
     a, b = disk.stat(one), disk.stat(other)
     return a is not None and b is not None and (a.device, a.inode) == (b.device, b.inode)
-
-
-def _remove(disk: Disk, path: str) -> None:
-    if disk.stat(path) is not None:
-        disk.unlink(path)

@@ -55,8 +55,8 @@ def dead_shares(stats: Sequence[SegmentStats]) -> tuple[float, float]:
 
 
 def plan_merges(stats: Sequence[SegmentStats], config: LogConfig) -> list[Merge]:
-    """Adjacent segments whose kept data fits into one are merged, oldest first; a segment that stays
-    alone is rewritten when it is mostly dead.
+    """Adjacent segments whose kept data fits into one are merged, oldest first; a segment that
+    stays alone is rewritten when it is mostly dead.
 
     `stats` are the eligible segments in order. One with nothing to keep is left to phase 1.
     """

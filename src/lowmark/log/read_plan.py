@@ -1,9 +1,9 @@
 """Reading: what is in memory at once, the rest by references that compaction can't invalidate.
 
 A reference is a segment's name and an index, never a byte position. It stays good while phase 3
-replaces the file behind the name, and for a grace time after the name became a link. After that, and
-when phase 1 removed the segment because nothing in it counts any more, carrying the plan out raises
-`ReferenceExpired`: plan again.
+replaces the file behind the name, and for a grace time after the name became a link. After that,
+and when phase 1 removed the segment because nothing in it counts any more, carrying the plan out
+raises `ReferenceExpired`: plan again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Phase 4: choose scattered live entries to be written again at the head of the log.
 
-A live set without neighbours costs memory, and its entries pin one segment each. Written again, they
-stand side by side, and their old places die with the next snapshot. The machine above decides what a
-rewritten entry means (it keeps its offsets, times and revisions); the log chooses, reads, appends.
+A live set without neighbours costs memory, and its entries pin one segment each. Written again,
+they stand side by side, and their old places die with the next snapshot. The machine above decides
+what a rewritten entry means (it keeps its offsets, times and revisions); the log chooses, reads,
+appends.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def encode_segment(
 
 
 def lay_out(rows: Rows) -> None:
-    """Give every row that is not in the large file its place: one after another behind the index."""
+    """Give every row that is not in the large file its place, in order, behind the index."""
     inside = (rows["place"] & IN_LARGE) == 0
     lengths = np.where(inside, rows["length"], 0).astype(np.uint64)
     ends = np.cumsum(lengths, dtype=np.uint64)

@@ -1,8 +1,8 @@
-"""The log's half of sending a snapshot: first the live entries that the receiver lacks, then the state.
+"""The log's half of sending a snapshot: first live entries that the receiver lacks, then the state.
 
 While it lives, the sender holds the entries it still has to send: a newer snapshot may make them
-dead, but compaction leaves them where they are until the sender is closed. The state file stays open,
-so it can be read to its end even when a newer snapshot has replaced it.
+dead, but compaction leaves them where they are until the sender is closed. The state file stays
+open, so it can be read to its end even when a newer snapshot has replaced it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["SnapshotSender", "needed_by"]
 def needed_by(live: BitMap64, last_applied: int) -> BitMap64:
     """The live indexes that a receiver lacks.
 
-    Up to what it has applied, its own entries are the same as ours; above that they may be stale, so
-    it gets all of them.
+    Up to what it has applied, its own entries are the same as ours; above that they may be stale,
+    so it gets all of them.
     """
     needed = live.copy()
     needed.remove_range(0, last_applied + 1)

@@ -12,7 +12,7 @@ still be read, and the older one may stand in for a newer one that is damaged.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crc32c import crc32c
 from pyroaring import BitMap64
@@ -20,10 +20,11 @@ from pyroaring import BitMap64
 from lowmark.errors import Corrupt
 from lowmark.log import files, snapshot_format
 from lowmark.log.errors import Damaged
+from lowmark.log.folders import remove_folder
 from lowmark.log.snapshot_format import Floor, SnapshotMeta, StateTrailer
 from lowmark.runtime import Buffer, Disk, File, FileMissing
 
-__all__ = ["Snapshot", "SnapshotWriter", "load_snapshot", "read_state", "remove_folder"]
+__all__ = ["Snapshot", "SnapshotWriter", "load_snapshot", "read_state"]
 
 _CHUNK_BYTES = 1 << 20
 STATE = "state"
@@ -37,7 +38,7 @@ class Snapshot:
     folder: str
     meta: SnapshotMeta
     live: BitMap64 | None
-    floor: Floor = Floor()
+    floor: Floor = field(default_factory=Floor)
     state_bytes: int = 0
 
 
@@ -126,25 +127,12 @@ def _open(disk: Disk, path: str) -> File:
         raise Damaged(disk.describe(path), offset=0, what="the file is missing") from missing
 
 
-def remove_folder(disk: Disk, folder: str) -> None:
-    """Remove a folder and all in it."""
-    for name in disk.list(folder):
-        path = f"{folder}/{name}"
-        stat = disk.stat(path)
-        if stat is not None and stat.kind == "folder":
-            remove_folder(disk, path)
-        else:
-            disk.unlink(path)
-    disk.remove_dir(folder)
-
-
 def publish_snapshot(disk: Disk, group_folder: str, meta: SnapshotMeta) -> None:
     """Give a finished `.tmp` folder its name; from here on it is in force."""
     root = f"{group_folder}/{files.SNAPSHOTS}"
     name = files.snapshot_name(meta.index, meta.term)
-    if disk.stat(f"{root}/{name}") is not None:
-        # An earlier try was renamed but could not be synced; nobody relies on it.
-        remove_folder(disk, f"{root}/{name}")
+    # An earlier try may have been renamed but not synced; nobody relies on it.
+    remove_folder(disk, f"{root}/{name}")
     disk.rename(f"{root}/{name}{files.TEMPORARY}", f"{root}/{name}")
     disk.sync_dir(root)
 

@@ -6,9 +6,9 @@ written and synced; only then are its entries "written". So whatever a durable b
 durable, too.
 
 When a write or a sync fails, the file is given up at its last durable byte and never written again
-(after a failed sync, a later one proves nothing): what was not durable goes back to the front of the
-queue, in order, and into a new file, whose header says how much of the old one counts. Until that
-works, appends are refused with the disk's error, and it is tried again from time to time.
+(after a failed sync, a later one proves nothing): what was not durable goes back to the front of
+the queue, in order, and into a new file, whose header says how much of the old one counts. Until
+that works, appends are refused with the disk's error, and it is tried again from time to time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from lowmark.log import files, large_format, wal_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import LargePlace, Run
 from lowmark.log.errors import reason_of
+from lowmark.log.folders import discard
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Record, WalHeader
-from lowmark.runtime import Buffer, Disk, DiskFull, File, FileMissing, Outcome, Runtime
+from lowmark.runtime import Buffer, Disk, DiskFull, File, Outcome, Runtime
 
 __all__ = ["Fence", "MetaWrite", "RunWrite", "Wal", "Write"]
 
@@ -403,10 +404,7 @@ class _Handles:
         """Make a new WAL file whole under another name, then give it its own."""
         path = files.wal_path(number)
         for left_over in (path + files.TEMPORARY, path):
-            try:
-                self._disk.unlink(left_over)
-            except FileMissing:
-                continue
+            discard(self._disk, left_over)
         file = self._disk.open(path + files.TEMPORARY, "create")
         file.append(buffers)
         file.datasync()

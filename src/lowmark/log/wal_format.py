@@ -4,8 +4,8 @@
     header = magic, version, number, number and durable length of the file before it, checksum
     batch  = head, directory (one fixed-size row per record), bodies, padding to 8 bytes
 
-A batch is what one sync made durable. Its head and directory share one checksum, so that damage in a
-body is pinned to one record, hence to one group; each record has a checksum of its own body. The
+A batch is what one sync made durable. Its head and directory share one checksum, so that damage in
+a body is pinned to one record, hence to one group; each record has a checksum of its own body. The
 next file's header says how many bytes of this one were durable: bytes after that never count, and a
 file that is shorter has lost acknowledged entries.
 """
@@ -176,7 +176,9 @@ def run_record(writer: int, run: Run) -> Record:
 
 def encode_batch(number: int, sequence: int, records: list[Record]) -> list[Buffer]:
     """The buffers of a batch, ready for one vectored write."""
-    rows, bodies, body_bytes = [], [], 0
+    rows: list[bytes] = []
+    bodies: list[Buffer] = []
+    body_bytes = 0
     for r in records:
         checksum, length = 0, 0
         for part in r.body:
@@ -253,10 +255,8 @@ def _body_bytes_min(kind: int, entries: int) -> int:
 
 def find_batch_after(data: memoryview, offset: int, *, number: int, sequence: int) -> int | None:
     """Where a later batch of this file begins, if there is one: proof that more was synced."""
-    whole = data.obj
-    find = getattr(whole, "find", None)
-    haystack = whole if find is not None else bytes(data)
-    at = haystack.find(BATCH_MAGIC, offset)
+    find = getattr(data.obj, "find", None) or bytes(data).find
+    at = find(BATCH_MAGIC, offset)
     while at >= 0:
         if (at - FILE_HEADER_BYTES) % 8 == 0 and at + _HEAD_BYTES <= len(data):
             _, count, its_number, its_sequence, _ = _BATCH_HEAD.unpack_from(data, at)
@@ -266,7 +266,7 @@ def find_batch_after(data: memoryview, offset: int, *, number: int, sequence: in
                 head = crc32c(data[at : at + _BATCH_HEAD.size])
                 if crc32c(data[at + _HEAD_BYTES : body_at], head) == stored:
                     return int(at)
-        at = haystack.find(BATCH_MAGIC, at + 1)
+        at = find(BATCH_MAGIC, at + 1)
     return None
 
 

@@ -31,6 +31,8 @@ class WalRecord:
     record: Record | None
     """None: the record is damaged; see `damage`."""
     damage: Corrupt | None = None
+    offset: int = 0
+    """Where its batch begins in the file."""
 
 
 @dataclass(slots=True)
@@ -117,6 +119,8 @@ def _records(
         incarnation, group = writers.get(record.writer, (b"", ""))
         if isinstance(record, BadRecord):
             damage = Damaged(where, offset=record.offset, what=f"a record of group {group} is bad")
-            yield WalRecord(number, batch.sequence, incarnation, group, None, damage)
+            yield WalRecord(number, batch.sequence, incarnation, group, None, damage, batch.offset)
         else:
-            yield WalRecord(number, batch.sequence, incarnation, group, record)
+            yield WalRecord(
+                number, batch.sequence, incarnation, group, record, offset=batch.offset
+            )
