@@ -32,8 +32,9 @@ class GroupOracle:
     """Per index what was appended there, oldest first; an overwrite adds to the list."""
     snapshots: list[tuple[int, frozenset[int]]] = field(default_factory=lambda: [(0, frozenset())])
     """The snapshots that may be in force; one, unless one is just being written."""
-    meta: list[bytes] = field(default_factory=lambda: [b""])
-    """The metas that may be in force."""
+    meta: dict[int, bytes] = field(default_factory=lambda: {0: b""})
+    """The metas that may be in force, numbered as they were put."""
+    metas_begun: int = 0
     void_from: int | None = None
     """While a snapshot is being installed: once it is in force, what follows this is its own."""
 
@@ -104,7 +105,7 @@ def check_group(group: GroupLog, known: GroupOracle) -> None:
     row = group.row
     in_force = (row.snapshot_index, frozenset(row.live))
     assert in_force in known.snapshots, f"{in_force} is not one of {known.snapshots}"
-    assert group.meta in known.meta, f"{group.meta!r} is not one of {known.meta}"
+    assert group.meta in known.meta.values(), f"{group.meta!r} is not one of {known.meta}"
     replaced = known.void_from if in_force == known.snapshots[-1] else None
     for index, versions in sorted(known.versions.items()):
         if row.counts(index):

@@ -13,102 +13,18 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from log.oracle import Oracle, Version, left_overs
-from pyroaring import BitMap64
 
-from lowmark.log import Entry, Log, LogConfig, SnapshotMeta
+from log.checked import TINY, CheckedWorld
+from log.oracle import Oracle, left_overs
+from lowmark.log import Log, SnapshotMeta
 from lowmark.runtime import File, SimDisk, sim_runtime
 from lowmark.runtime.disk import Mode
-
-TINY = LogConfig(
-    wal_bytes_max=1 << 20,
-    segment_bytes_max=4096,
-    segment_entries_max=8,
-    large_entry_bytes_min=512,
-    compaction_interval_ms=0,
-    disk_reserved_bytes=0,
-    disk_low_bytes=0,
-)
-
-
-class World:
-    """A log on a simulated disk, with an oracle that knows what it must answer."""
-
-    def __init__(self, disk: SimDisk, seed: int = 1) -> None:
-        self.disk = disk
-        self.runtime = sim_runtime(seed, disk=self.disk)
-        self.oracle = Oracle()
-        self.log = Log.open(self.runtime, TINY)
-        self.log.on_written = self.oracle.written
-        self.dice = Random(seed)
-
-    def create(self, name: str) -> None:
-        self.log.create_group(name)
-        assert not self.oracle[name].versions
-
-    def append(self, name: str, count: int, *, term: int = 1, first: int | None = None) -> None:
-        group = self.log.group(name)
-        at = group.last_index + 1 if first is None else first
-        datas = [f"{name}-{i}-{term}-".encode() * 4 for i in range(at, at + count)]
-        self.oracle[name].append(at, term, datas)
-        group.append(term, datas, first=first)
-
-    def append_large(self, name: str, *, term: int = 1) -> None:
-        group = self.log.group(name)
-        data = f"{name}-large-{group.last_index + 1}-".encode() * 60
-        self.oracle[name].append(group.last_index + 1, term, [data])
-        group.append(term, [data])
-
-    def put_meta(self, name: str, data: bytes) -> None:
-        known = self.oracle[name]
-        known.meta.append(data)
-        self.log.group(name).put_meta(data, lambda: known.meta.__delitem__(slice(0, -1)))
-
-    def settle(self) -> None:
-        self.runtime.loop.run_until(lambda: self.log.idle)
-
-    def roll(self) -> None:
-        self.log.roll()
-        self.settle()
-
-    def snapshot(self, name: str, index: int, live: list[int]) -> None:
-        group, known = self.log.group(name), self.oracle[name]
-        term = group.term_at(index)
-        assert term is not None
-        known.snapshot_begun(index, BitMap64(live))
-        meta = SnapshotMeta(index=index, term=term)
-        chunks = [b"state of " + name.encode(), b" at %d" % index]
-        group.take_snapshot(meta, chunks, BitMap64(live), lambda _: known.snapshot_done())
-        self.settle()
-
-    def install(self, name: str, meta: SnapshotMeta, live: list[int], *, applied: int) -> None:
-        group, known = self.log.group(name), self.oracle[name]
-        received = {
-            i: Version(meta.term, b"from the leader %d " % i * 3) for i in live if i > applied
-        }
-        known.install_begun(meta.index, BitMap64(live), received)
-        entries = [Entry(i, v.term, v.data) for i, v in received.items()]
-        installer = group.begin_install(meta, last_applied=applied)
-        installer.add_entries(applied, entries[:1])
-        installer.add_entries(entries[0].index, entries[1:])
-        installer.add_state(0, b"the state, ")
-        installer.add_state(11, b"all of it")
-        done: list[object] = []
-
-        def finished(error: object) -> None:
-            assert error is None, error
-            known.installed(meta.index)
-            done.append(error)
-
-        installer.finish(BitMap64(live), finished)
-        self.runtime.loop.run_until(lambda: bool(done))
-        self.settle()
 
 
 class NotRecovered(BaseException):
     """A crash lost something.
 
-    Not an Exception: it is raised inside a disk call, and the log would handle it as a disk's error.
+    Not an Exception: it is raised inside a disk call, and the log would take it for a disk's error.
     """
 
 
@@ -133,7 +49,7 @@ def recovers(disk: SimDisk, oracle: Oracle, *, seed: int) -> None:
 
 
 def crash_everywhere(
-    world: World, scenario: Callable[[World], None], *, links: bool = False
+    world: CheckedWorld, scenario: Callable[[CheckedWorld], None], *, links: bool = False
 ) -> tuple[int, int]:
     """Run the scenario; before each of its disk calls, recover every world a crash may leave."""
     points = images = 0
@@ -141,7 +57,7 @@ def crash_everywhere(
     def before_call(call: str, path: str) -> None:
         nonlocal points, images
         points += 1
-        for image in world.disk.crash_images(world.dice, samples=8):
+        for image in world.disk.crash_images(Random(points), samples=8):
             images += 1
             if links:
                 link_everything(image.disk)
@@ -172,15 +88,15 @@ def link_everything(disk: SimDisk) -> None:
 # -- scenarios: how the world is before, and what happens in it ---------------------------------
 
 
-def two_groups(disk: SimDisk) -> World:
-    world = World(disk)
+def two_groups(disk: SimDisk) -> CheckedWorld:
+    world = CheckedWorld(disk)
     world.create("a")
     world.create("b")
     world.settle()
     return world
 
 
-def roll_over(world: World) -> None:
+def roll_over(world: CheckedWorld) -> None:
     """Two groups, large entries, an overwrite, metas; then the WAL file becomes segments."""
     world.append("a", 5)
     world.append("b", 3)
@@ -200,8 +116,8 @@ def roll_over(world: World) -> None:
     world.roll()
 
 
-def four_segments(disk: SimDisk) -> World:
-    world = World(disk)
+def four_segments(disk: SimDisk) -> CheckedWorld:
+    world = CheckedWorld(disk)
     world.create("a")
     for _ in range(3):
         world.append("a", 7)
@@ -210,16 +126,18 @@ def four_segments(disk: SimDisk) -> World:
     world.append("a", 4)
     world.settle()
     world.snapshot("a", 6, [2, 3])
+    world.settle()
     return world
 
 
-def newer_snapshot(world: World) -> None:
+def newer_snapshot(world: CheckedWorld) -> None:
     """A newer snapshot with fewer live indexes: the older goes, whole segments go."""
     world.snapshot("a", 26, [3, 24])
+    world.settle()
 
 
-def six_segments(disk: SimDisk) -> World:
-    world = World(disk)
+def six_segments(disk: SimDisk) -> CheckedWorld:
+    world = CheckedWorld(disk)
     world.create("a")
     for _ in range(6):
         world.append("a", 5)
@@ -231,42 +149,48 @@ def six_segments(disk: SimDisk) -> World:
     return world
 
 
-def merges(world: World) -> None:
+def merges(world: CheckedWorld) -> None:
     """Snapshots leave sparse segments, large entries among them; phase 3 merges them, twice."""
     world.snapshot("a", 46, [2, 6, 11, 17, 18, 22, 30, 31, 41])
+    world.settle()
     world.snapshot("a", 50, [2, 18, 22, 30, 31, 49])
+    world.settle()
     assert world.log.group("a").compact()
     world.settle()
 
 
-def rewrite_of_one(world: World) -> None:
+def rewrite_of_one(world: CheckedWorld) -> None:
     """A single mostly dead segment between dense ones is replaced by one rename."""
     world.snapshot("a", 46, [*range(1, 9), 12, *range(17, 41)])
+    world.settle()
 
 
-def a_tail_in_the_wal(disk: SimDisk) -> World:
-    world = World(disk)
+def a_tail_in_the_wal(disk: SimDisk) -> CheckedWorld:
+    world = CheckedWorld(disk)
     world.create("a")
     world.append("a", 10)
     world.roll()
     world.append("a", 10)
     world.settle()
     world.snapshot("a", 9, [3, 8])
+    world.settle()
     world.append("a", 12, term=2)
     world.append_large("a", term=2)
     world.settle()
     return world
 
 
-def an_install(world: World) -> None:
+def an_install(world: CheckedWorld) -> None:
     """A snapshot from elsewhere: own live entries only in the WAL, and a stale tail behind them."""
     live = [3, 8, 20, 27, 28, 40, 60]
     world.install("a", SnapshotMeta(index=64, term=3), live, applied=28)
+    world.runtime.loop.run_until(lambda: world.oracle["a"].void_from is None)
+    world.settle()
     world.append("a", 3, term=3)
     world.roll()
 
 
-def groups_come_and_go(world: World) -> None:
+def groups_come_and_go(world: CheckedWorld) -> None:
     """One group is made, another is deleted with entries in WAL and segments, and made anew."""
     world.append("a", 3)
     world.append("b", 3)
@@ -294,7 +218,7 @@ SCENARIOS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "when"), SCENARIOS, ids=[s[1].__name__ for s in SCENARIOS])
 def test_every_crash_recovers(
-    given: Callable[[SimDisk], World], when: Callable[[World], None]
+    given: Callable[[SimDisk], CheckedWorld], when: Callable[[CheckedWorld], None]
 ) -> None:
     points, images = crash_everywhere(given(SimDisk()), when)
     assert images > points > 10
@@ -303,7 +227,7 @@ def test_every_crash_recovers(
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "when"), SCENARIOS, ids=[s[1].__name__ for s in SCENARIOS])
 def test_a_backup_by_hard_links_changes_nothing(
-    given: Callable[[SimDisk], World], when: Callable[[World], None]
+    given: Callable[[SimDisk], CheckedWorld], when: Callable[[CheckedWorld], None]
 ) -> None:
     points, images = crash_everywhere(given(SimDisk()), when, links=True)
     assert points < images
@@ -358,8 +282,8 @@ LIES = [
     ids=[f"{when.__name__}: {call} {end}" for _, when, call, end in LIES],
 )
 def test_a_disk_that_lies_about_a_sync_is_found_out(
-    given: Callable[[SimDisk], World],
-    when: Callable[[World], None],
+    given: Callable[[SimDisk], CheckedWorld],
+    when: Callable[[CheckedWorld], None],
     call: str,
     path_end: str,
 ) -> None:

@@ -465,6 +465,20 @@ def test_a_lock_is_refused_by_name_until_it_is_released(disk: Disk) -> None:
     again.release()
 
 
+def test_an_unsigned_lock_needs_its_file_and_leaves_it_as_it_is(disk: Disk) -> None:
+    # given no lock file, then there is nothing to claim, and none is made
+    with pytest.raises(FileMissing):
+        disk.lock("LOCK", sign=False)
+    assert disk.list("") == []
+    # given one, then it is claimed like any other, and not a byte of it changes
+    put(disk, "LOCK", b"abc")
+    lock = disk.lock("LOCK", sign=False)
+    with pytest.raises(Locked):
+        disk.lock("LOCK")
+    lock.release()
+    assert get(disk, "LOCK") == b"abc"
+
+
 def test_free_space_is_a_number_above_zero(disk: Disk) -> None:
     assert disk.free_bytes() > 0
 

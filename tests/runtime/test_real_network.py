@@ -273,15 +273,15 @@ def test_whoever_answers_must_be_the_one_who_was_meant(
 
 def test_a_peer_that_can_not_be_reached_is_left_alone_longer_each_time(loop: RealLoop) -> None:
     # given an address at which nobody listens, and frames for it all the time
-    node = Node(loop)
+    node = Node(loop, limits=NetworkLimits(rest_ms_min=8, rest_ms_max=64))
     gone = Node(loop)
     gone.endpoint.close()
     began_us = loop.elapsed_us()
     for cut in range(1, 7):
         node.endpoint.send(gone.address, [b"x"])
         node.waits_for(cuts=cut)
-    # then the rests between the six attempts were at least half of 1, 2, 4, 8 and 8 ms
-    assert loop.elapsed_us() - began_us >= 11_500
+    # then the rests between the six attempts were at least half of 8, 16, 32, 64 and 64 ms
+    assert loop.elapsed_us() - began_us >= 92_000
     assert all(isinstance(error, PeerLost) for _, error in node.cuts)
 
 

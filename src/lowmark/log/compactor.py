@@ -172,6 +172,8 @@ class Compactor:
             state.requests_dropped += 1
             return False
         run = CompactionRun(trigger=trigger, started_ms=self._loop.wall_ms())
+        if state.holds.expire(run.started_ms):
+            state.phase1_again = True  # when the run has ended, what they alone kept goes
         self._start(state, run, on_done or (lambda _: None), only_if_dead=trigger == "dead ratio")
         return True
 
@@ -261,7 +263,30 @@ class Compactor:
                 self._merged(state, run, merge, merger)
                 self._next_merge(state, run, merges, keep, on_done)
                 return
-            self._submit(merger.abandon, lambda _: self._end(state, run, error, on_done))
+            self._submit(merger.abandon, lambda outcome: abandoned(outcome, error))
+
+        def abandoned(outcome: Outcome[object], error: Exception) -> None:
+            if outcome.error is not None or outcome.result or state.deleted:
+                self._end(state, run, error, on_done)
+                return
+            if merger.sync_failed:
+                # To repeat an act that was done would change nothing, and so make nothing durable.
+                # Nothing of this group is deleted or merged from here on: the next start sees what
+                # is durable, and rolls the merge forward or undoes it.
+                run.ended_ms = self._loop.wall_ms()
+                run.result = f"failed until the log is opened again: {reason_of(error)}"
+                state.runs.append(run)
+                self._tell("phase 3 stands still", state, error)
+                on_done(run)
+                return
+            self._tell("phase 3 waits for its disk", state, error)
+            self._tasks += 1
+            self._loop.call_later(self._config.retry_ms, again)
+
+        def again() -> None:
+            self._tasks -= 1
+            if not self.closed:
+                self._drive(merger.finish(), finished)
 
         self._drive(merger.steps(), finished)
 
@@ -316,7 +341,7 @@ class Compactor:
                 state.garbage.append(new)
             for number in merger.numbers[1:]:
                 state.links[number] = new.number
-            self._loop.call_later(self._config.link_grace_ms, lambda: self._purge_links(state))
+            self.watch_links(state)
         sources = [stats.ref for stats in merge.sources]
         larges = {ref.large for ref in sources if ref.large} - state.larges_in_use()
         freed = sum(ref.file_bytes for ref in sources) + sum(
@@ -363,6 +388,10 @@ class Compactor:
         file.append([b"".join(msgspec.json.encode(run) + b"\n" for run in list(state.runs))])
         file.close()
         self._disk.rename(path + files.TEMPORARY, path)
+
+    def watch_links(self, state: GroupState) -> None:
+        """Remove the links that a group has now when their grace time is over."""
+        self._loop.call_later(self._config.link_grace_ms, lambda: self._purge_links(state))
 
     def _purge_links(self, state: GroupState) -> None:
         """Remove the names of merged segments whose grace time is over."""

@@ -46,11 +46,17 @@ class SegmentPlan:
     large: int
 
 
-def plan_segments(parts: list[FlushPart], row: LiveRow, config: LogConfig) -> list[SegmentPlan]:
+def plan_segments(
+    parts: list[FlushPart], row: LiveRow, config: LogConfig, *, older_last: int = 0
+) -> list[SegmentPlan]:
     """Cut what is needed of a WAL file's runs into segments.
 
-    Needed is everything after the snapshot, and of what it covers only the live indexes.
+    Needed is everything after the snapshot, and of what it covers only the live indexes. Where
+    older segments reach beyond the file's end (up to `older_last`), that tail was overwritten: then
+    the file's last entry is needed, dead or not, because only a newer piece cancels older ones.
     """
+    end = parts[-1].run.first + parts[-1].kept - 1 if parts else 0
+    cut_at = end if end < older_last else None
     plans: list[SegmentPlan] = []
     group: list[FlushPart] = []
     entries = size = large = 0
@@ -62,16 +68,18 @@ def plan_segments(parts: list[FlushPart], row: LiveRow, config: LogConfig) -> li
             or size + part_bytes > config.segment_bytes_max
         )
         if group and (full or (its_large and large and its_large != large)):
-            plans += _plan_one(group, row, large)
+            plans += _plan_one(group, row, large, cut_at)
             group, entries, size, large = [], 0, 0, 0
         group.append(part)
         entries += part.kept
         size += part_bytes
         large = its_large or large
-    return plans + (_plan_one(group, row, large) if group else [])
+    return plans + (_plan_one(group, row, large, cut_at) if group else [])
 
 
-def _plan_one(parts: list[FlushPart], row: LiveRow, large: int) -> list[SegmentPlan]:
+def _plan_one(
+    parts: list[FlushPart], row: LiveRow, large: int, cut_at: int | None
+) -> list[SegmentPlan]:
     kept = np.fromiter((part.kept for part in parts), np.int64, len(parts))
     starts = np.cumsum(kept) - kept
     firsts = np.fromiter((part.run.first for part in parts), np.int64, len(parts))
@@ -89,6 +97,8 @@ def _plan_one(parts: list[FlushPart], row: LiveRow, large: int) -> list[SegmentP
         if part.run.large is not None:
             rows["place"][start] = IN_LARGE | part.run.large.offset
     needed = _needed(rows["index"], row)
+    if cut_at is not None:
+        needed |= rows["index"] == cut_at
     payload: list[Buffer] = []
     for part, start in zip(parts, starts.tolist(), strict=True):
         if part.run.large is None:
@@ -201,10 +211,19 @@ class SegmentWriter:
 
     def _next_group(self, wal: int) -> None:
         while self._todo:
+            if all(state.installing for state in self._todo):
+                # Its segments would be newer than those of the snapshot that voids them.
+                self._loop.call_later(self._config.retry_ms, lambda: self._go_on(wal))
+                return
             state = self._todo.popleft()
             if state.deleted:
                 continue
-            plans = plan_segments(state.memtable.parts_of(wal), state.row, self._config)
+            if state.installing:
+                self._todo.append(state)
+                continue
+            older_last = state.segments[-1].last if state.segments else 0
+            parts = state.memtable.parts_of(wal)
+            plans = plan_segments(parts, state.row, self._config, older_last=older_last)
             if not plans:
                 self._on_flushed(state, wal, [])
                 continue
@@ -213,6 +232,10 @@ class SegmentWriter:
             self._write_next(wal, state, deque(numbered), [])
             return
         self._lane.submit(self._remove(wal), lambda done: self._removed(wal, done))
+
+    def _go_on(self, wal: int) -> None:
+        if not self.closed:
+            self._next_group(wal)
 
     def _write_next(
         self,

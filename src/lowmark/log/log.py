@@ -75,6 +75,7 @@ class Log:
         self._lock: DiskLock | None = None
         self._states: dict[str, GroupState] = {}
         self._groups: dict[str, GroupLog] = {}
+        self._installers: dict[str, Installer] = {}
         self._tasks = 0
         self.damaged_wals: list[WalFile] = []
         self.unreadable: dict[str, Corrupt] = {}
@@ -233,8 +234,11 @@ class Log:
             if not name.startswith(identity.ASIDE):
                 self._recover_group(name)
         found: list[WalFile] = []
+        gaps: dict[str, Damaged] = {}
         for record in wal_recovery.read_wals(disk, found):
-            self._replay(record)
+            self._replay(record, gaps)
+        for name, damage in gaps.items():
+            self.quarantine(self._states[name], damage)
         self._settle(found)
         if not self._read_only:
             self._start(found)
@@ -250,7 +254,7 @@ class Log:
         if damage is not None:
             self.quarantine(state, damage)
 
-    def _replay(self, found: WalRecord) -> None:
+    def _replay(self, found: WalRecord, gaps: dict[str, Damaged]) -> None:
         if not found.incarnation:
             damage = found.damage or Damaged(
                 self.disk.describe(files.wal_path(found.wal)), offset=0, what="a writer is unknown"
@@ -266,25 +270,28 @@ class Log:
         elif found.record.kind is Kind.META:
             state.meta = bytes(found.record.body[0])
         else:
-            self._replay_run(state, found, wal_format.decode_run(found.record))
+            self._replay_run(state, found, wal_format.decode_run(found.record), gaps)
 
-    def _replay_run(self, state: GroupState, found: WalRecord, run: Run) -> None:
+    def _replay_run(
+        self, state: GroupState, found: WalRecord, run: Run, gaps: dict[str, Damaged]
+    ) -> None:
         floor = state.snapshot.floor if state.snapshot is not None else Floor()
         if Floor(found.wal, found.sequence) <= floor:
             return  # an installed snapshot took the place of all that
         if state.quarantine is not None and run.first > state.last_index + 1:
             return  # the gap is what it is in quarantine for
-        if run.last < state.row.smallest_live:
-            state.last_index = max(state.last_index, run.last)
-            return
+        # A run that the snapshot covers is taken, too: it may cut off the tail of an older one.
         memory = state.memtable
         follows = run.first <= max(state.last_index, state.row.snapshot_index) + 1
         joins = memory.last is None or run.first <= memory.last + 1
         if not (follows and joins):
+            # Perhaps a later run overwrites what is missing here: the file was flushed already, and
+            # what it overwrote is gone. If none does, entries are lost.
             where = self.disk.describe(files.wal_path(found.wal))
             what = f"entries {state.last_index + 1} to {run.first - 1} of {state.name} are missing"
-            self.quarantine(state, Damaged(where, offset=0, what=what))
+            gaps.setdefault(state.name, Damaged(where, offset=0, what=what))
             return
+        gaps.pop(state.name, None)
         memory.append(run)
         memory.stored(run, found.wal)
         state.last_index, state.last_term = run.last, run.term
@@ -327,6 +334,8 @@ class Log:
                 self.segment_writer.take(file.number)
         for state in self._states.values():
             self.compactor.phase1(state)
+            if state.links:
+                self.compactor.watch_links(state)
         self._plan_timer()
 
     # -- events from below ----------------------------------------------------------------------
@@ -352,6 +361,10 @@ class Log:
         for run in state.memtable.by_wal.get(wal, ()):
             if run.large is not None:
                 state.large_garbage.add(run.large.number)
+        if wal not in state.memtable.by_wal:
+            # A snapshot was installed meanwhile: what was flushed is void, and older than its own.
+            state.garbage += refs
+            refs = []
         for ref in refs:
             state.garbage += add_newer(state.segments, ref)
         state.memtable.flushed(wal)
@@ -508,7 +521,9 @@ class Log:
         """Start taking a snapshot in; one at a time per group, a new one replaces the old."""
         if state.installing:
             raise InstallRefused(f"group {state.name} is taking a snapshot over just now")
-        return Installer(
+        if state.name in self._installers:
+            self._installers[state.name].over = True  # its folder is the new one's now
+        self._installers[state.name] = Installer(
             self.disk,
             self._loop.lane("compaction"),
             self.config,
@@ -519,6 +534,7 @@ class Log:
             complete=lambda i, live, on_done: self._complete_install(state, i, live, on_done),
             on_abort=lambda: None,
         )
+        return self._installers[state.name]
 
     def _complete_install(
         self,

@@ -61,6 +61,9 @@ class Merger:
         self.bytes = 0
         self.result: SegmentRef | None = None
         """The new segment; None when nothing was left to keep."""
+        self._acts_done = 0
+        self.sync_failed = False
+        """Names were changed, and nobody knows whether that will ever be durable."""
 
     def steps(self) -> Iterator[int]:
         """Run the merge; each turn is one step."""
@@ -74,14 +77,31 @@ class Merger:
             for source in sources:
                 source.reader.close()
         if self.result is not None:
-            for act in finish_merge(self._disk, self._folder, self.numbers):
-                act()
-                yield 0
+            yield from self.finish()
 
-    def abandon(self) -> None:
-        """Take away what an unfinished merge left; the sources are untouched."""
-        if not merge_is_finished(self._disk, self._folder, self.numbers):
-            discard(self._disk, self.path)
+    def finish(self) -> Iterator[int]:
+        """Put the merge in its sources' place; called again, it goes on where it failed."""
+        acts = finish_merge(self._disk, self._folder, self.numbers)
+        while self._acts_done < len(acts):
+            acts[self._acts_done]()
+            self.sync_failed = True
+            self._disk.sync_dir(self._folder)
+            self.sync_failed = False
+            self._acts_done += 1
+            yield 0
+
+    def abandon(self) -> bool:
+        """Take away what an unfinished merge left; the sources are untouched.
+
+        False when it is too late: once it is linked, sources may be links to it already. In memory
+        they would still be pieces of their own, and phase 1 might delete the one file that holds
+        them all. So it has to go through, as after a crash.
+        """
+        finished = merge_is_finished(self._disk, self._folder, self.numbers)
+        if finished or (self._acts_done and len(self.numbers) > 1):
+            return False
+        discard(self._disk, self.path)
+        return True
 
     def _open(self, ref: SegmentRef) -> _Source:
         reader = SegmentReader(self._disk, self._folder, ref.number, incarnation=self._incarnation)
@@ -165,29 +185,27 @@ def _pieces(rows: Rows, step_bytes: int) -> Iterator[Rows]:
 
 
 def finish_merge(disk: Disk, folder: str, numbers: list[int]) -> list[Callable[[], None]]:
-    """The steps that put a written and synced merge in its sources' place; each can be repeated.
+    """The acts that put a written and synced merge in its sources' place; each can be repeated.
 
-    Recovery runs the same steps, so a crash anywhere between them is rolled forward.
+    The folder must be synced after each. Recovery runs the same acts, so a crash anywhere between
+    them is rolled forward.
     """
     compacting = f"{folder}/{files.compacting_name(numbers)}"
     lowest, *others = [f"{folder}/{files.segment_name(number)}" for number in numbers]
 
     def rename_single() -> None:
         disk.rename(compacting, lowest)
-        disk.sync_dir(folder)
 
     def link() -> None:
         if not _same_file(disk, compacting, lowest):
             discard(disk, lowest + files.NEW)
             disk.link(compacting, lowest + files.NEW)
-            disk.sync_dir(folder)
 
     def rename() -> None:
         if not _same_file(disk, compacting, lowest):
             disk.rename(lowest + files.NEW, lowest)
         # Renaming one name of a file over another of the same file removes neither.
         discard(disk, lowest + files.NEW)
-        disk.sync_dir(folder)
 
     def symlinks() -> None:
         for other in others:
@@ -196,11 +214,9 @@ def finish_merge(disk: Disk, folder: str, numbers: list[int]) -> list[Callable[[
             if stat is None or stat.kind == "file":
                 disk.symlink(files.segment_name(numbers[0]), other + files.LINK)
                 disk.rename(other + files.LINK, other)
-        disk.sync_dir(folder)
 
     def unlink() -> None:
-        disk.unlink(compacting)
-        disk.sync_dir(folder)
+        discard(disk, compacting)
 
     return [rename_single] if not others else [link, rename, symlinks, unlink]
 

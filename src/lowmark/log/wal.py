@@ -126,6 +126,7 @@ class Wal:
         self._pump_planned = False
         self._roll_asked = False
         self._failures = 0
+        self._first_number = 1
         self.queued_bytes = 0
         self.files_waiting = 0
         self.bytes_written = 0
@@ -142,8 +143,14 @@ class Wal:
     def start(self, *, number: int, previous: int, previous_bytes: int) -> None:
         """Open the first file of this process; `previous` is the last one before it, or 0."""
         self.number, self.durable_bytes = previous, previous_bytes
+        self._first_number = number
         new = self._plan_file(number)
-        self._use_file(new, low_disk=self._write_file(new)())
+        try:
+            low_disk = self._write_file(new)()
+        except DiskFull as full:
+            self._stop(full)  # reads, deletes and compaction need no WAL
+            return
+        self._use_file(new, low_disk=low_disk)
 
     def write(self, write: Write) -> None:
         """Take a write; it is made durable with whatever else is waiting."""
@@ -310,7 +317,7 @@ class Wal:
             raise DiskFull(files.wal_path(self.number))
 
     def _roll(self) -> None:
-        new = self._plan_file(self.number + 1 + self._failures)
+        new = self._plan_file(max(self.number + 1, self._first_number) + self._failures)
         self._busy = True
         self._lane.submit(self._write_file(new), lambda done: self._roll_done(new, done))
 
@@ -343,7 +350,7 @@ class Wal:
         if done.error is not None:
             self._stop(done.error)
             return
-        closed = range(self.number, new.number)
+        closed = range(max(self.number, self._first_number), new.number)
         self._use_file(new, low_disk=done.value())
         for old in closed:
             self.files_waiting += 1
@@ -406,9 +413,15 @@ class _Handles:
         for left_over in (path + files.TEMPORARY, path):
             discard(self._disk, left_over)
         file = self._disk.open(path + files.TEMPORARY, "create")
-        file.append(buffers)
-        file.datasync()
-        self._disk.rename(path + files.TEMPORARY, path)
+        try:
+            file.append(buffers)
+            file.datasync()
+            self._disk.rename(path + files.TEMPORARY, path)
+        except LowmarkError:
+            # The next try takes another number, so nobody would come back for this one.
+            file.close()
+            discard(self._disk, path + files.TEMPORARY)
+            raise
         self._disk.sync_dir(files.WAL)
         self.close()
         self.wal = file

@@ -13,13 +13,16 @@ How it runs
 
 What it promises
     1. Steps of one lane run one after another, in the order they were submitted; so do their
-       `on_done` calls. Nothing is promised between lanes.
+       `on_done` calls. A step may run before the loop has heard of the one before it. Nothing is
+       promised between lanes.
     2. A callback that raises stops the loop, and the caller of `run_until` gets the exception: no
        error is ever only logged.
     3. `Disk` speaks in paths below one root and in its own errors (`DiskFull`, `DiskFailed`,
        `FileMissing`, `FileExists`), so nobody above needs `os` or `errno`.
     4. One seed gives one trace, whatever PYTHONHASHSEED is and whatever was allocated before.
     5. `HybridClock` never goes back, not even when the wall clock does.
+    6. A frame arrives whole and unchanged or not at all; a peer that breaks the protocol is cut off
+       by a named error and harms nobody else. Nothing else is promised of the network.
 """
 
 from lowmark.runtime.clock import (

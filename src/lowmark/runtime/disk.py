@@ -8,8 +8,9 @@ step of one directory; to move a file between folders, link it into the new one,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from lowmark.errors import Conflict, Unavailable
 
@@ -85,8 +86,7 @@ class Locked(Unavailable):
         self.path = path
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(msgspec.Struct, frozen=True, gc=False):
     """What is known of a name without opening it; a symlink is not followed.
 
     A folder's size and links are whatever the file system says.
@@ -187,8 +187,11 @@ class Disk(Protocol):
     def free_bytes(self) -> int:
         """How much more can be written."""
 
-    def lock(self, path: str) -> DiskLock:
-        """Claim a lock file, or raise `Locked`."""
+    def lock(self, path: str, *, sign: bool = True) -> DiskLock:
+        """Claim a lock file, or raise `Locked`.
+
+        Signed, the file names its holder; unsigned, it must exist and not a byte of it changes.
+        """
 
     def describe(self, path: str) -> str:
         """The path as a person would look it up."""

@@ -8,8 +8,8 @@ import fcntl
 import mmap
 import os
 import stat as stat_bits
-from collections.abc import Callable, Iterator, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Literal, ParamSpec, TypeVar
 
 from lowmark.errors import invariant
 from lowmark.runtime.disk import (
@@ -31,6 +31,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _IOV_MAX = 1024
+_KINDS: dict[int, Literal["folder", "symlink"]] = {
+    stat_bits.S_IFDIR: "folder",
+    stat_bits.S_IFLNK: "symlink",
+}
 _FLAGS = {
     "read": os.O_RDONLY,
     "write": os.O_RDWR,
@@ -38,30 +42,40 @@ _FLAGS = {
 }
 
 
-@contextlib.contextmanager
-def _translated(path: str, call: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
+class _translated:  # noqa: N801
+    """Says the system's errors in our words. (Not a generator: it stands around hot calls.)"""
+
+    __slots__ = ("_call", "_path")
+
+    def __init__(self, path: str, call: str) -> None:
+        self._path = path
+        self._call = call
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, OSError):
+            return
         match error.errno:
             case errno.ENOSPC | errno.EDQUOT:
-                raise DiskFull(path) from error
+                raise DiskFull(self._path) from error
             case errno.ENOENT:
-                raise FileMissing(path) from error
-            case errno.ENOTDIR if call != "rename":  # there it means: a folder onto a file
-                raise FileMissing(path) from error
+                raise FileMissing(self._path) from error
+            case errno.ENOTDIR if self._call != "rename":  # there it means: a folder onto a file
+                raise FileMissing(self._path) from error
             case errno.EEXIST:
-                raise FileExists(path) from error
+                raise FileExists(self._path) from error
             case _:
                 reason = os.strerror(error.errno) if error.errno else str(error)
-                raise DiskFailed(path, call=call, reason=reason) from error
+                raise DiskFailed(self._path, call=self._call, reason=reason) from error
 
 
 class _RealFile:
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: int, path: str, *, size: int) -> None:
         self._fd = fd
         self._path = path
-        self._end = os.fstat(fd).st_size
+        self._end = size
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         self.write_at(self._end, buffers)
@@ -133,12 +147,17 @@ class _RealFile:
 
 
 class _RealLock:
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, signed: bool) -> None:
         self._fd = fd
+        self._signed = signed
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            # The next holder may be one that does not sign: our name must not stand for it.
+            with contextlib.suppress(OSError):
+                if self._signed:
+                    os.ftruncate(fd, 0)
             os.close(fd)
 
     def __del__(self) -> None:
@@ -166,8 +185,9 @@ class RealDisk:
     def open(self, path: str, mode: Mode) -> _RealFile:
         with _translated(path, "open"):
             fd = os.open(self._at(path), _FLAGS[mode] | os.O_CLOEXEC, 0o644)
-            file = _RealFile(fd, path)
-            if stat_bits.S_ISDIR(os.fstat(fd).st_mode):
+            found = os.fstat(fd)
+            file = _RealFile(fd, path, size=found.st_size)
+            if stat_bits.S_ISDIR(found.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             return file
 
@@ -205,9 +225,14 @@ class RealDisk:
             found = self._call(os.lstat, path, self._at(path))
         except FileMissing:
             return None
-        if stat_bits.S_ISLNK(found.st_mode):
-            return _stat(found, "symlink")
-        return _stat(found, "folder" if stat_bits.S_ISDIR(found.st_mode) else "file")
+        return Stat(
+            found.st_size,
+            found.st_dev,
+            found.st_ino,
+            found.st_nlink,
+            _KINDS.get(stat_bits.S_IFMT(found.st_mode), "file"),
+            found.st_ctime_ns // 1_000_000,
+        )
 
     def sync_dir(self, path: str) -> None:
         with _translated(path, "fsync"):
@@ -221,34 +246,26 @@ class RealDisk:
         found = self._call(os.statvfs, "", self._root)
         return found.f_bavail * found.f_frsize
 
-    def lock(self, path: str) -> _RealLock:
+    def lock(self, path: str, *, sign: bool = True) -> _RealLock:
+        flags = os.O_RDWR | os.O_CREAT if sign else os.O_RDONLY
         with _translated(path, "open"):
-            fd = os.open(self._at(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(self._at(path), flags | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             with _translated(path, "lock"):
                 if not isinstance(error, BlockingIOError):
                     raise
-            raise Locked(self.describe(folder_of(path)), holder=f"process {holder}") from error
+            holder = f"process {pid}" if pid else "one that only reads"
+            raise Locked(self.describe(folder_of(path)), holder=holder) from error
         # Who holds it is for people to read; a full disk must not keep a node from starting.
         with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
-        return _RealLock(fd)
+            if sign:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
+        return _RealLock(fd, signed=sign)
 
     def describe(self, path: str) -> str:
         return self._at(path)
-
-
-def _stat(found: os.stat_result, kind: str) -> Stat:
-    return Stat(
-        size=found.st_size,
-        device=found.st_dev,
-        inode=found.st_ino,
-        links=found.st_nlink,
-        kind=kind,  # type: ignore[arg-type]
-        changed_ms=found.st_ctime_ns // 1_000_000,
-    )

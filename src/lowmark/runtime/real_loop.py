@@ -146,14 +146,16 @@ class RealLoop:
 
     async def _let_go(self) -> None:
         """Give asyncio the turns it needs to close its sockets and end its tasks."""
+        # A connection that was just accepted is made, cut and closed, each in a turn of its own;
+        # a task that is cancelled before its first turn would drop its socket unclosed.
+        for _ in range(4):
+            await asyncio.sleep(0)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.asyncio.shutdown_default_executor()
-        # A connection that was just accepted is made, cut and closed, each in a turn of its own.
-        for _ in range(4):
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
     def _finish(self, callback: Callback) -> None:
         self._ready.append(callback)

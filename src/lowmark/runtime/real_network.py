@@ -301,9 +301,10 @@ class _RealEndpoint:
         self._outgoing: dict[str, _Outgoing] = {}
         self._incoming: dict[str, _Wire] = {}
         self._strangers: list[_Wire] = []
-        self._server: asyncio.Server | None = None
+        self._accepting: set[asyncio.Task[object]] = set()
+        self._pausing: asyncio.TimerHandle | None = None
         self.loop, self.limits, self.random = network.loop, network.limits, network.random
-        self._serving = self.loop.asyncio.create_task(self._serve())
+        self._listen()
 
     @property
     def address(self) -> str:
@@ -333,9 +334,7 @@ class _RealEndpoint:
             return
         self._closed = True
         self._network.forget(self)
-        self._serving.cancel()
-        if self._server is not None:
-            self._server.close()
+        self._stop_listening()
         self._listener.close()
         for outgoing in self._outgoing.values():
             outgoing.close()
@@ -355,13 +354,38 @@ class _RealEndpoint:
 
     # -- those who dial us ------------------------------------------------------------------------
 
-    async def _serve(self) -> None:
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Wire(self, peer="", limits=self.limits),
-            sock=self._listener,
-            start_serving=False,  # not before the line above is done: `close` needs the server
+    # asyncio's own server leaks a connection that is accepted in the moment it closes (3.11), and
+    # only logs when there are too many; so we accept ourselves.
+
+    def _listen(self) -> None:
+        self._pausing = None
+        self.loop.asyncio.add_reader(self._listener, self._accept)
+
+    def _stop_listening(self) -> None:
+        self.loop.asyncio.remove_reader(self._listener)
+        if self._pausing is not None:
+            self._pausing.cancel()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # whoever it was has thought better of it
+        except OSError as error:
+            # Too many open files, most likely. They wait in the backlog while we wait for room.
+            self._stop_listening()
+            self._pausing = self.loop.asyncio.call_later(
+                self.limits.rest_ms_max / 1000, self._listen
+            )
+            self.tell_cut("somebody", PeerLost("somebody", reason=str(error)))
+            return
+        connection.setblocking(False)
+        making = self.loop.asyncio.connect_accepted_socket(
+            lambda: _Wire(self, peer="", limits=self.limits), connection
         )
-        await self._server.start_serving()
+        task: asyncio.Task[object] = self.loop.asyncio.create_task(making)
+        self._accepting.add(task)  # asyncio itself does not hold on to its tasks
+        task.add_done_callback(self._accepting.discard)
 
     def on_made(self, wire: _Wire) -> None:
         if self._closed:
@@ -443,6 +467,7 @@ def _listen(address: str, limits: NetworkLimits) -> tuple[socket.socket, str]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=128)
+        listener.setblocking(False)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(address) from error

@@ -122,32 +122,31 @@ def survivor(root: FolderNode, choice: Choice) -> tuple[FolderNode, int]:
     copies: dict[int, Node] = {}
     used_bytes = 0
 
-    def copy(node: Node) -> Node:
+    def copy_folder(folder: FolderNode) -> FolderNode:
         nonlocal used_bytes
-        made: Node
-        match node:
-            case FileNode(inode=inode, changed_ms=changed_ms):
-                content = choice.contents.get(inode)
-                if content is None:
-                    content = node.survives([])
-                made = copies[inode] = FileNode(inode, changed_ms, 0, content, content)
-                used_bytes += len(content)
-            case FolderNode(inode=inode, changed_ms=changed_ms):
-                made = copies[inode] = FolderNode(inode, changed_ms)
-                for name, child in _entries(node, choice.names).items():
-                    found = copies.get(child.inode) or copy(child)
-                    found.links += 1
-                    made.names[name] = found
-                made.durable = dict(made.names)
-            case LinkNode(inode=inode, changed_ms=changed_ms, target=target):
-                made = copies[inode] = LinkNode(inode, changed_ms, 0, target)
-            case _:
-                assert_never(node)
-        return made
+        names: dict[str, Node] = {}
+        for name, node in _entries(folder, choice.names).items():
+            made = copies.get(node.inode)
+            if made is None:
+                match node:
+                    case FileNode():
+                        content = choice.contents.get(node.inode)
+                        if content is None:
+                            content = node.survives([])
+                        made = FileNode(node.inode, node.changed_ms, 0, content, content)
+                        used_bytes += len(content)
+                    case LinkNode():
+                        made = LinkNode(node.inode, node.changed_ms, 0, node.target)
+                    case FolderNode():
+                        made = copy_folder(node)
+                    case _:
+                        assert_never(node)
+                copies[node.inode] = made
+            made.links += 1
+            names[name] = made
+        return FolderNode(folder.inode, folder.changed_ms, 0, names, dict(names))
 
-    found = copy(root)
-    assert isinstance(found, FolderNode)
-    return found, used_bytes
+    return copy_folder(root), used_bytes
 
 
 def fingerprint(node: Node) -> int:

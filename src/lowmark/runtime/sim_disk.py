@@ -365,10 +365,12 @@ class SimDisk:
             return 1 << 50
         return max(0, self.capacity_bytes - self._used_bytes)
 
-    def lock(self, path: str) -> _SimLock:
+    def lock(self, path: str, *, sign: bool = True) -> _SimLock:
         if path in self._locks:
             raise Locked(folder_of(path), holder="this simulation")
-        if self._lookup(path) is None:
+        if not sign:
+            self._file(path)
+        elif self._lookup(path) is None:
             self.open(path, "create")
         self._locks[path] = _SimLock(self, path)
         return self._locks[path]

@@ -1,0 +1,97 @@
+"""A log in simulation that is checked by an oracle: for crash points and for the model."""
+
+from __future__ import annotations
+
+from pyroaring import BitMap64
+
+from log.oracle import Oracle, Version
+from lowmark.log import Entry, Log, LogConfig, SnapshotMeta
+from lowmark.runtime import SimDisk, sim_runtime
+
+TINY = LogConfig(
+    wal_bytes_max=1 << 20,
+    segment_bytes_max=4096,
+    segment_entries_max=8,
+    large_entry_bytes_min=512,
+    compaction_interval_ms=0,
+    disk_reserved_bytes=0,
+    disk_low_bytes=0,
+)
+
+
+class CheckedWorld:
+    """A log on a simulated disk, with an oracle that knows what it must answer."""
+
+    def __init__(self, disk: SimDisk, *, seed: int = 1, config: LogConfig = TINY) -> None:
+        self.oracle = Oracle()
+        self.config = config
+        self.open(disk, seed=seed)
+
+    def open(self, disk: SimDisk, *, seed: int) -> None:
+        """Open the log on that disk, in a world of its own."""
+        self.disk = disk
+        self.runtime = sim_runtime(seed, disk=disk)
+        self.log = Log.open(self.runtime, self.config)
+        self.log.on_written = self.oracle.written
+
+    def create(self, name: str) -> None:
+        self.log.create_group(name)
+        assert not self.oracle[name].versions
+
+    def append(self, name: str, count: int, *, term: int = 1, first: int | None = None) -> None:
+        group = self.log.group(name)
+        at = group.last_index + 1 if first is None else first
+        datas = [f"{name}-{i}-{term}-".encode() * 4 for i in range(at, at + count)]
+        self.oracle[name].append(at, term, datas)
+        group.append(term, datas, first=first)
+
+    def append_large(self, name: str, *, term: int = 1) -> None:
+        group = self.log.group(name)
+        data = f"{name}-large-{group.last_index + 1}-".encode() * 60
+        self.oracle[name].append(group.last_index + 1, term, [data])
+        group.append(term, [data])
+
+    def put_meta(self, name: str, data: bytes) -> None:
+        known = self.oracle[name]
+        number = known.metas_begun = known.metas_begun + 1
+        known.meta[number] = data
+
+        def done() -> None:
+            known.meta = {n: m for n, m in known.meta.items() if n >= number}
+
+        self.log.group(name).put_meta(data, done)
+
+    def settle(self) -> None:
+        self.runtime.loop.run_until(lambda: self.log.idle)
+
+    def roll(self) -> None:
+        self.log.roll()
+        self.settle()
+
+    def snapshot(self, name: str, index: int, live: list[int]) -> None:
+        group, known = self.log.group(name), self.oracle[name]
+        term = group.term_at(index)
+        assert term is not None
+        known.snapshot_begun(index, BitMap64(live))
+        meta = SnapshotMeta(index=index, term=term)
+        chunks = [b"state of " + name.encode(), b" at %d" % index]
+        group.take_snapshot(meta, chunks, BitMap64(live), lambda _: known.snapshot_done())
+
+    def install(self, name: str, meta: SnapshotMeta, live: list[int], *, applied: int) -> None:
+        group, known = self.log.group(name), self.oracle[name]
+        received = {
+            i: Version(meta.term, b"from the leader %d " % i * 3) for i in live if i > applied
+        }
+        known.install_begun(meta.index, BitMap64(live), received)
+        entries = [Entry(i, v.term, v.data) for i, v in received.items()]
+        installer = group.begin_install(meta, last_applied=applied)
+        for entry in entries:
+            installer.add_entries(installer.previous, [entry])
+        installer.add_state(0, b"the state, ")
+        installer.add_state(11, b"all of it")
+
+        def finished(error: object) -> None:
+            assert error is None, error
+            known.installed(meta.index)
+
+        installer.finish(BitMap64(live), finished)

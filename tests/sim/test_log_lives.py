@@ -1,0 +1,42 @@
+"""Many lives of a log, each decided by one seed.
+
+`make sim` runs thousands; `make sim SEED=17` replays one and prints its steps.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+
+from log.life import LogLife
+
+STEPS = 150
+SEEDS = (
+    [int(os.environ["SEED"])]
+    if os.environ.get("SEED")
+    else range(int(os.environ.get("LOWMARK_SIM_SEEDS", "200")))
+)
+SEEDS_PER_TEST = 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
+def test_a_log_keeps_its_promises_through_any_life(first: int) -> None:
+    for seed in SEEDS[SEEDS.index(first) :][:SEEDS_PER_TEST]:
+        live_one_life(seed)
+
+
+def live_one_life(seed: int) -> None:
+    """Random steps from one seed; the log agrees with the oracle after each."""
+    dice, steps = Random(seed), list[str]()
+    try:
+        life = LogLife(seed=seed)
+        for _ in range(STEPS):
+            steps.append(life.any_step(dice))
+            life.check()
+    except BaseException as failure:
+        failure.add_note(f"seed {seed}, after: {', '.join(steps)}")
+        failure.add_note(f"replay it: make sim SEED={seed}")
+        raise
