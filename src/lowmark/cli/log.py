@@ -1,17 +1,328 @@
-"""`lowmark log`: look into a node's log, on disk."""
+"""`lowmark log`: look into a node's log, on disk, and compact it."""
 
 from __future__ import annotations
 
-import typer
+import contextlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
 
-from lowmark.cli.session import help_if_bare
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lowmark.cli.log_words import (
+    dump_text,
+    explanation_json,
+    show_explanation,
+    show_findings,
+)
+from lowmark.cli.output import Cell, Json, show_error, show_json, show_table
+from lowmark.cli.session import FAILED, help_if_bare, settings_of, wrong_use
+from lowmark.errors import Rejected
+from lowmark.log import (
+    CompactionRun,
+    Finding,
+    Log,
+    LogConfig,
+    dump_log,
+    explain_log,
+    is_log,
+    verify_log,
+)
+from lowmark.runtime import RealDisk, Runtime, real_runtime
 
 __all__ = ["app"]
 
 app = typer.Typer(invoke_without_command=True)
+
+_NO_HURRY_MS = 1e11
+
+DataPath = Annotated[Path, typer.Argument(metavar="PATH", help="The node's data directory.")]
+GroupName = Annotated[str | None, typer.Option("--group", metavar="G", help="Only this group.")]
 
 
 @app.callback()
 def log(ctx: typer.Context) -> None:
     """Look into the log of a node, and compact it."""
     help_if_bare(ctx)
+
+
+@app.command()
+def verify(path: DataPath, as_json: Json = False) -> None:
+    """Check every checksum, every link and every left-over; change nothing.
+
+    Exit code 0: all is well. 1: something is wrong, and is listed with its file, its place and what
+    to do. 2: PATH is not a data directory.
+
+    With --json, one object: path, ok, bytes, findings (kind, group, path, offset, what, hint).
+
+    Example: lowmark log verify ./data && echo fine
+    """
+    disk = _disk_of(path)
+    total_bytes = 0
+
+    def seen(done: int, total: int, at: str) -> None:
+        nonlocal total_bytes
+        total_bytes = total
+        tell(done, total, at)
+
+    with _bar("verifying") as tell:
+        findings = list(verify_log(disk, seen))
+    if as_json:
+        found = [asdict(finding) for finding in findings]
+        ok = not findings
+        show_json({"path": str(path), "ok": ok, "bytes": total_bytes, "findings": found})
+    else:
+        show_findings(findings, root=disk.describe(""))
+        print(_verdict(path, findings, total_bytes))
+    if findings:
+        raise typer.Exit(FAILED)
+
+
+def _verdict(path: Path, findings: list[Finding], total_bytes: int) -> str:
+    if not findings:
+        return f"{path}: nothing is wrong, {total_bytes:,} bytes checked"
+    counts = Counter(finding.kind for finding in findings)
+    return f"{path}: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+
+
+@app.command()
+def explain(
+    ctx: typer.Context, path: DataPath, group: GroupName = None, as_json: Json = False
+) -> None:
+    """Say per segment what is live in it, why it is kept, and what would be freed.
+
+    Also per group: its snapshot, who holds what, and the last compactions with what started them,
+    what they cost and what came of them. Nothing is changed.
+
+    With --json, one object: path, groups (each with segments, merges, holds, runs), unreadable.
+
+    Example: lowmark log explain ./data --group orders-0
+    """
+    with _opened(settings_of(ctx).log, path, read_only=True) as (opened, _):
+        _check_group(opened, group)
+        explanations = explain_log(opened, group)
+        unreadable = {} if group is not None else dict(opened.unreadable)
+    if as_json:
+        show_json(
+            {
+                "path": str(path),
+                "groups": [explanation_json(each) for each in explanations],
+                "unreadable": {name: error.message for name, error in unreadable.items()},
+            }
+        )
+        return
+    for each in explanations:
+        show_explanation(each)
+    for error in unreadable.values():
+        show_error(error, as_json=False)
+
+
+@app.command()
+def dump(
+    path: DataPath,
+    group: GroupName = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Stop after this many lines.")
+    ] = None,
+    data: Annotated[bool, typer.Option("--data", help="Show the first bytes of each.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Print what is there: WAL records, snapshots, segments and their entries.
+
+    Dead and overwritten entries are printed like the rest. A bad piece gives a line with its
+    problem, and the exit code is 1.
+
+    With --json, one object a line; `kind` is "wal", "piece" or "entry".
+
+    Example: lowmark log dump ./data --group orders-0 --limit 100 --data
+    """
+    disk = _disk_of(path)
+    with wrong_use():
+        if group is not None and disk.stat(f"groups/{group}") is None:
+            raise Rejected(f"there is no group {group} in {path}")
+    problems = 0
+    lines = dump_log(disk, group, data=data)
+    try:
+        with contextlib.closing(lines):
+            for count, line in enumerate(lines, start=1):
+                problems += bool(line.problem)
+                if as_json:
+                    kind = type(line).__name__.removeprefix("Dump").lower()
+                    print(json.dumps({"kind": kind} | asdict(line), ensure_ascii=False))
+                else:
+                    print(dump_text(line, root=disk.describe("")))
+                if count == limit:
+                    break
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has seen enough (`| head`); Python must not complain when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def compact(
+    ctx: typer.Context, path: DataPath, group: GroupName = None, as_json: Json = False
+) -> None:
+    """Open the log, delete what nobody needs (phase 1), and merge sparse segments (phase 3).
+
+    The directory must not be open elsewhere. Entries in the WAL are moved into segments first.
+
+    With --json, one object: path, runs (group, trigger, result, segments and bytes before and
+    after, merges, sources, entries_copied, bytes_copied, bytes_freed, took_ms).
+
+    Example: lowmark log compact ./data --group orders-0
+    """
+    disk = _disk_of(path)
+    before = {name: _on_disk(disk, name) for name in disk.list("groups")}
+    rows: list[dict[str, Cell]] = []
+    # What is asked for here is done here: nothing else may start a run before it.
+    own = settings_of(ctx).log
+    config = replace(own, compaction_dead_ratio=1.0, compaction_interval_ms=0)
+    with _opened(config, path, read_only=False) as (opened, runtime):
+        _check_group(opened, group)
+        names = [group] if group is not None else [each.name for each in opened.groups()]
+        with _spinner() as say:
+            say("opening")
+            runtime.loop.run_until(lambda: opened.idle, timeout_ms=_NO_HURRY_MS)
+            for name in names:
+                run = _compact_one(opened, runtime, name, say)
+                rows.append(_run_row(disk, name, run, before.get(name, (0, 0))))
+        unreadable = {} if group is not None else dict(opened.unreadable)
+    if as_json:
+        show_json({"path": str(path), "runs": rows})
+    else:
+        columns = list(rows[0]) if rows else ["group"]
+        show_table(rows, columns=columns, as_json=False, title="compacted")
+    for error in unreadable.values():
+        show_error(error, as_json=as_json)
+    if unreadable or any(not str(row["result"]).startswith(("done", "nothing")) for row in rows):
+        raise typer.Exit(FAILED)
+
+
+def _compact_one(
+    log: Log, runtime: Runtime, name: str, say: Callable[[str], None]
+) -> CompactionRun:
+    group = log.group(name)
+    ended: list[CompactionRun] = []
+    log.phase1(group.state)
+    runtime.loop.run_until(lambda: log.idle, timeout_ms=_NO_HURRY_MS)
+    if not group.compact(ended.append):
+        why = "the group is in quarantine" if group.quarantined else "its live set is lost"
+        return CompactionRun(trigger="asked", started_ms=0, result=f"refused: {why}")
+
+    def over() -> bool:
+        run = group.state.compacting
+        if run is not None:
+            say(f"compacting {name}: {run.merges} merges, {run.bytes_copied:,} bytes copied")
+        return bool(ended) and log.idle
+
+    runtime.loop.run_until(over, timeout_ms=_NO_HURRY_MS)
+    return ended[0]
+
+
+def _run_row(
+    disk: RealDisk, name: str, run: CompactionRun, before: tuple[int, int]
+) -> dict[str, Cell]:
+    segments, size = _on_disk(disk, name)
+    known: dict[str, Cell] = msgspec.to_builtins(run)
+    took_ms = max(0, run.ended_ms - run.started_ms)
+    for field in ("trigger", "result", "started_ms", "ended_ms"):
+        known.pop(field)
+    row: dict[str, Cell] = {
+        "group": name,
+        "trigger": run.trigger,
+        "result": run.result,
+        "segments_before": before[0],
+        "segments_after": segments,
+        "bytes_before": before[1],
+        "bytes_after": size,
+    }
+    return row | known | {"took_ms": took_ms}
+
+
+def _on_disk(disk: RealDisk, group: str) -> tuple[int, int]:
+    """How many segments a group has, and the bytes of all its segments and large files."""
+    stats = {
+        name: stat
+        for name in disk.list(f"groups/{group}")
+        if (stat := disk.stat(f"groups/{group}/{name}")) is not None and stat.kind == "file"
+    }
+    segments = sum(name.endswith(".segment") for name in stats)
+    pieces = (stats[name].size for name in stats if name.endswith((".segment", ".large")))
+    return segments, sum(pieces)
+
+
+# -- what the commands share --------------------------------------------------------------------
+
+
+def _disk_of(path: Path) -> RealDisk:
+    with wrong_use():
+        if not path.is_dir():
+            raise Rejected(f"there is no directory {path}")
+        disk = RealDisk(str(path), create=False)
+        if not is_log(disk):
+            raise Rejected(
+                f"{path} is not a data directory of Lowmark",
+                detail="It has neither a folder wal nor a folder groups.",
+                hint="Give the directory that the node was started with.",
+            )
+    return disk
+
+
+def _check_group(log: Log, group: str | None) -> None:
+    if group is None or group in log.unreadable:
+        return
+    with wrong_use():
+        log.group(group)
+
+
+@contextlib.contextmanager
+def _opened(config: LogConfig, path: Path, *, read_only: bool) -> Iterator[tuple[Log, Runtime]]:
+    _disk_of(path)
+    runtime = real_runtime(str(path))
+    try:
+        opened = Log.open(runtime, config, read_only=read_only)
+        try:
+            yield opened, runtime
+        finally:
+            opened.close()
+    finally:
+        runtime.loop.close()
+
+
+@contextlib.contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on stderr, if a person is looking."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _total, _path: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total, _: progress.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def _spinner() -> Iterator[Callable[[str], None]]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("") as status:
+        yield status.update

@@ -38,6 +38,7 @@ change is described, step by step, at the head of its file: `flush` (roll-over),
 """
 
 from lowmark.log.config import LogConfig
+from lowmark.log.dump import DumpEntry, DumpLine, DumpPiece, DumpWal, dump_log
 from lowmark.log.entries import Entry
 from lowmark.log.errors import (
     Damaged,
@@ -54,6 +55,15 @@ from lowmark.log.errors import (
     SnapshotRefused,
     TermFell,
 )
+from lowmark.log.explain import (
+    Explanation,
+    HoldExplained,
+    MergeExplained,
+    SegmentExplained,
+    explain_group,
+    explain_log,
+)
+from lowmark.log.findings import Finding
 from lowmark.log.group import GroupLog
 from lowmark.log.install import Installer
 from lowmark.log.live import LiveRow
@@ -63,17 +73,25 @@ from lowmark.log.rewrite import plan_rewrite
 from lowmark.log.runs import CompactionRun
 from lowmark.log.sender import SnapshotSender, needed_by
 from lowmark.log.snapshot_format import SnapshotMeta
+from lowmark.log.verify import is_log, verify_log
 
 __all__ = [
     "CompactionRun",
     "Damaged",
+    "DumpEntry",
+    "DumpLine",
+    "DumpPiece",
+    "DumpWal",
     "Entry",
     "EntryGone",
     "EntryTooLarge",
+    "Explanation",
+    "Finding",
     "GroupExists",
     "GroupLog",
     "GroupQuarantined",
     "GroupUnknown",
+    "HoldExplained",
     "InstallRefused",
     "Installer",
     "LiveRow",
@@ -81,14 +99,21 @@ __all__ = [
     "LogBusy",
     "LogClosed",
     "LogConfig",
+    "MergeExplained",
     "NotContiguous",
     "ReadPlan",
     "ReferenceExpired",
+    "SegmentExplained",
     "SnapshotMeta",
     "SnapshotRefused",
     "SnapshotSender",
     "TermFell",
     "Written",
+    "dump_log",
+    "explain_group",
+    "explain_log",
+    "is_log",
     "needed_by",
     "plan_rewrite",
+    "verify_log",
 ]

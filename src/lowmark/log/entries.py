@@ -45,34 +45,38 @@ class LargePlace:
     offset: int
 
 
-class Run:
-    """Consecutive entries of one term, as flat buffers. Immutable but for where it is stored."""
+class Run(msgspec.Struct, kw_only=True, eq=False, gc=False):
+    """Consecutive entries of one term, as flat buffers. Immutable but for where it is stored.
 
-    __slots__ = ("_starts", "checksums", "count", "first", "kept", "large", "lengths", "payload",
-                 "term", "wal")  # fmt: skip
+    There may be a million of them in memory, so the garbage collector is told to leave them alone:
+    nothing that a run holds leads back to it.
+    """
 
-    def __init__(
-        self,
-        *,
-        first: int,
-        term: int,
-        count: int,
-        lengths: Buffer,
-        checksums: Buffer,
-        payload: Buffer,
-    ) -> None:
-        self.first = first
-        self.term = term
-        self.count = count
-        self.lengths = lengths
-        self.checksums = checksums
-        self.payload = payload
-        self.large: LargePlace | None = None
-        # The WAL file that holds the run; 0 while none does.
-        self.wal = 0
-        # How many of its entries no newer run has overwritten; always the first ones.
-        self.kept = count
-        self._starts: U64 | None = None
+    first: int
+    term: int
+    count: int
+    head: Buffer
+    """All lengths, then all data checksums: how the WAL stores them."""
+    payload: Buffer
+    """The entries' data; empty for a recovered large entry, which is read from its file."""
+    data_bytes: int
+    """How much data it stands for, in memory or not."""
+    kept: int
+    """How many of its entries no newer run has overwritten; always the first ones."""
+    wal: int = 0
+    """The WAL file that holds the run; 0 while none does."""
+    large: LargePlace | None = None
+    known_starts: U64 | None = None
+
+    @property
+    def lengths(self) -> memoryview:
+        """The entries' lengths, four bytes each."""
+        return memoryview(self.head)[: 4 * self.count]
+
+    @property
+    def checksums(self) -> memoryview:
+        """The checksums of the entries' data, four bytes each."""
+        return memoryview(self.head)[4 * self.count :]
 
     @property
     def last(self) -> int:
@@ -86,11 +90,11 @@ class Run:
 
     def starts(self) -> U64:
         """Where each entry begins in the payload, and where the last one ends."""
-        if self._starts is None:
+        if self.known_starts is None:
             starts = np.zeros(self.count + 1, np.uint64)
             np.cumsum(np.frombuffer(self.lengths, np.uint32), out=starts[1:], dtype=np.uint64)
-            self._starts = starts
-        return self._starts
+            self.known_starts = starts
+        return self.known_starts
 
     def entry(self, index: int) -> Entry:
         """One entry of the run."""
@@ -116,13 +120,18 @@ class Run:
 
 def run_of(first: int, term: int, datas: Sequence[Buffer]) -> Run:
     """Make a run of what a caller appends."""
+    count = len(datas)
+    payload = datas[0] if count == 1 else b"".join(datas)
+    head = array("I", map(len, datas))
+    head.extend(map(crc32c, datas))
     return Run(
         first=first,
         term=term,
-        count=len(datas),
-        lengths=array("I", map(len, datas)).tobytes(),
-        checksums=array("I", map(crc32c, datas)).tobytes(),
-        payload=datas[0] if len(datas) == 1 else b"".join(datas),
+        count=count,
+        head=head.tobytes(),
+        payload=payload,
+        data_bytes=len(payload),
+        kept=count,
     )
 
 

@@ -2,6 +2,7 @@
 
     LOCK                                     held while the directory is open
     wal/<number>.wal                         shared by all groups
+    wal/<number>.wal.damaged                 kept for analysis; what was intact is in segments
     groups/<group>/group                     identity: incarnation and name
     groups/<group>/<number>.segment          segments; name order is write order
     groups/<group>/<number>.large            large entries, one file per WAL file at least
@@ -45,6 +46,7 @@ COMPACTING = ".compacting"
 TEMPORARY = ".tmp"
 LINK = ".link"
 NEW = ".new"
+DAMAGED = ".damaged"
 INSTALLING = "installing"
 INSTALLED = "installed"
 RUNS = "runs"

@@ -28,7 +28,7 @@ from lowmark.log.folders import discard
 from lowmark.log.live import LiveRow
 from lowmark.log.memtable import FlushPart
 from lowmark.log.segment_format import IN_LARGE, ROW, Rows
-from lowmark.log.segments import SegmentRef
+from lowmark.log.segments import SegmentRef, indexes_within
 from lowmark.log.state import GroupState
 from lowmark.runtime import Buffer, Disk, Outcome, Runtime
 
@@ -61,7 +61,7 @@ def plan_segments(
     group: list[FlushPart] = []
     entries = size = large = 0
     for part in parts:
-        part_bytes = int(np.frombuffer(part.run.lengths, np.uint32).sum(dtype=np.uint64))
+        part_bytes = part.run.data_bytes
         its_large = part.run.large.number if part.run.large is not None else 0
         full = (
             entries + part.kept > config.segment_entries_max
@@ -87,23 +87,27 @@ def _plan_one(
     rows = np.empty(int(kept.sum()), ROW)
     rows["index"] = np.repeat(firsts - starts, kept) + np.arange(len(rows))
     rows["term"] = np.repeat(terms, kept)
-    lengths = b"".join(memoryview(part.run.lengths)[: 4 * part.kept] for part in parts)
+    lengths = b"".join(part.run.lengths[: 4 * part.kept] for part in parts)
     rows["length"] = np.frombuffer(lengths, np.uint32)
-    sums = b"".join(memoryview(part.run.checksums)[: 4 * part.kept] for part in parts)
+    sums = b"".join(part.run.checksums[: 4 * part.kept] for part in parts)
     data_sums: U32 = np.frombuffer(sums, np.uint32)
     rows["checksum"] = fold_checksums(data_sums, rows["index"], rows["term"])
     rows["place"] = 0
-    for part, start in zip(parts, starts.tolist(), strict=True):
-        if part.run.large is not None:
-            rows["place"][start] = IN_LARGE | part.run.large.offset
+    if large:
+        for part, start in zip(parts, starts.tolist(), strict=True):
+            if part.run.large is not None:
+                rows["place"][start] = IN_LARGE | part.run.large.offset
     needed = _needed(rows["index"], row)
     if cut_at is not None:
         needed |= rows["index"] == cut_at
     payload: list[Buffer] = []
-    for part, start in zip(parts, starts.tolist(), strict=True):
-        if part.run.large is None:
-            payload += _needed_bytes(part, needed[start : start + part.kept])
-    rows = rows[needed]
+    if needed.all():
+        payload = [_kept_bytes(part) for part in parts if part.run.large is None]
+    else:
+        for part, start in zip(parts, starts.tolist(), strict=True):
+            if part.run.large is None:
+                payload += _needed_bytes(part, needed[start : start + part.kept])
+        rows = rows[needed]
     if not len(rows):
         return []
     segment_format.lay_out(rows)
@@ -115,19 +119,22 @@ def _needed(indexes: U64, row: LiveRow) -> np.ndarray[tuple[int], np.dtype[np.bo
         return np.ones(len(indexes), np.bool_)
     needed = indexes > row.snapshot_index
     if row.live and not needed.all():
-        live = np.frombuffer(row.live.to_array(), np.uint64)
-        needed |= np.isin(indexes, live)
+        live = indexes_within(row.live, int(indexes[0]), int(indexes[-1]))
+        needed |= np.isin(indexes, live, assume_unique=True)
     return needed
+
+
+def _kept_bytes(part: FlushPart) -> Buffer:
+    run = part.run
+    if part.kept == run.count:
+        return run.payload
+    return memoryview(run.payload)[: int(run.starts()[part.kept])]
 
 
 def _needed_bytes(
     part: FlushPart, needed: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> list[Buffer]:
     run = part.run
-    if needed.all():
-        if part.kept == run.count:
-            return [run.payload] if len(run.payload) else []
-        return [memoryview(run.payload)[: int(run.starts()[part.kept])]]
     # Neighbours that are both needed are one slice: edges are where "needed" changes.
     starts, payload = run.starts(), memoryview(run.payload)
     edges = np.flatnonzero(np.diff(np.concatenate(([0], needed.view(np.int8), [0]))))
@@ -187,6 +194,7 @@ class SegmentWriter:
         self._on_wal_gone = on_wal_gone
         self._waiting: deque[int] = deque()
         self._todo: deque[GroupState] = deque()
+        self._aside: frozenset[int] = frozenset()
         self._busy = False
         self.closed = False
         self.error: LowmarkError | None = None
@@ -195,6 +203,10 @@ class SegmentWriter:
     def idle(self) -> bool:
         """Whether there is nothing left to flush."""
         return not (self._waiting or self._busy)
+
+    def keep_aside(self, wals: set[int]) -> None:
+        """Files to rename instead of removing: what is damaged is kept for analysis."""
+        self._aside = frozenset(wals)
 
     def take(self, wal: int) -> None:
         """Queue a closed WAL file."""
@@ -278,7 +290,10 @@ class SegmentWriter:
 
     def _remove(self, wal: int) -> Callable[[], None]:
         def step() -> None:
-            discard(self._disk, files.wal_path(wal))
+            if wal in self._aside:
+                self._disk.rename(files.wal_path(wal), files.wal_path(wal) + files.DAMAGED)
+            else:
+                discard(self._disk, files.wal_path(wal))
             self._disk.sync_dir(files.WAL)
 
         return step

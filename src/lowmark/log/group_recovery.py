@@ -20,7 +20,7 @@ from lowmark.log.live import LiveRow
 from lowmark.log.phase3 import finish_merge, merge_is_finished
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentReader, SegmentRef
-from lowmark.log.snapshots import Snapshot, load_snapshot, snapshot_folders
+from lowmark.log.snapshots import Snapshot, load_snapshot, remove_older, snapshot_folders
 from lowmark.log.state import GroupState
 from lowmark.runtime import Disk
 
@@ -58,6 +58,7 @@ def _mend(disk: Disk, state: GroupState, *, read_only: bool) -> None:
         if merge_is_finished(disk, folder, numbers):
             for act in finish_merge(disk, folder, numbers):
                 act()
+                disk.sync_dir(folder)
         else:
             disk.unlink(f"{folder}/{name}")
     for name in disk.list(folder):
@@ -72,7 +73,7 @@ def _load_snapshot(disk: Disk, state: GroupState, *, read_only: bool) -> None:
     damage: Corrupt | None = None
     for _, _, folder in snapshot_folders(disk, state.folder):
         try:
-            found = load_snapshot(disk, folder)
+            found = load_snapshot(disk, folder, incarnation=state.incarnation)
             break
         except Corrupt as error:
             damage = damage or error
@@ -81,11 +82,7 @@ def _load_snapshot(disk: Disk, state: GroupState, *, read_only: bool) -> None:
     root = f"{state.folder}/{files.SNAPSHOTS}"
     if not read_only:
         disk.sync_dir(root)
-        keep = found.folder if found is not None else ""
-        for name in disk.list(root):
-            if f"{root}/{name}" != keep:
-                remove_folder(disk, f"{root}/{name}")
-        disk.sync_dir(root)
+        remove_older(disk, state.folder, found.folder.removeprefix(f"{root}/") if found else "")
     if found is not None:
         state.snapshot = found
         state.row = LiveRow(
@@ -164,7 +161,7 @@ def _load_runs(disk: Disk, state: GroupState, *, read_only: bool) -> None:
     file.close()
     try:
         state.runs.extend(msgspec.json.decode(line, type=CompactionRun) for line in lines)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         state.runs.clear()  # it is for people only, and never synced
 
 

@@ -103,6 +103,7 @@ class Installer:
         self._buffer: list[Entry] = []
         self._buffered = 0
         self._segments = 1  # 0 is for the group's own entries
+        self._moved: list[SegmentRef] | None = None
         self.meta = meta
         self.last_applied = last_applied
         self.previous = last_applied
@@ -182,20 +183,24 @@ class Installer:
     def _submit(self, step: Callable[[], None]) -> None:
         def guarded() -> None:
             if self.error is None:
-                step()
+                try:
+                    step()
+                except LowmarkError as error:
+                    # Noted here, not on the loop: `commit` may run before the loop hears of it.
+                    self.error = error
 
         def done(outcome: Outcome[None]) -> None:
             if outcome.error is not None:
-                if not isinstance(outcome.error, LowmarkError):
-                    raise outcome.error
-                self.error = outcome.error
+                raise outcome.error
 
         self._lane.submit(guarded, done)
 
     def _begin(self) -> None:
         self._remove()
         self._disk.make_dir(self._folder)
-        self._writer = SnapshotWriter(self._disk, f"{self._folder}/snapshot", self.meta)
+        self._writer = SnapshotWriter(
+            self._disk, f"{self._folder}/snapshot", self.meta, incarnation=self._incarnation
+        )
 
     def _remove(self) -> None:
         remove_folder(self._disk, self._folder)
@@ -239,8 +244,10 @@ class Installer:
 
     def move_in(self, live: BitMap64, floor: Floor) -> Installed:
         """The lane's step after `commit`; it can be repeated."""
-        refs = move_in(self._disk, self._group_folder, incarnation=self._incarnation)
-        return Installed(self.meta, live, floor, tuple(refs), self.state_bytes)
+        if self._moved is None:
+            self._moved = link_in(self._disk, self._group_folder, incarnation=self._incarnation)
+        _clear(self._disk, self._group_folder)
+        return Installed(self.meta, live, floor, tuple(self._moved), self.state_bytes)
 
     @property
     def numbers_needed(self) -> int:
@@ -248,19 +255,27 @@ class Installer:
         return self._segments
 
 
-def move_in(disk: Disk, group_folder: str, *, incarnation: bytes) -> list[SegmentRef]:
-    """Move a whole `installed/` into place; recovery calls this, too, so every step can repeat."""
+def move_in(disk: Disk, group_folder: str, *, incarnation: bytes) -> None:
+    """Move in what a crash left in `installed/`; every step can be repeated."""
+    # The plan came with the folder; without it, a crash interrupted step 5.
+    if disk.stat(f"{group_folder}/{files.INSTALLED}/{_PLAN}") is not None:
+        link_in(disk, group_folder, incarnation=incarnation)
+    _clear(disk, group_folder)
+
+
+def _clear(disk: Disk, group_folder: str) -> None:
+    remove_folder(disk, f"{group_folder}/{files.INSTALLED}")
+    disk.sync_dir(group_folder)
+
+
+def link_in(disk: Disk, group_folder: str, *, incarnation: bytes) -> list[SegmentRef]:
+    """Give a whole `installed/` its place in the group: steps 3 and 4."""
     installed = f"{group_folder}/{files.INSTALLED}"
     path = f"{installed}/{_PLAN}"
-    if disk.stat(path) is None:
-        # The plan came with the folder; without it, a crash interrupted step 5.
-        remove_folder(disk, installed)
-        disk.sync_dir(group_folder)
-        return []
     file = disk.open(path, "read")
     try:
         plan = msgspec.json.decode(file.read_at(0, file.size()), type=_Plan)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Damaged(disk.describe(path), offset=0, what=str(error)) from error
     refs = []
     for name in disk.list(installed):
@@ -278,8 +293,6 @@ def move_in(disk: Disk, group_folder: str, *, incarnation: bytes) -> list[Segmen
             disk.link(f"{installed}/{name}", target)
     disk.sync_dir(group_folder)
     _move_snapshot(disk, group_folder, plan)
-    remove_folder(disk, installed)
-    disk.sync_dir(group_folder)
     return refs
 
 

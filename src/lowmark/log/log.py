@@ -10,12 +10,11 @@ from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ids import group_id
-from lowmark.log import files, identity, snapshots, wal_format, wal_recovery
+from lowmark.log import files, identity, snapshots
 from lowmark.log.compactor import Compactor
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import Run
 from lowmark.log.errors import (
-    Damaged,
     GroupExists,
     GroupUnknown,
     InstallRefused,
@@ -25,9 +24,9 @@ from lowmark.log.errors import (
 from lowmark.log.flush import SegmentWriter
 from lowmark.log.folders import discard, remove_folder
 from lowmark.log.group import GroupLog
-from lowmark.log.group_recovery import check_coverage, recover_group
 from lowmark.log.install import Installed, Installer
 from lowmark.log.live import LiveRow
+from lowmark.log.opening import Opening
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import ReaderCache, SegmentRef, add_newer
 from lowmark.log.snapshot_format import Floor, SnapshotMeta
@@ -39,8 +38,7 @@ from lowmark.log.snapshots import (
 )
 from lowmark.log.state import GroupState
 from lowmark.log.wal import Fence, MetaWrite, RunWrite, Wal, Write
-from lowmark.log.wal_format import Kind
-from lowmark.log.wal_recovery import WalFile, WalRecord
+from lowmark.log.wal_recovery import WalFile
 from lowmark.runtime import Buffer, DiskLock, Outcome, Runtime
 
 __all__ = ["Log", "Written"]
@@ -77,7 +75,6 @@ class Log:
         self._groups: dict[str, GroupLog] = {}
         self._installers: dict[str, Installer] = {}
         self._tasks = 0
-        self.damaged_wals: list[WalFile] = []
         self.unreadable: dict[str, Corrupt] = {}
         """Groups whose folder can't even say who they are; they are left alone."""
         self.wal = Wal(
@@ -154,7 +151,7 @@ class Log:
 
     def delete_group(self, name: str) -> None:
         """Remove a group and everything it has. (Rare, so it works on the disk at once.)"""
-        self.check_writable()
+        self.check_not_closed()
         group = self.group(name) if name not in self.unreadable else None
         if group is not None:
             group.state.deleted = True
@@ -216,120 +213,32 @@ class Log:
         """How much waits for the WAL."""
         return self.wal.queued_bytes
 
-    # -- recovery -------------------------------------------------------------------------------
+    # -- starting -------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        disk = self.disk
+        opening = Opening(self.disk, self._read_only)
+        opening.recover()
+        self.unreadable = opening.unreadable
+        for state in opening.states.values():
+            self._add(state)
         if not self._read_only:
-            for folder in (files.WAL, files.GROUPS):
-                if disk.stat(folder) is None:
-                    disk.make_dir(folder)
-            disk.sync_dir("")
-            identity.sweep_folders(disk)
-            for name in disk.list(files.WAL):
-                if name.endswith(files.TEMPORARY):
-                    disk.unlink(f"{files.WAL}/{name}")
-            disk.sync_dir(files.GROUPS)
-        for name in disk.list(files.GROUPS):
-            if not name.startswith(identity.ASIDE):
-                self._recover_group(name)
-        found: list[WalFile] = []
-        gaps: dict[str, Damaged] = {}
-        for record in wal_recovery.read_wals(disk, found):
-            self._replay(record, gaps)
-        for name, damage in gaps.items():
-            self.quarantine(self._states[name], damage)
-        self._settle(found)
-        if not self._read_only:
-            self._start(found)
+            self._start(opening)
 
-    def _recover_group(self, name: str) -> None:
-        try:
-            state, damage = recover_group(self.disk, name, read_only=self._read_only)
-        except Corrupt as unreadable:
-            logger.error("a group can't be read", extra={"group": name, "reason": str(unreadable)})
-            self.unreadable[name] = unreadable
-            return
-        self._add(state)
-        if damage is not None:
-            self.quarantine(state, damage)
-
-    def _replay(self, found: WalRecord, gaps: dict[str, Damaged]) -> None:
-        if not found.incarnation:
-            damage = found.damage or Damaged(
-                self.disk.describe(files.wal_path(found.wal)), offset=0, what="a writer is unknown"
-            )
-            self._quarantine_all(damage)
-            return
-        state = self._states.get(found.group)
-        if state is None or state.incarnation != found.incarnation:
-            return  # the group was deleted, and perhaps made anew
-        if found.record is None:
-            if found.damage is not None:
-                self.quarantine(state, found.damage)
-        elif found.record.kind is Kind.META:
-            state.meta = bytes(found.record.body[0])
-        else:
-            self._replay_run(state, found, wal_format.decode_run(found.record), gaps)
-
-    def _replay_run(
-        self, state: GroupState, found: WalRecord, run: Run, gaps: dict[str, Damaged]
-    ) -> None:
-        floor = state.snapshot.floor if state.snapshot is not None else Floor()
-        if Floor(found.wal, found.sequence) <= floor:
-            return  # an installed snapshot took the place of all that
-        if state.quarantine is not None and run.first > state.last_index + 1:
-            return  # the gap is what it is in quarantine for
-        # A run that the snapshot covers is taken, too: it may cut off the tail of an older one.
-        memory = state.memtable
-        follows = run.first <= max(state.last_index, state.row.snapshot_index) + 1
-        joins = memory.last is None or run.first <= memory.last + 1
-        if not (follows and joins):
-            # Perhaps a later run overwrites what is missing here: the file was flushed already, and
-            # what it overwrote is gone. If none does, entries are lost.
-            where = self.disk.describe(files.wal_path(found.wal))
-            what = f"entries {state.last_index + 1} to {run.first - 1} of {state.name} are missing"
-            gaps.setdefault(state.name, Damaged(where, offset=0, what=what))
-            return
-        gaps.pop(state.name, None)
-        memory.append(run)
-        memory.stored(run, found.wal)
-        state.last_index, state.last_term = run.last, run.term
-
-    def _settle(self, found: list[WalFile]) -> None:
-        """After the replay: what is there is durable, unless something is missing."""
-        self.damaged_wals = [file for file in found if file.damage]
-        for file in self.damaged_wals:
-            for damage in file.damage:
-                self._quarantine_all(damage)
-        for state in self._states.values():
-            if state.last_index <= state.row.snapshot_index:
-                state.last_index, state.last_term = (
-                    state.row.snapshot_index,
-                    state.row.snapshot_term,
-                )
-            state.written_index = state.queued_index = state.last_index
-            if state.quarantine is None:
-                try:
-                    check_coverage(state, where=self.disk.describe(state.folder))
-                except Damaged as damage:
-                    self.quarantine(state, damage)
-
-    def _start(self, found: list[WalFile]) -> None:
-        for file in found:
+    def _start(self, opening: Opening) -> None:
+        for file in opening.wals:
             # A killed process may have left bytes that were written but never synced.
             handle = self.disk.open(files.wal_path(file.number), "read")
             handle.datasync()
             handle.close()
-        newest = max((file.number for file in found), default=0)
-        sound = [file for file in found if file.durable_bytes]
+        newest = max((file.number for file in opening.wals), default=0)
+        sound = [file for file in opening.wals if file.durable_bytes]
         previous = sound[-1] if sound else WalFile(0)
         self.wal.start(
             number=newest + 1, previous=previous.number, previous_bytes=previous.durable_bytes
         )
-        damaged = {file.number for file in self.damaged_wals}
-        for file in found:
-            if file.number not in damaged:
+        self.segment_writer.keep_aside(opening.damaged_wals)
+        if not opening.quarantine_unsaved:
+            for file in opening.wals:
                 self.wal.files_waiting += 1
                 self.segment_writer.take(file.number)
         for state in self._states.values():
@@ -397,17 +306,12 @@ class Log:
                 lambda _: None,
             )
 
-    def _quarantine_all(self, damage: Corrupt) -> None:
-        for name in sorted(self._states):
-            self.quarantine(self._states[name], damage)
-
     # -- services for groups --------------------------------------------------------------------
 
     def write(self, state: GroupState, runs: list[Run]) -> None:
         """Give runs to the WAL."""
         for run in runs:
             self.wal.write(RunWrite(state, run))
-        state.queued_index = runs[-1].last
 
     def write_meta(self, state: GroupState, data: bytes, on_done: Callable[[], None]) -> None:
         """Give a group's own record to the WAL."""
@@ -419,7 +323,7 @@ class Log:
         return self.compactor.request(state, "asked", on_done)
 
     def check_not_closed(self) -> None:
-        """Compaction goes on when the disk is full, but not after a close."""
+        """Compaction and deletes go on when the disk is full, but not after a close."""
         if self._closed or self._read_only:
             raise LogClosed("it was closed" if self._closed else "it was opened for reading only")
 
@@ -468,7 +372,7 @@ class Log:
         aside = f"{root}/{name}{files.TEMPORARY}"
         remove_folder(self.disk, aside)
         try:
-            writer = SnapshotWriter(self.disk, aside, meta)
+            writer = SnapshotWriter(self.disk, aside, meta, incarnation=state.incarnation)
             yield None
             for chunk in chunks:
                 writer.write(chunk)
@@ -506,7 +410,7 @@ class Log:
         def step() -> None:
             path = f"{snapshot.folder}/{snapshots.LIVE}"
             discard(self.disk, path)
-            snapshots.write_live(self.disk, snapshot.folder, live)
+            snapshots.write_live(self.disk, snapshot.folder, live, incarnation=state.incarnation)
             self.disk.sync_dir(snapshot.folder)
 
         def done(outcome: Outcome[None]) -> None:
@@ -598,7 +502,7 @@ class Log:
         state.snapshot = Snapshot(folder, new.meta, new.live, new.floor, new.state_bytes)
         state.row = LiveRow(new.meta.index, new.meta.term, new.live.copy())
         state.last_index, state.last_term = new.meta.index, new.meta.term
-        state.written_index = state.queued_index = new.meta.index
+        state.written_index = new.meta.index
         self.compactor.phase1(state)
 
     def _task(self, step: Callable[[], object], on_done: Callable[..., None]) -> None:

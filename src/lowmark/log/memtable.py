@@ -41,12 +41,18 @@ class Memtable:
     @property
     def last(self) -> int | None:
         """The last index it holds."""
-        return self.view[-1].kept_last if self.view else None
+        if not self.view:
+            return None
+        newest = self.view[-1]
+        return newest.first + newest.kept - 1
 
     def append(self, run: Run) -> None:
         """Add a run at the end; what it overwrites leaves the view."""
-        self.truncate(run.first)
-        invariant(not self.view or self.view[-1].kept_last + 1 == run.first, "a tail has no gaps")
+        last = self.last
+        if last is not None and last >= run.first:
+            self.truncate(run.first)
+            last = self.last
+        invariant(last is None or last + 1 == run.first, "a tail has no gaps")
         self.view.append(run)
 
     def truncate(self, first: int) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
@@ -60,8 +60,7 @@ ROW = np.dtype(
 Rows = npt.NDArray[np.void]
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentHeader:
+class SegmentHeader(msgspec.Struct, frozen=True, gc=False):
     """What a segment says of itself in its first bytes."""
 
     count: int

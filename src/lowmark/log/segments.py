@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from crc32c import crc32c
 from pyroaring import BitMap64
 
 from lowmark.log import files, large_format, segment_format
@@ -172,9 +171,8 @@ class SegmentReader:
         return entries
 
 
-def check_entries(path: str, datas: list[memoryview], rows: Rows) -> None:
-    """Check many entries at once, as compaction does when it copies them."""
-    sums: U32 = np.fromiter(map(crc32c, datas), np.uint32, len(datas))
+def check_entries(path: str, sums: U32, rows: Rows) -> None:
+    """Check many entries by the sums of their data, as compaction does when it copies them."""
     bad = np.flatnonzero(fold_checksums(sums, rows["index"], rows["term"]) != rows["checksum"])
     if len(bad):
         at = int(bad[0])
@@ -212,11 +210,16 @@ def live_rows(rows: Rows, ref: SegmentRef, keep: BitMap64) -> Rows:
     """The rows of a segment that are in its range and in the set to keep."""
     low, high = np.searchsorted(rows["index"], [ref.first, ref.last + 1])
     part = rows[low:high]
-    wanted = BitMap64()
-    wanted.add_range(ref.first, ref.last + 1)
-    wanted &= keep
-    wanted_indexes = np.frombuffer(wanted.to_array(), np.uint64)
-    return part[np.isin(part["index"], wanted_indexes, assume_unique=True)]
+    wanted = indexes_within(keep, ref.first, ref.last)
+    return part[np.isin(part["index"], wanted, assume_unique=True)]
+
+
+def indexes_within(indexes: BitMap64, first: int, last: int) -> U64:
+    """The part of a set from `first` up to and including `last`; the rest is not looked at."""
+    part = BitMap64()
+    part.add_range(first, last + 1)
+    part &= indexes
+    return np.frombuffer(part.to_array(), np.uint64)
 
 
 def entry_gone(group: str, index: int, *, snapshot: int, last: int) -> EntryGone:

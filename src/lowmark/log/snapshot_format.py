@@ -36,9 +36,9 @@ STATE_MAGIC = b"LMSN"
 TRAILER_MAGIC = b"LMSt"
 LIVE_MAGIC = b"LMLV"
 META_BYTES_MAX = 16 << 20
-_HEAD = struct.Struct("<4sHHI")
+_HEAD = struct.Struct("<4sHHI16s")
 _TRAILER = struct.Struct("<4sIQQQ")
-_LIVE = struct.Struct("<4sHHQ")
+_LIVE = struct.Struct("<4sHHQ16s")
 _CHECKSUM = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 TRAILER_BYTES = _TRAILER.size + _CHECKSUM.size
@@ -70,19 +70,21 @@ class StateTrailer:
     floor: Floor
 
 
-def encode_meta(meta: SnapshotMeta) -> bytes:
+def encode_meta(meta: SnapshotMeta, *, incarnation: bytes) -> bytes:
     """The head of a state file."""
     body = msgspec.msgpack.encode(meta)
-    head = _HEAD.pack(STATE_MAGIC, VERSION, 0, len(body))
+    head = _HEAD.pack(STATE_MAGIC, VERSION, 0, len(body), incarnation)
     return head + _CHECKSUM.pack(crc32c(body, crc32c(head))) + body
 
 
-def decode_meta(path: str, file: File) -> tuple[SnapshotMeta, int]:
+def decode_meta(
+    path: str, file: File, *, incarnation: bytes | None = None
+) -> tuple[SnapshotMeta, int]:
     """The meta of a state file, and where the state begins."""
     head = file.read_at(0, HEAD_BYTES)
     if len(head) < HEAD_BYTES or head[:4] != STATE_MAGIC:
         raise Damaged(path, offset=0, what="this is not a snapshot of Lowmark")
-    _, version, _, length = _HEAD.unpack_from(head)
+    _, version, _, length, owner = _HEAD.unpack_from(head)
     if version > VERSION:
         raise newer_format(path, version)
     if length > META_BYTES_MAX:
@@ -91,6 +93,7 @@ def decode_meta(path: str, file: File) -> tuple[SnapshotMeta, int]:
     stored = _CHECKSUM.unpack_from(head, _HEAD.size)[0]
     if len(body) != length or crc32c(body, crc32c(head[: _HEAD.size])) != stored:
         raise Damaged(path, offset=0, what="the meta fails its checksum")
+    _check_owner(path, owner, incarnation)
     try:
         return msgspec.msgpack.decode(body, type=SnapshotMeta), HEAD_BYTES + length
     except msgspec.MsgspecError as error:
@@ -116,23 +119,30 @@ def read_trailer(path: str, file: File, state_at: int) -> StateTrailer:
     raise Damaged(path, offset=size, what="the snapshot has no valid end")
 
 
-def encode_live(live: BitMap64) -> bytes:
+def encode_live(live: BitMap64, *, incarnation: bytes) -> bytes:
     """A live file."""
     body = live.serialize()
-    head = _LIVE.pack(LIVE_MAGIC, VERSION, 0, len(body))
+    head = _LIVE.pack(LIVE_MAGIC, VERSION, 0, len(body), incarnation)
     return head + _CHECKSUM.pack(crc32c(body, crc32c(head))) + body
 
 
-def decode_live(path: str, data: Buffer) -> BitMap64:
+def decode_live(path: str, data: Buffer, *, incarnation: bytes | None = None) -> BitMap64:
     """The live set in a live file."""
     head = bytes(data[:LIVE_HEAD_BYTES])
     if len(head) < LIVE_HEAD_BYTES or head[:4] != LIVE_MAGIC:
         raise Damaged(path, offset=0, what="this is not a live set of Lowmark")
-    _, version, _, length = _LIVE.unpack_from(head)
+    _, version, _, length, owner = _LIVE.unpack_from(head)
     if version > VERSION:
         raise newer_format(path, version)
     body = bytes(data[LIVE_HEAD_BYTES:])
     stored = _CHECKSUM.unpack_from(head, _LIVE.size)[0]
     if len(body) != length or crc32c(body, crc32c(head[: _LIVE.size])) != stored:
         raise Damaged(path, offset=0, what="the live set fails its checksum")
+    _check_owner(path, owner, incarnation)
     return BitMap64.deserialize(body)
+
+
+def _check_owner(path: str, owner: bytes, incarnation: bytes | None) -> None:
+    if incarnation is not None and owner != incarnation:
+        what = "it belongs to another group, or to an earlier one of this name"
+        raise Damaged(path, offset=0, what=what, hint="Move the file back to where it came from.")

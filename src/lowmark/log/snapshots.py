@@ -45,14 +45,15 @@ class Snapshot:
 class SnapshotWriter:
     """Writes a snapshot into a folder, in chunks; nothing counts before the folder is renamed."""
 
-    def __init__(self, disk: Disk, folder: str, meta: SnapshotMeta) -> None:
+    def __init__(self, disk: Disk, folder: str, meta: SnapshotMeta, *, incarnation: bytes) -> None:
         self._disk = disk
+        self._incarnation = incarnation
         self.folder = folder
         self._checksum = 0
         self.state_bytes = 0
         disk.make_dir(folder)
         self._file: File = disk.open(f"{folder}/{STATE}", "create")
-        self._file.append([snapshot_format.encode_meta(meta)])
+        self._file.append([snapshot_format.encode_meta(meta, incarnation=incarnation)])
 
     def write(self, chunk: Buffer) -> None:
         """Add to the state."""
@@ -66,36 +67,43 @@ class SnapshotWriter:
         self._file.append([snapshot_format.encode_trailer(trailer)])
         self._file.datasync()
         self._file.close()
-        write_live(self._disk, self.folder, live)
+        write_live(self._disk, self.folder, live, incarnation=self._incarnation)
         self._disk.sync_dir(self.folder)
 
 
-def write_live(disk: Disk, folder: str, live: BitMap64) -> None:
+def write_live(disk: Disk, folder: str, live: BitMap64, *, incarnation: bytes) -> None:
     """Write a live file and sync it."""
     file = disk.open(f"{folder}/{LIVE}", "create")
-    file.append([snapshot_format.encode_live(live)])
+    file.append([snapshot_format.encode_live(live, incarnation=incarnation)])
     file.datasync()
     file.close()
 
 
-def load_snapshot(disk: Disk, folder: str) -> Snapshot:
+def load_snapshot(disk: Disk, folder: str, *, incarnation: bytes | None) -> Snapshot:
     """Check a snapshot whole and read its meta and live set."""
     for _ in read_state(disk, folder):
         pass
     path = f"{folder}/{STATE}"
     file = _open(disk, path)
     where = disk.describe(path)
-    meta, state_at = snapshot_format.decode_meta(where, file)
+    meta, state_at = snapshot_format.decode_meta(where, file, incarnation=incarnation)
     trailer = snapshot_format.read_trailer(where, file, state_at)
     file.close()
-    return Snapshot(folder, meta, load_live(disk, folder), trailer.floor, trailer.length)
+    if files.snapshot_of(folder.rpartition("/")[2]) != (meta.index, meta.term):
+        what = f"this is the snapshot at {meta.index}, term {meta.term}, under another name"
+        raise Damaged(where, offset=0, what=what)
+    live = load_live(disk, folder, incarnation=incarnation)
+    if live and live.max() > meta.index:
+        live = None  # it belongs to another snapshot
+    return Snapshot(folder, meta, live, trailer.floor, trailer.length)
 
 
-def load_live(disk: Disk, folder: str) -> BitMap64 | None:
+def load_live(disk: Disk, folder: str, *, incarnation: bytes | None) -> BitMap64 | None:
     """The live set beside a state, or None when it is damaged or missing: it can be rebuilt."""
     path = f"{folder}/{LIVE}"
     try:
-        return snapshot_format.decode_live(disk.describe(path), _open(disk, path).map())
+        data = _open(disk, path).map()
+        return snapshot_format.decode_live(disk.describe(path), data, incarnation=incarnation)
     except Corrupt:
         return None
 
@@ -140,11 +148,18 @@ def publish_snapshot(disk: Disk, group_folder: str, meta: SnapshotMeta) -> None:
 def remove_older(disk: Disk, group_folder: str, name: str) -> None:
     """Remove every snapshot but this one."""
     root = f"{group_folder}/{files.SNAPSHOTS}"
-    older = [other for other in disk.list(root) if other != name]
+    older = [other for other in disk.list(root) if other != name and _is_ours(disk, root, other)]
     for other in older:
         remove_folder(disk, f"{root}/{other}")
     if older:
         disk.sync_dir(root)
+
+
+def _is_ours(disk: Disk, root: str, name: str) -> bool:
+    """Whether this is a snapshot, finished or not; anything else is left alone."""
+    stat = disk.stat(f"{root}/{name}")
+    named = files.snapshot_of(name.removesuffix(files.TEMPORARY)) is not None
+    return named and stat is not None and stat.kind == "folder"
 
 
 def snapshot_folders(disk: Disk, group_folder: str) -> list[tuple[int, int, str]]:

@@ -44,8 +44,6 @@ class GroupState:
     last_term: int = 0
     written_index: int = 0
     """Everything up to here is durable and not overwritten."""
-    queued_index: int = 0
-    """The last index that was given to the WAL."""
 
     next_number: int = 1
     """The next segment's number; never used before, not even by a link."""

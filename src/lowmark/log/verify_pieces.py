@@ -22,6 +22,7 @@ from lowmark.log.findings import Finding, Meter, finding_of, left_over, limited
 from lowmark.log.large_format import Frame
 from lowmark.log.segment_format import IN_LARGE, Rows, SegmentHeader
 from lowmark.log.snapshots import Snapshot
+from lowmark.log.state import GroupState
 from lowmark.runtime import Disk, File
 
 __all__ = [
@@ -54,7 +55,8 @@ class LargeFile:
     """Where frames begin that are not whole."""
     ends_at: int = 0
     """Up to here it could be walked."""
-    readable: bool = True
+    error: LowmarkError | None = None
+    """Why it could not be walked at all."""
     used_at: int = -1
     """The highest place that anything refers to."""
 
@@ -66,13 +68,15 @@ class LargeFile:
     def is_known_bad(self, place: int) -> bool:
         """Whether a finding of the file's own explains why nothing whole is there."""
         beyond = bool(self.bad) and place > self.ends_at
-        return not self.readable or beyond or place - large_format.FRAME_BYTES in self.bad
+        return self.error is not None or beyond or place - large_format.FRAME_BYTES in self.bad
 
     def settle(self, disk: Disk, group: str) -> Iterator[Finding]:
         """Bad frames below a place that is in use are damage; behind it, an unfinished write."""
         if self.used_at < 0:
             yield left_over(disk, self.path, group, "no entry that counts is in this large file")
             return
+        if self.error is not None:
+            yield finding_of(disk, self.path, group, self.error)
         for at in self.bad:
             if at <= self.used_at:
                 what = "a large entry fails its checksum"
@@ -98,7 +102,9 @@ class SegmentFile:
 def check_large(
     disk: Disk, group: str, large: LargeFile, *, incarnation: bytes, meter: Meter
 ) -> Iterator[Finding]:
-    """Walk a large file: its header and every frame."""
+    """Walk a large file: its header and every frame. What is wrong is told by `settle`: a file that
+    nothing refers to may just be one that was not finished.
+    """
     try:
         file = disk.open(large.path, "read")
         try:
@@ -106,8 +112,7 @@ def check_large(
         finally:
             file.close()
     except LowmarkError as error:
-        large.readable = False
-        yield finding_of(disk, large.path, group, error)
+        large.error = error
     meter.looked_at(large.path, large.size)
 
 
@@ -159,12 +164,23 @@ def check_segment(
     larges: dict[int, LargeFile],
     found: list[SegmentFile],
     meter: Meter,
+    may_be_installed: bool,
 ) -> Iterator[Finding]:
     """Check a segment whole; `found` gets it if what it holds can be told."""
     try:
         file = disk.open(path, "read")
         try:
-            checks = _check_open_segment(disk, group, path, file, incarnation, larges, found, meter)
+            checks = _check_open_segment(
+                disk,
+                group,
+                path,
+                file,
+                incarnation,
+                larges,
+                found,
+                meter,
+                may_be_installed=may_be_installed,
+            )
             yield from limited(checks)
         finally:
             file.close()
@@ -181,6 +197,8 @@ def _check_open_segment(
     larges: dict[int, LargeFile],
     found: list[SegmentFile],
     meter: Meter,
+    *,
+    may_be_installed: bool,
 ) -> Iterator[Finding]:
     where = disk.describe(path)
     number = files.number_of(path.rpartition("/")[2], files.SEGMENT) or 0
@@ -197,7 +215,8 @@ def _check_open_segment(
     try:
         members = segment_format.read_trailer(where, file, header)
         # An installed segment keeps the number under which it came in; a merge names its sources.
-        if members[0] != number and (len(members) > 1 or members[0] > number):
+        renamed = may_be_installed and len(members) == 1 and members[0] <= number
+        if members[0] != number and not renamed:
             what = f"this is segment {members[0]} under another name"
             hint = "Give the file its own name back."
             yield Finding("damage", group, where, header.trailer_at, what, hint)
@@ -304,13 +323,14 @@ def _check_outside(
 
 
 def check_snapshot(
-    disk: Disk, group: str, folder: str, *, found: list[Snapshot], meter: Meter
+    disk: Disk, state: GroupState, folder: str, *, found: list[Snapshot], meter: Meter
 ) -> Iterator[Finding]:
     """Check a snapshot's state and live set; `found` gets it if its state is sound."""
+    group, incarnation = state.name, state.incarnation
     path = f"{folder}/{snapshots.STATE}"
     live: BitMap64 | None = None
     try:
-        live = _read_live(disk, f"{folder}/{snapshots.LIVE}")
+        live = _read_live(disk, f"{folder}/{snapshots.LIVE}", incarnation)
     except LowmarkError as error:
         yield replace(
             finding_of(disk, f"{folder}/{snapshots.LIVE}", group, error),
@@ -321,7 +341,7 @@ def check_snapshot(
             meter.looked_at(path, len(chunk))
         file = disk.open(path, "read")
         where = disk.describe(path)
-        meta, state_at = snapshot_format.decode_meta(where, file)
+        meta, state_at = snapshot_format.decode_meta(where, file, incarnation=incarnation)
         trailer = snapshot_format.read_trailer(where, file, state_at)
         file.close()
     except LowmarkError as error:
@@ -337,12 +357,13 @@ def check_snapshot(
     found.append(Snapshot(folder, meta, live, trailer.floor, trailer.length))
 
 
-def _read_live(disk: Disk, path: str) -> BitMap64:
+def _read_live(disk: Disk, path: str, incarnation: bytes) -> BitMap64:
     where = disk.describe(path)
     if disk.stat(path) is None:
         raise Damaged(where, offset=0, what="the file is missing")
     file = disk.open(path, "read")
     try:
-        return snapshot_format.decode_live(where, file.read_at(0, file.size()))
+        data = file.read_at(0, file.size())
+        return snapshot_format.decode_live(where, data, incarnation=incarnation)
     finally:
         file.close()

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 from crc32c import crc32c
 
 from lowmark.log.entries import LargePlace, Run
@@ -55,6 +56,7 @@ _CHECKSUM = struct.Struct("<I")
 
 FILE_HEADER_BYTES = 40
 _HEAD_BYTES = 40
+_COPIED_BYTES_MAX = 16 << 10
 ROW_BYTES = _ROW.size
 INCARNATION_BYTES = 16
 
@@ -72,8 +74,7 @@ class Kind(enum.IntEnum):
     """The group's own small durable record (its vote); the newest one counts."""
 
 
-@dataclass(slots=True)
-class Record:
+class Record(msgspec.Struct, gc=False):
     """One row of a batch's directory, with its body."""
 
     kind: Kind
@@ -157,21 +158,13 @@ def meta_record(writer: int, data: bytes) -> Record:
 
 def run_record(writer: int, run: Run) -> Record:
     """A run, inline or, for a large entry that has a place already, by reference."""
-    kind, body = Kind.RUN, (run.lengths, run.checksums, run.payload)
-    if run.large is not None:
+    if run.large is None:
+        kind, body = Kind.RUN, (run.head, run.payload)
+    else:
         checksum = _CHECKSUM.unpack(run.checksums)[0]
-        kind, body = (
-            Kind.LARGE,
-            (
-                _LARGE.pack(run.large.number, run.large.offset, checksum),
-                run.lengths,
-                b"",
-            ),
-        )
-    return Record(
-        kind, writer, previous=run.first - 1, first=run.first, term=run.term, count=run.count,
-        body=body,
-    )  # fmt: skip
+        place = _LARGE.pack(run.large.number, run.large.offset, checksum)
+        kind, body = Kind.LARGE, (place, run.lengths)
+    return Record(kind, writer, run.first - 1, run.first, run.term, run.count, body)
 
 
 def encode_batch(number: int, sequence: int, records: list[Record]) -> list[Buffer]:
@@ -225,32 +218,27 @@ def decode_batch(data: memoryview, offset: int, *, number: int, sequence: int) -
 def _decode_records(
     data: memoryview, directory_at: int, count: int, body_at: int
 ) -> Iterator[Record | BadRecord]:
-    for at in range(directory_at, directory_at + count * ROW_BYTES, ROW_BYTES):
-        kind, _, _, writer, previous, first, term, length, entries, stored = _ROW.unpack_from(
-            data, at
-        )
+    directory = data[directory_at : directory_at + count * ROW_BYTES]
+    for row in _ROW.iter_unpack(directory):
+        number, _, _, writer, previous, first, term, length, entries, stored = row
         body = data[body_at : body_at + length]
-        fits = kind in _KINDS and len(body) == length >= _body_bytes_min(kind, entries)
-        if fits and crc32c(body) == stored:
-            yield Record(Kind(kind), writer, previous, first, term, entries, (body,))
+        kind, fixed_bytes, entry_bytes = _BODIES.get(number, _NO_BODY)
+        fits = len(body) == length >= fixed_bytes + entry_bytes * entries
+        if kind is not None and fits and crc32c(body) == stored:
+            yield Record(kind, writer, previous, first, term, entries, (body,))
         else:
             yield BadRecord(writer, body_at)
         body_at += length
 
 
-_KINDS = frozenset(Kind)
-
-
-def _body_bytes_min(kind: int, entries: int) -> int:
-    match kind:
-        case Kind.WRITER:
-            return INCARNATION_BYTES + 1
-        case Kind.RUN:
-            return 8 * entries
-        case Kind.LARGE:
-            return _LARGE.size + 4
-        case _:
-            return 0
+# Per kind how many bytes its body has at least: some, and some more for each entry.
+_BODIES: dict[int, tuple[Kind | None, int, int]] = {
+    Kind.WRITER.value: (Kind.WRITER, INCARNATION_BYTES + 1, 0),
+    Kind.RUN.value: (Kind.RUN, 0, 8),
+    Kind.LARGE.value: (Kind.LARGE, _LARGE.size + 4, 0),
+    Kind.META.value: (Kind.META, 0, 0),
+}
+_NO_BODY: tuple[Kind | None, int, int] = (None, 0, 0)
 
 
 def find_batch_after(data: memoryview, offset: int, *, number: int, sequence: int) -> int | None:
@@ -277,27 +265,30 @@ def sequence_at(data: memoryview, offset: int) -> int:
 
 def decode_run(record: Record) -> Run:
     """The run behind a RUN or LARGE record; a large one comes without its payload."""
-    body = record.body[0]
+    body, count = record.body[0], record.count
     if record.kind is Kind.LARGE:
         number, offset, checksum = _LARGE.unpack_from(body)
-        run = Run(
+        length = bytes(body[_LARGE.size : _LARGE.size + 4])
+        return Run(
             first=record.first,
             term=record.term,
             count=1,
-            lengths=body[_LARGE.size : _LARGE.size + 4],
-            checksums=_CHECKSUM.pack(checksum),
+            head=length + _CHECKSUM.pack(checksum),
             payload=b"",
+            data_bytes=int.from_bytes(length, "little"),
+            kept=1,
+            large=LargePlace(number, offset),
         )
-        run.large = LargePlace(number, offset)
-        return run
-    lengths_end, checksums_end = 4 * record.count, 8 * record.count
+    payload = body[8 * count :]
     return Run(
         first=record.first,
         term=record.term,
-        count=record.count,
-        lengths=body[:lengths_end],
-        checksums=body[lengths_end:checksums_end],
-        payload=body[checksums_end:],
+        count=count,
+        head=bytes(body[: 8 * count]),
+        # A view of the file costs more than a few bytes do.
+        payload=bytes(payload) if len(payload) < _COPIED_BYTES_MAX else payload,
+        data_bytes=len(payload),
+        kept=count,
     )
 
 

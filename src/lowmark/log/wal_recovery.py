@@ -93,7 +93,8 @@ def _read_file(
     while at < end:
         batch = wal_format.decode_batch(data, at, number=file.number, sequence=sequence)
         torn = batch is None or any(isinstance(record, BadRecord) for record in batch.records)
-        if torn and limit is None:
+        # A file gets its name when its first batch is durable: that one is never torn.
+        if torn and limit is None and sequence > 0:
             later = wal_format.find_batch_after(data, at + 4, number=file.number, sequence=sequence)
             if later is None:
                 break  # the torn tail of a write that nobody was told of
@@ -106,6 +107,8 @@ def _read_file(
             continue
         yield from _records(where, batch, file.number, writers)
         at, sequence = batch.end, batch.sequence + 1
+    if sequence == 0 and not file.damage:
+        file.damage.append(Damaged(where, offset=at, what="its first batch is missing"))
     file.durable_bytes = min(at, end)
 
 
@@ -121,6 +124,4 @@ def _records(
             damage = Damaged(where, offset=record.offset, what=f"a record of group {group} is bad")
             yield WalRecord(number, batch.sequence, incarnation, group, None, damage, batch.offset)
         else:
-            yield WalRecord(
-                number, batch.sequence, incarnation, group, record, offset=batch.offset
-            )
+            yield WalRecord(number, batch.sequence, incarnation, group, record, offset=batch.offset)

@@ -119,6 +119,9 @@ class File(Protocol):
     def read_at(self, offset: int, length: int) -> bytes:
         """Read up to `length` bytes; fewer only at the end of the file."""
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """The same into memory that is there already; gives how many bytes were read."""
+
     def map(self) -> memoryview:
         """The whole file as read-only memory, valid also after close and unlink.
 

@@ -108,6 +108,16 @@ class _RealFile:
                 data += more
             return data
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        with _translated(self._path, "read"):
+            done = os.preadv(self._fd, [buffer], offset)
+            while 0 < done < len(buffer):
+                more = os.preadv(self._fd, [buffer[done:]], offset + done)
+                if not more:
+                    break
+                done += more
+            return done
+
     def map(self) -> memoryview:
         with _translated(self._path, "map"):
             if os.fstat(self._fd).st_size == 0:

@@ -106,6 +106,11 @@ class _SimFile:
         self._check("read")
         return bytes(memoryview(self._node.content)[offset : offset + length])
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        data = self.read_at(offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def map(self) -> memoryview:
         self._check("read")
         return memoryview(self._node.seen())

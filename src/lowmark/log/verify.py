@@ -1,0 +1,169 @@
+"""Look at a whole data directory and change nothing: every checksum, every link, every left-over.
+
+What the log does at a start is done here again on its own, from the same formats: pieces first, the
+WAL on top, then the question whether every entry that counts is somewhere. It goes on where a start
+would stop at the first damage of a group, and it reads what a start leaves unread: every byte.
+
+The directory is locked meanwhile, if it ever was opened; the lock file is not changed either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from crc32c import crc32c
+
+from lowmark.errors import LowmarkError
+from lowmark.log import files, identity, wal_format, wal_recovery
+from lowmark.log.entries import Run
+from lowmark.log.findings import Finding, Meter, Progress, finding_of, left_over
+from lowmark.log.opening import replay_run
+from lowmark.log.verify_group import GroupPieces, check_group
+from lowmark.log.verify_pieces import COPY_NEEDED
+from lowmark.log.wal_format import Kind
+from lowmark.log.wal_recovery import WalFile, WalRecord
+from lowmark.runtime import Disk
+
+__all__ = ["is_log", "verify_log"]
+
+_ROOT_NAMES = {files.LOCK, files.WAL, files.GROUPS, "lost+found"}
+
+
+def is_log(disk: Disk) -> bool:
+    """Whether this looks like a data directory at all."""
+    return any(
+        (stat := disk.stat(folder)) is not None and stat.kind == "folder"
+        for folder in (files.WAL, files.GROUPS)
+    )
+
+
+def verify_log(disk: Disk, progress: Progress | None = None) -> Iterator[Finding]:
+    """Everything that is wrong, as it is found; an intact directory gives nothing.
+
+    Raises `Locked` if another process has the directory open; bad files never make it raise.
+    """
+    lock = disk.lock(files.LOCK, sign=False) if disk.stat(files.LOCK) is not None else None
+    try:
+        yield from _verify(disk, Meter(_bytes_below(disk, ""), progress))
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _verify(disk: Disk, meter: Meter) -> Iterator[Finding]:
+    yield from _check_root(disk)
+    groups: list[GroupPieces] = []
+    for name in disk.list(files.GROUPS):
+        path = files.group_dir(name)
+        stat = disk.stat(path)
+        if name.startswith(identity.ASIDE):
+            what = "a group whose creation or deletion was interrupted"
+            yield left_over(disk, path, None, what)
+        elif stat is None or stat.kind != "folder":
+            yield _unknown(disk, path)
+        else:
+            yield from check_group(disk, name, found=groups, meter=meter)
+    yield from _check_wals(disk, {pieces.name: pieces for pieces in groups}, meter)
+    for pieces in groups:
+        yield from pieces.settle(disk)
+
+
+def _check_root(disk: Disk) -> Iterator[Finding]:
+    for name in disk.list(""):
+        if name not in _ROOT_NAMES:
+            yield _unknown(disk, name)
+    for folder in (files.WAL, files.GROUPS):
+        stat = disk.stat(folder)
+        if stat is None or stat.kind != "folder":
+            what = "the folder is missing"
+            yield Finding("missing", None, disk.describe(folder), None, what, COPY_NEEDED)
+    for name in disk.list(files.WAL):
+        path = f"{files.WAL}/{name}"
+        if name.endswith(files.TEMPORARY):
+            yield left_over(disk, path, None, "a WAL file that was not finished")
+        elif name.endswith(files.DAMAGED):
+            what = "a damaged WAL file that was set aside; its groups are in quarantine"
+            hint = "Keep it for analysis. Delete it when those groups have been replaced."
+            yield Finding("damage", None, disk.describe(path), None, what, hint)
+        elif files.number_of(name, ".wal") is None:
+            yield _unknown(disk, path)
+
+
+def _unknown(disk: Disk, path: str) -> Finding:
+    hint = "Lowmark does not look at it. Move it away if nobody needs it here."
+    return Finding("unknown file", None, disk.describe(path), None, "not a file of ours", hint)
+
+
+# -- the WAL ------------------------------------------------------------------------------------
+
+
+def _check_wals(disk: Disk, groups: dict[str, GroupPieces], meter: Meter) -> Iterator[Finding]:
+    found: list[WalFile] = []
+    wal = at = 0
+    try:
+        for record in wal_recovery.read_wals(disk, found):
+            at = at if record.wal == wal else 0
+            meter.looked_at(files.wal_path(record.wal), record.offset - at)
+            wal, at = record.wal, record.offset
+            yield from _check_record(disk, groups, record)
+    except LowmarkError as error:
+        yield finding_of(disk, files.WAL, None, error)
+    for file in found:
+        path = files.wal_path(file.number)
+        for damage in file.damage:
+            yield finding_of(disk, path, None, damage)
+        if file.size > file.durable_bytes > 0:
+            what = f"the bytes from {file.durable_bytes} on are an unfinished write"
+            yield left_over(disk, path, None, what)
+
+
+def _check_record(
+    disk: Disk, groups: dict[str, GroupPieces], found: WalRecord
+) -> Iterator[Finding]:
+    path = files.wal_path(found.wal)
+    if found.damage is not None:
+        yield finding_of(disk, path, found.group or None, found.damage)
+        return
+    if not found.incarnation:
+        what = "a record of a writer that was never named"
+        yield Finding("damage", None, disk.describe(path), found.offset, what, COPY_NEEDED)
+        return
+    pieces = groups.get(found.group)
+    if pieces is None or pieces.state.incarnation != found.incarnation:
+        return  # the group was deleted, and perhaps made anew
+    if found.record is not None and found.record.kind is not Kind.META:
+        run = wal_format.decode_run(found.record)
+        for what in _run_mistakes(run):
+            yield Finding("damage", found.group, disk.describe(path), found.offset, what)
+        gap = replay_run(pieces.state, found, run)
+        if gap is None:
+            pieces.gap = None
+        elif pieces.gap is None:
+            where = disk.describe(path)
+            pieces.gap = Finding("missing", found.group, where, found.offset, gap, COPY_NEEDED)
+
+
+def _run_mistakes(run: Run) -> Iterator[str]:
+    """Entries of a run whose record is sound, but which were spoilt before they were written."""
+    if run.large is not None:
+        return
+    if int(run.starts()[-1]) != len(run.payload):
+        yield f"the lengths of entries {run.first} to {run.last} do not fit their data"
+        return
+    stored = np.frombuffer(run.checksums, np.uint32).tolist()
+    for entry, checksum in zip(run.entries(run.first, run.last), stored, strict=True):
+        if crc32c(entry.data) != checksum:
+            yield f"entry {entry.index} fails its checksum"
+
+
+def _bytes_below(disk: Disk, folder: str) -> int:
+    total = 0
+    for name in disk.list(folder):
+        path = f"{folder}/{name}" if folder else name
+        stat = disk.stat(path)
+        if stat is not None and stat.kind == "folder":
+            total += _bytes_below(disk, path)
+        elif stat is not None and stat.kind == "file":
+            total += stat.size
+    return total
