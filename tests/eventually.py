@@ -1,0 +1,14 @@
+"""Waiting for another process, the one way we do it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def eventually(condition: Callable[[], bool], *, deadline_s: float = 30.0) -> None:
+    """Return as soon as the condition holds; fail if it does not by the deadline."""
+    ends_at = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < ends_at, f"not true after {deadline_s} seconds"
+        time.sleep(0.005)
