@@ -14,10 +14,12 @@ __all__ = [
     "InstallRefused",
     "LogBusy",
     "LogClosed",
+    "NewerFormat",
     "NotContiguous",
     "ReferenceExpired",
     "SnapshotRefused",
     "TermFell",
+    "check_version",
 ]
 
 
@@ -34,6 +36,26 @@ class Damaged(Corrupt):
         self.path = path
         self.offset = offset
         self.what = what
+
+
+class NewerFormat(Damaged):
+    """A file that a later release wrote. Nothing is wrong with it."""
+
+    def __init__(self, path: str, *, version: int, newest: int) -> None:
+        super().__init__(
+            path,
+            offset=4,
+            what=f"it has format version {version}, and this release reads up to {newest}",
+            hint="Use the release that wrote it, or a later one.",
+        )
+
+
+def check_version(path: str, version: int, *, newest: int) -> None:
+    """Refuse a file whose format this release does not know."""
+    if version > newest:
+        raise NewerFormat(path, version=version, newest=newest)
+    if version < 1:
+        raise Damaged(path, offset=4, what=f"there is no format version {version}")
 
 
 class GroupQuarantined(Corrupt):
@@ -92,8 +114,8 @@ class EntryTooLarge(Rejected):
 
     def __init__(self, *, size: int, limit: int) -> None:
         super().__init__(
-            f"an entry of {size} bytes is too large",
-            detail=f"At most {limit} bytes are allowed (log.entry_bytes_max).",
+            f"{size} bytes are too many for one entry or record",
+            detail=f"At most {limit} are allowed (for entries: log.entry_bytes_max).",
             hint="Split it, or raise the limit on every node.",
         )
 

@@ -18,6 +18,7 @@ Numbers have sixteen digits, so name order is number order. `.tmp` marks what is
 
 from __future__ import annotations
 
+import re
 import sys
 
 from lowmark.errors import invariant
@@ -54,6 +55,7 @@ IDENTITY = "group"
 QUARANTINE = "quarantine"
 SNAPSHOTS = "snapshots"
 DIGITS = 16
+_SNAPSHOT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})")
 
 
 def wal_path(number: int) -> str:
@@ -86,7 +88,8 @@ def members_of(name: str) -> list[int] | None:
     if not name.endswith(COMPACTING):
         return None
     parts = name.removesuffix(COMPACTING).split("-")
-    return [int(p) for p in parts] if all(len(p) == DIGITS and p.isdigit() for p in parts) else None
+    numbers = [number_of(part, "") for part in parts]
+    return [n for n in numbers if n is not None] if None not in numbers else None
 
 
 def number_of(name: str, suffix: str) -> int | None:
@@ -103,10 +106,5 @@ def snapshot_name(index: int, term: int) -> str:
 
 def snapshot_of(name: str) -> tuple[int, int] | None:
     """Index and term from a snapshot's folder name."""
-    index, _, term = name.partition("-")
-    if len(index) != DIGITS or len(term) != DIGITS:
-        return None
-    try:
-        return int(index, 16), int(term, 16)
-    except ValueError:
-        return None
+    match = _SNAPSHOT.fullmatch(name)
+    return (int(match[1], 16), int(match[2], 16)) if match else None

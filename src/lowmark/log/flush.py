@@ -290,10 +290,11 @@ class SegmentWriter:
 
     def _remove(self, wal: int) -> Callable[[], None]:
         def step() -> None:
-            if wal in self._aside:
-                self._disk.rename(files.wal_path(wal), files.wal_path(wal) + files.DAMAGED)
-            else:
-                discard(self._disk, files.wal_path(wal))
+            path = files.wal_path(wal)
+            if wal not in self._aside:
+                discard(self._disk, path)
+            elif self._disk.stat(path) is not None:
+                self._disk.rename(path, path + files.DAMAGED)
             self._disk.sync_dir(files.WAL)
 
         return step

@@ -39,6 +39,8 @@ from lowmark.runtime import Buffer, Disk
 __all__ = ["GroupLog", "Services"]
 
 _READ_RETRIES = 8
+META_BYTES_MAX = 64 << 10
+"""A group's own record is repeated at the head of every WAL file, so it must be small."""
 
 
 class Services(Protocol):
@@ -175,6 +177,8 @@ class GroupLog:
     def put_meta(self, data: bytes, on_done: Callable[[], None]) -> None:
         """Make a small record of the group's own durable (a vote); the newest one counts."""
         self._check_writes(while_installing=True)
+        if len(data) > META_BYTES_MAX:
+            raise EntryTooLarge(size=len(data), limit=META_BYTES_MAX)
         self._services.write_meta(self._state, data, on_done)
 
     def _check_writes(self, *, while_installing: bool = False) -> None:

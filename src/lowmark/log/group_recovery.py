@@ -8,12 +8,14 @@ the group into quarantine.
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt
 from lowmark.log import files, identity, segment_format, segments
-from lowmark.log.errors import Damaged
+from lowmark.log.errors import Damaged, NewerFormat
 from lowmark.log.folders import remove_folder
 from lowmark.log.install import move_in
 from lowmark.log.live import LiveRow
@@ -25,6 +27,8 @@ from lowmark.log.state import GroupState
 from lowmark.runtime import Disk
 
 __all__ = ["check_coverage", "recover_group"]
+
+logger = logging.getLogger(__name__)
 
 
 def recover_group(disk: Disk, name: str, *, read_only: bool) -> tuple[GroupState, Corrupt | None]:
@@ -75,10 +79,16 @@ def _load_snapshot(disk: Disk, state: GroupState, *, read_only: bool) -> None:
         try:
             found = load_snapshot(disk, folder, incarnation=state.incarnation)
             break
+        except NewerFormat:
+            raise
         except Corrupt as error:
             damage = damage or error
     if found is None and damage is not None:
         raise damage
+    if damage is not None:
+        # Nothing was compacted by the newer one's live set yet, so the older one is whole.
+        extra = {"group": state.name, "reason": damage.message}
+        logger.warning("an older snapshot stands in for a damaged one", extra=extra)
     root = f"{state.folder}/{files.SNAPSHOTS}"
     if not read_only:
         disk.sync_dir(root)

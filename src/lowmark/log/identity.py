@@ -6,13 +6,11 @@ carries it, so that a group created anew under an old name never takes over old 
 
 from __future__ import annotations
 
-import msgspec
-from crc32c import crc32c
-
 from lowmark.log import files
 from lowmark.log.errors import Damaged
 from lowmark.log.folders import discard, remove_folder
-from lowmark.runtime import Disk, FileMissing
+from lowmark.log.notes import Note, read_note, read_whole, write_note, write_whole
+from lowmark.runtime import Disk
 
 __all__ = [
     "create_folder",
@@ -27,7 +25,7 @@ __all__ = [
 ASIDE = "~"
 
 
-class _Identity(msgspec.Struct, frozen=True):
+class _Identity(Note, frozen=True, kw_only=True):
     name: str
     incarnation: str
 
@@ -38,8 +36,8 @@ def create_folder(disk: Disk, name: str, incarnation: bytes) -> None:
     remove_folder(disk, aside)
     disk.make_dir(aside)
     disk.make_dir(f"{aside}/{files.SNAPSHOTS}")
-    body = msgspec.json.encode(_Identity(name, incarnation.hex()))
-    _write(disk, f"{aside}/{files.IDENTITY}", body + b"\n%08x\n" % crc32c(body))
+    identity = _Identity(name=name, incarnation=incarnation.hex())
+    write_note(disk, f"{aside}/{files.IDENTITY}", identity)
     disk.sync_dir(aside)
     disk.rename(aside, files.group_dir(name))
     disk.sync_dir(files.GROUPS)
@@ -65,14 +63,11 @@ def read_identity(disk: Disk, name: str) -> bytes:
     """The incarnation of the group in that folder."""
     path = f"{files.group_dir(name)}/{files.IDENTITY}"
     where = disk.describe(path)
-    body, _, rest = _read(disk, path).partition(b"\n")
-    if rest.strip() != b"%08x" % crc32c(body):
-        raise Damaged(where, offset=0, what="the group's identity fails its checksum")
+    identity = read_note(disk, path, _Identity)
     try:
-        identity = msgspec.json.decode(body, type=_Identity)
         incarnation = bytes.fromhex(identity.incarnation)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise Damaged(where, offset=0, what=f"the identity can't be read: {error}") from error
+    except ValueError as error:
+        raise Damaged(where, offset=0, what=f"the incarnation can't be read: {error}") from error
     if identity.name != name:
         raise Damaged(
             where,
@@ -88,7 +83,7 @@ def read_quarantine(disk: Disk, name: str) -> str | None:
     path = f"{files.group_dir(name)}/{files.QUARANTINE}"
     if disk.stat(path) is None:
         return None
-    return _read(disk, path).decode(errors="replace").strip() or "unknown"
+    return read_whole(disk, path).decode(errors="replace").strip() or "unknown"
 
 
 def write_quarantine(disk: Disk, name: str, cause: str) -> None:
@@ -98,23 +93,6 @@ def write_quarantine(disk: Disk, name: str, cause: str) -> None:
     if disk.stat(path) is not None:
         return
     discard(disk, path + files.TEMPORARY)
-    _write(disk, path + files.TEMPORARY, cause.encode())
+    write_whole(disk, path + files.TEMPORARY, cause.encode())
     disk.rename(path + files.TEMPORARY, path)
     disk.sync_dir(folder)
-
-
-def _write(disk: Disk, path: str, data: bytes) -> None:
-    file = disk.open(path, "create")
-    file.append([data])
-    file.datasync()
-    file.close()
-
-
-def _read(disk: Disk, path: str) -> bytes:
-    try:
-        file = disk.open(path, "read")
-    except FileMissing as missing:
-        raise Damaged(disk.describe(path), offset=0, what="the file is missing") from missing
-    data = file.read_at(0, file.size())
-    file.close()
-    return data

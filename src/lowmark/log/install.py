@@ -19,7 +19,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from crc32c import crc32c
 from pyroaring import BitMap64
@@ -28,9 +27,10 @@ from lowmark.errors import LowmarkError, invariant
 from lowmark.log import files, segment_format, segments
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, Entry, fold_checksums
-from lowmark.log.errors import Damaged, InstallRefused
+from lowmark.log.errors import InstallRefused
 from lowmark.log.flush import SegmentPlan, write_segment
 from lowmark.log.folders import remove_folder
+from lowmark.log.notes import Note, read_note, write_note
 from lowmark.log.segment_format import ROW
 from lowmark.log.segments import SegmentRef
 from lowmark.log.snapshot_format import Floor, SnapshotMeta
@@ -43,7 +43,7 @@ _PLAN = "plan"
 _BUFFERED_BYTES = 16 << 20
 
 
-class _Plan(msgspec.Struct, frozen=True):
+class _Plan(Note, frozen=True, kw_only=True):
     """What `installed/` needs to be moved in: where its segments go, and the snapshot's name."""
 
     base: int
@@ -226,11 +226,8 @@ class Installer:
             if own:
                 self._segment(0, plan_of_entries(own))
             self._writer.finish(live, floor)  # type: ignore[union-attr]
-            plan = self._disk.open(f"{self._folder}/{_PLAN}", "create")
-            body = msgspec.json.encode(_Plan(base, self.meta.index, self.meta.term))
-            plan.append([body])
-            plan.datasync()
-            plan.close()
+            plan = _Plan(base=base, index=self.meta.index, term=self.meta.term)
+            write_note(self._disk, f"{self._folder}/{_PLAN}", plan)
             self._disk.sync_dir(self._folder)
             self._disk.rename(self._folder, f"{self._group_folder}/{files.INSTALLED}")
             self._disk.sync_dir(self._group_folder)
@@ -271,12 +268,7 @@ def _clear(disk: Disk, group_folder: str) -> None:
 def link_in(disk: Disk, group_folder: str, *, incarnation: bytes) -> list[SegmentRef]:
     """Give a whole `installed/` its place in the group: steps 3 and 4."""
     installed = f"{group_folder}/{files.INSTALLED}"
-    path = f"{installed}/{_PLAN}"
-    file = disk.open(path, "read")
-    try:
-        plan = msgspec.json.decode(file.read_at(0, file.size()), type=_Plan)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Damaged(disk.describe(path), offset=0, what=str(error)) from error
+    plan = read_note(disk, f"{installed}/{_PLAN}", _Plan)
     refs = []
     for name in disk.list(installed):
         number = files.number_of(name, files.SEGMENT)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from lowmark.log.entries import Run
-from lowmark.log.errors import Damaged
-from lowmark.log.wal_format import newer_format
+from lowmark.log.errors import Damaged, check_version
 from lowmark.runtime import Buffer
 
 __all__ = [
@@ -61,12 +60,11 @@ def check_header(path: str, data: Buffer, *, incarnation: bytes | None) -> int:
     if len(head) < HEADER_BYTES or head[:4] != MAGIC:
         raise Damaged(path, offset=0, what="this is not a large file of Lowmark")
     _, version, _, number, owner = _HEADER.unpack_from(head)
-    if version > VERSION:
-        raise newer_format(path, version)
+    check_version(path, version, newest=VERSION)
     if crc32c(head[: _HEADER.size]) != _CHECKSUM.unpack_from(head, _HEADER.size)[0]:
         raise Damaged(path, offset=0, what="the header fails its checksum")
     if incarnation is not None and owner != incarnation:
-        raise Damaged(path, offset=8, what="it belongs to another group")
+        raise Damaged(path, offset=16, what="it belongs to another group")
     return int(number)
 
 

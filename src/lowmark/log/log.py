@@ -233,14 +233,14 @@ class Log:
         newest = max((file.number for file in opening.wals), default=0)
         sound = [file for file in opening.wals if file.durable_bytes]
         previous = sound[-1] if sound else WalFile(0)
-        self.wal.start(
-            number=newest + 1, previous=previous.number, previous_bytes=previous.durable_bytes
-        )
         self.segment_writer.keep_aside(opening.damaged_wals)
-        if not opening.quarantine_unsaved:
-            for file in opening.wals:
-                self.wal.files_waiting += 1
-                self.segment_writer.take(file.number)
+        waiting = [] if opening.quarantine_unsaved else [file.number for file in opening.wals]
+        self.wal.start(
+            number=newest + 1,
+            previous=previous.number,
+            previous_bytes=previous.durable_bytes,
+            waiting=waiting,
+        )
         for state in self._states.values():
             self.compactor.phase1(state)
             if state.links:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.log import files, identity, wal_format, wal_recovery
 from lowmark.log.entries import Run
-from lowmark.log.errors import Damaged
+from lowmark.log.errors import Damaged, NewerFormat
 from lowmark.log.group_recovery import check_coverage, recover_group
 from lowmark.log.snapshot_format import Floor
 from lowmark.log.state import GroupState
@@ -37,7 +37,8 @@ def replay_run(state: GroupState, found: WalRecord, run: Run) -> str | None:
         return None  # an installed snapshot took the place of all that
     # A run that the snapshot covers is taken, too: it may cut off the tail of an older one.
     memory = state.memtable
-    follows = run.first <= max(state.last_index, state.row.snapshot_index) + 1
+    previous = found.record.previous if found.record is not None else run.first - 1
+    follows = previous <= max(state.last_index, state.row.snapshot_index)
     joins = memory.last is None or run.first <= memory.last + 1
     if not (follows and joins):
         return f"entries {state.last_index + 1} to {run.first - 1} of {state.name} are missing"
@@ -65,6 +66,7 @@ class Opening:
 
     def recover(self) -> None:
         """Mend what a crash left, and read everything that says what is there."""
+        self._refuse_newer_wals()
         if not self.read_only:
             self._prepare()
         for name in self.disk.list(files.GROUPS):
@@ -80,6 +82,20 @@ class Opening:
             self._quarantine(self.states[name], damage)
         for state in self.states.values():
             self._settle(state)
+
+    def _refuse_newer_wals(self) -> None:
+        """A later release's WAL may hold anything, so nothing at all is touched."""
+        for number in wal_recovery.list_wals(self.disk):
+            path = files.wal_path(number)
+            file = self.disk.open(path, "read")
+            head = file.read_at(0, wal_format.FILE_HEADER_BYTES)
+            file.close()
+            try:
+                wal_format.decode_header(self.disk.describe(path), head)
+            except NewerFormat:
+                raise
+            except Damaged:
+                continue
 
     def _prepare(self) -> None:
         disk = self.disk
@@ -144,7 +160,8 @@ class Opening:
             return
         state.quarantine = damage.message
         logger.error("quarantined", extra={"group": state.name, "reason": damage.message})
-        if not self.read_only:
+        # The release that wrote a newer file must find the group as it left it.
+        if not self.read_only and not isinstance(damage, NewerFormat):
             try:
                 identity.write_quarantine(self.disk, state.name, damage.message)
             except LowmarkError as error:

@@ -124,7 +124,7 @@ class Merger:
         file.append([head])
         # One buffer for all reads: fresh memory for each would cost as much as the copy itself.
         largest = int(new_rows["length"].max())
-        buffer = memoryview(np.empty(max(self._step_bytes, largest, _BUFFER_BYTES_MIN), np.uint8))
+        buffer = np.empty(max(self._step_bytes, largest, _BUFFER_BYTES_MIN), np.uint8).data
         for source in sources:
             for part in _pieces(source.rows, self._step_bytes):
                 yield self._copy(file, source, part, buffer)
@@ -159,7 +159,8 @@ class Merger:
         for at, end in pairwise([0, *_breaks(places, lengths), len(rows)]):
             first, last = int(places[at]), int(places[end - 1]) + int(lengths[end - 1])
             stretch = buffer[used : used + last - first]
-            used += old.read_into(first, stretch)
+            used += len(stretch)
+            stretch = stretch[: old.read_into(first, stretch)]
             starts = (places[at:end] - places[at]).tolist()
             for start, length in zip(starts, lengths[at:end].tolist(), strict=True):
                 data = stretch[start : start + length]
@@ -191,9 +192,7 @@ def _breaks(places: U64, lengths: U32) -> list[int]:
 
 
 def _pieces(rows: Rows, step_bytes: int) -> Iterator[Rows]:
-    """Cut rows into pieces that lie in one file; reading one takes at most a step's bytes of memory,
-    or one entry.
-    """
+    """Cut rows into pieces that lie in one file, and are read with a step's bytes of memory."""
     if not len(rows):
         return
     inside = (rows["place"] & np.uint64(IN_LARGE)) == 0
@@ -268,13 +267,15 @@ def merge_is_finished(disk: Disk, folder: str, numbers: list[int]) -> bool:
 
 
 def _has_trailer(disk: Disk, path: str, numbers: list[int]) -> bool:
+    file = disk.open(path, "read")
     try:
-        file = disk.open(path, "read")
         head = file.read_at(0, segment_format.HEADER_BYTES)
         header = segment_format.decode_header(path, head, incarnation=None)
         return segment_format.read_trailer(path, file, header) == numbers
     except Damaged:
         return False
+    finally:
+        file.close()
 
 
 def _same_file(disk: Disk, one: str, other: str) -> bool:

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from lowmark.log.errors import Damaged
-from lowmark.log.wal_format import newer_format
+from lowmark.log.errors import Damaged, check_version
 from lowmark.runtime import Buffer, File
 
 __all__ = [
@@ -138,8 +137,7 @@ def decode_header(path: str, data: Buffer, *, incarnation: bytes | None) -> Segm
     )
     if magic != MAGIC:
         raise Damaged(path, offset=0, what="this is not a segment of Lowmark")
-    if version > VERSION:
-        raise newer_format(path, version)
+    check_version(path, version, newest=VERSION)
     if crc32c(head[: _HEADER.size]) != _CHECKSUM.unpack_from(head, _HEADER.size)[0]:
         raise Damaged(path, offset=0, what="the header fails its checksum")
     if incarnation is not None and owner != incarnation:
@@ -170,6 +168,7 @@ def read_trailer(path: str, file: File, header: SegmentHeader) -> list[int]:
     stored = _CHECKSUM.unpack_from(tail, len(tail) - _CHECKSUM.size)[0]
     if (
         magic != TRAILER_MAGIC
+        or count < 1
         or len(tail) != count * 8 + _TRAILER_FIXED
         or entries != header.count
         or crc32c(tail[: -_CHECKSUM.size]) != stored

@@ -15,8 +15,7 @@ import msgspec
 from crc32c import crc32c
 from pyroaring import BitMap64
 
-from lowmark.log.errors import Damaged
-from lowmark.log.wal_format import newer_format
+from lowmark.log.errors import Damaged, SnapshotRefused, check_version
 from lowmark.runtime import Buffer, File
 
 __all__ = [
@@ -73,6 +72,11 @@ class StateTrailer:
 def encode_meta(meta: SnapshotMeta, *, incarnation: bytes) -> bytes:
     """The head of a state file."""
     body = msgspec.msgpack.encode(meta)
+    if len(body) > META_BYTES_MAX:
+        raise SnapshotRefused(
+            f"the meta of a snapshot has {len(body)} bytes",
+            hint=f"At most {META_BYTES_MAX} are allowed.",
+        )
     head = _HEAD.pack(STATE_MAGIC, VERSION, 0, len(body), incarnation)
     return head + _CHECKSUM.pack(crc32c(body, crc32c(head))) + body
 
@@ -85,8 +89,7 @@ def decode_meta(
     if len(head) < HEAD_BYTES or head[:4] != STATE_MAGIC:
         raise Damaged(path, offset=0, what="this is not a snapshot of Lowmark")
     _, version, _, length, owner = _HEAD.unpack_from(head)
-    if version > VERSION:
-        raise newer_format(path, version)
+    check_version(path, version, newest=VERSION)
     if length > META_BYTES_MAX:
         raise Damaged(path, offset=8, what="the meta is longer than any can be")
     body = file.read_at(HEAD_BYTES, length)
@@ -132,14 +135,16 @@ def decode_live(path: str, data: Buffer, *, incarnation: bytes | None = None) ->
     if len(head) < LIVE_HEAD_BYTES or head[:4] != LIVE_MAGIC:
         raise Damaged(path, offset=0, what="this is not a live set of Lowmark")
     _, version, _, length, owner = _LIVE.unpack_from(head)
-    if version > VERSION:
-        raise newer_format(path, version)
+    check_version(path, version, newest=VERSION)
     body = bytes(data[LIVE_HEAD_BYTES:])
     stored = _CHECKSUM.unpack_from(head, _LIVE.size)[0]
     if len(body) != length or crc32c(body, crc32c(head[: _LIVE.size])) != stored:
         raise Damaged(path, offset=0, what="the live set fails its checksum")
     _check_owner(path, owner, incarnation)
-    return BitMap64.deserialize(body)
+    try:
+        return BitMap64.deserialize(body)
+    except (ValueError, RuntimeError, MemoryError) as error:
+        raise Damaged(path, offset=LIVE_HEAD_BYTES, what="the live set can't be read") from error
 
 
 def _check_owner(path: str, owner: bytes, incarnation: bytes | None) -> None:

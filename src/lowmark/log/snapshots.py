@@ -102,7 +102,9 @@ def load_live(disk: Disk, folder: str, *, incarnation: bytes | None) -> BitMap64
     """The live set beside a state, or None when it is damaged or missing: it can be rebuilt."""
     path = f"{folder}/{LIVE}"
     try:
-        data = _open(disk, path).map()
+        file = _open(disk, path)
+        data = file.map()
+        file.close()
         return snapshot_format.decode_live(disk.describe(path), data, incarnation=incarnation)
     except Corrupt:
         return None

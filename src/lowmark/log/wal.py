@@ -127,6 +127,7 @@ class Wal:
         self._roll_asked = False
         self._failures = 0
         self._first_number = 1
+        self._old: list[int] = []
         self.queued_bytes = 0
         self.files_waiting = 0
         self.bytes_written = 0
@@ -140,8 +141,13 @@ class Wal:
 
     # -- what others ask of it ------------------------------------------------------------------
 
-    def start(self, *, number: int, previous: int, previous_bytes: int) -> None:
-        """Open the first file of this process; `previous` is the last one before it, or 0."""
+    def start(self, *, number: int, previous: int, previous_bytes: int, waiting: list[int]) -> None:
+        """Open the first file of this process; `previous` is the last one before it, or 0.
+
+        Older files may be flushed and removed (`waiting`) only when the new one is there: it
+        repeats the groups' own records, which are nowhere else.
+        """
+        self._old = waiting
         self.number, self.durable_bytes = previous, previous_bytes
         self._first_number = number
         new = self._plan_file(number)
@@ -364,6 +370,10 @@ class Wal:
         self.large_bytes = 0
         self._writers = {incarnation: i + 1 for i, incarnation in enumerate(new.carried)}
         self.stopped = None
+        old, self._old = self._old, []
+        for closed in old:
+            self.files_waiting += 1
+            self._on_closed(closed)
         if low_disk:
             self._on_low_disk()
 

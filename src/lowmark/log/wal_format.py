@@ -21,7 +21,7 @@ import msgspec
 from crc32c import crc32c
 
 from lowmark.log.entries import LargePlace, Run
-from lowmark.log.errors import Damaged
+from lowmark.log.errors import Damaged, check_version
 from lowmark.runtime import Buffer
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "encode_header",
     "find_batch_after",
     "meta_record",
-    "newer_format",
     "run_record",
     "sequence_at",
     "writer_record",
@@ -129,21 +128,10 @@ def decode_header(path: str, data: Buffer) -> WalHeader:
     magic, version, _, number, previous_number, previous_bytes = _FILE_HEADER.unpack_from(head)
     if magic != FILE_MAGIC:
         raise Damaged(path, offset=0, what="this is not a WAL file of Lowmark")
-    if version > VERSION:
-        raise newer_format(path, version)
+    check_version(path, version, newest=VERSION)
     if crc32c(head[: _FILE_HEADER.size]) != _CHECKSUM.unpack_from(head, _FILE_HEADER.size)[0]:
         raise Damaged(path, offset=0, what="the header fails its checksum")
     return WalHeader(number, previous_number, previous_bytes)
-
-
-def newer_format(path: str, version: int) -> Damaged:
-    """The error for a file that a later release wrote."""
-    return Damaged(
-        path,
-        offset=4,
-        what=f"it has format version {version}, and this release reads up to {VERSION}",
-        hint="Use the release that wrote it, or a later one.",
-    )
 
 
 def writer_record(writer: int, *, incarnation: bytes, group: str) -> Record:
