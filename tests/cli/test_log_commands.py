@@ -204,7 +204,7 @@ def test_a_group_that_cannot_be_read_is_told_beside_the_others(data: Path) -> No
     flip(data / "groups/users-0/group", 5)
     result = lowmark("explain", data)
     assert "orders-0" in result.stdout
-    assert "the group's identity fails its checksum" in result.stderr
+    assert "the file fails its checksum" in result.stderr
 
 
 # -- dump -----------------------------------------------------------------------------------------

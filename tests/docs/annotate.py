@@ -15,6 +15,7 @@ if __name__ == "__main__":
 
 from docs.example_directory import example_files
 from docs.pages import FORMATS, blocks, layouts
+from lowmark.log import snapshot_format
 from lowmark.runtime import HybridTime
 from lowmark.runtime.frames import frame_header, hello
 
@@ -153,7 +154,7 @@ def _state(dump: _Dump) -> None:
     dump.remark("meta, MessagePack")
     dump.rest(head["meta_bytes"], "meta")
     dump.remark("state")
-    dump.rest(dump.left - 36, "state")
+    dump.rest(dump.left - snapshot_format.TRAILER_BYTES, "state")
     dump.remark("state trailer")
     dump.fields("State trailer")
 

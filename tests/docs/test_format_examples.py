@@ -248,8 +248,9 @@ def test_the_shown_texts_are_decoded_and_written_again_byte_for_byte() -> None:
     runs = shown(f"groups/{GROUP}/runs").splitlines()
     again = [msgspec.json.encode(msgspec.json.decode(run, type=CompactionRun)) for run in runs]
     assert again == runs
-    plan = shown("groups/<group>/installed/plan").rstrip()
+    plan, checksum = shown("groups/<group>/installed/plan").splitlines()
     assert msgspec.json.encode(msgspec.json.decode(plan, type=install._Plan)) == plan
+    assert checksum == b"%08x" % crc32c(plan)
 
 
 def test_the_shown_files_together_are_a_sound_data_directory() -> None:

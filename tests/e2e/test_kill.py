@@ -75,6 +75,8 @@ def test_a_process_killed_again_and_again_loses_nothing_it_acknowledged(tmp_path
             match line.split():
                 case ["written", name, number]:
                     acknowledged[name] = max(acknowledged[name], int(number))
+                case _:
+                    pass
         # then everything it acknowledged and that still counts is there
         runtime = real_runtime(str(tmp_path / "data"))
         log = Log.open(runtime, CONFIG)

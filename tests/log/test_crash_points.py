@@ -199,6 +199,7 @@ def groups_come_and_go(world: CheckedWorld) -> None:
     world.settle()
     del world.oracle.groups["b"]
     world.log.delete_group("b")
+    world.settle()
     world.log.create_group("b")
     world.oracle["b"]
     world.append("b", 1, term=4)

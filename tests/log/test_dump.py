@@ -66,7 +66,7 @@ def test_bad_files_give_a_line_with_their_problem_and_the_rest_follows() -> None
     ):
         rewrite(house, path, b"nonsense" + content(house, path)[8:])
     problems = [line.problem for line in dump_log(house) if line.problem]
-    words = ("not a WAL file", "not a segment", "identity fails", "not a snapshot")
+    words = ("not a WAL file", "not a segment", "the file fails its checksum", "not a snapshot")
     assert all(any(word in problem for problem in problems) for word in words), problems
     assert any(line.group == "q" for line in dump_log(house))
 

@@ -44,11 +44,10 @@ def full_world(**limits: Any) -> World:
 
 def test_a_full_disk_refuses_writes_by_name_and_they_resume_by_themselves() -> None:
     world = full_world()
-    # given a full disk: appends, votes and snapshots are refused, and reads are not
+    # given a full disk: appends and votes are refused, and reads are not
     for refused in (
         lambda: world.put(16, 16),
         lambda: world.group.put_meta(b"vote", lambda: None),
-        lambda: world.begin_snapshot(10),
         world.log.roll,
         lambda: world.log.create_group("other"),
     ):
@@ -67,6 +66,24 @@ def test_a_full_disk_refuses_writes_by_name_and_they_resume_by_themselves() -> N
     world.append(16, 20)
     for after in [world, world.crash()]:
         after.check(range(1, 21))
+
+
+def test_a_snapshot_is_taken_on_a_full_disk_because_it_frees_space() -> None:
+    # given a disk that is full for appends, with a little left in reserve
+    world = World(disk_reserved_bytes=40_000)
+    world.segment(1, 10, size=200)
+    world.segment(11, 20, size=200)
+    world.segment(21, 30, size=200)
+    world.disk.capacity_bytes = world.disk._used_bytes + 30_000
+    world.put(31, 31)
+    world.loop.run_for(100)
+    with pytest.raises(DiskFull):
+        world.put(32, 32)
+    # when a snapshot says that nobody needs the old entries
+    world.begin_snapshot(30)
+    world.loop.run_for(500)
+    # then their segments are gone
+    assert [ref.first for ref in world.group.state.segments] == [21]
 
 
 def test_a_crash_on_a_full_disk_keeps_what_was_acknowledged() -> None:

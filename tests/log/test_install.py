@@ -10,11 +10,6 @@ from pyroaring import BitMap64
 from log.world import Ended, World, data_of, finish, number
 from lowmark.log import Entry, Installer, InstallRefused, SnapshotMeta
 
-STALE_SEGMENTS = pytest.mark.xfail(
-    reason="the floor voids the WAL, but not own segments that reach beyond the snapshot: when no"
-    " live entry was sent that cancels them, a restart brings their stale tail back"
-)
-
 
 def entry(index: int, term: int = 3, size: int = 0) -> Entry:
     return Entry(index, term, data_of(index, term, size))
@@ -402,7 +397,7 @@ def test_a_stale_tail_in_the_wal_never_comes_back(last: int) -> None:
             again.check([15, 41, 42], term=3)
 
 
-@pytest.mark.parametrize("sent", [[15], pytest.param([], marks=STALE_SEGMENTS)])
+@pytest.mark.parametrize("sent", [[15], []])
 def test_a_stale_tail_in_segments_never_comes_back(sent: list[int]) -> None:
     world = World()
     world.append(1, 60)

@@ -259,6 +259,9 @@ class Compactor:
         )
 
         def finished(error: Exception | None) -> None:
+            if state.deleted:
+                self._end(state, run, error, on_done)
+                return
             if error is None:
                 self._merged(state, run, merge, merger)
                 self._next_merge(state, run, merges, keep, on_done)
@@ -286,12 +289,20 @@ class Compactor:
         def again() -> None:
             self._tasks -= 1
             if not self.closed:
-                self._drive(merger.finish(), finished)
+                self._drive(state, merger.finish(), finished)
 
-        self._drive(merger.steps(), finished)
+        self._drive(state, merger.steps(), finished)
 
-    def _drive(self, steps: Iterator[int], on_done: Callable[[Exception | None], None]) -> None:
+    def _drive(
+        self,
+        state: GroupState,
+        steps: Iterator[int],
+        on_done: Callable[[Exception | None], None],
+    ) -> None:
         """Run a generator's turns as steps of the lane, with pauses in between."""
+        if state.deleted:
+            on_done(None)  # its folder is gone, and perhaps another's by now
+            return
         began_us, appended = self._loop.elapsed_us(), self._appended_bytes()
 
         def done(outcome: Outcome[object]) -> None:
@@ -305,12 +316,12 @@ class Compactor:
                 self._tasks += 1
                 self._loop.call_later(pause_ms, resume)
             else:
-                self._drive(steps, on_done)
+                self._drive(state, steps, on_done)
 
         def resume() -> None:
             self._tasks -= 1
             if not self.closed:
-                self._drive(steps, on_done)
+                self._drive(state, steps, on_done)
 
         self._submit(lambda: next(steps, None), done)
 

@@ -9,6 +9,7 @@ __all__ = [
     "EntryGone",
     "EntryTooLarge",
     "GroupExists",
+    "GroupLeaving",
     "GroupQuarantined",
     "GroupUnknown",
     "InstallRefused",
@@ -143,6 +144,15 @@ class GroupExists(Conflict):
 
     def __init__(self, group: str) -> None:
         super().__init__(f"group {group} exists already")
+
+
+class GroupLeaving(Unavailable):
+    """A group of that name was just deleted, and steps on its files are still under way."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(
+            f"group {group} is still being deleted", hint="Wait until the log is idle, then retry."
+        )
 
 
 class GroupUnknown(Rejected):

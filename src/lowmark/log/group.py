@@ -51,6 +51,7 @@ class Services(Protocol):
     cache: ReaderCache
 
     def check_writable(self) -> None: ...
+    def check_not_closed(self) -> None: ...
     def queued_bytes(self) -> int: ...
     def now_ms(self) -> int: ...
     def write(self, state: GroupState, runs: list[Run]) -> None: ...
@@ -264,9 +265,9 @@ class GroupLog:
         """Write a snapshot; when it is durable, phase 1 follows.
 
         `live` are the indexes at or below it that must stay readable. An index that is dead already
-        can't be live again.
+        can't be live again. A full disk is no reason to refuse it: it is what frees space.
         """
-        self._services.check_writable()
+        self._services.check_not_closed()
         row = self._state.row
         if not row.snapshot_index < meta.index <= self._state.written_index:
             raise SnapshotRefused(

@@ -125,6 +125,8 @@ def _load_segments(disk: Disk, state: GroupState, *, read_only: bool) -> None:
             damage = damage or error
             continue
         state.garbage += segments.add_newer(state.segments, ref)
+    if state.snapshot is not None:
+        state.garbage += segments.void_above(state.segments, state.snapshot.floor)
     if damage is not None:
         raise damage
     if state.segments:

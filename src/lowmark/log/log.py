@@ -16,6 +16,7 @@ from lowmark.log.config import LogConfig
 from lowmark.log.entries import Run
 from lowmark.log.errors import (
     GroupExists,
+    GroupLeaving,
     GroupUnknown,
     InstallRefused,
     LogClosed,
@@ -28,7 +29,7 @@ from lowmark.log.install import Installed, Installer
 from lowmark.log.live import LiveRow
 from lowmark.log.opening import Opening
 from lowmark.log.runs import CompactionRun
-from lowmark.log.segments import ReaderCache, SegmentRef, add_newer
+from lowmark.log.segments import ReaderCache, SegmentRef, add_newer, void_above
 from lowmark.log.snapshot_format import Floor, SnapshotMeta
 from lowmark.log.snapshots import (
     Snapshot,
@@ -74,6 +75,7 @@ class Log:
         self._states: dict[str, GroupState] = {}
         self._groups: dict[str, GroupLog] = {}
         self._installers: dict[str, Installer] = {}
+        self._leaving: dict[str, set[str]] = {}
         self._tasks = 0
         self.unreadable: dict[str, Corrupt] = {}
         """Groups whose folder can't even say who they are; they are left alone."""
@@ -145,6 +147,8 @@ class Log:
         name = group_id(name)
         if name in self._states or name in self.unreadable:
             raise GroupExists(name)
+        if name in self._leaving:
+            raise GroupLeaving(name)
         state = GroupState(name, self._runtime.random.randbytes(16))
         identity.create_folder(self.disk, name, state.incarnation)
         return self._add(state)
@@ -153,13 +157,28 @@ class Log:
         """Remove a group and everything it has. (Rare, so it works on the disk at once.)"""
         self.check_not_closed()
         group = self.group(name) if name not in self.unreadable else None
+        identity.delete_folder(self.disk, name)
+        self.unreadable.pop(name, None)
         if group is not None:
             group.state.deleted = True
             self.wal.drop(group.state)
             self.cache.forget(group.state.folder)
             del self._groups[name], self._states[name]
-        self.unreadable.pop(name, None)
-        identity.delete_folder(self.disk, name)
+            if name in self._installers:
+                self._installers.pop(name).over = True
+            self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        """Steps that are under way still use the group's path: it is free when they are through."""
+        left = self._leaving[name] = set(_LANES)
+
+        def through(lane: str) -> None:
+            left.discard(lane)
+            if not left:
+                self._leaving.pop(name, None)
+
+        for lane in _LANES:
+            self._loop.lane(lane).submit(lambda: None, lambda _, lane=lane: through(lane))  # type: ignore[misc]
 
     def group(self, name: str) -> GroupLog:
         """An existing group."""
@@ -184,7 +203,7 @@ class Log:
     def idle(self) -> bool:
         """Whether nothing is waiting, being written, flushed, snapshotted or compacted."""
         workers = self.wal.idle and self.segment_writer.idle and self.compactor.idle
-        return workers and self._tasks == 0
+        return workers and self._tasks == 0 and not self._leaving
 
     @property
     def has_room(self) -> bool:
@@ -347,6 +366,9 @@ class Log:
         state.snapshot_busy = True
 
         def turn(outcome: Outcome[Snapshot | None]) -> None:
+            if state.deleted:
+                on_done(GroupUnknown(state.name))
+                return
             if outcome.error is None and outcome.result is None:
                 self._task(lambda: next(steps), turn)
                 return
@@ -378,13 +400,15 @@ class Log:
                 writer.write(chunk)
                 yield None
             writer.finish(live, floor)
-        except LowmarkError:
+        except LowmarkError as error:
             remove_folder(self.disk, aside)
+            if meta.index <= state.row.snapshot_index:
+                raise _overtaken(meta) from error
             raise
         if meta.index <= state.row.snapshot_index:
             # An installed snapshot has overtaken this one.
             remove_folder(self.disk, aside)
-            raise SnapshotRefused(f"a newer snapshot overtook the one at {meta.index}")
+            raise _overtaken(meta)
         publish_snapshot(self.disk, state.folder, meta)
         try:
             remove_older(self.disk, state.folder, name)
@@ -461,8 +485,8 @@ class Log:
                 if index in live
             ]
             own = GroupLog(self, state).plan_read(indexes, held=True).execute(self.disk)
-            floor = Floor(self.wal.number, self.wal.sequence - 1)
-            base = state.next_number
+            base, index = state.next_number, installer.meta.index
+            floor = Floor(self.wal.number, self.wal.sequence - 1, base, index)
             state.next_number += installer.numbers_needed
             commit = installer.commit(own=own, live=live, floor=floor, base=base)
             self._task(commit, lambda outcome: committed(outcome, floor))
@@ -497,6 +521,7 @@ class Log:
         state.open_large = None
         for ref in new.segments:
             state.garbage += add_newer(state.segments, ref)
+        state.garbage += void_above(state.segments, new.floor)
         name = files.snapshot_name(new.meta.index, new.meta.term)
         folder = f"{state.folder}/{files.SNAPSHOTS}/{name}"
         state.snapshot = Snapshot(folder, new.meta, new.live, new.floor, new.state_bytes)
@@ -521,3 +546,7 @@ class Log:
 
 def _lowmark_error(error: Exception | None) -> LowmarkError | None:
     return error if isinstance(error, LowmarkError) else None
+
+
+def _overtaken(meta: SnapshotMeta) -> SnapshotRefused:
+    return SnapshotRefused(f"a newer snapshot overtook the one at {meta.index}")

@@ -33,7 +33,7 @@ def replay_run(state: GroupState, found: WalRecord, run: Run) -> str | None:
     overwrote is gone. Only a gap that stays to the end is a loss.
     """
     floor = state.snapshot.floor if state.snapshot is not None else Floor()
-    if Floor(found.wal, found.sequence) <= floor:
+    if floor.voids(found.wal, found.sequence):
         return None  # an installed snapshot took the place of all that
     # A run that the snapshot covers is taken, too: it may cut off the tail of an older one.
     memory = state.memtable

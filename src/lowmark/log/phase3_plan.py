@@ -89,10 +89,10 @@ def _worth_it(group: list[SegmentStats]) -> list[Merge]:
     largest = max(s.kept_bytes for s in group)
     # Without anything dead, a merge only makes files fewer. It pays when the pieces are of a size:
     # copying one big segment again and again for each small newcomer does not.
-    if dead == 0 and 2 * largest > kept:
-        return []
-    if 8 * dead < largest and 2 * largest > kept:
-        return [Merge((s,)) for s in group if s.mostly_dead]
+    if 2 * largest > kept and 8 * dead <= largest:
+        at = next(i for i, s in enumerate(group) if s.kept_bytes == largest)
+        parts = (group[:at], group[at : at + 1], group[at + 1 :])
+        return [merge for part in parts for merge in _worth_it(part)]
     return [Merge(tuple(group))]
 
 

@@ -19,9 +19,18 @@ from lowmark.log import files, large_format, segment_format
 from lowmark.log.entries import U32, U64, Entry, entry_checksum, fold_checksums
 from lowmark.log.errors import Damaged, EntryGone, ReferenceExpired
 from lowmark.log.segment_format import IN_LARGE, Rows, SegmentHeader
+from lowmark.log.snapshot_format import Floor
 from lowmark.runtime import Disk, File, FileMissing
 
-__all__ = ["ReaderCache", "SegmentReader", "SegmentRef", "check_entries", "place_of"]
+__all__ = [
+    "ReaderCache",
+    "SegmentReader",
+    "SegmentRef",
+    "add_newer",
+    "check_entries",
+    "place_of",
+    "void_above",
+]
 
 _READ_GAP_BYTES = 64 << 10
 
@@ -75,6 +84,16 @@ def add_newer(refs: list[SegmentRef], new: SegmentRef) -> list[SegmentRef]:
         cancelled.append(refs.pop())
     refs.append(new)
     return cancelled
+
+
+def void_above(refs: list[SegmentRef], floor: Floor) -> list[SegmentRef]:
+    """Cut off what an installed snapshot voids; give back segments that have nothing left."""
+    for ref in refs:
+        if ref.number < floor.segment:
+            ref.last = min(ref.last, floor.index)
+    empty = [ref for ref in refs if ref.first > ref.last]
+    refs[:] = [ref for ref in refs if ref.first <= ref.last]
+    return empty
 
 
 class SegmentReader:
@@ -141,10 +160,22 @@ class SegmentReader:
             try:
                 self._large = self._disk.open(self.large_path, "read")
             except FileMissing as missing:
+                if self._was_replaced():
+                    raise ReferenceExpired(self.path) from missing
                 raise Damaged(where, offset=0, what="the file is missing") from missing
             head = self._large.read_at(0, large_format.HEADER_BYTES)
             large_format.check_header(where, head, incarnation=self._incarnation)
         return self._large
+
+    def _was_replaced(self) -> bool:
+        """Whether another file has the name now: then phase 3 moved the large entries, too."""
+        try:
+            file = self._disk.open(self.path, "read")
+        except FileMissing:
+            return True
+        head = file.read_at(0, segment_format.HEADER_BYTES)
+        file.close()
+        return head != self.file.read_at(0, segment_format.HEADER_BYTES)
 
     def _read_from(self, file: File, path: str, rows: Rows, places: U64) -> list[Entry]:
         entries: list[Entry] = []

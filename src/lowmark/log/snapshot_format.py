@@ -36,7 +36,7 @@ TRAILER_MAGIC = b"LMSt"
 LIVE_MAGIC = b"LMLV"
 META_BYTES_MAX = 16 << 20
 _HEAD = struct.Struct("<4sHHI16s")
-_TRAILER = struct.Struct("<4sIQQQ")
+_TRAILER = struct.Struct("<4sIQQQQQ")
 _LIVE = struct.Struct("<4sHHQ16s")
 _CHECKSUM = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
@@ -44,11 +44,21 @@ TRAILER_BYTES = _TRAILER.size + _CHECKSUM.size
 LIVE_HEAD_BYTES = _LIVE.size + _CHECKSUM.size
 
 
-class Floor(msgspec.Struct, frozen=True, order=True):
-    """A place in the WAL: an installed snapshot voids what this group wrote up to there."""
+class Floor(msgspec.Struct, frozen=True):
+    """What an installed snapshot voids of the group's own: it may be stale.
+
+    In the WAL everything up to a place; in segments with lower numbers than the installed ones,
+    everything after the snapshot. Later snapshots inherit it, because files may still hold it.
+    """
 
     wal: int = 0
     sequence: int = 0
+    segment: int = 0
+    index: int = 0
+
+    def voids(self, wal: int, sequence: int) -> bool:
+        """Whether a run at that place in the WAL is void."""
+        return (wal, sequence) <= (self.wal, self.sequence)
 
 
 class SnapshotMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +115,8 @@ def decode_meta(
 
 def encode_trailer(trailer: StateTrailer) -> bytes:
     """The end of a state file."""
-    floor = trailer.floor
-    tail = _TRAILER.pack(TRAILER_MAGIC, trailer.checksum, trailer.length, floor.wal, floor.sequence)
+    floor = msgspec.structs.astuple(trailer.floor)
+    tail = _TRAILER.pack(TRAILER_MAGIC, trailer.checksum, trailer.length, *floor)
     return tail + _CHECKSUM.pack(crc32c(tail))
 
 
@@ -115,10 +125,10 @@ def read_trailer(path: str, file: File, state_at: int) -> StateTrailer:
     size = file.size()
     tail = file.read_at(max(0, size - TRAILER_BYTES), TRAILER_BYTES)
     if len(tail) == TRAILER_BYTES:
-        magic, checksum, length, wal, sequence = _TRAILER.unpack_from(tail)
+        magic, checksum, length, *floor = _TRAILER.unpack_from(tail)
         whole = crc32c(tail[: _TRAILER.size]) == _CHECKSUM.unpack_from(tail, _TRAILER.size)[0]
         if magic == TRAILER_MAGIC and whole and state_at + length + TRAILER_BYTES == size:
-            return StateTrailer(length, checksum, Floor(wal, sequence))
+            return StateTrailer(length, checksum, Floor(*floor))
     raise Damaged(path, offset=size, what="the snapshot has no valid end")
 
 

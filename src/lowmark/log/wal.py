@@ -311,6 +311,8 @@ class Wal:
                 if write.run.wal == 0:
                     continue  # an installed snapshot cleared the memtable in the meantime
                 write.state.memtable.unstored(write.run)
+                if write.run.large is not None:
+                    write.state.large_garbage.add(write.run.large.number)
                 write.run.large = None
                 write.state.open_large = None
             self._queue.appendleft(write)
@@ -383,7 +385,7 @@ class Wal:
         logger.warning("the WAL is stopped", extra={"reason": reason_of(error)})
         self.stopped = error
         self._failures += 1
-        if isinstance(error, DiskFull):
+        if isinstance(error, DiskFull) and self._failures == 1:
             self._on_low_disk()
         self._loop.call_later(self._config.retry_ms, self._retry)
 
