@@ -200,7 +200,10 @@ class Compactor:
             if only_if_dead and max(shares) <= self._config.compaction_dead_ratio:
                 self._end(state, run, None, on_done)
                 return
-            merges = deque(phase3_plan.plan_merges(stats, self._config))
+            planned = phase3_plan.plan_merges(
+                stats, self._config, installed_from=state.installed_from
+            )
+            merges = deque(planned)
             numbers = (s.ref.number for merge in merges for s in merge.sources)
             state.compacting_numbers = frozenset(numbers)
             self._next_merge(state, run, merges, keep, on_done)

@@ -159,7 +159,9 @@ class _Plan:
         self.stats = {ref.number: s for ref in eligible if (s := self._count(ref)) is not None}
         self.merges: list[Merge] = []
         if state.quarantine is None and not self.damage:
-            self.merges = phase3_plan.plan_merges(list(self.stats.values()), log.config)
+            self.merges = phase3_plan.plan_merges(
+                list(self.stats.values()), log.config, installed_from=state.installed_from
+            )
 
     def _count(self, ref: SegmentRef) -> SegmentStats | None:
         try:

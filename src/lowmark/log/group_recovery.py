@@ -127,6 +127,8 @@ def _load_segments(disk: Disk, state: GroupState, *, read_only: bool) -> None:
         state.garbage += segments.add_newer(state.segments, ref)
     if state.snapshot is not None:
         state.garbage += segments.void_above(state.segments, state.snapshot.floor)
+        # The installation may have brought no segment; a new one must still be newer than it.
+        state.next_number = max(state.next_number, state.installed_from)
     if damage is not None:
         raise damage
     if state.segments:

@@ -74,6 +74,11 @@ class GroupState:
         """Where its files are."""
         return files.group_dir(self.name)
 
+    @property
+    def installed_from(self) -> int:
+        """The number of the first segment that an installed snapshot brought, or 0."""
+        return self.snapshot.floor.segment if self.snapshot is not None else 0
+
     def take_number(self) -> int:
         """A number for a new segment."""
         self.next_number += 1
