@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from lowmark.cli.session import help_if_bare
+from lowmark import bench as room
+from lowmark.cli.output import Json, show_json, show_table
+from lowmark.cli.session import help_if_bare, wrong_use
+from lowmark.errors import Rejected, Unavailable
 
 __all__ = ["app"]
 
@@ -15,3 +26,123 @@ app = typer.Typer(invoke_without_command=True)
 def bench(ctx: typer.Context) -> None:
     """Measure Lowmark on this machine, side by side with what the machine can do."""
     help_if_bare(ctx)
+
+
+@app.command("log")
+def bench_log(
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 40 seconds.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="FIELD", help="Measure this figure only; may be repeated."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            metavar="PATH",
+            help="The disk to measure; else the current directory's. Nothing is left there.",
+        ),
+    ] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
+) -> None:
+    """Measure the log: appends, opening, compaction, memory.
+
+    A figure that misses its target is a result, too: the exit code is 0.
+    """
+    sizes = room.Sizes.tiny() if tiny else room.Sizes.quick() if quick else room.Sizes.full()
+    with wrong_use():
+        _check_fields(only or ())
+        parent = _parent(folder)
+    _check_space(parent, sizes)
+    with _folder_in(parent) as root:
+        figures = room.run(root, sizes, only=only or (), say=_say)
+    _say("")
+    if as_json:
+        show_json(room.report(figures, sizes))
+    else:
+        _show(figures)
+
+
+def _check_fields(only: Sequence[str]) -> None:
+    for name in only:
+        if name not in room.FIELDS:
+            known = ", ".join(room.FIELDS)
+            raise Rejected(f"there is no figure {name!r}", hint=f"Choose one of: {known}.")
+
+
+def _parent(folder: Path | None) -> Path:
+    parent = Path.cwd() if folder is None else folder
+    if not parent.is_dir():
+        raise Rejected(f"there is no folder at {parent}")
+    if folder is None and _in_memory(parent):
+        raise Rejected(
+            f"{parent} is kept in memory, not on a disk",
+            hint="Choose a folder on the disk to be measured with --dir.",
+        )
+    return parent
+
+
+def _in_memory(folder: Path) -> bool:
+    """Whether the folder's file system lives in memory, as far as the system says."""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return False
+    mounts = {fields[1]: fields[2] for fields in (line.split() for line in lines)}
+    here = folder.resolve()
+    nearest = next((p for p in (here, *here.parents) if str(p) in mounts), None)
+    return nearest is not None and mounts[str(nearest)] in ("tmpfs", "ramfs")
+
+
+def _check_space(folder: Path, sizes: room.Sizes) -> None:
+    free, needed = shutil.disk_usage(folder).free, sizes.space_needed_bytes
+    _say(f"using up to {needed / 1e9:.1f} GB in {folder} ({free / 1e9:.1f} GB are free)")
+    if free < needed:
+        raise Unavailable(
+            f"the bench needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {folder}",
+            hint="Choose another disk with --dir, or use --quick.",
+        )
+
+
+@contextlib.contextmanager
+def _folder_in(parent: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(
+        prefix="lowmark-bench-", dir=parent, ignore_cleanup_errors=True
+    ) as root:
+        yield Path(root)
+
+
+def _say(what: str) -> None:
+    """Progress is for people at a terminal: one line that is written over and over."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+    elif what:
+        print(what, file=sys.stderr)
+
+
+def _show(figures: Sequence[room.Figure]) -> None:
+    rows = [
+        {
+            "figure": f.name,
+            "measured": f.value if f.unit != "bytes" else round(f.value),
+            "target": str(f.target),
+            "met": f.met,
+            "ours": round(f.ours),
+            "peer": None if f.peer is None else round(f.peer),
+            "unit": f.unit,
+            "from": f.spread[0] if f.unit != "bytes" else round(f.spread[0]),
+            "to": f.spread[1] if f.unit != "bytes" else round(f.spread[1]),
+        }
+        for f in figures
+    ]
+    show_table(rows, columns=list(rows[0]), as_json=False)
+    for f in figures:
+        print(f"\n{f.name}: {f.notes}.")
+        for name, v in f.variants.items():
+            values = f"{v.value:.2f} ({v.ours:,.0f} against {v.peer:,.0f} {f.unit})"
+            print(f"  {name.replace('_', ' ')}: {values}")
+        if f.profile:
+            print("  where our time goes (share of the samples of one more turn):")
+        for spot in f.profile:
+            print(f"    {spot.share:5.0%}  {spot.thread}  {spot.where}")

@@ -11,7 +11,7 @@ import stat as stat_bits
 from collections.abc import Callable, Sequence
 from typing import Literal, ParamSpec, TypeVar
 
-from lowmark.errors import invariant
+from lowmark.errors import LowmarkError, invariant
 from lowmark.runtime.disk import (
     Buffer,
     DiskFailed,
@@ -42,33 +42,20 @@ _FLAGS = {
 }
 
 
-class _translated:  # noqa: N801
-    """Says the system's errors in our words. (Not a generator: it stands around hot calls.)"""
-
-    __slots__ = ("_call", "_path")
-
-    def __init__(self, path: str, call: str) -> None:
-        self._path = path
-        self._call = call
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if not isinstance(error, OSError):
-            return
-        match error.errno:
-            case errno.ENOSPC | errno.EDQUOT:
-                raise DiskFull(self._path) from error
-            case errno.ENOENT:
-                raise FileMissing(self._path) from error
-            case errno.ENOTDIR if self._call != "rename":  # there it means: a folder onto a file
-                raise FileMissing(self._path) from error
-            case errno.EEXIST:
-                raise FileExists(self._path) from error
-            case _:
-                reason = os.strerror(error.errno) if error.errno else str(error)
-                raise DiskFailed(self._path, call=self._call, reason=reason) from error
+def _in_our_words(error: OSError, path: str, call: str) -> LowmarkError:
+    # Raised in each call by itself: a context around them would cost more than the calls.
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return DiskFull(path)
+        case errno.ENOENT:
+            return FileMissing(path)
+        case errno.ENOTDIR if call != "rename":  # there it means: a folder onto a file
+            return FileMissing(path)
+        case errno.EEXIST:
+            return FileExists(path)
+        case _:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            return DiskFailed(path, call=call, reason=reason)
 
 
 class _RealFile:
@@ -82,9 +69,11 @@ class _RealFile:
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
         start_at = offset
-        with _translated(self._path, "write"):
+        try:
             for first in range(0, len(buffers), _IOV_MAX):
                 offset += self._write_all(offset, buffers[first : first + _IOV_MAX])
+        except OSError as error:
+            raise _in_our_words(error, self._path, "write") from error
         if offset > start_at:  # writing nothing far behind the end does not move it
             self._end = max(self._end, offset)
 
@@ -99,7 +88,7 @@ class _RealFile:
         return wanted
 
     def read_at(self, offset: int, length: int) -> bytes:
-        with _translated(self._path, "read"):
+        try:
             data = os.pread(self._fd, length, offset)
             while data and len(data) < length:
                 more = os.pread(self._fd, length - len(data), offset + len(data))
@@ -107,9 +96,11 @@ class _RealFile:
                     break
                 data += more
             return data
+        except OSError as error:
+            raise _in_our_words(error, self._path, "read") from error
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        with _translated(self._path, "read"):
+        try:
             done = os.preadv(self._fd, [buffer], offset)
             while 0 < done < len(buffer):
                 more = os.preadv(self._fd, [buffer[done:]], offset + done)
@@ -117,25 +108,35 @@ class _RealFile:
                     break
                 done += more
             return done
+        except OSError as error:
+            raise _in_our_words(error, self._path, "read") from error
 
     def map(self) -> memoryview:
-        with _translated(self._path, "map"):
+        try:
             if os.fstat(self._fd).st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise _in_our_words(error, self._path, "map") from error
 
     def truncate(self, size: int) -> None:
-        with _translated(self._path, "truncate"):
+        try:
             os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise _in_our_words(error, self._path, "truncate") from error
         self._end = size
 
     def datasync(self) -> None:
-        with _translated(self._path, "fdatasync"):
+        try:
             os.fdatasync(self._open_fd())
+        except OSError as error:
+            raise _in_our_words(error, self._path, "fdatasync") from error
 
     def sync(self) -> None:
-        with _translated(self._path, "fsync"):
+        try:
             os.fsync(self._open_fd())
+        except OSError as error:
+            raise _in_our_words(error, self._path, "fsync") from error
 
     def _open_fd(self) -> int:
         # Python's sync calls answer a closed handle with a ValueError; we want the system's answer.
@@ -144,8 +145,10 @@ class _RealFile:
         return self._fd
 
     def size(self) -> int:
-        with _translated(self._path, "stat"):
+        try:
             return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise _in_our_words(error, self._path, "stat") from error
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -180,8 +183,10 @@ class RealDisk:
     def __init__(self, root: str, *, create: bool = True) -> None:
         self._root = os.path.abspath(root)
         if create:
-            with _translated(root, "create"):
+            try:
                 os.makedirs(self._root, exist_ok=True)
+            except OSError as error:
+                raise _in_our_words(error, root, "create") from error
         elif not os.path.isdir(self._root):
             raise FileMissing(root)
 
@@ -189,17 +194,21 @@ class RealDisk:
         return f"{self._root}/{path}" if path else self._root
 
     def _call(self, call: Callable[P, T], path: str, *args: P.args, **kwargs: P.kwargs) -> T:
-        with _translated(path, call.__name__):
+        try:
             return call(*args, **kwargs)
+        except OSError as error:
+            raise _in_our_words(error, path, call.__name__) from error
 
     def open(self, path: str, mode: Mode) -> _RealFile:
-        with _translated(path, "open"):
+        try:
             fd = os.open(self._at(path), _FLAGS[mode] | os.O_CLOEXEC, 0o644)
             found = os.fstat(fd)
             file = _RealFile(fd, path, size=found.st_size)
             if stat_bits.S_ISDIR(found.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             return file
+        except OSError as error:
+            raise _in_our_words(error, path, "open") from error
 
     def rename(self, old: str, new: str) -> None:
         invariant(folder_of(old) == folder_of(new), "a rename stays within its folder")
@@ -245,12 +254,14 @@ class RealDisk:
         )
 
     def sync_dir(self, path: str) -> None:
-        with _translated(path, "fsync"):
+        try:
             fd = os.open(self._at(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+        except OSError as error:
+            raise _in_our_words(error, path, "fsync") from error
 
     def free_bytes(self) -> int:
         found = self._call(os.statvfs, "", self._root)
@@ -258,16 +269,14 @@ class RealDisk:
 
     def lock(self, path: str, *, sign: bool = True) -> _RealLock:
         flags = os.O_RDWR | os.O_CREAT if sign else os.O_RDONLY
-        with _translated(path, "open"):
-            fd = os.open(self._at(path), flags | os.O_CLOEXEC, 0o644)
+        fd = self._call(os.open, path, self._at(path), flags | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
-            with _translated(path, "lock"):
-                if not isinstance(error, BlockingIOError):
-                    raise
+            if not isinstance(error, BlockingIOError):
+                raise _in_our_words(error, path, "lock") from error
             holder = f"process {pid}" if pid else "one that only reads"
             raise Locked(self.describe(folder_of(path)), holder=holder) from error
         # Who holds it is for people to read; a full disk must not keep a node from starting.

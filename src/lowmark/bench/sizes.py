@@ -1,0 +1,94 @@
+"""How much each figure is fed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Sizes"]
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Amounts; the shapes (entry sizes, groups, batches) are the same in all of them."""
+
+    mode: str
+    runs: int
+    """Rounds that count; one more comes before them."""
+    roll_overs: int = 4
+    large_wal_bytes: int
+    """When the WAL rolls over in `append_1m_vs_raw`."""
+    small_wal_bytes: int
+    """The same in `append_100b_vs_sqlite`."""
+    recover_bytes: int
+    recover_small_bytes: int
+    phase3_bytes: int
+    """What phase 3 finds: half of it is dead."""
+    during_wal_bytes: int
+    during_seconds: float
+    live_indexes: int
+    live_space: int
+    segments: int
+
+    @staticmethod
+    def full() -> Sizes:
+        """The sizes that the targets name."""
+        return Sizes(
+            mode="full",
+            runs=5,
+            large_wal_bytes=256 * MIB,
+            small_wal_bytes=64 * MIB,
+            recover_bytes=GIB,
+            recover_small_bytes=GIB,
+            phase3_bytes=GIB,
+            during_wal_bytes=64 * MIB,
+            during_seconds=2.0,
+            live_indexes=10_000_000,
+            live_space=100_000_000,
+            segments=10_000,
+        )
+
+    @staticmethod
+    def quick() -> Sizes:
+        """Less data, the same shape."""
+        return Sizes(
+            mode="quick",
+            runs=3,
+            large_wal_bytes=32 * MIB,
+            small_wal_bytes=4 * MIB,
+            recover_bytes=256 * MIB,
+            recover_small_bytes=16 * MIB,
+            phase3_bytes=512 * MIB,
+            during_wal_bytes=16 * MIB,
+            during_seconds=0.3,
+            live_indexes=10_000_000,
+            live_space=100_000_000,
+            segments=5_000,
+        )
+
+    @staticmethod
+    def tiny() -> Sizes:
+        """For the bench's own tests: everything runs, nothing is worth reading."""
+        return Sizes(
+            mode="tiny",
+            runs=1,
+            large_wal_bytes=4 * MIB,
+            small_wal_bytes=256 * KIB,
+            recover_bytes=4 * MIB,
+            recover_small_bytes=MIB,
+            phase3_bytes=8 * MIB,
+            during_wal_bytes=2 * MIB,
+            during_seconds=0.05,
+            live_indexes=10_000,
+            live_space=100_000,
+            segments=50,
+        )
+
+    @property
+    def space_needed_bytes(self) -> int:
+        """What the largest figure needs on the disk at one time, with some room."""
+        appended = (self.roll_overs + 1) * (2 * self.large_wal_bytes + 3 * self.small_wal_bytes)
+        recovered = 3 * max(self.recover_bytes, self.recover_small_bytes)
+        merged = 3 * self.phase3_bytes
+        return max(appended, recovered, merged) + 256 * MIB
