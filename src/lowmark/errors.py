@@ -11,6 +11,8 @@ Each error says what happened (its message), why (`detail`) and what to do (`hin
 
 from __future__ import annotations
 
+from typing import Self
+
 __all__ = [
     "Conflict",
     "Corrupt",
@@ -30,6 +32,13 @@ class LowmarkError(Exception):
         self.message = message
         self.detail = detail
         self.hint = hint
+
+    def again(self) -> Self:
+        """The same error to raise once more; raised twice, one object would gather tracebacks."""
+        fresh = self.__class__.__new__(self.__class__)
+        fresh.__dict__.update(self.__dict__)
+        fresh.args = self.args
+        return fresh
 
     def __str__(self) -> str:
         return " ".join(part for part in (self.message, self.detail, self.hint) if part)

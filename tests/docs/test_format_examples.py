@@ -154,6 +154,7 @@ def test_a_shown_segment_is_decoded_and_written_again_byte_for_byte(
         payload=[data[header.data_at : header.trailer_at]],
         large=header.large,
         members=members,
+        order=header.order,
         incarnation=INCARNATION,
     )
     assert b"".join(again) == data
@@ -373,6 +374,8 @@ def test_a_newer_version_is_refused_by_name(path: str) -> None:
     # given a shown file that says it is of version 2
     data = bytearray(shown(path))
     data[4:6] = (2).to_bytes(2, "little")
+    if path.startswith("wal/"):  # where an old checksum would show that only a bit is wrong
+        data[32:36] = crc32c(bytes(data[:32])).to_bytes(4, "little")
     # then the reader says both versions, as the index page says
     with pytest.raises(Damaged) as refused:
         _decoders()[path](bytes(data))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,7 +159,7 @@ def check_tools(disk: SimDisk) -> None:
 def padding(path: str, data: bytes) -> set[int]:
     """Bytes that fill up and say nothing: no checksum covers them, nothing reads them."""
     if path.endswith(".segment"):
-        return set(range(76, 80))
+        return set(range(100, 104))
     if path.endswith(".large"):
         found, at = set(range(36, 40)), 40
         while at < len(data):
@@ -331,6 +332,10 @@ def test_a_file_of_a_newer_format_is_refused_by_name(path: str) -> None:
         pytest.skip("a text file has no version")
     house = full_house()
     rewrite(house, path, data[:4] + struct.pack("<H", 99) + data[6:])
+    if path.startswith("wal/"):
+        # a newer release makes its own checksum, too; without it, a bit is wrong
+        head = house.open(path, "read").read_at(0, 32)
+        rewrite(house, path, head + struct.pack("<I", crc32c(head)) + content(house, path)[36:])
     found = [finding for finding in findings(house) if path in finding.path]
     assert any("format version 99" in finding.what for finding in found)
     assert any(finding.offset == 4 for finding in found)
@@ -482,12 +487,12 @@ def test_a_vote_in_the_first_batch_of_a_file_is_never_taken_for_a_torn_write() -
 
 def test_damage_in_one_group_is_told_with_file_place_and_advice() -> None:
     house = full_house()
-    house.flip_bit(KINDS["merged segment"], 8 * 178)
+    house.flip_bit(KINDS["merged segment"], 8 * 202)
     log, _ = open_house(house, read_only=True)
     with pytest.raises(LowmarkError) as caught:
         log.group("g").read([2])
     message = str(caught.value)
-    assert "groups/g/0000000000000001.segment is damaged at byte 176" in message
+    assert "groups/g/0000000000000001.segment is damaged at byte 200" in message
     assert "entry 2 fails its checksum" in message
     assert "lowmark log verify" in message
 

@@ -49,7 +49,7 @@ def test_one_group_is_shown_without_the_others() -> None:
 
 def test_a_bad_entry_is_shown_among_good_neighbours() -> None:
     house = full_house()
-    house.flip_bit("groups/g/0000000000000001.segment", 8 * 179)
+    house.flip_bit("groups/g/0000000000000001.segment", 8 * 203)
     entries = [line for line in dump_log(house, "g", data=True) if isinstance(line, DumpEntry)]
     shown = [(e.index, e.ok, e.data) for e in entries[:3]]
     assert shown == [(2, True, "2@1"), (8, False, None), (9, True, "9@1")]

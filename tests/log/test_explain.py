@@ -158,7 +158,7 @@ def test_a_segment_that_cannot_be_looked_into_is_told_and_nothing_is_merged() ->
     world = three_segments()
     world.snapshot(30, live=[3, 15, 25])
     world.log.close()
-    world.disk.flip_bit("groups/g/0000000000000002.segment", 8 * 90)
+    world.disk.flip_bit("groups/g/0000000000000002.segment", 8 * 114)
     log, _ = open_house(world.disk, read_only=True)
     # then the others are explained all the same
     found = explain_group(log, "g")

@@ -53,8 +53,8 @@ def test_a_group_that_is_made_anew_has_nothing_of_the_old_one() -> None:
     world.settle()
     # when it is deleted and made anew, whatever the WAL still holds of it
     world.log.delete_group("g")
-    assert world.disk.list("groups") == []
     world.settle()
+    assert world.disk.list("groups") == []
     world.log.create_group("g")
     for after in [world, world.crash()]:
         assert (after.group.last_index, after.group.meta) == (0, b"")
@@ -77,6 +77,7 @@ def test_a_deleted_group_stays_deleted() -> None:
     world.append(1, 10)
     world.append(1, 5, group="other")
     world.log.delete_group("g")
+    world.settle()
     for seed in range(4):
         after = world.disk.crashed(Random(seed))
         log = Log.open(sim_runtime(seed, disk=after), QUIET)
@@ -109,6 +110,7 @@ def test_a_crash_in_the_middle_leaves_a_whole_group_or_none(step: str) -> None:
         act = world.log.create_group if step == "create" else world.log.delete_group
         try:
             act("new" if step == "create" else "other")
+            world.settle()
         except BaseException as stopped:
             if type(stopped).__name__ != "WorldStopped":
                 raise

@@ -159,7 +159,9 @@ def test_a_gap_in_the_state_is_refused_by_name() -> None:
 
 
 def test_a_gap_in_the_live_entries_is_refused_by_name() -> None:
-    installer = begin(World(), last_applied=5)
+    world = World()
+    world.append(1, 5)
+    installer = begin(world, last_applied=5)
     installer.add_entries(5, [entry(9), entry(12)])
     with pytest.raises(InstallRefused, match="after 20 do not follow 12"):
         installer.add_entries(20, [entry(30)])
@@ -171,13 +173,17 @@ def test_a_gap_in_the_live_entries_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("indexes", [[9, 9], [9, 8], [5], [41]])
 def test_live_entries_must_rise_and_end_at_the_snapshot(indexes: list[int]) -> None:
-    installer = begin(World(), last_applied=5)
+    world = World()
+    world.append(1, 5)
+    installer = begin(world, last_applied=5)
     with pytest.raises(InstallRefused, match="must rise and end at the snapshot"):
         installer.add_entries(5, [entry(i) for i in indexes])
 
 
 def test_a_live_set_beyond_the_snapshot_is_refused() -> None:
-    installer = begin(World(), last_applied=5)
+    world = World()
+    world.append(1, 5)
+    installer = begin(world, last_applied=5)
     with pytest.raises(InstallRefused, match="lies after the snapshot"):
         installer.finish(BitMap64([41]), Ended())
     installer.abort()

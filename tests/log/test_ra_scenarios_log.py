@@ -215,5 +215,6 @@ def test_a_group_whose_identity_is_lost_is_reported_and_left_alone() -> None:
     world.append(6, 6, group="other")
     # and it can be deleted
     world.log.delete_group("g")
+    world.settle()
     assert world.disk.list("groups") == ["other"]
     world.log.create_group("g")

@@ -38,7 +38,7 @@ def test_a_local_snapshot_and_an_install_in_any_order(turns: int) -> None:
     installer = world.group.begin_install(SnapshotMeta(index=165, term=3), last_applied=50)
     installer.add_state(0, b"installed")
     world.drain("compaction")
-    local = world.begin_snapshot(55, [7], state=[b"local"] * 4)
+    local = world.begin_snapshot(55, [7, 9], state=[b"local"] * 4)
     for _ in range(turns):
         world.loop.turn()
     # when the installation ends before or after the local one

@@ -81,7 +81,9 @@ def test_read_plans_again_by_itself_when_a_reference_expires(
     plans = [stale]
     fresh = world.group.plan_read
     group = world.group
-    monkeypatch.setattr(group, "plan_read", lambda wanted: plans.pop() if plans else fresh(wanted))
+    monkeypatch.setattr(
+        group, "plan_read", lambda wanted, held: plans.pop() if plans else fresh(wanted, held=held)
+    )
     # then a read finds the entries all the same
     assert [entry.index for entry in group.read([5, 15])] == [5, 15]
     assert plans == []

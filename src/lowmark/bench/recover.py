@@ -6,12 +6,13 @@ import os
 import resource
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from crc32c import crc32c
 
 from lowmark.bench.feed import SMALL_BATCH, SMALL_BYTES, SMALL_GROUPS, Batch, Feed, small_batches
-from lowmark.bench.figure import Figure, Side, Target
+from lowmark.bench.figure import Figure, Side, Target, Variant
 from lowmark.bench.stopwatch import Stopwatch
 from lowmark.bench.turns import TIMEOUT_MS, Bench, opened
 from lowmark.errors import invariant
@@ -42,13 +43,21 @@ def recover(bench: Bench) -> Figure:
 def recover_small(bench: Bench) -> Figure:
     """The same with 100-byte entries, in the batches of `append_100b_vs_sqlite`."""
     count = max(1, bench.sizes.recover_small_bytes // (SMALL_BATCH * SMALL_BYTES))
-    return _recover(
-        bench,
-        "recover_small_vs_read",
-        groups=SMALL_GROUPS,
-        batches=lambda groups: small_batches(groups, count),
-        shape=f"{count} batches of 1,000 entries of 100 bytes over {SMALL_GROUPS} groups",
-    )
+    name, batches = "recover_small_vs_read", f"{count} batches of 1,000 entries of 100 bytes"
+
+    def measured(groups: int) -> Figure:
+        return _recover(
+            bench,
+            name,
+            groups=groups,
+            batches=lambda made: small_batches(made, count),
+            shape=f"{batches} over {groups} groups, so records of about {SMALL_BATCH // groups}",
+            runs=min(2, bench.sizes.runs),
+        )
+
+    figure, one = measured(SMALL_GROUPS), measured(1)
+    variant = Variant(one.value, one.ours, one.peer or 0.0)
+    return replace(figure, variants={"one_group": variant})
 
 
 def _recover(
@@ -58,6 +67,7 @@ def _recover(
     groups: int,
     batches: Callable[[list[GroupLog]], Iterable[Batch]],
     shape: str,
+    runs: int | None = None,
 ) -> Figure:
     one_file = LogConfig(wal_bytes_max=64 << 30)
     with bench.fresh_folder() as source:
@@ -97,6 +107,7 @@ def _recover(
             target=Target(0.3),
             unit="MB/s",
             per_unit=1e6,
+            runs=runs,
             notes=f"{shape}: {size / MIB:.0f} MiB of WAL, in the page cache for both, until"
             " appends and reads are taken; peer: read by 1 MiB, CRC-32C",
         )

@@ -36,9 +36,9 @@ class Sizes:
         """The sizes that the targets name."""
         return Sizes(
             mode="full",
-            runs=5,
+            runs=4,
             large_wal_bytes=256 * MIB,
-            small_wal_bytes=64 * MIB,
+            small_wal_bytes=32 * MIB,
             recover_bytes=GIB,
             recover_small_bytes=GIB,
             phase3_bytes=GIB,

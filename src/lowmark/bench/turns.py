@@ -76,13 +76,15 @@ class Bench:
         per_unit: float = 1.0,
         notes: str,
         variants: Mapping[str, tuple[Turn, Turn]] | None = None,
+        runs: int | None = None,
     ) -> Figure:
         """Let the sides take turns; variants have theirs in the same rounds."""
         pairs = {name: (ours, peer), **(variants or {})}
         # A variant that shares a side with the figure shares its turns, too.
         sides: dict[Turn, list[Side]] = {turn: [] for pair in pairs.values() for turn in pair}
-        for number in range(self.sizes.runs + 1):
-            self.say(f"{name}: round {number} of {self.sizes.runs}")
+        runs = runs or self.sizes.runs
+        for number in range(runs + 1):
+            self.say(f"{name}: round {number} of {runs}")
             for turn, taken in sides.items():
                 side = self._take(turn)
                 if number:  # the first round is there to warm both sides up

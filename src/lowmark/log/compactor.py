@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt, LowmarkError
-from lowmark.holds import Decision, Hold
+from lowmark.holds import Decision
 from lowmark.log import files, phase1, phase3_plan
 from lowmark.log.config import LogConfig
 from lowmark.log.errors import reason_of
 from lowmark.log.folders import discard
-from lowmark.log.live import LiveRow
+from lowmark.log.live import kept_of
 from lowmark.log.phase3 import Merger
 from lowmark.log.phase3_plan import Merge, SegmentStats
 from lowmark.log.runs import CompactionRun, Trigger
@@ -30,24 +30,11 @@ from lowmark.log.segments import ReaderCache, SegmentReader, SegmentRef, live_ro
 from lowmark.log.state import GroupState
 from lowmark.runtime import Disk, Outcome, Runtime
 
-__all__ = ["Compactor", "count_kept", "kept_indexes", "kept_of"]
+__all__ = ["Compactor", "count_kept"]
 
 logger = logging.getLogger(__name__)
 
 _SURVEYED_PER_STEP = 32
-
-
-def kept_indexes(state: GroupState) -> BitMap64:
-    """What phase 3 keeps of the compacting section: live entries, and those that somebody holds."""
-    return kept_of(state.row, state.holds)
-
-
-def kept_of(row: LiveRow, holds: Iterable[Hold]) -> BitMap64:
-    """What phase 3 would keep if these were the holds."""
-    keep = row.live.copy()
-    for hold in holds:
-        keep |= hold.within(1, row.snapshot_index)
-    return keep
 
 
 def count_kept(disk: Disk, state: GroupState, ref: SegmentRef, keep: BitMap64) -> SegmentStats:
@@ -139,16 +126,18 @@ class Compactor:
                 discard(self._disk, f"{state.folder}/{name}")
             # A segment that comes back after a crash must find its large file: it goes last.
             if larges:
-                self._disk.sync_dir(state.folder)
+                state.sync_folder(self._disk)
             for large in sorted(larges):
                 discard(self._disk, f"{state.folder}/{files.large_name(large)}")
-            self._disk.sync_dir(state.folder)
+            state.sync_folder(self._disk)
 
         def done(outcome: Outcome[object]) -> None:
             state.phase1_busy = False
             if outcome.error is not None:
-                # What is left is dead and will be found again when the log is next opened.
+                # They stay on the list, and the next phase 1 tries again.
                 self._tell("segments could not be deleted", state, outcome.error)
+                state.garbage += gone
+                state.large_garbage |= larges
             if state.phase1_again and state.compacting is None:
                 self.phase1(state)
             else:
@@ -191,7 +180,7 @@ class Compactor:
         only_if_dead: bool,
     ) -> None:
         section = phase3_plan.eligible(state.segments, state.row)
-        keep = kept_indexes(state)
+        keep = kept_of(state.row, state.holds)
         state.compacting = run
         state.compacting_numbers = frozenset(ref.number for ref in section)
 
@@ -200,10 +189,7 @@ class Compactor:
             if only_if_dead and max(shares) <= self._config.compaction_dead_ratio:
                 self._end(state, run, None, on_done)
                 return
-            planned = phase3_plan.plan_merges(
-                stats, self._config, installed_from=state.installed_from
-            )
-            merges = deque(planned)
+            merges = deque(phase3_plan.plan_merges(stats, self._config))
             numbers = (s.ref.number for merge in merges for s in merge.sources)
             state.compacting_numbers = frozenset(numbers)
             self._next_merge(state, run, merges, keep, on_done)
@@ -277,8 +263,8 @@ class Compactor:
                 return
             if merger.sync_failed:
                 # To repeat an act that was done would change nothing, and so make nothing durable.
-                # Nothing of this group is deleted or merged from here on: the next start sees what
-                # is durable, and rolls the merge forward or undoes it.
+                # These segments are not touched any more: the next start sees what is durable, and
+                # rolls the merge forward or undoes it.
                 run.ended_ms = self._loop.wall_ms()
                 run.result = f"failed until the log is opened again: {reason_of(error)}"
                 state.runs.append(run)
@@ -344,7 +330,7 @@ class Compactor:
         state.garbage = [ref for ref in state.garbage if ref.number not in numbers]
         new = merger.result
         if new is not None:
-            newer = [ref for ref in state.segments if ref.number > new.number]
+            newer = [ref for ref in state.segments if ref.order > new.order]
             if newer:
                 # Pieces that arrived meanwhile cancel what they overwrote, as ever.
                 new.last = min(new.last, newer[0].first - 1)

@@ -38,7 +38,7 @@ class LogConfig:
     """Limits of one node's log. Sizes are in bytes."""
 
     wal_bytes_max: int = 256 * MIB
-    """A WAL file is rolled over at this size; it also bounds the memtables."""
+    """A WAL file is rolled over at this size. Memory holds what is in files not yet flushed."""
     wal_batch_bytes_max: int = 16 * MIB
     """At most this much is written before one sync."""
     wal_queue_bytes_max: int = 256 * MIB

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from lowmark.errors import Corrupt
 from lowmark.holds import Hold, Reason
 from lowmark.log import files, phase1, phase3_plan, segment_format
-from lowmark.log.compactor import count_kept, kept_of
+from lowmark.log.compactor import count_kept
+from lowmark.log.live import kept_of
 from lowmark.log.log import Log
 from lowmark.log.phase3_plan import Merge, SegmentStats
 from lowmark.log.runs import CompactionRun
@@ -159,9 +160,7 @@ class _Plan:
         self.stats = {ref.number: s for ref in eligible if (s := self._count(ref)) is not None}
         self.merges: list[Merge] = []
         if state.quarantine is None and not self.damage:
-            self.merges = phase3_plan.plan_merges(
-                list(self.stats.values()), log.config, installed_from=state.installed_from
-            )
+            self.merges = phase3_plan.plan_merges(list(self.stats.values()), log.config)
 
     def _count(self, ref: SegmentRef) -> SegmentStats | None:
         try:

@@ -26,11 +26,11 @@ from lowmark.log.entries import U32, U64, fold_checksums
 from lowmark.log.errors import reason_of
 from lowmark.log.folders import discard
 from lowmark.log.live import LiveRow
-from lowmark.log.memtable import FlushPart
+from lowmark.log.memtable import FlushPart, parts_of
 from lowmark.log.segment_format import IN_LARGE, ROW, Rows
 from lowmark.log.segments import SegmentRef, indexes_within
 from lowmark.log.state import GroupState
-from lowmark.runtime import Buffer, Disk, Outcome, Runtime
+from lowmark.runtime import Buffer, Disk, DiskFailed, Outcome, Runtime
 
 __all__ = ["SegmentPlan", "SegmentWriter", "plan_segments", "write_segment"]
 
@@ -145,14 +145,22 @@ def _needed_bytes(
 
 
 def write_segment(
-    disk: Disk, folder: str, *, number: int, plan: SegmentPlan, incarnation: bytes
+    disk: Disk,
+    folder: str,
+    *,
+    number: int,
+    plan: SegmentPlan,
+    incarnation: bytes,
+    order: int | None = None,
 ) -> SegmentRef:
     """Write a segment aside, sync it and give it its name; the folder is not yet synced."""
+    order = number if order is None else order
     buffers = segment_format.encode_segment(
         rows=plan.rows,
         payload=plan.payload,
         large=plan.large,
         members=[number],
+        order=order,
         incarnation=incarnation,
     )
     path = f"{folder}/{files.segment_name(number)}"
@@ -170,6 +178,9 @@ def write_segment(
         int(plan.rows["length"].sum(dtype=np.uint64)),
         plan.large,
         sum(map(len, buffers)),
+        order,
+        int(plan.rows["index"][-1]),
+        int(plan.rows["term"][-1]),
     )
 
 
@@ -233,55 +244,68 @@ class SegmentWriter:
             if state.installing:
                 self._todo.append(state)
                 continue
-            older_last = state.segments[-1].last if state.segments else 0
-            parts = state.memtable.parts_of(wal)
-            plans = plan_segments(parts, state.row, self._config, older_last=older_last)
-            if not plans:
-                self._on_flushed(state, wal, [])
-                continue
-            # Numbers are taken on the loop, so name order stays write order.
-            numbered = [(state.take_number(), plan) for plan in plans]
-            self._write_next(wal, state, deque(numbered), [])
+            self._plan(wal, state)
             return
         self._lane.submit(self._remove(wal), lambda done: self._removed(wal, done))
+
+    def _plan(self, wal: int, state: GroupState) -> None:
+        """Cut the group's part into segments, on the lane: a closed file's runs do not change."""
+        runs, row = list(state.memtable.by_wal.get(wal, ())), state.kept_row()
+        older_last = state.segments[-1].last if state.segments else 0
+
+        def step() -> list[SegmentPlan]:
+            return plan_segments(parts_of(runs), row, self._config, older_last=older_last)
+
+        def done(outcome: Outcome[list[SegmentPlan]]) -> None:
+            if self.closed:
+                return
+            plans = outcome.value()
+            if state.installing and not state.deleted:
+                self._todo.append(state)
+            elif plans and not state.deleted:
+                # Numbers are taken on the loop, so number order stays write order.
+                self._write(wal, state, [(state.take_number(), plan) for plan in plans])
+                return
+            elif not state.deleted:
+                self._on_flushed(state, wal, [])
+            self._next_group(wal)
+
+        self._lane.submit(step, done)
 
     def _go_on(self, wal: int) -> None:
         if not self.closed:
             self._next_group(wal)
 
-    def _write_next(
-        self,
-        wal: int,
-        state: GroupState,
-        numbered: deque[tuple[int, SegmentPlan]],
-        made: list[SegmentRef],
-    ) -> None:
+    def _write(self, wal: int, state: GroupState, numbered: list[tuple[int, SegmentPlan]]) -> None:
+        """Write the segments, a step each, then sync their folder once."""
         if state.deleted:
             self._next_group(wal)
             return
-        number, plan = numbered[0]
-        last = len(numbered) == 1
+        made: list[SegmentRef] = []
+        faults = state.folder_faults
 
         def step() -> SegmentRef:
+            number, plan = numbered[len(made)]
             ref = write_segment(
                 self._disk, state.folder, number=number, plan=plan, incarnation=state.incarnation
             )
-            if last:
-                self._disk.sync_dir(state.folder)
+            if len(made) + 1 == len(numbered):
+                state.sync_folder(self._disk)
             return ref
 
         def done(outcome: Outcome[SegmentRef]) -> None:
             if self.closed:
                 return
-            if outcome.error is not None:
-                again = lambda: self._write_next(wal, state, numbered, made)  # noqa: E731
-                self._failed(outcome.error, again)
+            if outcome.error is not None or state.folder_faults != faults:
+                # After a failed sync of the folder no name in it is sure, those of earlier steps
+                # included, and a later sync proves nothing: all are written and named again.
+                error = outcome.error or DiskFailed(state.folder, call="fsync", reason="unsure")
+                self._failed(error, lambda: self._write(wal, state, numbered))
                 return
             self.error = None
             made.append(outcome.value())
-            numbered.popleft()
-            if numbered:
-                self._write_next(wal, state, numbered, made)
+            if len(made) < len(numbered):
+                self._lane.submit(step, done)
                 return
             self._on_flushed(state, wal, made)
             self._next_group(wal)
@@ -303,10 +327,14 @@ class SegmentWriter:
         if self.closed:
             return
         if outcome.error is not None:
-            self._failed(
-                outcome.error,
-                lambda: self._lane.submit(self._remove(wal), lambda d: self._removed(wal, d)),
-            )
+            if self._disk.stat(files.wal_path(wal)) is None:
+                # Gone, but perhaps not for good, and a later sync proves nothing. It must not come
+                # back after a newer file is gone: so none goes any more, until the next start.
+                self.error = reason_error(outcome.error)
+                logger.error("the segment writer stands still", extra={"reason": str(self.error)})
+                return
+            again = lambda: self._lane.submit(self._remove(wal), lambda d: self._removed(wal, d))  # noqa: E731
+            self._failed(outcome.error, again)
             return
         self._busy = False
         self._waiting.popleft()
@@ -315,8 +343,13 @@ class SegmentWriter:
 
     def _failed(self, error: Exception, again: Callable[[], None]) -> None:
         """Nothing is lost: the WAL file stays, and the step is tried again."""
-        if not isinstance(error, LowmarkError):
-            raise error
+        self.error = reason_error(error)
         logger.warning("the segment writer waits", extra={"reason": reason_of(error)})
-        self.error = error
         self._loop.call_later(self._config.retry_ms, again)
+
+
+def reason_error(error: Exception) -> LowmarkError:
+    """A disk's error; anything else is a bug and is raised."""
+    if not isinstance(error, LowmarkError):
+        raise error
+    return error

@@ -161,6 +161,11 @@ class GroupLog:
         if covered == len(datas):
             return first
         datas, at = datas[covered:], first + covered
+        if at <= min(state.snapshot_index_begun, state.last_index):
+            raise SnapshotRefused(
+                f"entry {at} can't be overwritten",
+                detail=f"A snapshot at {state.snapshot_index_begun} is being taken.",
+            )
         previous = state.last_term if at == state.last_index + 1 else self.term_at(at - 1)
         if previous is not None and term < previous:
             raise TermFell(self.name, term=term, previous=previous)
@@ -184,10 +189,13 @@ class GroupLog:
 
     def _check_writes(self, *, while_installing: bool = False) -> None:
         self._services.check_writable()
-        if self._state.quarantine is not None:
-            raise GroupQuarantined(self.name, cause=self._state.quarantine)
+        self._check_sound()
         if self._state.installing and not while_installing:
             raise InstallRefused(f"group {self.name} is taking a snapshot over just now")
+
+    def _check_sound(self) -> None:
+        if self._state.quarantine is not None:
+            raise GroupQuarantined(self.name, cause=self._state.quarantine)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -202,23 +210,41 @@ class GroupLog:
         if run is not None:
             return run.term
         ref = segments.place_of(state.segments, index)
-        return None if ref is None else self._reader(ref.number).term_at(index)
+        if ref is None:
+            return None
+        if index == ref.file_last:
+            return ref.last_term
+        try:
+            return self._reader(ref.number).term_at(index)
+        except Damaged as damage:
+            self._services.quarantine(state, damage)
+            raise
 
     def read(self, indexes: Iterable[int]) -> list[Entry]:
         """Read entries that count, in the order asked for; every checksum is checked.
 
         Damage puts the group into quarantine, and is raised.
         """
-        wanted = list(indexes)
+        return self._read(list(indexes), held=False)
+
+    def _read(self, wanted: list[int], *, held: bool) -> list[Entry]:
+        """Plan and carry out, again if segments moved in between. Damage quarantines the group."""
+        expired: ReferenceExpired | None = None
         for _ in range(_READ_RETRIES):
             try:
-                return self.plan_read(wanted).execute(self._services.disk, self._services.cache)
-            except ReferenceExpired:
-                continue
+                plan = self.plan_read(wanted, held=held)
+                return plan.execute(self._services.disk, self._services.cache)
+            except ReferenceExpired as moved:
+                expired = moved
             except Damaged as damage:
                 self._services.quarantine(self._state, damage)
                 raise
-        raise EntryGone(self.name, index=wanted[0], detail="Its segment kept moving.")
+        # Nothing moves while the loop is here: the segment does not hold what it should.
+        where = self._services.disk.describe(self._state.folder)
+        what = f"an entry that counts is in no segment: {expired}"
+        lost = Damaged(where, offset=0, what=what)
+        self._services.quarantine(self._state, lost)
+        raise lost
 
     def plan_read(self, indexes: Iterable[int], *, held: bool = False) -> ReadPlan:
         """Find where entries are. With `held`, also dead ones that the caller has a hold on."""
@@ -268,6 +294,7 @@ class GroupLog:
         can't be live again. A full disk is no reason to refuse it: it is what frees space.
         """
         self._services.check_not_closed()
+        self._check_sound()
         row = self._state.row
         if not row.snapshot_index < meta.index <= self._state.written_index:
             raise SnapshotRefused(
@@ -302,31 +329,25 @@ class GroupLog:
         if snapshot is None or not row.known:
             raise SnapshotRefused(f"group {self.name} has no snapshot to send")
         needed = needed_by(row.live, last_applied)
-        self.hold(holder, kind="snapshot sender", pins=needed, why="sending a snapshot")
-
-        def read(indexes: list[int]) -> list[Entry]:
-            for _ in range(_READ_RETRIES):
-                plan = self.plan_read(indexes, held=True)
-                try:
-                    return plan.execute(self._services.disk, self._services.cache)
-                except ReferenceExpired:
-                    continue
-            raise self._gone(indexes[0])
-
-        return SnapshotSender(
+        sender = SnapshotSender(
             self._services.disk,
             snapshot=snapshot,
             needed=needed,
             last_applied=last_applied,
-            read=read,
+            read=lambda indexes: self._read(indexes, held=True),
             on_close=lambda: self.release(holder, "snapshot sender"),
         )
+        self.hold(holder, kind="snapshot sender", pins=needed, why="sending a snapshot")
+        return sender
 
     def begin_install(self, meta: SnapshotMeta, *, last_applied: int) -> Installer:
         """Take in a snapshot that another node sends. Until it is finished, nothing changes."""
         self._services.check_writable()
+        self._check_sound()
         if meta.index <= self._state.row.snapshot_index or last_applied > meta.index:
             raise InstallRefused(f"a snapshot at {meta.index} is not ahead of this log")
+        if last_applied > self._state.last_index:
+            raise InstallRefused(f"entry {last_applied} can't be applied: it is not in this log")
         return self._services.begin_install(self._state, meta, last_applied)
 
     # -- compaction -----------------------------------------------------------------------------

@@ -22,11 +22,11 @@ from lowmark.log.live import LiveRow
 from lowmark.log.phase3 import finish_merge, merge_is_finished
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentReader, SegmentRef
-from lowmark.log.snapshots import Snapshot, load_snapshot, remove_older, snapshot_folders
+from lowmark.log.snapshots import Snapshot, load_snapshot, remove_others, snapshot_folders
 from lowmark.log.state import GroupState
 from lowmark.runtime import Disk
 
-__all__ = ["check_coverage", "recover_group"]
+__all__ = ["check_coverage", "recover_group", "settle_segments"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,8 @@ def _load_snapshot(disk: Disk, state: GroupState, *, read_only: bool) -> None:
     root = f"{state.folder}/{files.SNAPSHOTS}"
     if not read_only:
         disk.sync_dir(root)
-        remove_older(disk, state.folder, found.folder.removeprefix(f"{root}/") if found else "")
+        keep = found.folder.removeprefix(f"{root}/") if found is not None else ""
+        remove_others(disk, state.folder, keep, only_older=False)
     if found is not None:
         state.snapshot = found
         state.row = LiveRow(
@@ -104,9 +105,9 @@ def _load_snapshot(disk: Disk, state: GroupState, *, read_only: bool) -> None:
 
 
 def _load_segments(disk: Disk, state: GroupState, *, read_only: bool) -> None:
-    folder = state.folder
     damage: Corrupt | None = None
-    for name in disk.list(folder):
+    found: list[SegmentRef] = []
+    for name in disk.list(state.folder):
         large = files.number_of(name, files.LARGE)
         if large is not None:
             state.next_large = max(state.next_large, large + 1)
@@ -115,28 +116,39 @@ def _load_segments(disk: Disk, state: GroupState, *, read_only: bool) -> None:
         if number is None:
             continue
         state.next_number = max(state.next_number, number + 1)
-        stat = disk.stat(f"{folder}/{name}")
+        stat = disk.stat(f"{state.folder}/{name}")
         if stat is not None and stat.kind == "symlink":
             _load_link(disk, state, number, read_only=read_only)
             continue
         try:
-            ref = _load_ref(disk, state, number)
+            found.append(_load_ref(disk, state, number))
         except Corrupt as error:
             damage = damage or error
-            continue
-        state.garbage += segments.add_newer(state.segments, ref)
-    if state.snapshot is not None:
-        state.garbage += segments.void_above(state.segments, state.snapshot.floor)
-        # The installation may have brought no segment; a new one must still be newer than it.
-        state.next_number = max(state.next_number, state.installed_from)
+    settle_segments(state, found)
     if damage is not None:
         raise damage
     if state.segments:
         newest = state.segments[-1]
-        reader = SegmentReader(disk, folder, newest.number, incarnation=state.incarnation)
-        state.last_index = newest.last
-        state.last_term = reader.term_at(newest.last) or 0
-        reader.close()
+        state.last_index, state.last_term = newest.last, newest.last_term
+        if newest.last < newest.file_last:
+            reader = SegmentReader(disk, state.folder, newest.number, incarnation=state.incarnation)
+            state.last_term = reader.term_at(newest.last) or 0
+            reader.close()
+
+
+def settle_segments(state: GroupState, found: list[SegmentRef]) -> None:
+    """Put segments into write order, and let newer ones and the floor cut older ones.
+
+    By name alone, a segment that was cancelled and should be gone could come back in front of a
+    merge that has a lower name.
+    """
+    for ref in sorted(found, key=lambda ref: ref.order):
+        state.garbage += segments.add_newer(state.segments, ref)
+        state.next_number = max(state.next_number, ref.order + 1)
+    if state.snapshot is not None:
+        state.garbage += segments.void_above(state.segments, state.snapshot.floor)
+        # The installation may have brought no segment; a new one must still be newer than it.
+        state.next_number = max(state.next_number, state.snapshot.floor.segment)
 
 
 def _load_ref(disk: Disk, state: GroupState, number: int) -> SegmentRef:

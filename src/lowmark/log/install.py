@@ -33,8 +33,9 @@ from lowmark.log.folders import remove_folder
 from lowmark.log.notes import Note, read_note, write_note
 from lowmark.log.segment_format import ROW
 from lowmark.log.segments import SegmentRef
+from lowmark.log.sender import StateSum, needed_by
 from lowmark.log.snapshot_format import Floor, SnapshotMeta
-from lowmark.log.snapshots import LIVE, STATE, SnapshotWriter, remove_older
+from lowmark.log.snapshots import LIVE, STATE, SnapshotWriter, remove_others
 from lowmark.runtime import Disk, Lane, Outcome
 
 __all__ = ["Installed", "Installer", "move_in", "plan_of_entries"]
@@ -88,6 +89,7 @@ class Installer:
         incarnation: bytes,
         meta: SnapshotMeta,
         last_applied: int,
+        check_own: Callable[[BitMap64], None],
         complete: Callable[[Installer, BitMap64, Callable[[LowmarkError | None], None]], None],
         on_abort: Callable[[], None],
     ) -> None:
@@ -97,6 +99,7 @@ class Installer:
         self._group_folder = group_folder
         self._folder = f"{group_folder}/{files.INSTALLING}"
         self._incarnation = incarnation
+        self._check_own = check_own
         self._complete = complete
         self._on_abort = on_abort
         self._writer: SnapshotWriter | None = None
@@ -106,8 +109,10 @@ class Installer:
         self._moved: list[SegmentRef] | None = None
         self.meta = meta
         self.last_applied = last_applied
+        self.received = BitMap64()
         self.previous = last_applied
         """The last index received; the next entries must say they follow it."""
+        self.state_checksum = 0
         self.state_bytes = 0
         """How much of the state has come: a sender that was cut off goes on from here."""
         self.error: LowmarkError | None = None
@@ -131,6 +136,7 @@ class Installer:
         if not rising or indexes[-1] > self.meta.index:
             raise InstallRefused("live entries must rise and end at the snapshot")
         self.previous = indexes[-1]
+        self.received.update(indexes[1:])
         self._buffer += entries
         self._buffered += sum(len(entry.data) for entry in entries)
         limit = min(_BUFFERED_BYTES, self._config.segment_bytes_max)
@@ -148,13 +154,37 @@ class Installer:
         new = chunk[self.state_bytes - offset :]
         if new:
             self.state_bytes += len(new)
+            self.state_checksum = crc32c(new, self.state_checksum)
             self._submit(lambda: self._state(new))
 
-    def finish(self, live: BitMap64, on_done: Callable[[LowmarkError | None], None]) -> None:
-        """Put the snapshot in force. On an error the group is as it was."""
+    def finish(
+        self,
+        live: BitMap64,
+        on_done: Callable[[LowmarkError | None], None],
+        *,
+        state: StateSum | None = None,
+    ) -> None:
+        """Put the snapshot in force. On an error the group is as it was.
+
+        It must be whole: every live entry that is not the group's own has come, and the state is
+        the one that the sender has (`state`, its length and checksum).
+        """
         self._check_open()
+        live = live.copy()
         if live and live.max() > self.meta.index:
             raise InstallRefused("a live index lies after the snapshot")
+        missing = needed_by(live, self.last_applied) - self.received
+        if missing:
+            raise InstallRefused(
+                f"{len(missing)} live entries have not come, the first is {missing.min()}",
+                hint=f"Send the live entries after {self.last_applied} again.",
+            )
+        if state is not None and state != StateSum(self.state_bytes, self.state_checksum):
+            raise InstallRefused(
+                f"the state that came has {self.state_bytes} bytes and another checksum",
+                hint="Send the snapshot again, from a node whose files are sound.",
+            )
+        self._check_own(live)
         self.over = True
         self._flush_buffer()
         self._complete(self, live, on_done)
@@ -167,7 +197,7 @@ class Installer:
 
     def _check_open(self) -> None:
         if self.error is not None:
-            raise self.error
+            raise self.error.again()
         if self.over:
             raise InstallRefused("the installation has ended")
 
@@ -210,8 +240,14 @@ class Installer:
         self._writer.write(chunk)  # type: ignore[union-attr]
 
     def _segment(self, number: int, plan: SegmentPlan) -> None:
+        # Its number in the group is not known yet, so its place in write order is that number.
         write_segment(
-            self._disk, self._folder, number=number, plan=plan, incarnation=self._incarnation
+            self._disk,
+            self._folder,
+            number=number,
+            plan=plan,
+            incarnation=self._incarnation,
+            order=0,
         )
 
     def commit(
@@ -221,7 +257,7 @@ class Installer:
 
         def step() -> None:
             if self.error is not None:
-                raise self.error
+                raise self.error.again()
             invariant(self._writer is not None, "an installation begins before it ends")
             if own:
                 self._segment(0, plan_of_entries(own))
@@ -300,4 +336,4 @@ def _move_snapshot(disk: Disk, group_folder: str, plan: _Plan) -> None:
         disk.sync_dir(aside)
         disk.rename(aside, f"{root}/{name}")
         disk.sync_dir(root)
-    remove_older(disk, group_folder, name)
+    remove_others(disk, group_folder, name, only_older=True)

@@ -6,11 +6,14 @@ writes that nobody needs, the segment writer to leave out what is dead, compacti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
-__all__ = ["LiveRow"]
+from lowmark.holds import Hold
+
+__all__ = ["LiveRow", "kept_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +36,11 @@ class LiveRow:
     def counts(self, index: int) -> bool:
         """Whether an entry at this index still counts."""
         return index > self.snapshot_index or not self.known or index in self.live
+
+
+def kept_of(row: LiveRow, holds: Iterable[Hold]) -> BitMap64:
+    """What must stay readable up to the snapshot: live entries, and those that somebody holds."""
+    keep = row.live.copy()
+    for hold in holds:
+        keep |= hold.within(1, row.snapshot_index)
+    return keep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pyroaring import BitMap64
@@ -15,6 +15,7 @@ from lowmark.log.compactor import Compactor
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import Run
 from lowmark.log.errors import (
+    Damaged,
     GroupExists,
     GroupLeaving,
     GroupUnknown,
@@ -29,13 +30,18 @@ from lowmark.log.install import Installed, Installer
 from lowmark.log.live import LiveRow
 from lowmark.log.opening import Opening
 from lowmark.log.runs import CompactionRun
-from lowmark.log.segments import ReaderCache, SegmentRef, add_newer, void_above
+from lowmark.log.segments import (
+    ReaderCache,
+    SegmentRef,
+    add_newer,
+    indexes_within,
+    void_above,
+)
 from lowmark.log.snapshot_format import Floor, SnapshotMeta
 from lowmark.log.snapshots import (
     Snapshot,
     SnapshotWriter,
     publish_snapshot,
-    remove_older,
 )
 from lowmark.log.state import GroupState
 from lowmark.log.wal import Fence, MetaWrite, RunWrite, Wal, Write
@@ -154,28 +160,37 @@ class Log:
         return self._add(state)
 
     def delete_group(self, name: str) -> None:
-        """Remove a group and everything it has. (Rare, so it works on the disk at once.)"""
+        """Remove a group and everything it has.
+
+        It takes nothing from now on; its folder goes, and its name is free, when steps on its files
+        that are under way are through (`idle` says so). A crash before that brings it back.
+        """
         self.check_not_closed()
-        group = self.group(name) if name not in self.unreadable else None
-        identity.delete_folder(self.disk, name)
-        self.unreadable.pop(name, None)
-        if group is not None:
-            group.state.deleted = True
-            self.wal.drop(group.state)
-            self.cache.forget(group.state.folder)
+        if name not in self.unreadable:
+            state = self.group(name).state
+            state.deleted = True
+            self.wal.drop(state)
+            self.cache.forget(state.folder)
             del self._groups[name], self._states[name]
             if name in self._installers:
                 self._installers.pop(name).over = True
-            self._let_go(name)
-
-    def _let_go(self, name: str) -> None:
-        """Steps that are under way still use the group's path: it is free when they are through."""
+        self.unreadable.pop(name, None)
         left = self._leaving[name] = set(_LANES)
 
         def through(lane: str) -> None:
             left.discard(lane)
             if not left:
-                self._leaving.pop(name, None)
+                self._task(lambda: identity.delete_folder(self.disk, name), gone)
+
+        def gone(outcome: Outcome[None]) -> None:
+            del self._leaving[name]
+            if isinstance(outcome.error, Exception):
+                # It is still there, and can be deleted again.
+                self.unreadable[name] = Damaged(
+                    self.disk.describe(files.group_dir(name)),
+                    offset=0,
+                    what=f"it could not be deleted: {outcome.error}",
+                )
 
         for lane in _LANES:
             self._loop.lane(lane).submit(lambda: None, lambda _, lane=lane: through(lane))  # type: ignore[misc]
@@ -183,7 +198,7 @@ class Log:
     def group(self, name: str) -> GroupLog:
         """An existing group."""
         if name in self.unreadable:
-            raise self.unreadable[name]
+            raise self.unreadable[name].again()
         if name not in self._groups:
             raise GroupUnknown(name)
         return self._groups[name]
@@ -222,7 +237,7 @@ class Log:
         if self._read_only:
             raise LogClosed("it was opened for reading only")
         if self.wal.stopped is not None:
-            raise self.wal.stopped
+            raise self.wal.stopped.again()
 
     def now_ms(self) -> int:
         """The wall clock, for records."""
@@ -249,7 +264,9 @@ class Log:
             handle = self.disk.open(files.wal_path(file.number), "read")
             handle.datasync()
             handle.close()
-        newest = max((file.number for file in opening.wals), default=0)
+        # A floor names a place in the WAL: numbers go on above it, even if the files are gone.
+        floors = [s.snapshot.floor.wal for s in opening.states.values() if s.snapshot is not None]
+        newest = max([0, *(file.number for file in opening.wals), *floors])
         sound = [file for file in opening.wals if file.durable_bytes]
         previous = sound[-1] if sound else WalFile(0)
         self.segment_writer.keep_aside(opening.damaged_wals)
@@ -361,62 +378,56 @@ class Log:
         """Write a snapshot, a chunk a step (see `snapshots`)."""
         if state.snapshot_busy or state.installing:
             raise SnapshotRefused(f"group {state.name} is writing a snapshot already")
-        floor = state.snapshot.floor if state.snapshot is not None else Floor()
-        steps = self._snapshot_steps(state, meta, iter(chunks), live, floor)
-        state.snapshot_busy = True
+        aside = snapshots.aside(state.folder, meta)
+        source, writers = iter(chunks), list[SnapshotWriter]()
+        state.snapshot_busy, state.snapshot_index_begun = True, meta.index
 
-        def turn(outcome: Outcome[Snapshot | None]) -> None:
+        def begin() -> None:
+            remove_folder(self.disk, aside)
+            writer = SnapshotWriter(self.disk, aside, meta, incarnation=state.incarnation)
+            writers.append(writer)
+
+        def give_up(error: Exception | None) -> None:
+            self._task(lambda: remove_folder(self.disk, aside), lambda _: end(error))
+
+        def turn(outcome: Outcome[None]) -> None:
+            if outcome.error is not None or state.deleted:
+                give_up(outcome.error)
+                return
+            try:
+                # The caller's state is read here, on the loop; only the writing is the lane's.
+                chunk = next(source, None)
+            except BaseException:
+                state.snapshot_busy, state.snapshot_index_begun = False, 0
+                raise
+            if meta.index <= state.row.snapshot_index:
+                give_up(None)  # an installed snapshot has overtaken it
+            elif chunk is not None:
+                self._task(lambda: writers[0].write(chunk), turn)
+            else:
+                self._task(finish, lambda o: give_up(o.error) if o.error else end(None))
+
+        floor = state.snapshot.floor if state.snapshot is not None else Floor()
+
+        def finish() -> None:
+            writers[0].finish(live, floor)
+            publish_snapshot(self.disk, state.folder, meta)
+
+        def end(error: Exception | None) -> None:
+            state.snapshot_busy, state.snapshot_index_begun = False, 0
             if state.deleted:
-                on_done(GroupUnknown(state.name))
-                return
-            if outcome.error is None and outcome.result is None:
-                self._task(lambda: next(steps), turn)
-                return
-            state.snapshot_busy = False
-            if outcome.result is not None and meta.index > state.row.snapshot_index:
-                state.snapshot = outcome.result
+                error = GroupUnknown(state.name)
+            elif meta.index <= state.row.snapshot_index:
+                error = SnapshotRefused(f"a newer snapshot overtook the one at {meta.index}")
+            elif error is None:
+                folder = aside.removesuffix(files.TEMPORARY)
+                size = writers[0].state_bytes
+                state.snapshot = Snapshot(folder, meta, live, floor, size)
                 state.row = LiveRow(meta.index, meta.term, live)
                 self.compactor.phase1(state)
-            on_done(_lowmark_error(outcome.error))
+            on_done(_lowmark_error(error))
 
-        self._task(lambda: next(steps), turn)
-
-    def _snapshot_steps(
-        self,
-        state: GroupState,
-        meta: SnapshotMeta,
-        chunks: Iterator[Buffer],
-        live: BitMap64,
-        floor: Floor,
-    ) -> Iterator[Snapshot | None]:
-        root = f"{state.folder}/{files.SNAPSHOTS}"
-        name = files.snapshot_name(meta.index, meta.term)
-        aside = f"{root}/{name}{files.TEMPORARY}"
-        remove_folder(self.disk, aside)
-        try:
-            writer = SnapshotWriter(self.disk, aside, meta, incarnation=state.incarnation)
-            yield None
-            for chunk in chunks:
-                writer.write(chunk)
-                yield None
-            writer.finish(live, floor)
-        except LowmarkError as error:
-            remove_folder(self.disk, aside)
-            if meta.index <= state.row.snapshot_index:
-                raise _overtaken(meta) from error
-            raise
-        if meta.index <= state.row.snapshot_index:
-            # An installed snapshot has overtaken this one.
-            remove_folder(self.disk, aside)
-            raise _overtaken(meta)
-        publish_snapshot(self.disk, state.folder, meta)
-        try:
-            remove_older(self.disk, state.folder, name)
-        except LowmarkError as error:
-            # The new one is in force; what is left of older ones goes with the next.
-            extra = {"group": state.name, "reason": error.message}
-            logger.warning("an old snapshot could not be removed", extra=extra)
-        yield Snapshot(f"{root}/{name}", meta, live, floor, writer.state_bytes)
+        self._task(begin, turn)
 
     def restore_live(
         self,
@@ -459,10 +470,26 @@ class Log:
             incarnation=state.incarnation,
             meta=meta,
             last_applied=last_applied,
+            check_own=lambda live: self._check_own(state, live, last_applied),
             complete=lambda i, live, on_done: self._complete_install(state, i, live, on_done),
-            on_abort=lambda: None,
+            on_abort=lambda: self._forget_installer(state.name),
         )
         return self._installers[state.name]
+
+    def _check_own(self, state: GroupState, live: BitMap64, last_applied: int) -> None:
+        """What the sender did not send must be here: live, or after the snapshot in force."""
+        own = live.copy()
+        own.remove_range(state.row.snapshot_index + 1, max(live, default=0) + 1)
+        own -= state.row.live
+        if own and state.row.known:
+            raise InstallRefused(
+                f"live entry {own.min()} was not sent, and is dead here",
+                hint="Send every live entry: use 0 as what the receiver has applied.",
+            )
+
+    def _forget_installer(self, name: str) -> None:
+        if name in self._installers and self._installers[name].over:
+            del self._installers[name]
 
     def _complete_install(
         self,
@@ -478,12 +505,8 @@ class Log:
         def drained() -> None:
             # Own entries that count and are applied, but only in the WAL, come along: all that this
             # group has in the WAL up to here is void once the snapshot counts.
-            indexes = [
-                index
-                for run in state.memtable.view
-                for index in range(run.first, min(run.kept_last, installer.last_applied) + 1)
-                if index in live
-            ]
+            first, last = state.memtable.first or 0, installer.last_applied
+            indexes = indexes_within(live, first, min(state.memtable.last or -1, last)).tolist()
             own = GroupLog(self, state).plan_read(indexes, held=True).execute(self.disk)
             base, index = state.next_number, installer.meta.index
             floor = Floor(self.wal.number, self.wal.sequence - 1, base, index)
@@ -507,6 +530,7 @@ class Log:
                 self._loop.call_later(self.config.retry_ms, again)
                 return
             state.installing = False
+            self._forget_installer(state.name)
             self._installed(state, outcome.value())
             on_done(None)
 
@@ -546,7 +570,3 @@ class Log:
 
 def _lowmark_error(error: Exception | None) -> LowmarkError | None:
     return error if isinstance(error, LowmarkError) else None
-
-
-def _overtaken(meta: SnapshotMeta) -> SnapshotRefused:
-    return SnapshotRefused(f"a newer snapshot overtook the one at {meta.index}")

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from lowmark.errors import invariant
 from lowmark.log.entries import Run
 
-__all__ = ["FlushPart", "Memtable"]
+__all__ = ["FlushPart", "Memtable", "parts_of"]
 
 
 class FlushPart:
@@ -75,18 +75,6 @@ class Memtable:
         self.by_wal[run.wal] = [other for other in self.by_wal[run.wal] if other is not run]
         run.wal = 0
 
-    def parts_of(self, wal: int) -> list[FlushPart]:
-        """What a WAL file holds of this group, without what it overwrote itself."""
-        parts: list[FlushPart] = []
-        for run in self.by_wal.get(wal, ()):
-            while parts and parts[-1].run.first + parts[-1].kept > run.first:
-                if parts[-1].run.first >= run.first:
-                    parts.pop()
-                else:
-                    parts[-1].kept = run.first - parts[-1].run.first
-            parts.append(FlushPart(run))
-        return parts
-
     def flushed(self, wal: int) -> None:
         """Forget what is in segments now."""
         self.by_wal.pop(wal, None)
@@ -103,3 +91,16 @@ class Memtable:
         """The run that holds an index in the view."""
         at = bisect_right(self.view, index, key=lambda run: run.first) - 1
         return self.view[at] if at >= 0 and index <= self.view[at].kept_last else None
+
+
+def parts_of(runs: list[Run]) -> list[FlushPart]:
+    """What one WAL file's runs of a group hold, without what they overwrote themselves."""
+    parts: list[FlushPart] = []
+    for run in runs:
+        while parts and parts[-1].run.first + parts[-1].kept > run.first:
+            if parts[-1].run.first >= run.first:
+                parts.pop()
+            else:
+                parts[-1].kept = run.first - parts[-1].run.first
+        parts.append(FlushPart(run))
+    return parts

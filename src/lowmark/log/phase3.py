@@ -120,7 +120,8 @@ class Merger:
         segment_format.lay_out(new_rows)
         discard(self._disk, self.path)
         file = self._disk.open(self.path, "create")
-        head, tail = _ends(new_rows, self.numbers, self._incarnation)
+        order = max(ref.order for ref in self._refs)
+        head, tail = _ends(new_rows, self.numbers, order, self._incarnation)
         file.append([head])
         # One buffer for all reads: fresh memory for each would cost as much as the copy itself.
         largest = int(new_rows["length"].max())
@@ -142,6 +143,9 @@ class Merger:
             self.bytes,
             0,
             file.size(),
+            order,
+            int(new_rows["index"][-1]),
+            int(new_rows["term"][-1]),
         )
         file.close()
 
@@ -173,11 +177,11 @@ class Merger:
         return moved
 
 
-def _ends(rows: Rows, members: list[int], incarnation: bytes) -> tuple[Buffer, Buffer]:
+def _ends(rows: Rows, members: list[int], order: int, incarnation: bytes) -> tuple[Buffer, Buffer]:
     """Head and trailer of a segment whose data is written in between."""
     data_bytes = int(rows["length"].sum(dtype=np.uint64))
     buffers = segment_format.encode_segment(
-        rows=rows, payload=[], large=0, members=members, incarnation=incarnation,
+        rows=rows, payload=[], large=0, members=members, order=order, incarnation=incarnation,
         data_bytes=data_bytes,
     )  # fmt: skip
     return buffers[0], buffers[-1]

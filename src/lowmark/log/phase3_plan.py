@@ -54,15 +54,11 @@ def dead_shares(stats: Sequence[SegmentStats]) -> tuple[float, float]:
     return dead_entries / max(1, entries), dead_bytes / max(1, size)
 
 
-def plan_merges(
-    stats: Sequence[SegmentStats], config: LogConfig, *, installed_from: int = 0
-) -> list[Merge]:
+def plan_merges(stats: Sequence[SegmentStats], config: LogConfig) -> list[Merge]:
     """Adjacent segments whose kept data fits into one are merged, oldest first; a segment that
     stays alone is rewritten when it is mostly dead.
 
-    `stats` are the eligible segments in order. One with nothing to keep is left to phase 1. A merge
-    never joins segments from before and after an installed snapshot: the floor cuts the older ones
-    by their numbers, and a merge takes the lowest.
+    `stats` are the eligible segments in order. One with nothing to keep is left to phase 1.
     """
     merges: list[Merge] = []
     group: list[SegmentStats] = []
@@ -73,8 +69,7 @@ def plan_merges(
             and size + one.kept_bytes <= config.segment_bytes_max
             and len(group) < config.compaction_sources_max
         )
-        crosses = bool(group) and group[-1].ref.number < installed_from <= one.ref.number
-        if group and (crosses or not fits):
+        if group and not fits:
             merges += _worth_it(group)
             group, entries, size = [], 0, 0
         group.append(one)

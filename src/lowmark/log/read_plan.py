@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from lowmark.log import files, large_format
 from lowmark.log.entries import Entry, Run
-from lowmark.log.errors import Damaged, EntryGone
+from lowmark.log.errors import Damaged, ReferenceExpired
 from lowmark.log.segments import ReaderCache, SegmentReader
 from lowmark.runtime import Disk, FileMissing
 
@@ -63,8 +63,8 @@ class ReadPlan:
         at = np.minimum(at, len(reader.rows) - 1)
         missing = np.flatnonzero(reader.rows["index"][at] != wanted)
         if len(missing):
-            detail = f"Segment {reader.path} does not hold it."
-            raise EntryGone(self.group, index=indexes[int(missing[0])], detail=detail)
+            # Compaction dropped it after the plan was made, or the segment is not what it was.
+            raise ReferenceExpired(reader.path)
         return reader.read(reader.rows[at])
 
 

@@ -37,8 +37,8 @@ __all__ = [
 VERSION = 1
 MAGIC = b"LMSG"
 TRAILER_MAGIC = b"LMSE"
-HEADER_BYTES = 80
-_HEADER = struct.Struct("<4sHHIIQQQQQ16s")
+HEADER_BYTES = 104
+_HEADER = struct.Struct("<4sHHIIQQQQQQQQ16s")
 _TRAILER = struct.Struct("<II4s")
 _CHECKSUM = struct.Struct("<I")
 _TRAILER_FIXED = _TRAILER.size + _CHECKSUM.size
@@ -66,6 +66,11 @@ class SegmentHeader(msgspec.Struct, frozen=True, gc=False):
     index_checksum: int
     first: int
     last: int
+    first_term: int
+    last_term: int
+    order: int
+    """The highest number that it stands for; 0 for its own. Recovery goes by this, not by name: a
+    merge has the lowest name of its sources, but is newer than all of them."""
     data_bytes: int
     large_bytes: int
     large: int
@@ -88,6 +93,7 @@ def encode_segment(
     payload: Sequence[Buffer],
     large: int,
     members: Sequence[int],
+    order: int,
     incarnation: bytes,
     data_bytes: int | None = None,
 ) -> list[Buffer]:
@@ -106,6 +112,9 @@ def encode_segment(
         crc32c(index_area),
         int(rows["index"][0]),
         int(rows["index"][-1]),
+        int(rows["term"][0]),
+        int(rows["term"][-1]),
+        order,
         sum(map(len, payload)) if data_bytes is None else data_bytes,
         int(rows["length"][outside].sum(dtype=np.uint64)),
         large,
@@ -132,9 +141,7 @@ def decode_header(path: str, data: Buffer, *, incarnation: bytes | None) -> Segm
     head = bytes(data[:HEADER_BYTES])
     if len(head) < HEADER_BYTES:
         raise Damaged(path, offset=0, what="it is too short for a segment")
-    magic, version, _, count, index_checksum, first, last, data_bytes, large_bytes, large, owner = (
-        _HEADER.unpack_from(head)
-    )
+    magic, version, _, count, index_checksum, *numbers, owner = _HEADER.unpack_from(head)
     if magic != MAGIC:
         raise Damaged(path, offset=0, what="this is not a segment of Lowmark")
     check_version(path, version, newest=VERSION)
@@ -147,7 +154,11 @@ def decode_header(path: str, data: Buffer, *, incarnation: bytes | None) -> Segm
             what="it belongs to another group, or to an earlier one of this name",
             hint="Move the file back to where it came from.",
         )
-    return SegmentHeader(count, index_checksum, first, last, data_bytes, large_bytes, large, owner)
+    first, last, first_term, last_term, order, data_bytes, large_bytes, large = numbers
+    return SegmentHeader(
+        count, index_checksum, first, last, first_term, last_term, order,
+        data_bytes, large_bytes, large, owner,
+    )  # fmt: skip
 
 
 def read_rows(path: str, file: File, header: SegmentHeader) -> Rows:

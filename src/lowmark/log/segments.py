@@ -48,6 +48,12 @@ class SegmentRef:
     """Bytes of all its entries, those in the large file included."""
     large: int
     file_bytes: int
+    order: int
+    """Its place in write order: the highest number that it stands for."""
+    file_last: int
+    """The last index in the file, whatever newer pieces have left of it."""
+    last_term: int
+    """The term at `file_last`."""
 
     @property
     def name(self) -> str:
@@ -65,6 +71,9 @@ def ref_of(number: int, header: SegmentHeader, file_bytes: int) -> SegmentRef:
         header.data_bytes + header.large_bytes,
         header.large,
         file_bytes,
+        header.order or number,
+        header.last,
+        header.last_term,
     )
 
 
@@ -89,7 +98,7 @@ def add_newer(refs: list[SegmentRef], new: SegmentRef) -> list[SegmentRef]:
 def void_above(refs: list[SegmentRef], floor: Floor) -> list[SegmentRef]:
     """Cut off what an installed snapshot voids; give back segments that have nothing left."""
     for ref in refs:
-        if ref.number < floor.segment:
+        if ref.order < floor.segment:
             ref.last = min(ref.last, floor.index)
     empty = [ref for ref in refs if ref.first > ref.last]
     refs[:] = [ref for ref in refs if ref.first <= ref.last]

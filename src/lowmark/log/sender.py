@@ -8,6 +8,7 @@ open, so it can be read to its end even when a newer snapshot has replaced it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap64
@@ -18,7 +19,7 @@ from lowmark.log.snapshot_format import SnapshotMeta
 from lowmark.log.snapshots import STATE, Snapshot
 from lowmark.runtime import Disk
 
-__all__ = ["SnapshotSender", "needed_by"]
+__all__ = ["SnapshotSender", "StateSum", "needed_by"]
 
 
 def needed_by(live: BitMap64, last_applied: int) -> BitMap64:
@@ -30,6 +31,13 @@ def needed_by(live: BitMap64, last_applied: int) -> BitMap64:
     needed = live.copy()
     needed.remove_range(0, last_applied + 1)
     return needed
+
+
+class StateSum(NamedTuple):
+    """What the receiver must have got of the state."""
+
+    length: int
+    checksum: int
 
 
 class SnapshotSender:
@@ -49,7 +57,9 @@ class SnapshotSender:
         self._file = disk.open(path, "read")
         self.meta: SnapshotMeta = snapshot.meta
         _, self._state_at = snapshot_format.decode_meta(disk.describe(path), self._file)
-        self.state_bytes = snapshot.state_bytes
+        trailer = snapshot_format.read_trailer(disk.describe(path), self._file, self._state_at)
+        self.state_sum = StateSum(trailer.length, trailer.checksum)
+        self.state_bytes = trailer.length
         self.needed = needed
         self._order = np.frombuffer(needed.to_array(), np.uint64)
         self._sent = 0

@@ -137,23 +137,32 @@ def _open(disk: Disk, path: str) -> File:
         raise Damaged(disk.describe(path), offset=0, what="the file is missing") from missing
 
 
+def aside(group_folder: str, meta: SnapshotMeta) -> str:
+    """Where a snapshot is written before it is in force."""
+    name = files.snapshot_name(meta.index, meta.term)
+    return f"{group_folder}/{files.SNAPSHOTS}/{name}{files.TEMPORARY}"
+
+
 def publish_snapshot(disk: Disk, group_folder: str, meta: SnapshotMeta) -> None:
-    """Give a finished `.tmp` folder its name; from here on it is in force."""
+    """Give a finished `.tmp` folder its name; from here on it is in force. Then older ones go."""
     root = f"{group_folder}/{files.SNAPSHOTS}"
     name = files.snapshot_name(meta.index, meta.term)
     # An earlier try may have been renamed but not synced; nobody relies on it.
     remove_folder(disk, f"{root}/{name}")
     disk.rename(f"{root}/{name}{files.TEMPORARY}", f"{root}/{name}")
     disk.sync_dir(root)
+    remove_others(disk, group_folder, name, only_older=True)
 
 
-def remove_older(disk: Disk, group_folder: str, name: str) -> None:
-    """Remove every snapshot but this one."""
+def remove_others(disk: Disk, group_folder: str, name: str, *, only_older: bool) -> None:
+    """Remove every snapshot but this one; or only older ones, because a newer one is in force."""
     root = f"{group_folder}/{files.SNAPSHOTS}"
-    older = [other for other in disk.list(root) if other != name and _is_ours(disk, root, other)]
-    for other in older:
+    others = [other for other in disk.list(root) if other != name and _is_ours(disk, root, other)]
+    if only_older:
+        others = [other for other in others if other < name]  # names sort as (index, term) do
+    for other in others:
         remove_folder(disk, f"{root}/{other}")
-    if older:
+    if others:
         disk.sync_dir(root)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from lowmark.errors import LowmarkError
 from lowmark.holds import Holds
 from lowmark.log import files
-from lowmark.log.live import LiveRow
+from lowmark.log.live import LiveRow, kept_of
 from lowmark.log.memtable import Memtable
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentRef
 from lowmark.log.snapshots import Snapshot
+from lowmark.runtime import Disk
 
 __all__ = ["GroupState", "OpenLarge"]
 
@@ -68,16 +70,32 @@ class GroupState:
     links: dict[int, int] = field(default_factory=dict)
     """Names of merged segments that are still readable, and the segment that each points to."""
     phase1_again: bool = False
+    folder_faults: int = 0
+    """How many syncs of its folder have failed; lanes add to it, too."""
+    snapshot_index_begun: int = 0
+    """The index of the snapshot that is being written; nothing at or below it is overwritten."""
 
     @property
     def folder(self) -> str:
         """Where its files are."""
         return files.group_dir(self.name)
 
-    @property
-    def installed_from(self) -> int:
-        """The number of the first segment that an installed snapshot brought, or 0."""
-        return self.snapshot.floor.segment if self.snapshot is not None else 0
+    def kept_row(self) -> LiveRow:
+        """The row with everything that must stay readable: live entries, and what is held."""
+        if not len(self.holds):
+            return self.row
+        return replace(self.row, live=kept_of(self.row, self.holds))
+
+    def sync_folder(self, disk: Disk) -> None:
+        """Sync the group's folder; a lane that relies on it hears if another lane's sync failed.
+
+        A failed sync may have dropped changes of any lane, and a later one proves nothing.
+        """
+        try:
+            disk.sync_dir(self.folder)
+        except LowmarkError:
+            self.folder_faults += 1
+            raise
 
     def take_number(self) -> int:
         """A number for a new segment."""

@@ -12,6 +12,7 @@ from lowmark.errors import LowmarkError
 from lowmark.log import files, identity, large_format, segments, snapshots
 from lowmark.log.entries import Run
 from lowmark.log.findings import Finding, Meter, finding_of, left_over
+from lowmark.log.group_recovery import settle_segments
 from lowmark.log.live import LiveRow
 from lowmark.log.phase3 import merge_is_finished
 from lowmark.log.runs import CompactionRun
@@ -190,7 +191,7 @@ def _check_segments(disk: Disk, pieces: GroupPieces, meter: Meter) -> Iterator[F
         )
     for one in sound:
         pieces.segments[one.number] = one
-        segments.add_newer(state.segments, segments.ref_of(one.number, one.header, one.size))
+    settle_segments(state, [segments.ref_of(one.number, one.header, one.size) for one in sound])
     if state.segments:
         state.last_index = state.segments[-1].last
 

@@ -126,6 +126,7 @@ class Wal:
         self._pump_planned = False
         self._roll_asked = False
         self._failures = 0
+        self._burned = 0
         self._first_number = 1
         self._old: list[int] = []
         self.queued_bytes = 0
@@ -325,7 +326,7 @@ class Wal:
             raise DiskFull(files.wal_path(self.number))
 
     def _roll(self) -> None:
-        new = self._plan_file(max(self.number + 1, self._first_number) + self._failures)
+        new = self._plan_file(max(self.number + 1, self._first_number) + self._burned)
         self._busy = True
         self._lane.submit(self._write_file(new), lambda done: self._roll_done(new, done))
 
@@ -356,8 +357,11 @@ class Wal:
         if self.closed:
             return
         if done.error is not None:
+            # A number is given up only when its name may be on the disk.
+            self._burned += self._handles.name_made
             self._stop(done.error)
             return
+        self._burned = 0
         closed = range(max(self.number, self._first_number), new.number)
         self._use_file(new, low_disk=done.value())
         for old in closed:
@@ -400,6 +404,8 @@ class _Handles:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self.wal: File | None = None
+        self.name_made = False
+        """Whether the last new file may have got its name, though something failed."""
         self._large: dict[str, File] = {}
 
     def write_large(self, folder: str, large: _LargeWrite) -> int:
@@ -422,6 +428,7 @@ class _Handles:
     def open_wal(self, number: int, buffers: list[Buffer]) -> None:
         """Make a new WAL file whole under another name, then give it its own."""
         path = files.wal_path(number)
+        self.name_made = False
         for left_over in (path + files.TEMPORARY, path):
             discard(self._disk, left_over)
         file = self._disk.open(path + files.TEMPORARY, "create")
@@ -429,8 +436,8 @@ class _Handles:
             file.append(buffers)
             file.datasync()
             self._disk.rename(path + files.TEMPORARY, path)
+            self.name_made = True
         except LowmarkError:
-            # The next try takes another number, so nobody would come back for this one.
             file.close()
             discard(self._disk, path + files.TEMPORARY)
             raise
