@@ -244,3 +244,21 @@ def test_an_entry_that_is_missing_from_its_segment_is_damage() -> None:
     with pytest.raises(Exception, match="in no segment"):
         world.group.read([5])
     assert world.group.quarantined is not None
+
+
+def test_what_a_killed_process_did_not_sync_is_durable_once_it_is_reported() -> None:
+    # given a process that was killed between writing a batch and syncing it
+    world = World()
+    world.append(1, 5)
+
+    def write_more() -> None:
+        world.put(6, 8)
+        world.settle()
+
+    world.until("datasync", ".wal", write_more)
+    # when the next one finds the batch whole and reports it as written
+    after = world.kill()
+    assert after.group.written_index == 8
+    # then no loss of power can take it back
+    for later in after.worlds_after_crash():
+        later.check(range(1, 9))

@@ -131,6 +131,7 @@ def append_100b(bench: Bench) -> Figure:
         target=Target(0.8, aim=1.5),
         unit="entries/s",
         variants={"one_in_flight": (ours(1), sqlite)},
+        runs=sizes.long_runs,
         notes=f"{count} batches of 1,000 entries of 100 bytes over {SMALL_GROUPS} groups,"
         f" {SMALL_IN_FLIGHT} batches in flight, {sizes.roll_overs} roll-overs of"
         f" {sizes.small_wal_bytes / MIB:g} MiB, until idle; peer: SQLite {sqlite3.sqlite_version},"

@@ -52,7 +52,7 @@ def recover_small(bench: Bench) -> Figure:
             groups=groups,
             batches=lambda made: small_batches(made, count),
             shape=f"{batches} over {groups} groups, so records of about {SMALL_BATCH // groups}",
-            runs=min(2, bench.sizes.runs),
+            runs=bench.sizes.long_runs,
         )
 
     figure, one = measured(SMALL_GROUPS), measured(1)

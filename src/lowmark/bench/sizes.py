@@ -16,6 +16,8 @@ class Sizes:
     mode: str
     runs: int
     """Rounds that count; one more comes before them."""
+    long_runs: int
+    """The same for figures whose rounds take long."""
     roll_overs: int = 4
     large_wal_bytes: int
     """When the WAL rolls over in `append_1m_vs_raw`."""
@@ -37,6 +39,7 @@ class Sizes:
         return Sizes(
             mode="full",
             runs=4,
+            long_runs=3,
             large_wal_bytes=256 * MIB,
             small_wal_bytes=32 * MIB,
             recover_bytes=GIB,
@@ -55,8 +58,9 @@ class Sizes:
         return Sizes(
             mode="quick",
             runs=3,
+            long_runs=2,
             large_wal_bytes=32 * MIB,
-            small_wal_bytes=4 * MIB,
+            small_wal_bytes=8 * MIB,
             recover_bytes=256 * MIB,
             recover_small_bytes=16 * MIB,
             phase3_bytes=512 * MIB,
@@ -73,6 +77,7 @@ class Sizes:
         return Sizes(
             mode="tiny",
             runs=1,
+            long_runs=1,
             large_wal_bytes=4 * MIB,
             small_wal_bytes=256 * KIB,
             recover_bytes=4 * MIB,

@@ -278,13 +278,14 @@ class Compactor:
         def again() -> None:
             self._tasks -= 1
             if not self.closed:
-                self._drive(state, merger.finish(), finished)
+                self._drive(state, merger, merger.finish(), finished)
 
-        self._drive(state, merger.steps(), finished)
+        self._drive(state, merger, merger.steps(), finished)
 
     def _drive(
         self,
         state: GroupState,
+        merger: Merger,
         steps: Iterator[int],
         on_done: Callable[[Exception | None], None],
     ) -> None:
@@ -299,23 +300,23 @@ class Compactor:
                 on_done(outcome.error)
                 return
             spent_ms = (self._loop.elapsed_us() - began_us) / 1_000
-            busy = self._appended_bytes() != appended
+            busy = merger.gentle = self._appended_bytes() != appended
             pause_ms = self._pause_ms(outcome.result, spent_ms, busy=busy)
             if pause_ms > 0:
                 self._tasks += 1
                 self._loop.call_later(pause_ms, resume)
             else:
-                self._drive(state, steps, on_done)
+                self._drive(state, merger, steps, on_done)
 
         def resume() -> None:
             self._tasks -= 1
             if not self.closed:
-                self._drive(state, steps, on_done)
+                self._drive(state, merger, steps, on_done)
 
         self._submit(lambda: next(steps, None), done)
 
     def _pause_ms(self, moved_bytes: int, spent_ms: float, *, busy: bool) -> float:
-        pause = spent_ms * (1 / self._config.compaction_share - 1) if busy and moved_bytes else 0.0
+        pause = spent_ms * (1 / self._config.compaction_share - 1) if busy else 0.0
         rate = self._config.compaction_bytes_per_second_max
         return max(pause, moved_bytes * 1_000 / rate - spent_ms) if rate else pause
 

@@ -121,7 +121,7 @@ def _load_segments(disk: Disk, state: GroupState, *, read_only: bool) -> None:
             _load_link(disk, state, number, read_only=read_only)
             continue
         try:
-            found.append(_load_ref(disk, state, number))
+            found.append(_load_ref(disk, state, number, stat.size if stat is not None else 0))
         except Corrupt as error:
             damage = damage or error
     settle_segments(state, found)
@@ -151,14 +151,13 @@ def settle_segments(state: GroupState, found: list[SegmentRef]) -> None:
         state.next_number = max(state.next_number, state.snapshot.floor.segment)
 
 
-def _load_ref(disk: Disk, state: GroupState, number: int) -> SegmentRef:
+def _load_ref(disk: Disk, state: GroupState, number: int, size: int) -> SegmentRef:
     path = f"{state.folder}/{files.segment_name(number)}"
     file = disk.open(path, "read")
     try:
         where = disk.describe(path)
         head = file.read_at(0, segment_format.HEADER_BYTES)
         header = segment_format.decode_header(where, head, incarnation=state.incarnation)
-        size = file.size()
         if size < header.trailer_at + segment_format.TRAILER_BYTES_MIN:
             raise Damaged(where, offset=size, what="the segment ends too early")
         return segments.ref_of(number, header, size)

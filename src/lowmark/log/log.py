@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+import msgspec
 from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt, LowmarkError
@@ -55,8 +55,7 @@ logger = logging.getLogger(__name__)
 _LANES = ("wal", "segments", "compaction")
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(msgspec.Struct, frozen=True, gc=False):
     """Entries of one term are durable."""
 
     group: str

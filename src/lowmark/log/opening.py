@@ -15,7 +15,6 @@ from lowmark.log import files, identity, wal_format, wal_recovery
 from lowmark.log.entries import Run
 from lowmark.log.errors import Damaged, NewerFormat
 from lowmark.log.group_recovery import check_coverage, recover_group
-from lowmark.log.snapshot_format import Floor
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
@@ -32,14 +31,13 @@ def replay_run(state: GroupState, found: WalRecord, run: Run) -> str | None:
     Perhaps a later run overwrites what is missing: then the file was flushed already, and what it
     overwrote is gone. Only a gap that stays to the end is a loss.
     """
-    floor = state.snapshot.floor if state.snapshot is not None else Floor()
-    if floor.voids(found.wal, found.sequence):
+    if state.snapshot is not None and state.snapshot.floor.voids(found.wal, found.sequence):
         return None  # an installed snapshot took the place of all that
     # A run that the snapshot covers is taken, too: it may cut off the tail of an older one.
-    memory = state.memtable
+    memory, last = state.memtable, state.memtable.last
     previous = found.record.previous if found.record is not None else run.first - 1
     follows = previous <= max(state.last_index, state.row.snapshot_index)
-    joins = memory.last is None or run.first <= memory.last + 1
+    joins = last is None or run.first <= last + 1
     if not (follows and joins):
         return f"entries {state.last_index + 1} to {run.first - 1} of {state.name} are missing"
     memory.append(run)
@@ -121,10 +119,10 @@ class Opening:
             self._quarantine(state, damage)
 
     def _replay(self, found: WalRecord) -> None:
-        where = self.disk.describe(files.wal_path(found.wal))
         if found.damage is not None:
             self.damaged_wals.add(found.wal)
         if not found.incarnation:
+            where = self.disk.describe(files.wal_path(found.wal))
             unknown = Damaged(where, offset=found.offset, what="a writer is unknown")
             self.damaged_wals.add(found.wal)
             self._quarantine_all(found.damage or unknown)
@@ -141,6 +139,7 @@ class Opening:
             if gap is None:
                 self._gaps.pop(state.name, None)
             else:
+                where = self.disk.describe(files.wal_path(found.wal))
                 self._gaps.setdefault(state.name, Damaged(where, offset=found.offset, what=gap))
 
     def _settle(self, state: GroupState) -> None:

@@ -34,6 +34,7 @@ __all__ = ["Merger", "finish_merge", "merge_is_finished"]
 
 _READ_BYTES = 128 << 10
 _READ_GAP_BYTES = 4 << 10
+_GENTLE_SYNC_BYTES = 8 << 20
 _BUFFER_BYTES_MIN = 4 << 20  # from here on numpy asks for huge pages
 
 
@@ -69,6 +70,9 @@ class Merger:
         self.result: SegmentRef | None = None
         """The new segment; None when nothing was left to keep."""
         self._acts_done = 0
+        self._unsynced_bytes = 0
+        self.gentle = False
+        """While others write, it syncs part by part: one long sync would hold theirs up."""
         self.sync_failed = False
         """Names were changed, and nobody knows whether that will ever be durable."""
 
@@ -173,6 +177,10 @@ class Merger:
         check_entries(self._disk.describe(path), np.array(sums, np.uint32), rows)
         file.append(datas)
         moved = int(lengths.sum(dtype=np.uint64))
+        self._unsynced_bytes += moved
+        if self.gentle and self._unsynced_bytes >= _GENTLE_SYNC_BYTES:
+            file.datasync()
+            self._unsynced_bytes = 0
         self.bytes += moved
         return moved
 

@@ -39,11 +39,11 @@ class RunWrite:
 
     state: GroupState
     run: Run
+    size: int = field(init=False)
+    """About how many bytes it will take."""
 
-    @property
-    def size(self) -> int:
-        """About how many bytes it will take."""
-        return len(self.run.payload) + 8 * self.run.count + wal_format.ROW_BYTES
+    def __post_init__(self) -> None:
+        self.size = len(self.run.payload) + 8 * self.run.count + wal_format.ROW_BYTES
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from lowmark.errors import Corrupt
 from lowmark.log import files, wal_format
 from lowmark.log.errors import Damaged
@@ -20,8 +22,7 @@ from lowmark.runtime import Disk
 __all__ = ["WalFile", "WalRecord", "list_wals", "read_wals"]
 
 
-@dataclass(frozen=True, slots=True)
-class WalRecord:
+class WalRecord(msgspec.Struct, frozen=True, gc=False):
     """A record as it is replayed: where it stood, whose it is, and what it says."""
 
     wal: int

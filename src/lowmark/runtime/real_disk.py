@@ -202,6 +202,8 @@ class RealDisk:
     def open(self, path: str, mode: Mode) -> _RealFile:
         try:
             fd = os.open(self._at(path), _FLAGS[mode] | os.O_CLOEXEC, 0o644)
+            if mode == "create":
+                return _RealFile(fd, path, size=0)
             found = os.fstat(fd)
             file = _RealFile(fd, path, size=found.st_size)
             if stat_bits.S_ISDIR(found.st_mode):
