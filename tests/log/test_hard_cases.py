@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from pyroaring import BitMap64
 
 from log.world import Ended, World, finish, number, send
+from lowmark.errors import Rejected
 from lowmark.holds import Span
 from lowmark.log import InstallRefused, SnapshotMeta, SnapshotRefused
 from lowmark.runtime import DiskFull
@@ -262,3 +265,152 @@ def test_what_a_killed_process_did_not_sync_is_durable_once_it_is_reported() -> 
     # then no loss of power can take it back
     for later in after.worlds_after_crash():
         later.check(range(1, 9))
+
+
+def test_deleting_a_group_in_the_middle_of_its_install_stops_nobody() -> None:
+    # given a group that is taking a snapshot over, with a part of a WAL file still to be flushed
+    world = World()
+    world.log.create_group("other")
+    world.append(1, 10)
+    world.append(1, 10, group="other")
+    installer = world.group.begin_install(SnapshotMeta(index=50, term=3), last_applied=0)
+    installer.add_state(0, b"state")
+    world.log.roll()
+    installer.finish(BitMap64(), Ended())
+    # when it is deleted
+    world.log.delete_group("g")
+    world.settle()
+    # then the other's entries get into segments
+    world.segment(11, 20, group="other")
+    assert world.log.segment_writer.idle
+    found = world.crash().log.group("other").read(range(1, 21))
+    assert [entry.index for entry in found] == list(range(1, 21))
+
+
+def test_buffers_of_any_kind_are_kept_as_the_bytes_they_were() -> None:
+    # given a view of wider items, one that is not contiguous, and one that changes afterwards
+    world = World()
+    wide, strided = memoryview(array("I", [1, 2, 3])), memoryview(b"a-b-c-")[::2]
+    changing = bytearray(b"before")
+    world.group.append(1, [wide, b"second", strided])
+    world.group.append(1, [changing])
+    changing[:] = b"after!"
+    world.await_written(4)
+    world.roll()
+    # then each reads back as it was when it was appended, also after a restart
+    for after in [world, world.crash()]:
+        found = [bytes(entry.data) for entry in after.group.read([1, 2, 3, 4])]
+        assert found == [wide.tobytes(), b"second", b"abc", b"before"]
+
+
+@pytest.mark.parametrize("term", [-1, 1 << 63, 1 << 64])
+def test_a_term_that_the_formats_have_no_room_for_is_refused(term: int) -> None:
+    world = World()
+    with pytest.raises(Rejected, match="can't be a term"):
+        world.group.append(term, [b"x"])
+    world.append(1, 1)
+
+
+def test_an_install_that_meets_damage_of_its_own_ends_with_it() -> None:
+    # given a large entry that only the WAL names, and that is damaged
+    world = World()
+    world.append(1, 1, size=20_000)
+    world.append(2, 4)
+    world.spoil(f"groups/g/{number(1)}.large", b"1@1")
+    world = world.kill()
+    installer = world.group.begin_install(SnapshotMeta(index=50, term=3), last_applied=4)
+    installer.add_state(0, b"state")
+    ended = Ended()
+    # when a snapshot is installed that counts on it
+    installer.finish(BitMap64([1]), ended)
+    world.loop.run_until(lambda: ended.over)
+    # then the caller hears of it, and the group is closed to writes
+    assert "fails its checksum" in str(ended.error)
+    assert world.group.quarantined is not None
+
+
+def test_a_group_whose_folder_is_broken_stops_nobody() -> None:
+    world = World(wal_bytes_max=4_096, wal_files_waiting_max=2)
+    world.log.create_group("other")
+    world.append(1, 5)
+    for _ in range(8):
+        world.disk.fail_next("create", "groups/g/")
+    for first in range(1, 200, 20):
+        world.append(first, first + 19, size=100, group="other")
+    world.loop.run_for(20_000)
+    assert world.group.quarantined is not None
+    world.check(range(1, 6))
+    assert len(world.log.group("other").read(range(1, 201))) == 200
+    # and what its WAL file held is kept
+    assert any(name.endswith(".damaged") for name in world.disk.list("wal"))
+
+
+@pytest.mark.parametrize("part", ["g/group", f"g/{number(1)}.segment", "/state", "g/runs"])
+def test_a_file_that_cannot_be_read_keeps_no_other_group_from_starting(part: str) -> None:
+    # given a disk that fails to read one file of one group
+    world = World()
+    world.log.create_group("other")
+    world.segment(1, 5)
+    world.segment(6, 10)
+    world.segment(11, 15)
+    world.snapshot(10, [3, 8])
+    world.compact()
+    world.append(1, 3, group="other")
+    world.log.close()
+    world.disk.fail_next("read", part)
+    # when the log is opened, then the other group works, and this one does when it can be read
+    after = world.reopen()
+    after.append(4, 5, group="other")
+    again = after.reopen()
+    again.check([3, 8, 11, 15])
+
+
+def test_appends_leave_room_for_what_the_segment_writer_has_still_to_write() -> None:
+    # given a reserve that is smaller than a WAL file
+    world = World(wal_bytes_max=64_000, disk_reserved_bytes=20_000)
+    world.disk.capacity_bytes = 200_000
+
+    def fill() -> None:
+        for index in range(1, 2_000):
+            world.put(index, index, size=500)
+            world.loop.run_for(5)
+
+    with pytest.raises(DiskFull):
+        fill()
+    # when everything that was written is in segments, then the reserve is still there
+    world.loop.run_for(10_000)
+    assert world.log.segment_writer.idle
+    assert world.disk.free_bytes() >= 20_000 - 1_000
+    assert world.log.wal.number < 12
+    # and a snapshot frees space, so that appends go on by themselves
+    world.begin_snapshot(world.group.written_index)
+    world.loop.run_for(20_000)
+    last = world.group.last_index
+    world.append(last + 1, last + 1)
+
+
+def test_a_callback_that_raises_costs_no_other_group_its_entries() -> None:
+    world = World()
+    world.log.create_group("other")
+
+    def broken(_: object) -> None:
+        raise KeyError("the caller broke")
+
+    world.log.on_written = broken
+    world.put(1, 3)
+    world.put(1, 3, group="other")
+    with pytest.raises(KeyError):
+        world.loop.run_for(100)
+    assert world.group.written_index == world.log.group("other").written_index == 3
+
+
+def test_links_go_after_their_grace_time_though_the_clock_jumped_back() -> None:
+    world = World(link_grace_ms=1_000)
+    for first in (1, 11, 21, 31):
+        world.segment(first, first + 9)
+    world.snapshot(30, [5, 15])
+    world.compact()
+    assert world.group.state.links
+    world.loop.skew_ms = -500
+    world.loop.run_for(10_000)
+    assert not world.group.state.links

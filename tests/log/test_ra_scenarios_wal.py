@@ -180,7 +180,7 @@ def test_the_wal_waits_when_the_segment_writer_lags() -> None:
     # given a segment writer that can't write
     world = World(wal_bytes_max=4_096, wal_batch_bytes_max=4_096, wal_files_waiting_max=2)
     for _ in range(40):
-        world.disk.fail_next("write", ".segment")
+        world.disk.fail_next("space", ".segment")
     for index in range(1, 101):
         world.put(index, index, size=200)
     # then the WAL makes no more files than may wait, and goes on when it can

@@ -70,25 +70,6 @@ def test_a_plan_expires_with_the_links_and_read_plans_again() -> None:
     assert execute(world, world.group.plan_read([5, 15])) == FOUND[:2]
 
 
-def test_read_plans_again_by_itself_when_a_reference_expires(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # given a plan that expires between being made and being carried out
-    world = sparse()
-    stale = world.group.plan_read([5, 15])
-    world.compact()
-    world.loop.run_for(5_000)
-    plans = [stale]
-    fresh = world.group.plan_read
-    group = world.group
-    monkeypatch.setattr(
-        group, "plan_read", lambda wanted, held: plans.pop() if plans else fresh(wanted, held=held)
-    )
-    # then a read finds the entries all the same
-    assert [entry.index for entry in group.read([5, 15])] == [5, 15]
-    assert plans == []
-
-
 def test_a_plan_for_what_died_expires() -> None:
     world = sparse()
     plan = world.group.plan_read([5])

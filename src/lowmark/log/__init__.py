@@ -23,7 +23,8 @@ Invariants
        overwrites it or a snapshot says that nobody needs it.
     2. Every live index is readable at any moment, compaction or not.
     3. Nothing dead comes back: an index at or below the snapshot that is not live is not served,
-       whatever files still hold it.
+       whatever files still hold it. (While a live set is lost and not yet rebuilt, nobody can tell
+       them apart: then nothing is deleted, and what files hold can be read.)
     4. A newer piece cancels, from its first index on, whatever older pieces hold. So an index has
        one place, and a newer term always wins.
     5. `written_index` falls at once when entries are overwritten.

@@ -415,6 +415,8 @@ class Compactor:
         def done(outcome: Outcome[object]) -> None:
             for number in gone:
                 state.links.pop(number, None)
+            if state.links:
+                self.watch_links(state)  # the clock may have jumped back
 
         self._submit(step, done)
 

@@ -21,7 +21,15 @@ from crc32c import crc32c
 
 from lowmark.runtime import Buffer
 
-__all__ = ["Entry", "LargePlace", "Run", "entry_checksum", "fold_checksums", "run_of"]
+__all__ = [
+    "Entry",
+    "LargePlace",
+    "Run",
+    "entry_checksum",
+    "fold_checksums",
+    "own",
+    "run_of",
+]
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
@@ -118,8 +126,22 @@ class Run(msgspec.Struct, kw_only=True, eq=False, gc=False):
             yield Entry(index, self.term, payload[bounds[at] : bounds[at + 1]])
 
 
+def own(data: Buffer) -> Buffer:
+    """A buffer as flat bytes that nobody changes any more; copied only if somebody could.
+
+    A view of wider items has fewer items than bytes, and a writable one may change after its
+    checksum was taken.
+    """
+    if type(data) is bytes:
+        return data
+    view = memoryview(data)
+    if not view.readonly or not view.c_contiguous:
+        return view.tobytes()
+    return view if view.ndim == 1 and view.itemsize == 1 else view.cast("B")
+
+
 def run_of(first: int, term: int, datas: Sequence[Buffer]) -> Run:
-    """Make a run of what a caller appends."""
+    """Make a run of what a caller appends; the buffers are its own (see `own`)."""
     count = len(datas)
     payload = datas[0] if count == 1 else b"".join(datas)
     head = array("I", map(len, datas))

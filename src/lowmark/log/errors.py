@@ -20,6 +20,7 @@ __all__ = [
     "ReferenceExpired",
     "SnapshotRefused",
     "TermFell",
+    "check_u63",
     "check_version",
 ]
 
@@ -57,6 +58,12 @@ def check_version(path: str, version: int, *, newest: int) -> None:
         raise NewerFormat(path, version=version, newest=newest)
     if version < 1:
         raise Damaged(path, offset=4, what=f"there is no format version {version}")
+
+
+def check_u63(number: int, what: str) -> None:
+    """Refuse a number that the formats have no room for."""
+    if not 0 <= number < 1 << 63:
+        raise Rejected(f"{number} can't be {what}", hint="Use a number from 0 to 2**63 - 1.")
 
 
 class GroupQuarantined(Corrupt):

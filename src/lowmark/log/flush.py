@@ -30,11 +30,13 @@ from lowmark.log.memtable import FlushPart, parts_of
 from lowmark.log.segment_format import IN_LARGE, ROW, Rows
 from lowmark.log.segments import SegmentRef, indexes_within
 from lowmark.log.state import GroupState
-from lowmark.runtime import Buffer, Disk, DiskFailed, Outcome, Runtime
+from lowmark.runtime import Buffer, Disk, DiskFailed, DiskFull, Outcome, Runtime
 
 __all__ = ["SegmentPlan", "SegmentWriter", "plan_segments", "write_segment"]
 
 logger = logging.getLogger(__name__)
+
+_TRIES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,9 @@ class SegmentWriter:
         groups: Callable[[], Iterable[GroupState]],
         on_flushed: Callable[[GroupState, int, list[SegmentRef]], None],
         on_wal_gone: Callable[[int], None],
+        on_broken: Callable[[GroupState, LowmarkError], None],
     ) -> None:
+        self._on_broken = on_broken
         self._loop = runtime.loop
         self._disk = runtime.disk
         self._lane = runtime.loop.lane("segments")
@@ -234,13 +238,14 @@ class SegmentWriter:
 
     def _next_group(self, wal: int) -> None:
         while self._todo:
-            if all(state.installing for state in self._todo):
+            self._todo = deque(state for state in self._todo if not state.deleted)
+            if self._todo and all(state.installing for state in self._todo):
                 # Its segments would be newer than those of the snapshot that voids them.
                 self._loop.call_later(self._config.retry_ms, lambda: self._go_on(wal))
                 return
+            if not self._todo:
+                break
             state = self._todo.popleft()
-            if state.deleted:
-                continue
             if state.installing:
                 self._todo.append(state)
                 continue
@@ -276,7 +281,14 @@ class SegmentWriter:
         if not self.closed:
             self._next_group(wal)
 
-    def _write(self, wal: int, state: GroupState, numbered: list[tuple[int, SegmentPlan]]) -> None:
+    def _write(
+        self,
+        wal: int,
+        state: GroupState,
+        numbered: list[tuple[int, SegmentPlan]],
+        *,
+        tries: int = 1,
+    ) -> None:
         """Write the segments, a step each, then sync their folder once."""
         if state.deleted:
             self._next_group(wal)
@@ -299,8 +311,16 @@ class SegmentWriter:
             if outcome.error is not None or state.folder_faults != faults:
                 # After a failed sync of the folder no name in it is sure, those of earlier steps
                 # included, and a later sync proves nothing: all are written and named again.
-                error = outcome.error or DiskFailed(state.folder, call="fsync", reason="unsure")
-                self._failed(error, lambda: self._write(wal, state, numbered))
+                unsure = DiskFailed(state.folder, call="fsync", reason="another lane's failed")
+                error = reason_error(outcome.error or unsure)
+                again = lambda: self._write(wal, state, numbered, tries=tries + 1)  # noqa: E731
+                if isinstance(error, DiskFull) or tries < _TRIES_MAX:
+                    self._failed(error, again)
+                    return
+                # Its folder is broken. The WAL file keeps what it has, and the others go on.
+                self._aside |= {wal}
+                self._on_broken(state, error)
+                self._next_group(wal)
                 return
             self.error = None
             made.append(outcome.value())

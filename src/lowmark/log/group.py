@@ -11,7 +11,7 @@ from lowmark.errors import LowmarkError
 from lowmark.holds import Hold, Pins
 from lowmark.log import segments
 from lowmark.log.config import LogConfig
-from lowmark.log.entries import Entry, Run, run_of
+from lowmark.log.entries import Entry, Run, own, run_of
 from lowmark.log.errors import (
     Damaged,
     EntryGone,
@@ -23,7 +23,9 @@ from lowmark.log.errors import (
     ReferenceExpired,
     SnapshotRefused,
     TermFell,
+    check_u63,
 )
+from lowmark.log.group_recovery import covered
 from lowmark.log.install import Installer
 from lowmark.log.live import LiveRow
 from lowmark.log.read_plan import ReadPlan
@@ -154,6 +156,8 @@ class GroupLog:
         first = state.last_index + 1 if first is None else first
         if first > state.last_index + 1 or first < 1:
             raise NotContiguous(self.name, first=first, last=state.last_index)
+        check_u63(term, "a term")
+        datas = [own(data) for data in datas]
         largest = max(map(len, datas), default=0)
         if largest > config.entry_bytes_max:
             raise EntryTooLarge(size=largest, limit=config.entry_bytes_max)
@@ -309,7 +313,9 @@ class GroupLog:
         revived = live.copy()
         revived.remove_range(row.snapshot_index + 1, meta.index + 1)
         revived -= row.live
-        if revived and row.known:
+        if not row.known:
+            revived = live - covered(self._state)
+        if revived:
             raise SnapshotRefused(f"index {revived.min()} is dead and can't be live again")
         self._services.take_snapshot(self._state, meta, state, live.copy(), on_done)
 
@@ -344,6 +350,8 @@ class GroupLog:
         """Take in a snapshot that another node sends. Until it is finished, nothing changes."""
         self._services.check_writable()
         self._check_sound()
+        check_u63(meta.index, "an index")
+        check_u63(meta.term, "a term")
         if meta.index <= self._state.row.snapshot_index or last_applied > meta.index:
             raise InstallRefused(f"a snapshot at {meta.index} is not ahead of this log")
         if last_applied > self._state.last_index:

@@ -13,33 +13,36 @@ import logging
 import msgspec
 from pyroaring import BitMap64
 
-from lowmark.errors import Corrupt
+from lowmark.errors import Corrupt, LowmarkError
 from lowmark.log import files, identity, segment_format, segments
 from lowmark.log.errors import Damaged, NewerFormat
 from lowmark.log.folders import remove_folder
 from lowmark.log.install import move_in
 from lowmark.log.live import LiveRow
+from lowmark.log.notes import read_whole
 from lowmark.log.phase3 import finish_merge, merge_is_finished
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentReader, SegmentRef
 from lowmark.log.snapshots import Snapshot, load_snapshot, remove_others, snapshot_folders
 from lowmark.log.state import GroupState
-from lowmark.runtime import Disk
+from lowmark.runtime import Disk, DiskFailed
 
-__all__ = ["check_coverage", "recover_group", "settle_segments"]
+__all__ = ["check_coverage", "covered", "recover_group", "settle_segments"]
 
 logger = logging.getLogger(__name__)
 
 
-def recover_group(disk: Disk, name: str, *, read_only: bool) -> tuple[GroupState, Corrupt | None]:
+def recover_group(
+    disk: Disk, name: str, *, read_only: bool
+) -> tuple[GroupState, LowmarkError | None]:
     """The group as its folder has it, without the WAL; and the damage that was found, if any."""
     state = GroupState(name, identity.read_identity(disk, name))
     state.quarantine = identity.read_quarantine(disk, name)
-    damage: Corrupt | None = None
+    damage: LowmarkError | None = None
     for step in (_mend, _load_snapshot, _load_segments, _load_runs):
         try:
             step(disk, state, read_only=read_only)
-        except Corrupt as found:
+        except (Corrupt, DiskFailed) as found:
             damage = damage or found
     state.last_index = max(state.last_index, state.row.snapshot_index)
     if state.last_index == state.row.snapshot_index:
@@ -181,22 +184,26 @@ def _load_runs(disk: Disk, state: GroupState, *, read_only: bool) -> None:
     path = f"{state.folder}/{files.RUNS}"
     if disk.stat(path) is None:
         return
-    file = disk.open(path, "read")
-    lines = file.read_at(0, file.size()).splitlines()
-    file.close()
     try:
+        lines = read_whole(disk, path).splitlines()
         state.runs.extend(msgspec.json.decode(line, type=CompactionRun) for line in lines)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, LowmarkError):
         state.runs.clear()  # it is for people only, and never synced
 
 
-def check_coverage(state: GroupState, *, where: str) -> None:
-    """Raise if an entry that counts is in no piece: a file went missing behind our back."""
+def covered(state: GroupState) -> BitMap64:
+    """Every index that some piece has in its range."""
     have = BitMap64()
     for ref in state.segments:
         have.add_range(ref.first, ref.last + 1)
     for run in state.memtable.view:
         have.add_range(run.first, run.kept_last + 1)
+    return have
+
+
+def check_coverage(state: GroupState, *, where: str) -> None:
+    """Raise if an entry that counts is in no piece: a file went missing behind our back."""
+    have = covered(state)
     need = state.row.live.copy()
     if state.last_index > state.row.snapshot_index:
         need.add_range(state.row.snapshot_index + 1, state.last_index + 1)

@@ -26,8 +26,8 @@ from pyroaring import BitMap64
 from lowmark.errors import LowmarkError, invariant
 from lowmark.log import files, segment_format, segments
 from lowmark.log.config import LogConfig
-from lowmark.log.entries import U32, Entry, fold_checksums
-from lowmark.log.errors import InstallRefused
+from lowmark.log.entries import U32, Entry, fold_checksums, own
+from lowmark.log.errors import InstallRefused, check_u63
 from lowmark.log.flush import SegmentPlan, write_segment
 from lowmark.log.folders import remove_folder
 from lowmark.log.notes import Note, read_note, write_note
@@ -131,6 +131,9 @@ class Installer:
                 f"live entries after {previous} do not follow {self.previous}",
                 hint=f"Send the live entries after {self.previous}.",
             )
+        entries = [Entry(entry.index, entry.term, own(entry.data)) for entry in entries]
+        for entry in entries:
+            check_u63(entry.term, "a term")
         indexes = [previous, *(entry.index for entry in entries)]
         rising = all(a < b for a, b in itertools.pairwise(indexes))
         if not rising or indexes[-1] > self.meta.index:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 from pyroaring import BitMap64
@@ -26,6 +27,7 @@ from lowmark.log.errors import (
 from lowmark.log.flush import SegmentWriter
 from lowmark.log.folders import discard, remove_folder
 from lowmark.log.group import GroupLog
+from lowmark.log.group_recovery import covered
 from lowmark.log.install import Installed, Installer
 from lowmark.log.live import LiveRow
 from lowmark.log.opening import Opening
@@ -82,7 +84,7 @@ class Log:
         self._installers: dict[str, Installer] = {}
         self._leaving: dict[str, set[str]] = {}
         self._tasks = 0
-        self.unreadable: dict[str, Corrupt] = {}
+        self.unreadable: dict[str, LowmarkError] = {}
         """Groups whose folder can't even say who they are; they are left alone."""
         self.wal = Wal(
             runtime,
@@ -97,7 +99,8 @@ class Log:
             config,
             groups=self._states.values,
             on_flushed=self._flushed,
-            on_wal_gone=lambda _: self.wal.flushed(),
+            on_wal_gone=self.wal.flushed,
+            on_broken=self.quarantine,
         )
         self.compactor = Compactor(
             runtime,
@@ -168,6 +171,7 @@ class Log:
         if name not in self.unreadable:
             state = self.group(name).state
             state.deleted = True
+            state.installing = False
             self.wal.drop(state)
             self.cache.forget(state.folder)
             del self._groups[name], self._states[name]
@@ -285,18 +289,25 @@ class Log:
     # -- events from below ----------------------------------------------------------------------
 
     def _written(self, writes: list[Write]) -> None:
+        # All groups first, callbacks second: one that raises must not cost another its entries.
+        answers: list[Callable[[], None]] = []
         for write in writes:
             match write:
                 case RunWrite(state=state, run=run):
                     if run.kept and not state.deleted:
-                        last = run.kept_last
-                        state.written_index = max(state.written_index, last)
-                        self.on_written(Written(state.name, run.term, run.first, last))
+                        state.written_index = max(state.written_index, run.kept_last)
+                        event = Written(state.name, run.term, run.first, run.kept_last)
+                        answers.append(partial(self._tell_written, event))
                 case MetaWrite(state=state, data=data, on_done=on_done):
                     state.meta = data
-                    on_done()
+                    answers.append(on_done)
                 case Fence(on_done=on_done):
-                    on_done()
+                    answers.append(on_done)
+        for answer in answers:
+            answer()
+
+    def _tell_written(self, event: Written) -> None:
+        self.on_written(event)
 
     def _wal_closed(self, number: int) -> None:
         self.segment_writer.take(number)
@@ -440,6 +451,9 @@ class Log:
             raise SnapshotRefused(f"the live set of group {state.name} is not lost")
         if live and live.max() > snapshot.meta.index:
             raise SnapshotRefused(f"index {live.max()} lies after the snapshot")
+        gone = live - covered(state)
+        if gone:
+            raise SnapshotRefused(f"index {gone.min()} is dead and can't be live again")
 
         def step() -> None:
             path = f"{snapshot.folder}/{snapshots.LIVE}"
@@ -506,7 +520,13 @@ class Log:
             # group has in the WAL up to here is void once the snapshot counts.
             first, last = state.memtable.first or 0, installer.last_applied
             indexes = indexes_within(live, first, min(state.memtable.last or -1, last)).tolist()
-            own = GroupLog(self, state).plan_read(indexes, held=True).execute(self.disk)
+            try:
+                own = GroupLog(self, state).plan_read(indexes, held=True).execute(self.disk)
+            except LowmarkError as error:
+                if isinstance(error, Corrupt):
+                    self.quarantine(state, error)
+                committed(Outcome(None, error), Floor())
+                return
             base, index = state.next_number, installer.meta.index
             floor = Floor(self.wal.number, self.wal.sequence - 1, base, index)
             state.next_number += installer.numbers_needed

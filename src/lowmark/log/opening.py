@@ -18,7 +18,7 @@ from lowmark.log.group_recovery import check_coverage, recover_group
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
-from lowmark.runtime import Disk
+from lowmark.runtime import Disk, DiskFailed
 
 __all__ = ["Opening", "replay_run"]
 
@@ -53,7 +53,7 @@ class Opening:
     disk: Disk
     read_only: bool
     states: dict[str, GroupState] = field(default_factory=dict)
-    unreadable: dict[str, Corrupt] = field(default_factory=dict)
+    unreadable: dict[str, LowmarkError] = field(default_factory=dict)
     """Groups whose folder can't even say who they are; they are left alone."""
     wals: list[WalFile] = field(default_factory=list)
     damaged_wals: set[int] = field(default_factory=set)
@@ -110,7 +110,7 @@ class Opening:
     def _recover_group(self, name: str) -> None:
         try:
             state, damage = recover_group(self.disk, name, read_only=self.read_only)
-        except Corrupt as unreadable:
+        except (Corrupt, DiskFailed) as unreadable:
             logger.error("a group can't be read", extra={"group": name, "reason": str(unreadable)})
             self.unreadable[name] = unreadable
             return
@@ -154,13 +154,14 @@ class Opening:
             except Damaged as damage:
                 self._quarantine(state, damage)
 
-    def _quarantine(self, state: GroupState, damage: Corrupt) -> None:
+    def _quarantine(self, state: GroupState, damage: LowmarkError) -> None:
         if state.quarantine is not None:
             return
         state.quarantine = damage.message
         logger.error("quarantined", extra={"group": state.name, "reason": damage.message})
-        # The release that wrote a newer file must find the group as it left it.
-        if not self.read_only and not isinstance(damage, NewerFormat):
+        # A newer file, or one that can't be read just now, is not damage for good.
+        lasting = isinstance(damage, Corrupt) and not isinstance(damage, NewerFormat)
+        if not self.read_only and lasting:
             try:
                 identity.write_quarantine(self.disk, state.name, damage.message)
             except LowmarkError as error:

@@ -20,7 +20,7 @@ from lowmark.log.entries import U32, U64, Entry, entry_checksum, fold_checksums
 from lowmark.log.errors import Damaged, EntryGone, ReferenceExpired
 from lowmark.log.segment_format import IN_LARGE, Rows, SegmentHeader
 from lowmark.log.snapshot_format import Floor
-from lowmark.runtime import Disk, File, FileMissing
+from lowmark.runtime import Disk, DiskFailed, File, FileMissing
 
 __all__ = [
     "ReaderCache",
@@ -235,10 +235,22 @@ class ReaderCache:
         if reader is None:
             while len(self._readers) >= self._files_max:
                 self._readers.popitem(last=False)[1].close()
-            reader = SegmentReader(self._disk, folder, number, incarnation=incarnation)
+            try:
+                reader = SegmentReader(self._disk, folder, number, incarnation=incarnation)
+            except DiskFailed:
+                # Perhaps the process has no file handle left: give all of ours back, and try again.
+                if not self._readers:
+                    raise
+                self.close()
+                reader = SegmentReader(self._disk, folder, number, incarnation=incarnation)
             self._readers[key] = reader
         self._readers.move_to_end(key)
         return reader
+
+    def close(self) -> None:
+        """Close all of them; they are opened again when they are needed."""
+        while self._readers:
+            self._readers.popitem()[1].close()
 
     def forget(self, folder: str, number: int | None = None) -> None:
         """Close what is open of a segment, or of a whole folder."""

@@ -19,6 +19,7 @@ from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt
 from lowmark.log import files, snapshot_format
+from lowmark.log.entries import own
 from lowmark.log.errors import Damaged
 from lowmark.log.folders import remove_folder
 from lowmark.log.snapshot_format import Floor, SnapshotMeta, StateTrailer
@@ -57,6 +58,7 @@ class SnapshotWriter:
 
     def write(self, chunk: Buffer) -> None:
         """Add to the state."""
+        chunk = own(chunk)
         self._file.append([chunk])
         self._checksum = crc32c(chunk, self._checksum)
         self.state_bytes += len(chunk)

@@ -127,6 +127,8 @@ class Wal:
         self._roll_asked = False
         self._failures = 0
         self._burned = 0
+        self._waiting_bytes: dict[int, int] = {}
+        self._begun_bytes = 0
         self._first_number = 1
         self._old: list[int] = []
         self.queued_bytes = 0
@@ -176,8 +178,9 @@ class Wal:
         self._roll_asked = True
         self._plan_pump()
 
-    def flushed(self) -> None:
+    def flushed(self, number: int) -> None:
         """A closed file is in segments: there may be room again."""
+        self._waiting_bytes.pop(number, None)
         self.files_waiting -= 1
         self._plan_pump()
 
@@ -273,7 +276,8 @@ class Wal:
         """The lane's step: returns how many bytes went to the WAL and to large files."""
 
         def step() -> tuple[int, int]:
-            self._refuse_if_low()
+            if not self._has_space():
+                raise _ReserveReached(files.wal_path(batch.number))
             large_bytes = 0
             for (folder, _), large in batch.large.items():
                 large_bytes += self._handles.write_large(folder, large)
@@ -305,6 +309,8 @@ class Wal:
 
     def _give_back(self, batch: _Batch) -> None:
         """Put what did not become durable back to the front of the queue."""
+        named = {r.writer for r in batch.records if r.kind is wal_format.Kind.WRITER}
+        self._writers = {who: n for who, n in self._writers.items() if n not in named}
         for write in reversed(batch.writes):
             if write.state.deleted:
                 continue
@@ -321,9 +327,15 @@ class Wal:
 
     # -- files ----------------------------------------------------------------------------------
 
-    def _refuse_if_low(self) -> None:
-        if self._disk.free_bytes() < self._config.disk_reserved_bytes:
-            raise DiskFull(files.wal_path(self.number))
+    def _has_space(self) -> bool:
+        # What is in WAL files will be written once more, into segments, before they can go.
+        reserved = self._config.disk_reserved_bytes
+        return not reserved or self._disk.free_bytes() >= reserved + self.unflushed_bytes
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """What the segment writer has still to write of WAL files, the present one included."""
+        return self.durable_bytes + sum(self._waiting_bytes.values())
 
     def _roll(self) -> None:
         new = self._plan_file(max(self.number + 1, self._first_number) + self._burned)
@@ -346,7 +358,6 @@ class Wal:
         """The lane's step: returns whether space runs low."""
 
         def step() -> bool:
-            self._refuse_if_low()
             self._handles.open_wal(new.number, new.buffers)
             return self._disk.free_bytes() < self._config.disk_low_bytes
 
@@ -363,6 +374,7 @@ class Wal:
             return
         self._burned = 0
         closed = range(max(self.number, self._first_number), new.number)
+        self._waiting_bytes[self.number] = self.durable_bytes
         self._use_file(new, low_disk=done.value())
         for old in closed:
             self.files_waiting += 1
@@ -372,7 +384,7 @@ class Wal:
     def _use_file(self, new: _NewFile, *, low_disk: bool) -> None:
         self.number = new.number
         self.sequence = 1
-        self.durable_bytes = sum(map(len, new.buffers))
+        self.durable_bytes = self._begun_bytes = sum(map(len, new.buffers))
         self.large_bytes = 0
         self._writers = {incarnation: i + 1 for i, incarnation in enumerate(new.carried)}
         self.stopped = None
@@ -394,8 +406,31 @@ class Wal:
         self._loop.call_later(self._config.retry_ms, self._retry)
 
     def _retry(self) -> None:
-        if self.stopped is not None and not self._busy and not self.closed:
+        if self.stopped is None or self._busy or self.closed:
+            return
+        if not isinstance(self.stopped, _ReserveReached):
             self._roll()
+            return
+        # Nothing was written, so the file is sound: go on when there is space. Until then, let it
+        # become segments, because what compaction can free is in segments.
+        self._busy = True
+        self._lane.submit(self._has_space, self._space_known)
+
+    def _space_known(self, done: Outcome[bool]) -> None:
+        self._busy = False
+        if self.closed:
+            return
+        if done.error is None and done.value():
+            self.stopped = None
+            self._plan_pump()
+        elif self.durable_bytes > self._begun_bytes and not self.files_waiting:
+            self._roll()
+        else:
+            self._loop.call_later(self._config.retry_ms, self._retry)
+
+
+class _ReserveReached(DiskFull):
+    """Less is free than compaction and deletes may need."""
 
 
 class _Handles:
