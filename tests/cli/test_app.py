@@ -188,3 +188,18 @@ def test_the_module_runs_as_a_real_process(here: Path) -> None:
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: log.wal_bytes_max in lowmark.toml: 'much' is not")
     assert "Traceback" not in result.stderr
+
+
+def test_output_that_cannot_be_written_is_one_line_and_a_failure() -> None:
+    # given a disk that is full for our output
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "lowmark", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    # then there is one line, and no traceback
+    assert ran.returncode == 1
+    assert ran.stderr == "lowmark: the output could not be written: No space left on device\n"

@@ -414,3 +414,17 @@ def test_links_go_after_their_grace_time_though_the_clock_jumped_back() -> None:
     world.loop.skew_ms = -500
     world.loop.run_for(10_000)
     assert not world.group.state.links
+
+
+def test_a_group_whose_large_files_cannot_be_made_stops_nobody_for_long() -> None:
+    world = World()
+    world.log.create_group("other")
+    for _ in range(8):
+        world.disk.fail_next("create", "groups/g/")
+    world.put(1, 1, size=20_000)
+    world.put(1, 3, group="other")
+    world.loop.run_until(lambda: world.log.group("other").written_index == 3)
+    world.loop.run_for(10_000)
+    assert world.group.quarantined is not None
+    world.append(4, 5, group="other")
+    assert len(world.crash().log.group("other").read(range(1, 6))) == 5

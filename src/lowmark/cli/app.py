@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +30,22 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Run the `lowmark` command."""
-    app(prog_name="lowmark")
+    try:
+        try:
+            app(prog_name="lowmark")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()  # whoever read our output has seen enough
+    except OSError as error:
+        _drop_output()
+        print(f"lowmark: the output could not be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _drop_output() -> None:
+    """Let the interpreter's own last flush go nowhere, instead of failing once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_version(wanted: bool) -> None:

@@ -93,6 +93,7 @@ class Log:
             on_written=self._written,
             on_closed=self._wal_closed,
             on_low_disk=lambda: self._compact_all("low disk"),
+            on_broken=self.quarantine,
         )
         self.segment_writer = SegmentWriter(
             runtime,

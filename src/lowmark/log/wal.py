@@ -32,6 +32,8 @@ __all__ = ["Fence", "MetaWrite", "RunWrite", "Wal", "Write"]
 
 logger = logging.getLogger(__name__)
 
+_LARGE_FAILURES_MAX = 5
+
 
 @dataclass(slots=True, eq=False)
 class RunWrite:
@@ -110,7 +112,10 @@ class Wal:
         on_written: Callable[[list[Write]], None],
         on_closed: Callable[[int], None],
         on_low_disk: Callable[[], None],
+        on_broken: Callable[[GroupState, LowmarkError], None],
     ) -> None:
+        self._on_broken = on_broken
+        self._large_failures: dict[str, int] = {}
         self._loop = runtime.loop
         self._disk = runtime.disk
         self._lane = runtime.loop.lane("wal")
@@ -280,7 +285,10 @@ class Wal:
                 raise _ReserveReached(files.wal_path(batch.number))
             large_bytes = 0
             for (folder, _), large in batch.large.items():
-                large_bytes += self._handles.write_large(folder, large)
+                try:
+                    large_bytes += self._handles.write_large(folder, large)
+                except LowmarkError as error:
+                    raise _LargeFailed(folder, error) from error
             buffers = wal_format.encode_batch(batch.number, batch.sequence, batch.records)
             file = self._handles.wal
             invariant(file is not None, "the WAL has an open file")
@@ -296,8 +304,9 @@ class Wal:
             return
         if done.error is not None:
             self._give_back(batch)
-            self._stop(done.error)
+            self._batch_failed(done.error)
             return
+        self._large_failures.clear()
         wal_bytes, large_bytes = done.value()
         self.sequence += 1
         self.durable_bytes += wal_bytes
@@ -305,6 +314,22 @@ class Wal:
         self.bytes_written += wal_bytes + large_bytes
         self._failures = 0
         self._on_written(batch.writes)
+        self._plan_pump()
+
+    def _batch_failed(self, error: Exception) -> None:
+        if not isinstance(error, _LargeFailed):
+            self._stop(error)
+            return
+        failures = self._large_failures.get(error.folder, 0) + 1
+        self._large_failures[error.folder] = failures
+        if isinstance(error.cause, DiskFull) or failures < _LARGE_FAILURES_MAX:
+            self._stop(error.cause)
+            return
+        # The WAL itself is sound: it is that group's folder that is broken, and only it pays.
+        for state in self._groups():
+            if state.folder == error.folder:
+                self.drop(state)
+                self._on_broken(state, error.cause)
         self._plan_pump()
 
     def _give_back(self, batch: _Batch) -> None:
@@ -427,6 +452,15 @@ class Wal:
             self._roll()
         else:
             self._loop.call_later(self._config.retry_ms, self._retry)
+
+
+class _LargeFailed(Exception):
+    """A group's large file could not be written; nothing of the batch is in the WAL."""
+
+    def __init__(self, folder: str, cause: LowmarkError) -> None:
+        super().__init__(folder)
+        self.folder = folder
+        self.cause = cause
 
 
 class _ReserveReached(DiskFull):
