@@ -57,18 +57,18 @@ class Sizes:
         """Less data, the same shape."""
         return Sizes(
             mode="quick",
-            runs=3,
+            runs=2,
             long_runs=2,
             large_wal_bytes=32 * MIB,
-            small_wal_bytes=8 * MIB,
-            recover_bytes=256 * MIB,
+            small_wal_bytes=6 * MIB,
+            recover_bytes=128 * MIB,
             recover_small_bytes=16 * MIB,
-            phase3_bytes=512 * MIB,
+            phase3_bytes=256 * MIB,
             during_wal_bytes=16 * MIB,
             during_seconds=0.3,
             live_indexes=10_000_000,
             live_space=100_000_000,
-            segments=5_000,
+            segments=1_500,
         )
 
     @staticmethod
