@@ -18,6 +18,8 @@ class Sizes:
     """Rounds that count; one more comes before them."""
     long_runs: int
     """The same for figures whose rounds take long."""
+    variants: bool = True
+    """Whether figures come with their variants (one in flight, one group); quick ones do not."""
     roll_overs: int = 4
     large_wal_bytes: int
     """When the WAL rolls over in `append_1m_vs_raw`."""
@@ -59,6 +61,7 @@ class Sizes:
             mode="quick",
             runs=2,
             long_runs=2,
+            variants=False,
             large_wal_bytes=32 * MIB,
             small_wal_bytes=6 * MIB,
             recover_bytes=128 * MIB,

@@ -79,7 +79,8 @@ class Bench:
         runs: int | None = None,
     ) -> Figure:
         """Let the sides take turns; variants have theirs in the same rounds."""
-        pairs = {name: (ours, peer), **(variants or {})}
+        variants = (variants or {}) if self.sizes.variants else {}
+        pairs = {name: (ours, peer), **variants}
         # A variant that shares a side with the figure shares its turns, too.
         sides: dict[Turn, list[Side]] = {turn: [] for pair in pairs.values() for turn in pair}
         runs = runs or self.sizes.runs
@@ -106,7 +107,7 @@ class Bench:
                     median_rate(sides[a]) / per_unit,
                     median_rate(sides[b]) / per_unit,
                 )
-                for variant, (a, b) in (variants or {}).items()
+                for variant, (a, b) in variants.items()
             },
         )
         return figure if figure.met else replace(figure, profile=self._profile(name, ours).spots())
