@@ -325,12 +325,10 @@ def test_a_file_of_zeroes_gives_no_wrong_data_and_is_found(path: str) -> None:
     check_house(house, path)
 
 
-@pytest.mark.parametrize("path", FILES)
+@pytest.mark.parametrize("path", [p for p in FILES if content(full_house(), p)[:2] == b"LM"])
 def test_a_file_of_a_newer_format_is_refused_by_name(path: str) -> None:
-    data = content(full_house(), path)
-    if data[:2] != b"LM":
-        pytest.skip("a text file has no version")
     house = full_house()
+    data = content(house, path)
     rewrite(house, path, data[:4] + struct.pack("<H", 99) + data[6:])
     if path.startswith("wal/"):
         # a newer release makes its own checksum, too; without it, a bit is wrong
