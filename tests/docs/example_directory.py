@@ -78,7 +78,7 @@ class Example:
     def vote(self) -> None:
         """Make the group's own record durable."""
         done: list[bool] = []
-        self.group.put_meta(VOTE, lambda: done.append(True))
+        self.group.put_meta(VOTE, lambda _: done.append(True))
         self.wait(lambda: bool(done))
 
     def snapshot(self) -> None:

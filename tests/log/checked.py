@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyroaring import BitMap64
 
-from log.oracle import Oracle, Version
-from lowmark.log import Entry, Log, LogConfig, SnapshotMeta
+from log.oracle import GroupOracle, Oracle, Version
+from lowmark.errors import LowmarkError
+from lowmark.log import Entry, GroupUnknown, Log, LogClosed, LogConfig, SnapshotMeta
 from lowmark.runtime import SimDisk, sim_runtime
 
 TINY = LogConfig(
@@ -30,6 +33,7 @@ class CheckedWorld:
     def open(self, disk: SimDisk, *, seed: int) -> None:
         """Open the log on that disk, in a world of its own."""
         self.disk = disk
+        self.unanswered = 0
         self.runtime = sim_runtime(seed, disk=disk)
         self.log = Log.open(self.runtime, self.config)
         self.log.on_written = self.oracle.written
@@ -37,6 +41,34 @@ class CheckedWorld:
     def create(self, name: str) -> None:
         self.log.create_group(name)
         assert not self.oracle[name].versions
+
+    def close(self) -> None:
+        """Close the log; everybody has an answer then."""
+        self.log.close()
+        assert self.unanswered == 0
+
+    def replace(self, name: str) -> None:
+        """Delete a group, whatever is under way, and make it anew."""
+        self.log.delete_group(name)
+        self.settle()
+        self.oracle.groups[name] = GroupOracle()
+        self.create(name)
+
+    def once(self, done: Callable[[], None]) -> Callable[[LowmarkError | None], None]:
+        """A callback that expects to be called once; only a close or a delete is an error here."""
+        self.unanswered += 1
+        answers: list[LowmarkError | None] = []
+
+        def answer(error: LowmarkError | None) -> None:
+            answers.append(error)
+            assert len(answers) == 1, "an end is told once"
+            self.unanswered -= 1
+            if error is None:
+                done()
+            else:
+                assert isinstance(error, GroupUnknown | LogClosed), error
+
+        return answer
 
     def append(self, name: str, count: int, *, term: int = 1, first: int | None = None) -> None:
         group = self.log.group(name)
@@ -59,10 +91,11 @@ class CheckedWorld:
         def done() -> None:
             known.meta = {n: m for n, m in known.meta.items() if n >= number}
 
-        self.log.group(name).put_meta(data, done)
+        self.log.group(name).put_meta(data, self.once(done))
 
     def settle(self) -> None:
         self.runtime.loop.run_until(lambda: self.log.idle)
+        assert self.unanswered == 0
 
     def roll(self) -> None:
         self.log.roll()
@@ -75,7 +108,7 @@ class CheckedWorld:
         known.snapshot_begun(index, BitMap64(live))
         meta = SnapshotMeta(index=index, term=term)
         chunks = [b"state of " + name.encode(), b" at %d" % index]
-        group.take_snapshot(meta, chunks, BitMap64(live), lambda _: known.snapshot_done())
+        group.take_snapshot(meta, chunks, BitMap64(live), self.once(known.snapshot_done))
 
     def install(self, name: str, meta: SnapshotMeta, live: list[int], *, applied: int) -> None:
         group, known = self.log.group(name), self.oracle[name]
@@ -90,8 +123,5 @@ class CheckedWorld:
         installer.add_state(0, b"the state, ")
         installer.add_state(11, b"all of it")
 
-        def finished(error: object) -> None:
-            assert error is None, error
-            known.installed(meta.index)
-
-        installer.finish(BitMap64(live), finished)
+        done = self.once(lambda: known.installed(meta.index))
+        installer.finish(BitMap64(live), done)

@@ -85,7 +85,7 @@ def _built() -> SimDisk:
 
 def _vote(world: World, group: str, data: bytes) -> None:
     done: list[bool] = []
-    world.log.group(group).put_meta(data, lambda: done.append(True))
+    world.log.group(group).put_meta(data, lambda _: done.append(True))
     world.loop.run_until(lambda: bool(done))
 
 

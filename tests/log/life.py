@@ -78,6 +78,9 @@ class LogLife:
         meta = SnapshotMeta(index=index, term=group.last_term + 1)
         self.world.install(name, meta, live, applied=applied)
 
+    def replace(self, name: str) -> None:
+        self.world.replace(name)
+
     def let_time_pass(self, turns: int) -> None:
         for _ in range(turns):
             self.world.runtime.loop.turn()  # type: ignore[attr-defined]
@@ -89,7 +92,7 @@ class LogLife:
     # -- what ends it, and begins it again ------------------------------------------------------
 
     def restart(self) -> None:
-        self.world.log.close()
+        self.world.close()
         self.reopen(self.world.disk)
 
     def lose_power(self, seed: int) -> None:
@@ -120,7 +123,7 @@ class LogLife:
     def any_step(self, dice: Random) -> str:
         """Take one step that the dice choose; give its name."""
         name, few = dice.choice(GROUPS), dice.randrange(1, 10)
-        match dice.randrange(40):
+        match dice.randrange(41):
             case 0:
                 self.restart()
                 return "restart"
@@ -133,6 +136,9 @@ class LogLife:
             case 3:
                 self.settle()
                 return "settle"
+            case 40:
+                self.replace(name)
+                return f"replace {name}"
             case 4 | 5:
                 self.world.log.roll()
                 return "roll"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
-from lowmark.log import EntryGone, GroupLog, Log, Written
+from lowmark.log import Entry, EntryGone, GroupLog, Log, Written
 
 LEFT_OVERS = (".tmp", ".compacting", ".new", ".link", "installing/", "installed/")
 
@@ -114,6 +114,22 @@ def check_group(group: GroupLog, known: GroupOracle) -> None:
         if index not in row.live:
             _check_dead(group, index)
     assert group.written_index <= group.last_index
+    _check_range(group, row.snapshot_index + 1, group.last_index)
+
+
+def _check_range(group: GroupLog, first: int, last: int) -> None:
+    """The normal section, read piece by piece, is what single reads give; sizes are right."""
+    expected = group.read(range(first, last + 1))
+    sizes = [len(entry.data) for entry in expected]
+    found, bytes_max = list[Entry](), 1 + sum(sizes) // 3
+    while first + len(found) <= last:
+        part = group.read_range(first + len(found), last, bytes_max=bytes_max)
+        assert len(part) == 1 or sum(len(entry.data) for entry in part) <= bytes_max
+        found += part
+    assert found == expected
+    assert group.size_of(first, last) == sum(sizes)
+    third = len(sizes) // 3
+    assert group.size_of(first + third, last - third) == sum(sizes[third : len(sizes) - third])
 
 
 def _check_entry(

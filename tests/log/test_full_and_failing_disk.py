@@ -47,7 +47,7 @@ def test_a_full_disk_refuses_writes_by_name_and_they_resume_by_themselves() -> N
     # given a full disk: appends and votes are refused, and reads are not
     for refused in (
         lambda: world.put(16, 16),
-        lambda: world.group.put_meta(b"vote", lambda: None),
+        lambda: world.group.put_meta(b"vote", lambda _: None),
         world.log.roll,
         lambda: world.log.create_group("other"),
     ):

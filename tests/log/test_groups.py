@@ -49,7 +49,7 @@ def test_a_group_that_is_made_anew_has_nothing_of_the_old_one() -> None:
     world.segment(1, 10)
     world.append(11, 20, size=20_000)
     world.snapshot(15, [3])
-    world.group.put_meta(b"old vote", lambda: None)
+    world.group.put_meta(b"old vote", lambda _: None)
     world.settle()
     # when it is deleted and made anew, whatever the WAL still holds of it
     world.log.delete_group("g")
@@ -181,7 +181,7 @@ def test_a_closed_log_takes_nothing() -> None:
     world.log.close()  # once more is fine
     for refused in (
         lambda: world.put(4, 4),
-        lambda: world.group.put_meta(b"", lambda: None),
+        lambda: world.group.put_meta(b"", lambda _: None),
         lambda: world.begin_snapshot(2),
         lambda: world.log.create_group("other"),
         lambda: world.log.delete_group("g"),
@@ -344,7 +344,7 @@ def test_every_limit_has_bounds() -> None:
 
 def put_meta(world: World, data: bytes) -> None:
     done: list[bool] = []
-    world.group.put_meta(data, lambda: done.append(True))
+    world.group.put_meta(data, lambda _: done.append(True))
     world.loop.run_until(lambda: bool(done))
 
 
@@ -370,7 +370,7 @@ def test_a_meta_counts_when_it_is_durable_and_not_before() -> None:
     world = World()
     put_meta(world, b"old")
     done: list[bool] = []
-    world.group.put_meta(b"new", lambda: done.append(True))
+    world.group.put_meta(b"new", lambda _: done.append(True))
     assert world.group.meta == b"old"
     world.until("datasync", ".wal", lambda: world.loop.run_until(lambda: bool(done)))
     assert {after.group.meta for after in world.worlds_after_crash()} == {b"old", b"new"}
@@ -388,7 +388,7 @@ def test_each_group_has_its_own_meta() -> None:
     world = World()
     names = ["a", "b", "c"]
     for name in names:
-        world.log.create_group(name).put_meta(f"of {name}".encode(), lambda: None)
+        world.log.create_group(name).put_meta(f"of {name}".encode(), lambda _: None)
     world.settle()
     world.roll()
     world.log.delete_group("b")

@@ -505,7 +505,7 @@ def test_compaction_after_an_installation() -> None:
 def test_a_vote_survives_an_installation() -> None:
     world = World()
     world.append(1, 20)
-    world.group.put_meta(b"term 3, voted for b", lambda: None)
+    world.group.put_meta(b"term 3, voted for b", lambda _: None)
     world.settle()
     take_in(world, last_applied=12, sent=[15], live=[15])
     for after in [world, world.crash()]:

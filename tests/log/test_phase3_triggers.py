@@ -256,7 +256,7 @@ def stats(*kept_of: tuple[int, int]) -> list[SegmentStats]:
     found, first = [], 1
     for n, (kept, count) in enumerate(kept_of, start=1):
         last, size = first + count - 1, 10 * count
-        ref = SegmentRef(n, first, last, count, size, 0, size + 100, n, last, 1)
+        ref = SegmentRef(n, first, last, count, size, 0, size + 100, n, last, 1, 1)
         found.append(SegmentStats(ref, kept, 10 * kept))
         first += count
     return found

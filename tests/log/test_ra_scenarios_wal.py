@@ -194,7 +194,7 @@ def test_the_wal_waits_when_the_segment_writer_lags() -> None:
 
 def test_a_deleted_group_is_not_carried_into_new_files() -> None:
     world = World()
-    world.group.put_meta(b"a vote", lambda: None)
+    world.group.put_meta(b"a vote", lambda _: None)
     world.settle()
     world.roll()
     [wal] = world.disk.list("wal")

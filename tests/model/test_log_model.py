@@ -51,6 +51,10 @@ class LogMachine(RuleBasedStateMachine):
     def install(self, name: str, seed: int, ahead: int, back: int) -> None:
         self.life.install(name, seed, ahead, back)
 
+    @rule(name=NAMES)
+    def replace(self, name: str) -> None:
+        self.life.replace(name)
+
     @rule(turns=st.integers(1, 30))
     def let_time_pass(self, turns: int) -> None:
         self.life.let_time_pass(turns)

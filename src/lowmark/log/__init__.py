@@ -32,6 +32,8 @@ Invariants
     7. A file that fails a checksum never gives data. It puts its group into quarantine, and only
        it.
     8. What a hold pins stays; every decision says what it cut and who held back the rest.
+    9. Every entry that was taken, and every callback that waits for an end, has exactly one end,
+       and is told of it (see `Log`), also when its group goes away or the disk fails.
 
 One loop decides everything; lanes only carry out. So there are no locks here, and each multi-step
 change is described, step by step, at the head of its file: `flush` (roll-over), `snapshots`,
@@ -70,7 +72,7 @@ from lowmark.log.findings import Finding
 from lowmark.log.group import GroupLog
 from lowmark.log.install import Installer
 from lowmark.log.live import LiveRow
-from lowmark.log.log import Log, Written
+from lowmark.log.log import Dropped, Log, Written
 from lowmark.log.read_plan import ReadPlan
 from lowmark.log.rewrite import plan_rewrite
 from lowmark.log.runs import CompactionRun
@@ -81,6 +83,7 @@ from lowmark.log.verify import is_log, verify_log
 __all__ = [
     "CompactionRun",
     "Damaged",
+    "Dropped",
     "DumpEntry",
     "DumpLine",
     "DumpPiece",

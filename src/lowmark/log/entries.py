@@ -9,9 +9,10 @@ then term), so that an entry that strayed to another index is found, too.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -74,6 +75,8 @@ class Run(msgspec.Struct, kw_only=True, eq=False, gc=False):
     wal: int = 0
     """The WAL file that holds the run; 0 while none does."""
     large: LargePlace | None = None
+    bytes_before: int = 0
+    """How much data the memtable's runs before it have, and had; see `Memtable.bytes_within`."""
     known_starts: U64 | None = None
 
     @property
@@ -114,16 +117,26 @@ class Run(msgspec.Struct, kw_only=True, eq=False, gc=False):
             index, self.term, memoryview(self.payload)[int(starts[at]) : int(starts[at + 1])]
         )
 
-    def entries(self, low: int, high: int) -> Iterator[Entry]:
+    def entries(self, low: int, high: int) -> list[Entry]:
         """The entries from `low` up to and including `high`."""
         if self.count == 1:
-            yield Entry(self.first, self.term, self.payload)
-            return
-        payload = memoryview(self.payload)
+            return [Entry(self.first, self.term, self.payload)]
+        payload, term = memoryview(self.payload), self.term
         bounds = self.starts()[low - self.first : high - self.first + 2].tolist()
-        for index in range(low, high + 1):
-            at = index - low
-            yield Entry(index, self.term, payload[bounds[at] : bounds[at + 1]])
+        return [
+            Entry(index, term, payload[start:end])
+            for index, (start, end) in enumerate(itertools.pairwise(bounds), start=low)
+        ]
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much data is not overwritten."""
+        return self.data_bytes if self.kept == self.count else int(self.starts()[self.kept])
+
+    def bytes_below(self, index: int) -> int:
+        """How much data its entries before an index have."""
+        at = index - self.first
+        return self.data_bytes if at >= self.count else 0 if at <= 0 else int(self.starts()[at])
 
 
 def own(data: Buffer) -> Buffer:

@@ -182,6 +182,7 @@ def write_segment(
         sum(map(len, buffers)),
         order,
         int(plan.rows["index"][-1]),
+        int(plan.rows["term"][0]),
         int(plan.rows["term"][-1]),
     )
 
@@ -365,7 +366,7 @@ class SegmentWriter:
         """Nothing is lost: the WAL file stays, and the step is tried again."""
         self.error = reason_error(error)
         logger.warning("the segment writer waits", extra={"reason": reason_of(error)})
-        self._loop.call_later(self._config.retry_ms, again)
+        self._loop.call_later(self._config.retry_ms, lambda: None if self.closed else again())
 
 
 def reason_error(error: Exception) -> LowmarkError:

@@ -9,7 +9,7 @@ from pyroaring import BitMap64
 
 from lowmark.errors import LowmarkError
 from lowmark.holds import Hold, Pins
-from lowmark.log import segments
+from lowmark.log import ranges, segments
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import Entry, Run, own, run_of
 from lowmark.log.errors import (
@@ -17,6 +17,7 @@ from lowmark.log.errors import (
     EntryGone,
     EntryTooLarge,
     GroupQuarantined,
+    GroupUnknown,
     InstallRefused,
     LogBusy,
     NotContiguous,
@@ -28,7 +29,8 @@ from lowmark.log.errors import (
 from lowmark.log.group_recovery import covered
 from lowmark.log.install import Installer
 from lowmark.log.live import LiveRow
-from lowmark.log.read_plan import ReadPlan
+from lowmark.log.owed import OnDone
+from lowmark.log.read_plan import InMemory, InSegment, ReadPlan
 from lowmark.log.rewrite import plan_rewrite
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import ReaderCache, SegmentReader
@@ -57,18 +59,16 @@ class Services(Protocol):
     def queued_bytes(self) -> int: ...
     def now_ms(self) -> int: ...
     def write(self, state: GroupState, runs: list[Run]) -> None: ...
-    def write_meta(self, state: GroupState, data: bytes, on_done: Callable[[], None]) -> None: ...
+    def write_meta(self, state: GroupState, data: bytes, on_done: OnDone) -> None: ...
     def take_snapshot(
         self,
         state: GroupState,
         meta: SnapshotMeta,
         chunks: Iterable[Buffer],
         live: BitMap64,
-        on_done: Callable[[LowmarkError | None], None],
+        on_done: OnDone,
     ) -> None: ...
-    def restore_live(
-        self, state: GroupState, live: BitMap64, on_done: Callable[[LowmarkError | None], None]
-    ) -> None: ...
+    def restore_live(self, state: GroupState, live: BitMap64, on_done: OnDone) -> None: ...
     def begin_install(
         self, state: GroupState, meta: SnapshotMeta, last_applied: int
     ) -> Installer: ...
@@ -92,6 +92,11 @@ class GroupLog:
     def name(self) -> str:
         """The group's name."""
         return self._state.name
+
+    @property
+    def incarnation(self) -> bytes:
+        """Drawn when the group was created: one that is made anew under the name has another."""
+        return self._state.incarnation
 
     @property
     def first_index(self) -> int:
@@ -127,6 +132,16 @@ class GroupLog:
     def snapshot(self) -> Snapshot | None:
         """The snapshot in force."""
         return self._state.snapshot
+
+    @property
+    def state_bytes(self) -> int:
+        """How much state the snapshot in force has; 0 without one."""
+        return self._state.snapshot.state_bytes if self._state.snapshot is not None else 0
+
+    @property
+    def log_bytes(self) -> int:
+        """About how much data the normal section has: what a snapshot at its end would cover."""
+        return ranges.log_bytes(self._state)
 
     @property
     def quarantined(self) -> str | None:
@@ -184,12 +199,27 @@ class GroupLog:
         self._services.write(state, runs)
         return first
 
-    def put_meta(self, data: bytes, on_done: Callable[[], None]) -> None:
-        """Make a small record of the group's own durable (a vote); the newest one counts."""
+    def put_meta(self, data: bytes, on_done: OnDone) -> None:
+        """Make a small record of the group's own durable (a vote); the newest one counts.
+
+        `on_done` is called once: with None when it is durable, or with what came in between (the
+        group was deleted or broke, the log was closed). A disk that fails only delays it.
+        """
         self._check_writes(while_installing=True)
         if len(data) > META_BYTES_MAX:
             raise EntryTooLarge(size=len(data), limit=META_BYTES_MAX)
         self._services.write_meta(self._state, data, on_done)
+
+    def drop_from(self, first: int) -> None:
+        """Take entries back that will never be written; for the log, whose WAL gave them up."""
+        state = self._state
+        state.memtable.truncate(first)
+        state.last_index = first - 1
+        state.written_index = min(state.written_index, first - 1)
+        try:
+            state.last_term = self.term_at(first - 1) or 0
+        except LowmarkError:
+            state.last_term = 0  # the group is broken already, and takes nothing that could follow
 
     def _check_writes(self, *, while_installing: bool = False) -> None:
         self._services.check_writable()
@@ -197,7 +227,12 @@ class GroupLog:
         if self._state.installing and not while_installing:
             raise InstallRefused(f"group {self.name} is taking a snapshot over just now")
 
+    def _check_there(self) -> None:
+        if self._state.deleted:
+            raise GroupUnknown(self.name)
+
     def _check_sound(self) -> None:
+        self._check_there()
         if self._state.quarantine is not None:
             raise GroupQuarantined(self.name, cause=self._state.quarantine)
 
@@ -216,28 +251,40 @@ class GroupLog:
         ref = segments.place_of(state.segments, index)
         if ref is None:
             return None
-        if index == ref.file_last:
-            return ref.last_term
+        known = ref.known_term_at(index)
+        if known is not None:
+            return known
         try:
-            return self._reader(ref.number).term_at(index)
+            reader = self._reader(ref.number)
         except Damaged as damage:
             self._services.quarantine(state, damage)
             raise
+        ref.learn_terms(reader)
+        return reader.term_at(index)
 
     def read(self, indexes: Iterable[int]) -> list[Entry]:
         """Read entries that count, in the order asked for; every checksum is checked.
 
         Damage puts the group into quarantine, and is raised.
         """
-        return self._read(list(indexes), held=False)
+        wanted = list(indexes)
+        return self._read(lambda: self.plan_read(wanted))
 
-    def _read(self, wanted: list[int], *, held: bool) -> list[Entry]:
+    def read_range(self, first: int, last: int, *, bytes_max: int) -> list[Entry]:
+        """Read consecutive entries after the snapshot, from `first` on, for a follower.
+
+        They end at `last`, at the log's end, or before the entry that would make it more than
+        `bytes_max` of data; but there is at least one, unless the range is empty. What the snapshot
+        covers raises `EntryGone`: then the snapshot must be sent. Damage is as with `read`.
+        """
+        return self._read(lambda: self.plan_range(first, last, bytes_max=bytes_max))
+
+    def _read(self, plan: Callable[[], ReadPlan]) -> list[Entry]:
         """Plan and carry out, again if segments moved in between. Damage quarantines the group."""
         expired: ReferenceExpired | None = None
         for _ in range(_READ_RETRIES):
             try:
-                plan = self.plan_read(wanted, held=held)
-                return plan.execute(self._services.disk, self._services.cache)
+                return plan().execute(self._services.disk, self._services.cache)
             except ReferenceExpired as moved:
                 expired = moved
             except Damaged as damage:
@@ -250,27 +297,65 @@ class GroupLog:
         self._services.quarantine(self._state, lost)
         raise lost
 
-    def plan_read(self, indexes: Iterable[int], *, held: bool = False) -> ReadPlan:
-        """Find where entries are. With `held`, also dead ones that the caller has a hold on."""
+    def plan_read(
+        self, indexes: Iterable[int], *, held: bool = False, bytes_max: int | None = None
+    ) -> ReadPlan:
+        """Find where entries are. With `held`, also dead ones that the caller has a hold on.
+
+        With `bytes_max`, the plan ends before the entry that would make it more data than that, but
+        not before the first.
+        """
         state = self._state
-        plan = ReadPlan(self.name, state.folder, state.incarnation)
+        self._check_there()
+        plan = ReadPlan(self.name, state.folder, state.incarnation, bytes_max)
+        pieces = plan.pieces
         for index in indexes:
             if not 0 < index <= state.last_index or not (held or state.row.counts(index)):
                 raise self._gone(index)
+            last = pieces[-1] if pieces else None
             run = state.memtable.find(index)
             if run is not None:
-                in_memory = run.large is None or len(run.payload) > 0
-                plan.pieces.append(run.entry(index) if in_memory else run)
+                if isinstance(last, InMemory) and last.last + 1 == index:
+                    if last.runs[-1] is not run:
+                        last.runs.append(run)
+                    pieces[-1] = InMemory(last.runs, last.first, index)
+                else:
+                    pieces.append(InMemory([run], index, index))
                 continue
             ref = segments.place_of(state.segments, index)
             if ref is None:
                 raise self._gone(index)
-            last = plan.pieces[-1] if plan.pieces else None
-            if isinstance(last, tuple) and last[0] == ref.number and last[1][-1] < index:
-                last[1].append(index)
-            else:
-                plan.pieces.append((ref.number, [index]))
+            if isinstance(last, InSegment) and last.number == ref.number:
+                if isinstance(last.indexes, list) and last.indexes[-1] < index:
+                    last.indexes.append(index)
+                    continue
+            pieces.append(InSegment(ref.number, [index]))
         return plan
+
+    def plan_range(self, first: int, last: int, *, bytes_max: int) -> ReadPlan:
+        """Find where consecutive entries after the snapshot are; see `read_range`."""
+        state = self._state
+        self._check_there()
+        plan = ReadPlan(self.name, state.folder, state.incarnation, bytes_max)
+        last = min(last, state.last_index)
+        if first <= state.row.snapshot_index:
+            raise self._gone(first)
+        if first <= last:
+            plan.pieces += ranges.plan_range(state, first, last, bytes_max=bytes_max)
+        return plan
+
+    def size_of(self, first: int, last: int) -> int:
+        """How much data these entries have, as far as they follow the snapshot; without reading it.
+
+        In segments that the range cuts the index is read; damage there is as with `read`.
+        """
+        try:
+            return ranges.size_of(
+                self._state, first, last, reader=lambda ref: self._reader(ref.number)
+            )
+        except Damaged as damage:
+            self._services.quarantine(self._state, damage)
+            raise
 
     def _gone(self, index: int) -> EntryGone:
         state = self._state
@@ -279,6 +364,7 @@ class GroupLog:
         )
 
     def _reader(self, number: int) -> SegmentReader:
+        self._check_there()
         return self._services.cache.get(
             self._state.folder, number, incarnation=self._state.incarnation
         )
@@ -290,7 +376,7 @@ class GroupLog:
         meta: SnapshotMeta,
         state: Iterable[Buffer],
         live: BitMap64,
-        on_done: Callable[[LowmarkError | None], None],
+        on_done: OnDone,
     ) -> None:
         """Write a snapshot; when it is durable, phase 1 follows.
 
@@ -325,8 +411,10 @@ class GroupLog:
             return iter(())
         return read_state(self._services.disk, self._state.snapshot.folder)
 
-    def restore_live(self, live: BitMap64, on_done: Callable[[LowmarkError | None], None]) -> None:
+    def restore_live(self, live: BitMap64, on_done: OnDone) -> None:
         """Give a live set back that was lost (`row.known` is false), rebuilt from the state."""
+        self._services.check_not_closed()
+        self._check_there()
         self._services.restore_live(self._state, live, on_done)
 
     def open_sender(self, holder: str, *, last_applied: int) -> SnapshotSender:
@@ -340,7 +428,9 @@ class GroupLog:
             snapshot=snapshot,
             needed=needed,
             last_applied=last_applied,
-            read=lambda indexes: self._read(indexes, held=True),
+            read=lambda indexes, bytes_max: self._read(
+                lambda: self.plan_read(indexes, held=True, bytes_max=bytes_max)
+            ),
             on_close=lambda: self.release(holder, "snapshot sender"),
         )
         self.hold(holder, kind="snapshot sender", pins=needed, why="sending a snapshot")

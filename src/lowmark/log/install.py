@@ -11,6 +11,10 @@ the group's own is touched, so an abort removes that folder and leaves it as it 
 Steps 3 to 5 can be repeated. The state's trailer carries a floor, the place in the WAL up to which
 this group's own runs are void: they may be stale, and the WAL may still hold them after a restart.
 Own entries that are applied and live but only in the WAL are therefore copied in with the others.
+
+A sender may be faster than the disk. So the installer says whether it wants more (`has_room`), and
+calls `on_room` when it does again; who sends only then costs it no more memory than `room_bytes`,
+one segment's worth that is being gathered, and one message.
 """
 
 from __future__ import annotations
@@ -89,9 +93,9 @@ class Installer:
         incarnation: bytes,
         meta: SnapshotMeta,
         last_applied: int,
-        check_own: Callable[[BitMap64], None],
+        check: Callable[[BitMap64], None],
         complete: Callable[[Installer, BitMap64, Callable[[LowmarkError | None], None]], None],
-        on_abort: Callable[[], None],
+        on_abort: Callable[[Installer], None],
     ) -> None:
         self._disk = disk
         self._lane = lane
@@ -99,27 +103,40 @@ class Installer:
         self._group_folder = group_folder
         self._folder = f"{group_folder}/{files.INSTALLING}"
         self._incarnation = incarnation
-        self._check_own = check_own
+        self._check = check
         self._complete = complete
         self._on_abort = on_abort
         self._writer: SnapshotWriter | None = None
         self._buffer: list[Entry] = []
         self._buffered = 0
+        self._buffered_max = min(_BUFFERED_BYTES, config.segment_bytes_max)
+        self._waiting = 0
         self._segments = 1  # 0 is for the group's own entries
         self._moved: list[SegmentRef] | None = None
         self.meta = meta
         self.last_applied = last_applied
         self.received = BitMap64()
         self.previous = last_applied
-        """The last index received; the next entries must say they follow it."""
+        """The last live index that has come: the next ones must say they follow it, and a sender
+        that was cut off goes on after it (`SnapshotSender.go_on_after`)."""
         self.state_checksum = 0
         self.state_bytes = 0
         """How much of the state has come: a sender that was cut off goes on from here."""
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when `has_room` is true again; also after an error, which the next piece raises,
+        but not after the end."""
+        self.room_bytes = 2 * self._buffered_max
+        """At so many bytes that wait for the disk it wants no more."""
         self.error: LowmarkError | None = None
         self.over = False
         self._submit(self._begin)
 
     # -- taking it in ---------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it wants to be sent more now; what is sent all the same is taken."""
+        return self._waiting < self.room_bytes
 
     def add_entries(self, previous: int, entries: Sequence[Entry]) -> None:
         """Take the next live entries; they must follow `previous` without a gap."""
@@ -142,8 +159,10 @@ class Installer:
         self.received.update(indexes[1:])
         self._buffer += entries
         self._buffered += sum(len(entry.data) for entry in entries)
-        limit = min(_BUFFERED_BYTES, self._config.segment_bytes_max)
-        if self._buffered >= limit or len(self._buffer) >= self._config.segment_entries_max:
+        if (
+            self._buffered >= self._buffered_max
+            or len(self._buffer) >= self._config.segment_entries_max
+        ):
             self._flush_buffer()
 
     def add_state(self, offset: int, chunk: bytes) -> None:
@@ -158,7 +177,7 @@ class Installer:
         if new:
             self.state_bytes += len(new)
             self.state_checksum = crc32c(new, self.state_checksum)
-            self._submit(lambda: self._state(new))
+            self._submit(lambda: self._state(new), size=len(new))
 
     def finish(
         self,
@@ -187,7 +206,7 @@ class Installer:
                 f"the state that came has {self.state_bytes} bytes and another checksum",
                 hint="Send the snapshot again, from a node whose files are sound.",
             )
-        self._check_own(live)
+        self._check(live - self.received)
         self.over = True
         self._flush_buffer()
         self._complete(self, live, on_done)
@@ -196,7 +215,7 @@ class Installer:
         """Give it up; the group is as it was."""
         if not self.over:
             self.over = True
-            self._lane.submit(self._remove, lambda _: self._on_abort())
+            self._lane.submit(self._remove, lambda _: self._on_abort(self))
 
     def _check_open(self) -> None:
         if self.error is not None:
@@ -206,14 +225,16 @@ class Installer:
 
     def _flush_buffer(self) -> None:
         if self._buffer:
-            plan, number = plan_of_entries(self._buffer), self._segments
+            entries, size, number = self._buffer, self._buffered, self._segments
             self._buffer, self._buffered = [], 0
             self._segments += 1
-            self._submit(lambda: self._segment(number, plan))
+            self._submit(lambda: self._segment(number, plan_of_entries(entries)), size=size)
 
     # -- steps of the lane ----------------------------------------------------------------------
 
-    def _submit(self, step: Callable[[], None]) -> None:
+    def _submit(self, step: Callable[[], None], *, size: int = 0) -> None:
+        self._waiting += size
+
         def guarded() -> None:
             if self.error is None:
                 try:
@@ -225,6 +246,10 @@ class Installer:
         def done(outcome: Outcome[None]) -> None:
             if outcome.error is not None:
                 raise outcome.error
+            had_room = self.has_room
+            self._waiting -= size
+            if self.has_room and not had_room and not self.over:
+                self.on_room()
 
         self._lane.submit(guarded, done)
 

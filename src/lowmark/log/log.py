@@ -11,46 +11,35 @@ from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ids import group_id
-from lowmark.log import files, identity, snapshots
+from lowmark.log import files, identity
 from lowmark.log.compactor import Compactor
 from lowmark.log.config import LogConfig
-from lowmark.log.entries import Run
+from lowmark.log.entries import Entry, Run
 from lowmark.log.errors import (
     Damaged,
     GroupExists,
     GroupLeaving,
+    GroupQuarantined,
     GroupUnknown,
-    InstallRefused,
     LogClosed,
-    SnapshotRefused,
 )
 from lowmark.log.flush import SegmentWriter
-from lowmark.log.folders import discard, remove_folder
 from lowmark.log.group import GroupLog
-from lowmark.log.group_recovery import covered
-from lowmark.log.install import Installed, Installer
-from lowmark.log.live import LiveRow
+from lowmark.log.install import Installer
+from lowmark.log.installing import Installs
 from lowmark.log.opening import Opening
+from lowmark.log.owed import OnDone, Owed
 from lowmark.log.runs import CompactionRun
-from lowmark.log.segments import (
-    ReaderCache,
-    SegmentRef,
-    add_newer,
-    indexes_within,
-    void_above,
-)
-from lowmark.log.snapshot_format import Floor, SnapshotMeta
-from lowmark.log.snapshots import (
-    Snapshot,
-    SnapshotWriter,
-    publish_snapshot,
-)
+from lowmark.log.segments import ReaderCache, SegmentRef, add_newer
+from lowmark.log.snapshot_format import SnapshotMeta
+from lowmark.log.snapshotting import Snapshotter
 from lowmark.log.state import GroupState
+from lowmark.log.tasks import Tasks
 from lowmark.log.wal import Fence, MetaWrite, RunWrite, Wal, Write
 from lowmark.log.wal_recovery import WalFile
 from lowmark.runtime import Buffer, DiskLock, Outcome, Runtime
 
-__all__ = ["Log", "Written"]
+__all__ = ["Dropped", "Log", "Written"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +55,47 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     last: int
 
 
+class Dropped(msgspec.Struct, frozen=True, gc=False):
+    """Entries that were appended, but never written, are not in the log any more."""
+
+    group: str
+    first: int
+    last: int
+
+
 class Log:
-    """Open it, create groups, append; everything else follows by itself."""
+    """Open it, create groups, append; everything else follows by itself.
+
+    Every entry that an append took ends in one of these ways, and nothing else:
+        written      `on_written` says so, in the order of the log. A disk that is full or fails
+                     only delays it: the WAL keeps what it took, in memory and in order, and writes
+                     it by itself when it can. Meanwhile it can be read, and `written_index` stays.
+        overwritten  by a newer append of the group's owner, who knows
+        replaced     by a snapshot that the owner installs: `last_index` is then the snapshot's
+        dropped      `on_dropped` says so. It happens only when a group's own folder can't be
+                     written: the group is quarantined at the same moment, `last_index` falls to
+                     the entry before the first one dropped, and what is written stays readable.
+        forgotten    with the group when that is deleted, or with the process when it ends: not
+                     acknowledged, so nothing is owed; it may or may not be there at the next start
+
+    While the WAL is stopped by its disk, appends and `put_meta` are refused with the disk's error;
+    while more than `wal_queue_bytes_max` waits, appends are refused with `LogBusy`. `has_room` is
+    false then, and somewhat earlier; when it is true again, `on_writable` is called.
+
+    Who gives an `on_done` that takes an error is called exactly once (`put_meta`, `take_snapshot`,
+    `restore_live`, `Installer.finish`), unless the call itself raised: with None when it is done,
+    else with the reason; with `GroupUnknown` when the group was deleted in between.
+    """
 
     def __init__(self, runtime: Runtime, config: LogConfig, *, read_only: bool = False) -> None:
         self.config = config
         self.disk = runtime.disk
         self.cache = ReaderCache(runtime.disk, files_max=config.open_files_max)
         self.on_written: Callable[[Written], None] = lambda _: None
+        self.on_dropped: Callable[[Dropped], None] = lambda _: None
+        self.on_writable: Callable[[], None] = lambda: None
+        """Called in a turn of its own when `has_room` is true again; now and then once too often,
+        so look again."""
         self._runtime = runtime
         self._loop = runtime.loop
         self._read_only = read_only
@@ -81,9 +103,9 @@ class Log:
         self._lock: DiskLock | None = None
         self._states: dict[str, GroupState] = {}
         self._groups: dict[str, GroupLog] = {}
-        self._installers: dict[str, Installer] = {}
         self._leaving: dict[str, set[str]] = {}
-        self._tasks = 0
+        self._tasks = Tasks(runtime.loop)
+        self._owed = Owed()
         self.unreadable: dict[str, LowmarkError] = {}
         """Groups whose folder can't even say who they are; they are left alone."""
         self.wal = Wal(
@@ -93,7 +115,8 @@ class Log:
             on_written=self._written,
             on_closed=self._wal_closed,
             on_low_disk=lambda: self._compact_all("low disk"),
-            on_broken=self.quarantine,
+            on_broken=self._writes_dropped,
+            on_room=self._tell_writable,
         )
         self.segment_writer = SegmentWriter(
             runtime,
@@ -109,6 +132,18 @@ class Log:
             cache=self.cache,
             appended_bytes=lambda: self.wal.bytes_written,
             on_damage=self.quarantine,
+        )
+        self._snapshotter = Snapshotter(
+            runtime.disk, tasks=self._tasks, owed=self._owed, on_taken=self.compactor.phase1
+        )
+        self._installs = Installs(
+            runtime,
+            config,
+            wal=self.wal,
+            tasks=self._tasks,
+            owed=self._owed,
+            read_own=self._read_own,
+            on_installed=self.compactor.phase1,
         )
 
     @staticmethod
@@ -131,11 +166,17 @@ class Log:
     def close(self) -> None:
         """Stop, after the steps that are under way. Call it from outside the loop.
 
-        What is not written yet was not acknowledged either: nothing needs to be saved.
+        What is not written yet was not acknowledged either: nothing needs to be saved. Who still
+        waits for an answer (an `on_done` that takes an error) gets `LogClosed` before this returns;
+        what he asked for may have been done all the same, and the next start shows whether. Nobody
+        else is called any more, from the beginning of this call on: no event, no `on_room`, and not
+        the `on_done` of a compaction.
         """
         if self._closed:
             return
         self._closed = self.segment_writer.closed = self.compactor.closed = self.wal.closed = True
+        self._tasks.closed = True
+        self._installs.close()
         drained: list[str] = []
         for name in _LANES:
             lane = self._loop.lane(name)
@@ -147,6 +188,7 @@ class Log:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+        self._owed.fail(LogClosed("it was closed"))
 
     # -- groups ---------------------------------------------------------------------------------
 
@@ -165,26 +207,26 @@ class Log:
     def delete_group(self, name: str) -> None:
         """Remove a group and everything it has.
 
-        It takes nothing from now on; its folder goes, and its name is free, when steps on its files
-        that are under way are through (`idle` says so). A crash before that brings it back.
+        It takes nothing from now on, and who waits for an answer gets `GroupUnknown` in the next
+        turn. Its folder goes, and its name is free, when steps on its files that are under way are
+        through (`idle` says so). A crash or a close before that brings it back.
         """
         self.check_not_closed()
         if name not in self.unreadable:
             state = self.group(name).state
             state.deleted = True
-            state.installing = False
             self.wal.drop(state)
+            self._installs.forget(state)
             self.cache.forget(state.folder)
             del self._groups[name], self._states[name]
-            if name in self._installers:
-                self._installers.pop(name).over = True
+            self._loop.call_soon(lambda: self._owed.fail(GroupUnknown(name), of=state))
         self.unreadable.pop(name, None)
         left = self._leaving[name] = set(_LANES)
 
         def through(lane: str) -> None:
             left.discard(lane)
             if not left:
-                self._task(lambda: identity.delete_folder(self.disk, name), gone)
+                self._tasks.run(lambda: identity.delete_folder(self.disk, name), gone)
 
         def gone(outcome: Outcome[None]) -> None:
             del self._leaving[name]
@@ -222,12 +264,12 @@ class Log:
     def idle(self) -> bool:
         """Whether nothing is waiting, being written, flushed, snapshotted or compacted."""
         workers = self.wal.idle and self.segment_writer.idle and self.compactor.idle
-        return workers and self._tasks == 0 and not self._leaving
+        return workers and self._tasks.idle and not self._leaving
 
     @property
     def has_room(self) -> bool:
-        """Whether an append would be taken without a wait."""
-        return self.wal.queued_bytes < self.config.wal_batch_bytes_max and self.wal.stopped is None
+        """Whether an append would be taken without a wait; if not, `on_writable` tells when."""
+        return self.wal.has_room and not (self._closed or self._read_only)
 
     def roll(self) -> None:
         """Close the WAL file and let the segment writer work it off."""
@@ -297,18 +339,43 @@ class Log:
                 case RunWrite(state=state, run=run):
                     if run.kept and not state.deleted:
                         state.written_index = max(state.written_index, run.kept_last)
-                        event = Written(state.name, run.term, run.first, run.kept_last)
-                        answers.append(partial(self._tell_written, event))
+                        answers.append(partial(self._tell_written, state, run))
                 case MetaWrite(state=state, data=data, on_done=on_done):
-                    state.meta = data
-                    answers.append(on_done)
+                    if not state.deleted:
+                        state.meta = data
+                        answers.append(partial(on_done, None))
                 case Fence(on_done=on_done):
-                    answers.append(on_done)
+                    answers.append(partial(on_done, None))
         for answer in answers:
             answer()
 
-    def _tell_written(self, event: Written) -> None:
-        self.on_written(event)
+    def _tell_written(self, state: GroupState, run: Run) -> None:
+        # Whoever was told before may have overwritten this, or deleted its group.
+        if run.kept and not state.deleted:
+            self.on_written(Written(state.name, run.term, run.first, run.kept_last))
+
+    def _tell_dropped(self, event: Dropped) -> None:
+        if not self._closed:
+            self.on_dropped(event)
+
+    def _tell_writable(self) -> None:
+        if self.has_room:
+            self.on_writable()
+
+    def _writes_dropped(
+        self, state: GroupState, damage: LowmarkError, dropped: list[Write]
+    ) -> None:
+        """The WAL gave up what waited of a group, because its folder is broken."""
+        self.quarantine(state, damage)
+        firsts = [w.run.first for w in dropped if isinstance(w, RunWrite) and w.run.kept]
+        if firsts:
+            event = Dropped(state.name, min(firsts), state.last_index)
+            self._groups[state.name].drop_from(event.first)
+            self._loop.call_soon(partial(self._tell_dropped, event))
+        error = GroupQuarantined(state.name, cause=damage.message)
+        for write in dropped:
+            if not isinstance(write, RunWrite):
+                self._loop.call_soon(partial(write.on_done, error.again()))
 
     def _wal_closed(self, number: int) -> None:
         self.segment_writer.take(number)
@@ -343,15 +410,24 @@ class Log:
 
     def quarantine(self, state: GroupState, damage: LowmarkError) -> None:
         """Keep a group from writing and compacting here; remember it over a restart."""
-        if state.quarantine is not None:
-            return
+        if state.quarantine is not None or state.deleted:
+            return  # once is enough; and the name of a deleted group may be another's by now
         state.quarantine = damage.message
         logger.error("quarantined", extra={"group": state.name, "reason": damage.message})
         if not self._read_only:
-            self._task(
+            self._tasks.run(
                 lambda: identity.write_quarantine(self.disk, state.name, damage.message),
                 lambda _: None,
             )
+
+    def _read_own(self, state: GroupState, indexes: list[int]) -> list[Entry]:
+        """What an installation takes along of a group's own entries."""
+        try:
+            plan = self._groups[state.name].plan_read(indexes, held=True)
+            return plan.execute(self.disk)
+        except Corrupt as damage:
+            self.quarantine(state, damage)
+            raise
 
     # -- services for groups --------------------------------------------------------------------
 
@@ -360,9 +436,9 @@ class Log:
         for run in runs:
             self.wal.write(RunWrite(state, run))
 
-    def write_meta(self, state: GroupState, data: bytes, on_done: Callable[[], None]) -> None:
+    def write_meta(self, state: GroupState, data: bytes, on_done: OnDone) -> None:
         """Give a group's own record to the WAL."""
-        self.wal.write(MetaWrite(state, data, on_done))
+        self.wal.write(MetaWrite(state, data, self._owed.note(state, on_done)))
 
     def compact(self, state: GroupState, on_done: Callable[[CompactionRun], None] | None) -> bool:
         """Run phase 3 because somebody asked."""
@@ -384,209 +460,15 @@ class Log:
         meta: SnapshotMeta,
         chunks: Iterable[Buffer],
         live: BitMap64,
-        on_done: Callable[[LowmarkError | None], None],
+        on_done: OnDone,
     ) -> None:
-        """Write a snapshot, a chunk a step (see `snapshots`)."""
-        if state.snapshot_busy or state.installing:
-            raise SnapshotRefused(f"group {state.name} is writing a snapshot already")
-        aside = snapshots.aside(state.folder, meta)
-        source, writers = iter(chunks), list[SnapshotWriter]()
-        state.snapshot_busy, state.snapshot_index_begun = True, meta.index
+        """Write a snapshot (see `snapshotting`)."""
+        self._snapshotter.take(state, meta, chunks, live, on_done)
 
-        def begin() -> None:
-            remove_folder(self.disk, aside)
-            writer = SnapshotWriter(self.disk, aside, meta, incarnation=state.incarnation)
-            writers.append(writer)
-
-        def give_up(error: Exception | None) -> None:
-            self._task(lambda: remove_folder(self.disk, aside), lambda _: end(error))
-
-        def turn(outcome: Outcome[None]) -> None:
-            if outcome.error is not None or state.deleted:
-                give_up(outcome.error)
-                return
-            try:
-                # The caller's state is read here, on the loop; only the writing is the lane's.
-                chunk = next(source, None)
-            except BaseException:
-                state.snapshot_busy, state.snapshot_index_begun = False, 0
-                raise
-            if meta.index <= state.row.snapshot_index:
-                give_up(None)  # an installed snapshot has overtaken it
-            elif chunk is not None:
-                self._task(lambda: writers[0].write(chunk), turn)
-            else:
-                self._task(finish, lambda o: give_up(o.error) if o.error else end(None))
-
-        floor = state.snapshot.floor if state.snapshot is not None else Floor()
-
-        def finish() -> None:
-            writers[0].finish(live, floor)
-            publish_snapshot(self.disk, state.folder, meta)
-
-        def end(error: Exception | None) -> None:
-            state.snapshot_busy, state.snapshot_index_begun = False, 0
-            if state.deleted:
-                error = GroupUnknown(state.name)
-            elif meta.index <= state.row.snapshot_index:
-                error = SnapshotRefused(f"a newer snapshot overtook the one at {meta.index}")
-            elif error is None:
-                folder = aside.removesuffix(files.TEMPORARY)
-                size = writers[0].state_bytes
-                state.snapshot = Snapshot(folder, meta, live, floor, size)
-                state.row = LiveRow(meta.index, meta.term, live)
-                self.compactor.phase1(state)
-            on_done(_lowmark_error(error))
-
-        self._task(begin, turn)
-
-    def restore_live(
-        self,
-        state: GroupState,
-        live: BitMap64,
-        on_done: Callable[[LowmarkError | None], None],
-    ) -> None:
-        """Write a rebuilt live set beside its snapshot, then use it."""
-        snapshot = state.snapshot
-        if snapshot is None or state.row.known:
-            raise SnapshotRefused(f"the live set of group {state.name} is not lost")
-        if live and live.max() > snapshot.meta.index:
-            raise SnapshotRefused(f"index {live.max()} lies after the snapshot")
-        gone = live - covered(state)
-        if gone:
-            raise SnapshotRefused(f"index {gone.min()} is dead and can't be live again")
-
-        def step() -> None:
-            path = f"{snapshot.folder}/{snapshots.LIVE}"
-            discard(self.disk, path)
-            snapshots.write_live(self.disk, snapshot.folder, live, incarnation=state.incarnation)
-            self.disk.sync_dir(snapshot.folder)
-
-        def done(outcome: Outcome[None]) -> None:
-            if outcome.error is None:
-                state.row = LiveRow(snapshot.meta.index, snapshot.meta.term, live.copy())
-                self.compactor.phase1(state)
-            on_done(_lowmark_error(outcome.error))
-
-        self._task(step, done)
+    def restore_live(self, state: GroupState, live: BitMap64, on_done: OnDone) -> None:
+        """Give a live set back that was lost."""
+        self._snapshotter.restore_live(state, live, on_done)
 
     def begin_install(self, state: GroupState, meta: SnapshotMeta, last_applied: int) -> Installer:
-        """Start taking a snapshot in; one at a time per group, a new one replaces the old."""
-        if state.installing:
-            raise InstallRefused(f"group {state.name} is taking a snapshot over just now")
-        if state.name in self._installers:
-            self._installers[state.name].over = True  # its folder is the new one's now
-        self._installers[state.name] = Installer(
-            self.disk,
-            self._loop.lane("compaction"),
-            self.config,
-            group_folder=state.folder,
-            incarnation=state.incarnation,
-            meta=meta,
-            last_applied=last_applied,
-            check_own=lambda live: self._check_own(state, live, last_applied),
-            complete=lambda i, live, on_done: self._complete_install(state, i, live, on_done),
-            on_abort=lambda: self._forget_installer(state.name),
-        )
-        return self._installers[state.name]
-
-    def _check_own(self, state: GroupState, live: BitMap64, last_applied: int) -> None:
-        """What the sender did not send must be here: live, or after the snapshot in force."""
-        own = live.copy()
-        own.remove_range(state.row.snapshot_index + 1, max(live, default=0) + 1)
-        own -= state.row.live
-        if own and state.row.known:
-            raise InstallRefused(
-                f"live entry {own.min()} was not sent, and is dead here",
-                hint="Send every live entry: use 0 as what the receiver has applied.",
-            )
-
-    def _forget_installer(self, name: str) -> None:
-        if name in self._installers and self._installers[name].over:
-            del self._installers[name]
-
-    def _complete_install(
-        self,
-        state: GroupState,
-        installer: Installer,
-        live: BitMap64,
-        on_done: Callable[[LowmarkError | None], None],
-    ) -> None:
-        if installer.meta.index <= state.row.snapshot_index:
-            raise InstallRefused("a newer snapshot is in force already")
-        state.installing = True
-
-        def drained() -> None:
-            # Own entries that count and are applied, but only in the WAL, come along: all that this
-            # group has in the WAL up to here is void once the snapshot counts.
-            first, last = state.memtable.first or 0, installer.last_applied
-            indexes = indexes_within(live, first, min(state.memtable.last or -1, last)).tolist()
-            try:
-                own = GroupLog(self, state).plan_read(indexes, held=True).execute(self.disk)
-            except LowmarkError as error:
-                if isinstance(error, Corrupt):
-                    self.quarantine(state, error)
-                committed(Outcome(None, error), Floor())
-                return
-            base, index = state.next_number, installer.meta.index
-            floor = Floor(self.wal.number, self.wal.sequence - 1, base, index)
-            state.next_number += installer.numbers_needed
-            commit = installer.commit(own=own, live=live, floor=floor, base=base)
-            self._task(commit, lambda outcome: committed(outcome, floor))
-
-        def committed(outcome: Outcome[object], floor: Floor) -> None:
-            if outcome.error is not None and not installer.committed:
-                state.installing = False
-                installer.over = False
-                installer.abort()
-                on_done(_lowmark_error(outcome.error))
-                return
-            self._task(lambda: installer.move_in(live, floor), lambda o: moved(o, floor))
-
-        def moved(outcome: Outcome[Installed], floor: Floor) -> None:
-            if outcome.error is not None:
-                # It counts already; until it is moved in, the group takes nothing.
-                again = lambda: committed(Outcome(None), floor)  # noqa: E731
-                self._loop.call_later(self.config.retry_ms, again)
-                return
-            state.installing = False
-            self._forget_installer(state.name)
-            self._installed(state, outcome.value())
-            on_done(None)
-
-        # No append is taken meanwhile, so behind the fence nothing of this group is under way.
-        self.wal.write(Fence(state, drained))
-
-    def _installed(self, state: GroupState, new: Installed) -> None:
-        for run in state.memtable.view:
-            if run.large is not None:
-                state.large_garbage.add(run.large.number)
-        state.memtable.clear()
-        state.open_large = None
-        for ref in new.segments:
-            state.garbage += add_newer(state.segments, ref)
-        state.garbage += void_above(state.segments, new.floor)
-        name = files.snapshot_name(new.meta.index, new.meta.term)
-        folder = f"{state.folder}/{files.SNAPSHOTS}/{name}"
-        state.snapshot = Snapshot(folder, new.meta, new.live, new.floor, new.state_bytes)
-        state.row = LiveRow(new.meta.index, new.meta.term, new.live.copy())
-        state.last_index, state.last_term = new.meta.index, new.meta.term
-        state.written_index = new.meta.index
-        self.compactor.phase1(state)
-
-    def _task(self, step: Callable[[], object], on_done: Callable[..., None]) -> None:
-        """Run a step on the compaction lane, counted as work."""
-        self._tasks += 1
-
-        def done(outcome: Outcome[object]) -> None:
-            self._tasks -= 1
-            if outcome.error is not None and not isinstance(outcome.error, LowmarkError):
-                raise outcome.error
-            if not self._closed:
-                on_done(outcome)
-
-        self._loop.lane("compaction").submit(step, done)
-
-
-def _lowmark_error(error: Exception | None) -> LowmarkError | None:
-    return error if isinstance(error, LowmarkError) else None
+        """Start taking a snapshot in (see `installing`)."""
+        return self._installs.begin(state, meta, last_applied)

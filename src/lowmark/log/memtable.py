@@ -53,6 +53,8 @@ class Memtable:
             self.truncate(run.first)
             last = self.last
         invariant(last is None or last + 1 == run.first, "a tail has no gaps")
+        if self.view:
+            run.bytes_before = self.view[-1].bytes_before + self.view[-1].kept_bytes
         self.view.append(run)
 
     def truncate(self, first: int) -> None:
@@ -89,8 +91,28 @@ class Memtable:
 
     def find(self, index: int) -> Run | None:
         """The run that holds an index in the view."""
-        at = bisect_right(self.view, index, key=lambda run: run.first) - 1
+        at = self.position(index)
         return self.view[at] if at >= 0 and index <= self.view[at].kept_last else None
+
+    def position(self, index: int) -> int:
+        """Where the run that begins at or before an index stands in the view; -1 if none does."""
+        newest = len(self.view) - 1
+        if newest >= 0 and self.view[newest].first <= index:
+            return newest  # most look at the log's end
+        return bisect_right(self.view, index, key=lambda run: run.first) - 1
+
+    def bytes_within(self, first: int, last: int) -> int:
+        """How much data the entries from `first` to `last` have, as far as they are here.
+
+        Runs come and are cut at the end, and go at the front; so the sums that they were given when
+        they came stay right among themselves.
+        """
+        first, last = max(first, self.first or 0), min(last, self.last or -1)
+        if first > last:
+            return 0
+        low, high = self.view[self.position(first)], self.view[self.position(last)]
+        above = high.bytes_before + high.bytes_below(last + 1)
+        return above - low.bytes_before - low.bytes_below(first)
 
 
 def parts_of(runs: list[Run]) -> list[FlushPart]:

@@ -149,6 +149,7 @@ class Merger:
             file.size(),
             order,
             int(new_rows["index"][-1]),
+            int(new_rows["term"][0]),
             int(new_rows["term"][-1]),
         )
         file.close()

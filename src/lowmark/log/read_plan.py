@@ -9,17 +9,66 @@ raises `ReferenceExpired`: plan again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
 from lowmark.log import files, large_format
-from lowmark.log.entries import Entry, Run
+from lowmark.log.entries import U64, Entry, Run
 from lowmark.log.errors import Damaged, ReferenceExpired
+from lowmark.log.segment_format import Rows
 from lowmark.log.segments import ReaderCache, SegmentReader
 from lowmark.runtime import Disk, FileMissing
 
-__all__ = ["ReadPlan", "read_large"]
+__all__ = ["InMemory", "InSegment", "ReadPlan", "read_large"]
+
+
+class InSegment(NamedTuple):
+    """Entries of one segment, by index; consecutive ones as a range."""
+
+    number: int
+    indexes: list[int] | range
+
+
+class InMemory(NamedTuple):
+    """Consecutive entries of runs that follow each other; a large one may be in its file only."""
+
+    runs: list[Run]
+    first: int
+    last: int
+
+
+class _Room:
+    """How many bytes may still be read. The first entry always fits."""
+
+    def __init__(self, bytes_max: int | None) -> None:
+        self.left = bytes_max
+        self._first = True
+
+    def takes(self, size: int) -> bool:
+        """Whether one more entry of that size comes along."""
+        if self.left is None:
+            return True
+        fits = self._first or size <= self.left
+        self._first = False
+        self.left = self.left - size if fits else -1
+        return fits
+
+    def takes_of(self, ends: U64) -> int:
+        """How many of these come along; `ends` are their lengths, summed up one by one."""
+        if self.left is None or not len(ends):
+            return len(ends)
+        fit = int(np.searchsorted(ends, np.uint64(max(0, self.left)), "right"))
+        count = max(fit, int(self._first))
+        self._first = False
+        self.left = self.left - int(ends[count - 1]) if count == len(ends) else -1
+        return count
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes along: an entry did not fit, and those after it must wait."""
+        return self.left is not None and self.left < 0
 
 
 @dataclass(slots=True)
@@ -29,43 +78,77 @@ class ReadPlan:
     group: str
     folder: str
     incarnation: bytes
-    pieces: list[tuple[int, list[int]] | Run | Entry] = field(default_factory=list)
-    """A segment number with the indexes to read there, a run in a large file, or a ready entry."""
+    bytes_max: int | None = None
+    """Stop before the entry that would make it more than so much data, but not before the first."""
+    pieces: list[InSegment | InMemory] = field(default_factory=list)
 
     def execute(self, disk: Disk, cache: ReaderCache | None = None) -> list[Entry]:
         """Read it all, with every checksum verified."""
         found: list[Entry] = []
+        room = _Room(self.bytes_max)
         for piece in self.pieces:
             match piece:
-                case Entry():
-                    found.append(piece)
-                case Run():
-                    found.append(read_large(disk, self.folder, piece))
-                case (number, indexes):
-                    found += self._from_segment(disk, cache, number, indexes)
+                case InMemory():
+                    found += self._from_memory(disk, piece, room)
+                case InSegment():
+                    found += self._from_segment(disk, cache, piece, room)
+            if room.over:
+                break
+        return found
+
+    def _from_memory(self, disk: Disk, piece: InMemory, room: _Room) -> list[Entry]:
+        runs, first, last = piece
+        found: list[Entry] = []
+        # Where a run ends is where the next one begins: it may have been overwritten from there on.
+        ends = [*(run.first - 1 for run in runs[1:]), last]
+        for run, end in zip(runs, ends, strict=True):
+            if run.count == 1:
+                if not room.takes(run.data_bytes):
+                    break
+                in_memory = run.payload or run.large is None
+                found.append(
+                    run.entry(run.first) if in_memory else read_large(disk, self.folder, run)
+                )
+                continue
+            low = max(first, run.first)
+            starts = run.starts()[low - run.first : end - run.first + 2]
+            found += run.entries(low, low + room.takes_of(starts[1:] - starts[0]) - 1)
+            if room.over:
+                break
         return found
 
     def _from_segment(
-        self, disk: Disk, cache: ReaderCache | None, number: int, indexes: list[int]
+        self, disk: Disk, cache: ReaderCache | None, piece: InSegment, room: _Room
     ) -> list[Entry]:
         if cache is not None:
-            reader = cache.get(self.folder, number, incarnation=self.incarnation)
-            return self._pick(reader, indexes)
-        reader = SegmentReader(disk, self.folder, number, incarnation=self.incarnation)
+            reader = cache.get(self.folder, piece.number, incarnation=self.incarnation)
+            return self._pick(reader, piece.indexes, room)
+        reader = SegmentReader(disk, self.folder, piece.number, incarnation=self.incarnation)
         try:
-            return self._pick(reader, indexes)
+            return self._pick(reader, piece.indexes, room)
         finally:
             reader.close()
 
-    def _pick(self, reader: SegmentReader, indexes: list[int]) -> list[Entry]:
-        wanted = np.array(indexes, np.uint64)
-        at = np.searchsorted(reader.rows["index"], wanted)
-        at = np.minimum(at, len(reader.rows) - 1)
-        missing = np.flatnonzero(reader.rows["index"][at] != wanted)
-        if len(missing):
+    def _pick(self, reader: SegmentReader, indexes: list[int] | range, room: _Room) -> list[Entry]:
+        rows = _rows_of(reader, indexes)
+        if len(rows) != len(indexes):
             # Compaction dropped it after the plan was made, or the segment is not what it was.
             raise ReferenceExpired(reader.path)
-        return reader.read(reader.rows[at])
+        if room.left is not None:
+            rows = rows[: room.takes_of(np.cumsum(rows["length"], dtype=np.uint64))]
+        return reader.read(rows)
+
+
+def _rows_of(reader: SegmentReader, indexes: list[int] | range) -> Rows:
+    """The rows with these indexes, as far as the segment holds them."""
+    if isinstance(indexes, range):
+        at, end = reader.positions(indexes.start, indexes.stop - 1)
+        return reader.rows[at:end]
+    wanted = np.array(indexes, np.uint64)
+    places = np.searchsorted(reader.rows["index"], wanted)
+    rows: Rows = reader.rows[np.minimum(places, len(reader.rows) - 1)]
+    found: Rows = rows[rows["index"] == wanted]
+    return found
 
 
 def read_large(disk: Disk, folder: str, run: Run) -> Entry:

@@ -7,12 +7,14 @@ index at once, without overlap, and an index has one place.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from crc32c import crc32c
 from pyroaring import BitMap64
 
 from lowmark.log import files, large_format, segment_format
@@ -33,6 +35,10 @@ __all__ = [
 ]
 
 _READ_GAP_BYTES = 64 << 10
+_CHECKED_SINGLY_MAX = 128
+"""So many entries are checked one by one; more, and arrays are faster."""
+_TERMS_KNOWN_MAX = 256
+"""A segment with more terms than that is asked each time."""
 
 
 @dataclass(slots=True)
@@ -52,13 +58,34 @@ class SegmentRef:
     """Its place in write order: the highest number that it stands for."""
     file_last: int
     """The last index in the file, whatever newer pieces have left of it."""
+    first_term: int
+    """The term of the first entry in the file."""
     last_term: int
     """The term at `file_last`."""
+    known_terms: list[tuple[int, int]] | None = None
+    """Where terms begin in the file, as (first index, term); known once somebody has looked."""
 
     @property
     def name(self) -> str:
         """Its file's name."""
         return files.segment_name(self.number)
+
+    def known_term_at(self, index: int) -> int | None:
+        """The term of an entry of its, if that is known without the file.
+
+        Terms never fall along a log, so a segment that begins and ends with one has no other.
+        """
+        if index == self.file_last or self.first_term == self.last_term:
+            return self.last_term
+        if self.known_terms is None:
+            return None
+        return self.known_terms[bisect_right(self.known_terms, (index, 1 << 64)) - 1][1]
+
+    def learn_terms(self, reader: SegmentReader) -> None:
+        """Remember where terms begin, once somebody had to look."""
+        terms = reader.terms()
+        if len(terms) <= _TERMS_KNOWN_MAX:
+            self.known_terms = terms
 
 
 def ref_of(number: int, header: SegmentHeader, file_bytes: int) -> SegmentRef:
@@ -73,6 +100,7 @@ def ref_of(number: int, header: SegmentHeader, file_bytes: int) -> SegmentRef:
         file_bytes,
         header.order or number,
         header.last,
+        header.first_term,
         header.last_term,
     )
 
@@ -121,6 +149,7 @@ class SegmentReader:
         where = disk.describe(self.path)
         self.header = segment_format.decode_header(where, head, incarnation=incarnation)
         self.rows = segment_format.read_rows(where, self.file, self.header)
+        self._dense = self.header.last - self.header.first + 1 == self.header.count
         self._large: File | None = None
 
     def close(self) -> None:
@@ -131,13 +160,29 @@ class SegmentReader:
 
     def positions(self, low: int, high: int) -> tuple[int, int]:
         """The half-open range of rows with indexes from `low` up to and including `high`."""
-        indexes = self.rows["index"]
-        return int(np.searchsorted(indexes, low)), int(np.searchsorted(indexes, high, "right"))
+        first, count = self.header.first, self.header.count
+        if self._dense:
+            at = min(max(low - first, 0), count)
+            return at, min(max(high + 1 - first, at), count)
+        at, end = np.searchsorted(self.rows["index"], np.array([low, high + 1], np.uint64))
+        return int(at), int(end)
 
     def term_at(self, index: int) -> int | None:
         """The term of an entry, if the segment holds it."""
         at, end = self.positions(index, index)
         return int(self.rows["term"][at]) if at < end else None
+
+    def bytes_within(self, low: int, high: int) -> int:
+        """How much data the entries from `low` up to and including `high` have."""
+        at, end = self.positions(low, high)
+        return int(self.rows["length"][at:end].sum(dtype=np.uint64))
+
+    def terms(self) -> list[tuple[int, int]]:
+        """Where terms begin, as (first index, term)."""
+        terms = self.rows["term"]
+        starts = np.concatenate(([0], np.flatnonzero(terms[1:] != terms[:-1]) + 1))
+        indexes = self.rows["index"][starts].tolist()
+        return list(zip(indexes, terms[starts].tolist(), strict=True))
 
     def read(self, rows: Rows) -> list[Entry]:
         """Read these rows, checking every checksum; neighbours are read in one go."""
@@ -188,27 +233,44 @@ class SegmentReader:
 
     def _read_from(self, file: File, path: str, rows: Rows, places: U64) -> list[Entry]:
         entries: list[Entry] = []
-        starts = places.tolist()
-        lengths = rows["length"].tolist()
-        indexes, terms, sums = (rows[f].tolist() for f in ("index", "term", "checksum"))
-        at = 0
-        while at < len(starts):
-            # One read for entries that lie close together: gaps cost less than calls.
-            end, stop = at, starts[at]
-            while end < len(starts) and 0 <= starts[end] - stop <= _READ_GAP_BYTES:
-                stop = starts[end] + lengths[end]
-                end += 1
-            blob = memoryview(file.read_at(starts[at], stop - starts[at]))
-            for i in range(at, end):
-                offset = starts[i] - starts[at]
-                data = blob[offset : offset + lengths[i]]
-                if len(data) != lengths[i] or entry_checksum(indexes[i], terms[i], data) != sums[i]:
-                    where = self._disk.describe(path)
-                    what = f"entry {indexes[i]} fails its checksum"
-                    raise Damaged(where, offset=starts[i], what=what)
-                entries.append(Entry(indexes[i], terms[i], data))
-            at = end
+        lengths = rows["length"]
+        for at, end in _blocks(places, lengths):
+            starts = places[at:end] - places[at]
+            ends = starts + lengths[at:end]
+            blob = memoryview(file.read_at(int(places[at]), int(ends[-1])))
+            bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+            datas = [blob[start:stop] for start, stop in bounds]
+            part = rows[at:end]
+            self._check(path, part, places[at:end], datas)
+            entries += map(Entry, part["index"].tolist(), part["term"].tolist(), datas)
         return entries
+
+    def _check(self, path: str, rows: Rows, places: U64, datas: list[memoryview]) -> None:
+        """Raise if one of these entries is not what was written."""
+        if len(datas) < _CHECKED_SINGLY_MAX:
+            kept = rows[["index", "term", "length", "checksum"]].tolist()
+            sound = [
+                len(data) == length and entry_checksum(index, term, data) == checksum
+                for (index, term, length, checksum), data in zip(kept, datas, strict=True)
+            ]
+        else:
+            lengths = np.fromiter(map(len, datas), np.uint32, len(datas))
+            sums: U32 = np.fromiter(map(crc32c, datas), np.uint32, len(datas))
+            folded = fold_checksums(sums, rows["index"], rows["term"])
+            sound = ((folded == rows["checksum"]) & (lengths == rows["length"])).tolist()
+        if not all(sound):
+            bad = sound.index(False)
+            what = f"entry {int(rows['index'][bad])} fails its checksum"
+            raise Damaged(self._disk.describe(path), offset=int(places[bad]), what=what)
+
+
+def _blocks(places: U64, lengths: U32) -> list[tuple[int, int]]:
+    """What to read in one go, from which row to which: gaps cost less than calls."""
+    if len(places) < 2:
+        return [(0, 1)] if len(places) else []
+    gaps = places[1:].astype(np.int64) - (places[:-1] + lengths[:-1]).astype(np.int64)
+    cuts = (np.flatnonzero((gaps < 0) | (gaps > _READ_GAP_BYTES)) + 1).tolist()
+    return list(itertools.pairwise([0, *cuts, len(places)]))
 
 
 def check_entries(path: str, sums: U32, rows: Rows) -> None:
@@ -260,7 +322,7 @@ class ReaderCache:
 
 def live_rows(rows: Rows, ref: SegmentRef, keep: BitMap64) -> Rows:
     """The rows of a segment that are in its range and in the set to keep."""
-    low, high = np.searchsorted(rows["index"], [ref.first, ref.last + 1])
+    low, high = np.searchsorted(rows["index"], np.array([ref.first, ref.last + 1], np.uint64))
     part = rows[low:high]
     wanted = indexes_within(keep, ref.first, ref.last)
     return part[np.isin(part["index"], wanted, assume_unique=True)]

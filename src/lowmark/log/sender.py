@@ -50,7 +50,7 @@ class SnapshotSender:
         snapshot: Snapshot,
         needed: BitMap64,
         last_applied: int,
-        read: Callable[[list[int]], list[Entry]],
+        read: Callable[[list[int], int], list[Entry]],
         on_close: Callable[[], None],
     ) -> None:
         path = f"{snapshot.folder}/{STATE}"
@@ -67,14 +67,22 @@ class SnapshotSender:
         self._read = read
         self._on_close = on_close
 
-    def entries(self, count_max: int = 256) -> tuple[int, list[Entry]]:
-        """The next live entries, and the index before them in the sequence; empty at the end."""
+    def entries(self, count_max: int = 256, bytes_max: int = 1 << 20) -> tuple[int, list[Entry]]:
+        """The next live entries, and the index before them in the sequence; empty at the end.
+
+        At least one comes, however large; after it no more than what `bytes_max` has room for.
+        """
         indexes = self._order[self._sent : self._sent + count_max].tolist()
-        previous, found = self._previous, self._read(indexes) if indexes else []
-        self._sent += len(indexes)
-        if indexes:
-            self._previous = indexes[-1]
+        previous, found = self._previous, self._read(indexes, bytes_max) if indexes else []
+        self._sent += len(found)
+        if found:
+            self._previous = found[-1].index
         return previous, found
+
+    def go_on_after(self, previous: int) -> None:
+        """Go on after an index that the receiver has got already (its installer's `previous`)."""
+        self._sent = int(np.searchsorted(self._order, np.uint64(previous), "right"))
+        self._previous = previous
 
     def state(self, offset: int, length: int) -> bytes:
         """A piece of the state; empty at its end."""

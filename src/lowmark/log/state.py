@@ -67,6 +67,8 @@ class GroupState:
     """Large files that may have no user any more; phase 1 looks."""
     surveyed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """Per segment what phase 3 counted last: expected, kept entries, kept bytes."""
+    segment_bytes_known: tuple[tuple[int, int, int], int] = ((0, 0, 0), 0)
+    """What `ranges.log_bytes` counted last, and for which segments."""
     links: dict[int, int] = field(default_factory=dict)
     """Names of merged segments that are still readable, and the segment that each points to."""
     phase1_again: bool = False

@@ -8,7 +8,10 @@ durable, too.
 When a write or a sync fails, the file is given up at its last durable byte and never written again
 (after a failed sync, a later one proves nothing): what was not durable goes back to the front of
 the queue, in order, and into a new file, whose header says how much of the old one counts. Until
-that works, appends are refused with the disk's error, and it is tried again from time to time.
+that works, appends are refused with the disk's error, and it is tried again from time to time. So
+what was taken is not lost while the process lives, with one exception: when it is a group's large
+file that can't be written, time after time, that group's folder is broken, and what waits of it is
+dropped, so that the others can go on.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class MetaWrite:
 
     state: GroupState
     data: bytes
-    on_done: Callable[[], None]
+    on_done: Callable[[LowmarkError | None], None]
 
     @property
     def size(self) -> int:
@@ -67,7 +70,7 @@ class Fence:
     """Comes back when everything that was given to the WAL before it is durable."""
 
     state: GroupState
-    on_done: Callable[[], None]
+    on_done: Callable[[LowmarkError | None], None]
     size: int = 0
 
 
@@ -112,9 +115,13 @@ class Wal:
         on_written: Callable[[list[Write]], None],
         on_closed: Callable[[int], None],
         on_low_disk: Callable[[], None],
-        on_broken: Callable[[GroupState, LowmarkError], None],
+        on_broken: Callable[[GroupState, LowmarkError, list[Write]], None],
+        on_room: Callable[[], None],
     ) -> None:
         self._on_broken = on_broken
+        self._on_room = on_room
+        self._room_bytes = min(config.wal_batch_bytes_max, config.wal_queue_bytes_max)
+        self._had_room = True
         self._large_failures: dict[str, int] = {}
         self._loop = runtime.loop
         self._disk = runtime.disk
@@ -170,13 +177,27 @@ class Wal:
         """Take a write; it is made durable with whatever else is waiting."""
         self._queue.append(write)
         self.queued_bytes += write.size
+        self._look_for_room()
         self._plan_pump()
 
-    def drop(self, state: GroupState) -> None:
-        """Forget what waits of a group that was deleted."""
-        kept = [w for w in self._queue if w.state is not state]
-        self._queue = deque(kept)
-        self.queued_bytes = sum(w.size for w in kept)
+    def drop(self, state: GroupState) -> list[Write]:
+        """Forget what waits of a group that was deleted, or is broken; give it back."""
+        dropped = [w for w in self._queue if w.state is state]
+        self._queue = deque(w for w in self._queue if w.state is not state)
+        self.queued_bytes -= sum(w.size for w in dropped)
+        self._look_for_room()
+        return dropped
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a write would be taken without a wait."""
+        return self.stopped is None and self.queued_bytes < self._room_bytes
+
+    def _look_for_room(self) -> None:
+        """Plan to tell when there is room again; the one who hears looks for himself."""
+        had_room, self._had_room = self._had_room, self.has_room
+        if self._had_room and not had_room:
+            self._loop.call_soon(self._on_room)
 
     def roll(self) -> None:
         """Close the present file as soon as what is being written is written."""
@@ -238,17 +259,18 @@ class Wal:
                 case RunWrite(state=state, run=run):
                     if run.kept == 0:
                         continue  # overwritten before it was ever written
-                    if run.last < state.row.smallest_live:
-                        state.written_index = max(state.written_index, run.last)
-                        continue  # a snapshot overtook it and needs none of it
-                    self._place(batch, state, run)
-                    batch.records.append(wal_format.run_record(self._writer(batch, state), run))
+                    # What a snapshot overtook, and does not need, counts as written without it.
+                    if run.last >= state.row.smallest_live:
+                        self._place(batch, state, run)
+                        record = wal_format.run_record(self._writer(batch, state), run)
+                        batch.records.append(record)
                 case MetaWrite(state=state, data=data):
                     record = wal_format.meta_record(self._writer(batch, state), data)
                     batch.records.append(record)
                 case Fence():
                     pass
             batch.writes.append(write)
+        self._look_for_room()
         return batch
 
     def _writer(self, batch: _Batch, state: GroupState) -> int:
@@ -326,10 +348,9 @@ class Wal:
             self._stop(error.cause)
             return
         # The WAL itself is sound: it is that group's folder that is broken, and only it pays.
-        for state in self._groups():
+        for state in list(self._groups()):
             if state.folder == error.folder:
-                self.drop(state)
-                self._on_broken(state, error.cause)
+                self._on_broken(state, error.cause, self.drop(state))
         self._plan_pump()
 
     def _give_back(self, batch: _Batch) -> None:
@@ -340,15 +361,18 @@ class Wal:
             if write.state.deleted:
                 continue
             if isinstance(write, RunWrite):
-                if write.run.wal == 0:
+                run = write.run
+                if run.wal:
+                    write.state.memtable.unstored(run)
+                elif run.kept == 0:
                     continue  # an installed snapshot cleared the memtable in the meantime
-                write.state.memtable.unstored(write.run)
-                if write.run.large is not None:
-                    write.state.large_garbage.add(write.run.large.number)
-                write.run.large = None
+                if run.large is not None:
+                    write.state.large_garbage.add(run.large.number)
+                run.large = None
                 write.state.open_large = None
             self._queue.appendleft(write)
             self.queued_bytes += write.size
+        self._look_for_room()
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -417,6 +441,7 @@ class Wal:
         for closed in old:
             self.files_waiting += 1
             self._on_closed(closed)
+        self._look_for_room()
         if low_disk:
             self._on_low_disk()
 
@@ -425,6 +450,7 @@ class Wal:
             raise error
         logger.warning("the WAL is stopped", extra={"reason": reason_of(error)})
         self.stopped = error
+        self._look_for_room()
         self._failures += 1
         if isinstance(error, DiskFull) and self._failures == 1:
             self._on_low_disk()
@@ -447,6 +473,7 @@ class Wal:
             return
         if done.error is None and done.value():
             self.stopped = None
+            self._look_for_room()
             self._plan_pump()
         elif self.durable_bytes > self._begun_bytes and not self.files_waiting:
             self._roll()
@@ -475,15 +502,17 @@ class _Handles:
         self.wal: File | None = None
         self.name_made = False
         """Whether the last new file may have got its name, though something failed."""
-        self._large: dict[str, File] = {}
+        # By path and header: a group that was deleted and made anew has another file of that name.
+        self._large: dict[tuple[str, bytes], File] = {}
 
     def write_large(self, folder: str, large: _LargeWrite) -> int:
         """Write frames and sync them; a new file's name is synced, too."""
-        file, created = self._large.get(large.path), False
+        key = (large.path, large.header)
+        file, created = self._large.get(key), False
         if file is None:
             file, created = self._disk.open(large.path, "create"), True
             file.write_at(0, [large.header])
-            self._large[large.path] = file
+            self._large[key] = file
         written, buffers = 0, list[Buffer]()
         for _, run in large.frames:
             buffers += large_format.encode_frame(run)
