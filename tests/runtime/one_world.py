@@ -12,6 +12,7 @@ from lowmark.errors import LowmarkError
 from lowmark.runtime import (
     Buffer,
     DiskFailed,
+    NetworkLimits,
     Outcome,
     Runtime,
     SimLoop,
@@ -19,8 +20,10 @@ from lowmark.runtime import (
     Weather,
     sim_runtime,
 )
+from lowmark.runtime.sim_node import SimNode
 
 NAMES = ("ann", "bob", "cid")
+NUMBERED = tuple(enumerate(NAMES))
 
 
 class Node:
@@ -50,7 +53,13 @@ class Node:
             self._files[lane].datasync()
             return len(data)
 
-        self._runtime.loop.lane(f"{self._name}-{lane}").submit(write, self._on_done)
+        self._runtime.loop.lane(lane).submit(write, self._on_done)
+        mood = self._runtime.random.randrange(20)
+        if mood == 0:
+            self._endpoint.cut(sender, "it is disliked")
+        elif mood <= 2:
+            self._endpoint.pause(sender)
+            self._runtime.loop.call_later(10, lambda: self._endpoint.resume(sender))
 
     def _on_done(self, outcome: Outcome[int]) -> None:
         error = outcome.error
@@ -65,19 +74,22 @@ class Node:
 def run(seed: int) -> str:
     """The whole story of one seed, in short."""
     loop = SimLoop(seed)
-    network = SimNetwork(loop, weather=Weather(drop=0.1, duplicate=0.1, overtake=0.2))
+    network = SimNetwork(
+        loop,
+        limits=NetworkLimits(rest_ms_max=50),
+        weather=Weather(drop=0.1, duplicate=0.1, overtake=0.2),
+    )
     nodes: dict[str, Node] = {}
-    disks = {}
-    for n, name in enumerate(NAMES):
-        runtime = sim_runtime(seed * 10 + n, loop=loop, network=network)
-        disks[name] = runtime.disk
+    machines = {name: SimNode(loop, name, skew_ms=n, rate=0.9 + n / 10) for n, name in NUMBERED}
+    for n, name in NUMBERED:
+        runtime = sim_runtime(seed * 10 + n, loop=machines[name], network=network)
         nodes[name] = Node(runtime, name)
         nodes[name].start()
     loop.run_for(100)
     network.cut(["ann"], ["bob", "cid"])
     loop.run_for(100)
     network.heal()
-    network.crash("cid")
+    machines["cid"].crash()
     loop.run_for(100)
     lines = [loop.digest(), str(loop.events)]
     for name in NAMES:

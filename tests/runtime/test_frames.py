@@ -9,7 +9,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowmark.runtime import NetworkLimits
+from lowmark.runtime import Buffer, NetworkLimits
 from lowmark.runtime.frames import (
     STAGING_BYTES,
     Arrived,
@@ -94,9 +94,44 @@ def test_a_long_frame_is_memory_of_its_own_that_nobody_can_change() -> None:
     assert event.frame.readonly
 
 
+def test_of_a_frame_of_a_mebibyte_only_the_beginning_is_ever_copied() -> None:
+    limits = NetworkLimits()
+    reader = FrameReader(limits)
+    read(reader, hello("a:1"))
+    stream = memoryview(framed(b"x" * (1 << 20)))
+    # given the beginning, which comes into the staging buffer together with whatever is before it
+    reader.room()[:1_000] = stream[:1_000]
+    assert list(reader.arrived(1_000)) == []
+    # when the rest comes, then it comes into the memory that the frame is given in
+    room = reader.room()
+    assert len(room) == len(stream) - 1_000
+    room[:] = stream[1_000:]
+    (event,) = reader.arrived(len(room))
+    assert isinstance(event, Arrived)
+    assert isinstance(event.frame, memoryview)
+    assert event.frame.obj is room.obj
+    assert event.frame.readonly
+
+
+@pytest.mark.parametrize("length", [0, 5, 50_000, 200_000])
+def test_a_frame_that_was_given_stays_as_it_is_whatever_comes_after(length: int) -> None:
+    reader = greeted_reader()
+    data = b"a" * length
+    stream = memoryview(framed(data) + framed(b"b" * 200_000) + framed(b"c" * 60_000))
+    kept: list[Buffer] = []
+    while stream:
+        count = min(len(reader.room()), len(stream))
+        reader.room()[:count] = stream[:count]
+        stream = stream[count:]
+        kept += [event.frame for event in reader.arrived(count) if isinstance(event, Arrived)]
+    assert kept[0] == data
+    assert isinstance(kept[0], bytes) or memoryview(kept[0]).readonly
+
+
 @pytest.mark.parametrize(
     ("stream", "reason"),
     [
+        (b"\x16\x03\x01\x02\x00", "but TLS, it seems"),
         (b"GET / HTTP/1.1\r\n\r\n", "does not speak"),
         (b"L!", "does not speak"),
         (b"LWMK\x02\x00\x03\x00a:1", "version 2"),

@@ -1,4 +1,4 @@
-"""What any loop does: one suite, run on the real loop and on the simulated one."""
+"""What any loop does: one suite, run on the real loop, on the simulated one, and on its nodes'."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lowmark.runtime import Loop, Outcome, RealLoop, SimLoop
+from lowmark.runtime.sim_node import SimNode
 
 # No test waits for time to pass; this only bounds how long a broken one hangs.
 SOON_MS = 10_000
@@ -17,9 +18,18 @@ class Broken(Exception):
     pass
 
 
-@pytest.fixture(params=["real", "simulated"])
+@pytest.fixture(params=["real", "simulated", "a node's", "a fast node's"])
 def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
-    loop: Loop = RealLoop() if request.param == "real" else SimLoop(1)
+    loop: Loop
+    match request.param:
+        case "real":
+            loop = RealLoop()
+        case "simulated":
+            loop = SimLoop(1)
+        case "a node's":
+            loop = SimNode(SimLoop(1), "n")
+        case _:
+            loop = SimNode(SimLoop(1), "n", skew_ms=99, rate=1.1)
     yield loop
     loop.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import struct
+import tracemalloc
 from collections.abc import Callable, Iterator
 from random import Random
 
@@ -12,6 +13,7 @@ import pytest
 
 from lowmark.errors import LowmarkError
 from lowmark.runtime import (
+    AddressInUse,
     AddressUnusable,
     Buffer,
     Endpoint,
@@ -23,17 +25,21 @@ from lowmark.runtime import (
     RealNetwork,
 )
 from lowmark.runtime.frames import frame_header, hello
+from lowmark.runtime.tls import TlsFiles
+from runtime.certificates import Authority
 
 SOON_MS = 20_000
 LIMITS = NetworkLimits(frame_bytes_max=1 << 20, rest_ms_min=1, rest_ms_max=8)
 
 
 class Node:
-    def __init__(self, loop: RealLoop, *, limits: NetworkLimits = LIMITS) -> None:
+    def __init__(
+        self, loop: RealLoop, *, limits: NetworkLimits = LIMITS, tls: TlsFiles | None = None
+    ) -> None:
         self._loop = loop
         self.frames: list[tuple[str, bytes]] = []
         self.cuts: list[tuple[str, LowmarkError]] = []
-        network = RealNetwork(loop, random=Random(1), limits=limits)
+        network = RealNetwork(loop, random=Random(1), limits=limits, tls=tls)
         self.endpoint: Endpoint = network.endpoint("127.0.0.1:0", self._on_frame, self._on_cut)
         self.address = self.endpoint.address
 
@@ -329,6 +335,166 @@ def test_a_peer_that_does_not_read_fills_its_own_queue_only(
     assert a.endpoint.queued_bytes(address) <= 4 << 20
     a.endpoint.send(b.address, [b"hello"])
     b.waits_for(frames=1)
+
+
+def data_segments_in(one: socket.socket) -> int:
+    """How many packets with data have come to a socket (struct tcp_info, tcpi_data_segs_in)."""
+    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    return int(struct.unpack_from("<I", info, 152)[0])
+
+
+def test_what_is_sent_in_one_turn_goes_out_in_one_write(
+    loop: RealLoop, sockets: list[socket.socket]
+) -> None:
+    # given a connection
+    node = Node(loop)
+    bare, address = listener(sockets)
+    node.endpoint.send(address, [b"first"])
+
+    def answer_it() -> None:
+        other, _ = bare.accept()
+        sockets.append(other)
+        other.sendall(hello(address))
+
+    loop.call_later(1, answer_it)
+    loop.run_until(lambda: node.endpoint.queued_bytes(address) == 0, timeout_ms=SOON_MS)
+    before = data_segments_in(sockets[-1])
+    # when many frames are sent in one turn, also one with a large part
+    for n in range(200):
+        node.endpoint.send(address, [b"group", b"%d" % n])
+    node.endpoint.send(address, [b"x" * 40_000])
+    loop.run_until(lambda: node.endpoint.queued_bytes(address) == 0, timeout_ms=SOON_MS)
+    # then they come together, in as many packets as they need
+    received = b""
+    while not received.endswith(b"x" * 40_000):
+        received += sockets[-1].recv(1 << 20)
+    assert data_segments_in(sockets[-1]) - before <= 2
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_a_large_frame_is_in_memory_once_on_each_side(
+    loop: RealLoop, authority: Authority, with_tls: bool
+) -> None:
+    # given a connection between two nodes
+    tls = authority.files("127.0.0.1") if with_tls else None
+    limits = NetworkLimits()
+    a, b = Node(loop, limits=limits, tls=tls), Node(loop, limits=limits, tls=tls)
+    network = RealNetwork(loop, random=Random(1), limits=limits, tls=tls)
+    kept: list[Buffer] = []
+    c = network.endpoint("127.0.0.1:0", lambda _, frame: kept.append(frame), lambda *_: None)
+    a.endpoint.send(c.address, [b"x"])
+    a.endpoint.send(b.address, [b"x"])
+    loop.run_until(lambda: bool(kept), timeout_ms=SOON_MS)
+    b.waits_for(frames=1)
+    kept.clear()
+    # when a frame of 16 MiB is sent, and received
+    data = bytes(limits.frame_bytes_max)
+    tracemalloc.start()
+    try:
+        a.endpoint.send(c.address, [data])
+        loop.run_until(lambda: bool(kept), timeout_ms=SOON_MS)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # then its receiver has made room for it once, and nobody else has
+    assert kept[0] == data
+    assert memoryview(kept[0]).readonly
+    assert peak_bytes < limits.frame_bytes_max + (2 << 20)
+
+
+def test_a_peer_that_was_cut_off_and_dials_again_is_sent_away_without_a_word(
+    loop: RealLoop, stranger: Dial
+) -> None:
+    node = Node(loop, limits=NetworkLimits(rest_ms_min=60_000, rest_ms_max=60_000))
+    peer = stranger(node)
+    peer.sendall(hello("peer:1") + framed(b"rubbish"))
+    node.waits_for(frames=1)
+    node.endpoint.cut("peer:1", "it sent rubbish")
+    assert was_cut_soon(loop, peer)
+    again = stranger(node)
+    again.sendall(hello("peer:1") + framed(b"again"))
+    assert was_cut_soon(loop, again)
+    assert [name for name, _ in node.cuts] == ["peer:1"]
+    assert len(node.frames) == 1
+    # and another peer is none of its business
+    stranger(node).sendall(hello("peer:2") + framed(b"x"))
+    node.waits_for(frames=2)
+
+
+def was_cut_soon(loop: RealLoop, one: socket.socket) -> bool:
+    """Whether the other side, which lives on this loop, ends a connection."""
+    one.setblocking(False)
+    cut: list[bool] = []
+
+    def look() -> None:
+        try:
+            while one.recv(1 << 16):
+                pass
+            cut.append(True)
+        except BlockingIOError:
+            loop.call_later(1, look)
+        except ConnectionResetError:
+            cut.append(True)
+
+    look()
+    loop.run_until(lambda: bool(cut), timeout_ms=SOON_MS)
+    return True
+
+
+def test_a_paused_peer_that_connects_again_and_again_fills_nobodys_memory(
+    loop: RealLoop, stranger: Dial
+) -> None:
+    # given a peer that is paused, and sends frames right behind its hello
+    node = Node(loop)
+    node.endpoint.pause("peer:1")
+    for n in range(5):
+        stranger(node).sendall(hello("peer:1") + framed(b"%d" % n))
+        node.waits_for(cuts=n)
+    # then only what came with its last connection is kept for it
+    stranger(node).sendall(hello("peer:1") + framed(b"last"))
+    node.waits_for(cuts=5)
+    node.endpoint.resume("peer:1")
+    node.waits_for(frames=1)
+    assert node.frames == [("peer:1", b"last")]
+
+
+def test_a_name_may_have_another_port_than_the_one_that_is_listened_at(
+    loop: RealLoop, sockets: list[socket.socket]
+) -> None:
+    # given a node behind something that maps ports
+    network = RealNetwork(loop, random=Random(1))
+    frames: list[Buffer] = []
+    endpoint = network.endpoint(
+        "n1.example:7400",
+        lambda _, frame: frames.append(frame),
+        lambda *_: None,
+        listen="127.0.0.1:0",
+    )
+    assert endpoint.address == "n1.example:7400"
+    host, _, port = endpoint.listens_at.rpartition(":")
+    sockets.append(socket.create_connection((host, int(port)), timeout=10))
+    sockets[-1].sendall(hello("peer:1") + framed(b"x"))
+    loop.run_until(lambda: bool(frames), timeout_ms=SOON_MS)
+    # then it answers with the name by which it is known
+    assert sockets[-1].recv(100) == hello("n1.example:7400")
+
+
+def test_a_place_to_listen_is_refused_by_its_own_name(loop: RealLoop) -> None:
+    network = RealNetwork(loop, random=Random(1))
+    one = network.endpoint("127.0.0.1:0", lambda *_: None, lambda *_: None)
+    with pytest.raises(AddressInUse) as in_use:
+        network.endpoint("n1:7400", lambda *_: None, lambda *_: None, listen=one.listens_at)
+    assert in_use.value.address == one.listens_at
+    with pytest.raises(AddressUnusable) as unusable:
+        network.endpoint("n1:7400", lambda *_: None, lambda *_: None, listen="nonsense")
+    assert unusable.value.address == "nonsense"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+def test_nobody_is_known_by_the_address_of_all_hosts(loop: RealLoop, address: str) -> None:
+    network = RealNetwork(loop, random=Random(1))
+    with pytest.raises(AddressUnusable, match="nobody can dial it"):
+        network.endpoint(address, lambda *_: None, lambda *_: None)
 
 
 @pytest.mark.parametrize(

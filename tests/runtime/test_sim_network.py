@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lowmark.errors import LowmarkError
-from lowmark.runtime import Buffer, SimLoop, SimNetwork, Weather
+from lowmark.runtime import Buffer, NetworkLimits, SimLoop, SimNetwork, Weather
 
 
 class Node:
@@ -150,15 +150,120 @@ def test_a_crashed_address_neither_sends_nor_receives_until_somebody_takes_it() 
     assert again.frames == ["a:found"]
 
 
-def test_frames_under_way_outlive_their_sender_and_find_the_targets_next_life() -> None:
-    loop, network = world()
+def test_frames_under_way_outlive_their_sender_until_its_next_life_is_heard() -> None:
+    loop, network = world(Weather(delay_us_min=1_000, delay_us_max=1_000))
     a, b = Node(network, "a"), Node(network, "b")
     a.send("b", "late")
     network.crash("a")
+    loop.run_for(10)
+    assert b.frames == ["a:late"]
+    # given frames of two lives under way, of which those of the second come first
+    a = Node(network, "a")
+    network.weather = Weather(delay_us_min=9_000, delay_us_max=9_000)
+    a.send("b", "old")
+    network.crash("a")
+    network.weather = Weather(delay_us_min=1, delay_us_max=1, overtake=1.0, detour_us_max=0)
+    Node(network, "a").send("b", "new")
+    # then those of the first are heard no more
+    loop.run_for(1_000)
+    assert b.frames == ["a:late", "a:new"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_under_way_die_with_the_process_they_were_sent_to(seed: int) -> None:
+    # given frames that may take long ways
+    loop, network = world(Weather(duplicate=0.5, overtake=0.5), seed=seed)
+    a, _ = Node(network, "a"), Node(network, "b")
+    a.send("b", "1")
+    loop.run_for(100)
+    a.send("b", *map(str, range(2, 30)))
+    # when the receiver crashes and is back at once
     network.crash("b")
     again = Node(network, "b")
     loop.run_for(1_000)
-    assert (b.frames, again.frames) == ([], ["a:late"])
+    # then its next life hears nothing that was meant for the last one, and the sender knows
+    assert again.frames == []
+    assert a.cuts == ["b"]
+    assert a.endpoint.queued_bytes("b") == 0
+    a.send("b", "new")
+    loop.run_for(1_000)
+    assert set(again.frames) == {"a:new"}
+
+
+def test_a_frame_sent_while_nobody_listens_finds_whoever_has_come_by_then() -> None:
+    loop, network = world(Weather(delay_us_min=1_000, delay_us_max=1_000))
+    a = Node(network, "a")
+    a.send("b", "early")
+    b = Node(network, "b")
+    loop.run_for(10)
+    assert b.frames == ["a:early"]
+
+
+def test_whoever_sent_to_a_crashed_peer_notices_without_sending_again() -> None:
+    loop, network = world()
+    a, _ = Node(network, "a"), Node(network, "b")
+    a.send("b", "x")
+    loop.run_for(1_000)
+    network.crash("b")
+    again = Node(network, "b")
+    loop.run_for(1_000)
+    assert a.cuts == ["b"]
+    a.send("b", "y")
+    loop.run_for(1_000)
+    assert again.frames == ["a:y"]
+    assert a.cuts == ["b"]
+
+
+def test_frames_that_waited_for_a_paused_receiver_die_with_it() -> None:
+    loop, network = world()
+    a, b = Node(network, "a"), Node(network, "b")
+    b.endpoint.pause("a")
+    a.send("b", "1", "2")
+    loop.run_for(1_000)
+    assert a.endpoint.queued_bytes("b") == 18
+    network.crash("b")
+    again = Node(network, "b")
+    loop.run_for(1_000)
+    assert (b.frames, again.frames, a.cuts) == ([], [], ["b"])
+    assert a.endpoint.queued_bytes("b") == 0
+
+
+def test_a_receiver_that_breaks_over_a_frame_that_waited_gets_the_next_one_too() -> None:
+    loop, network = world()
+    a = Node(network, "a")
+    heard: list[bytes] = []
+
+    def hear(_: str, frame: Buffer) -> None:
+        heard.append(bytes(frame))
+        if frame == b"1":
+            raise RuntimeError("broken")
+
+    b = network.endpoint("b", hear, lambda *_: None)
+    b.pause("a")
+    a.send("b", "1", "2")
+    loop.run_for(1_000)
+    b.resume("a")
+    with pytest.raises(RuntimeError, match="broken"):
+        loop.run_for(1_000)
+    loop.run_for(1_000)
+    assert heard == [b"1", b"2"]
+
+
+def test_what_was_sent_before_a_cut_off_never_arrives_not_even_on_a_long_way() -> None:
+    # given a rest that is shorter than the ways of some frames
+    loop = SimLoop(1)
+    weather = Weather(delay_us_min=50_000, delay_us_max=50_000)
+    network = SimNetwork(loop, limits=NetworkLimits(rest_ms_min=1, rest_ms_max=2), weather=weather)
+    a, b = Node(network, "a"), Node(network, "b")
+    a.send("b", "old")
+    b.send("a", "old")
+    b.endpoint.cut("a", "rubbish")
+    loop.run_for(1_000)
+    assert (a.frames, b.frames) == ([], [])
+    assert (a.cuts, b.cuts) == (["b"], ["a"])
+    a.send("b", "new")
+    loop.run_for(1_000)
+    assert b.frames == ["a:new"]
 
 
 def test_those_who_heard_from_a_crashed_peer_notice() -> None:

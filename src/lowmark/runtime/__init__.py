@@ -23,6 +23,9 @@ What it promises
     5. `HybridClock` never goes back, not even when the wall clock does.
     6. A frame arrives whole and unchanged or not at all; a peer that breaks the protocol is cut off
        by a named error and harms nobody else. Nothing else is promised of the network.
+    7. Nobody is swamped: a full queue refuses, and a paused peer waits at its own end.
+    8. With TLS, nobody is heard under a name that is not in its certificate.
+    9. Nothing that a simulated node has asked for is called after it has crashed.
 """
 
 from lowmark.runtime.clock import (
@@ -55,6 +58,7 @@ from lowmark.runtime.network import (
     NotAPeer,
     OnCut,
     OnFrame,
+    OnRoom,
     PeerLost,
     PeerMisbehaved,
 )
@@ -64,6 +68,8 @@ from lowmark.runtime.real_network import RealNetwork
 from lowmark.runtime.sim_disk import CrashImage, SimDisk, WorldStopped
 from lowmark.runtime.sim_loop import SimLoop
 from lowmark.runtime.sim_network import SimNetwork, Weather
+from lowmark.runtime.sim_node import SimNode
+from lowmark.runtime.tls import TlsFiles, TlsUnusable
 from lowmark.runtime.worlds import real_runtime, sim_runtime
 
 __all__ = [
@@ -92,6 +98,7 @@ __all__ = [
     "NotAPeer",
     "OnCut",
     "OnFrame",
+    "OnRoom",
     "Outcome",
     "PeerLost",
     "PeerMisbehaved",
@@ -102,8 +109,11 @@ __all__ = [
     "SimDisk",
     "SimLoop",
     "SimNetwork",
+    "SimNode",
     "Stat",
     "Timer",
+    "TlsFiles",
+    "TlsUnusable",
     "Weather",
     "WorldStopped",
     "millis_of",

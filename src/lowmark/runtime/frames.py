@@ -4,7 +4,9 @@
     frame   length u32 · CRC-32C of the bytes u32 · bytes
 
 Numbers are little-endian. A frame that fits into the staging buffer is copied out of it once; a
-longer one is received straight into memory of its own, and never copied.
+longer one is received straight into memory of its own, and only its beginning, as far as it was
+read together with what came before it, is copied. Whoever is given a frame may keep it: it is
+memory of its own, and nobody can change it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ __all__ = ["Arrived", "FrameReader", "Hello", "Misread", "frame_header", "hello"
 MAGIC = b"LWMK"
 VERSION = 1
 STAGING_BYTES = 64 << 10
+_TLS_RECORDS = b"\x15\x16"  # the first byte of an alert, and of a handshake
 
 _HELLO = struct.Struct("<4sHH")
 _HEADER = struct.Struct("<II")
@@ -48,7 +51,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A whole frame."""
+    """A whole frame: bytes, or a read-only view of memory of its own."""
 
     frame: Buffer
 
@@ -75,7 +78,7 @@ class FrameReader:
 
     def __init__(self, limits: NetworkLimits) -> None:
         self._limits = limits
-        self._greeted = False
+        self.greeted = False
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._staged = 0
         self._long: memoryview | None = None  # a frame too long for the staging buffer
@@ -98,11 +101,11 @@ class FrameReader:
             return
         self._staged += count
         at = 0
-        if not self._greeted:
+        if not self.greeted:
             greeting = self._take_hello()
             if greeting is None:
                 return
-            self._greeted = True
+            self.greeted = True
             at = len(hello(greeting.address))
             yield greeting
         while (header_end := at + _HEADER.size) <= self._staged:
@@ -126,7 +129,8 @@ class FrameReader:
     def _take_hello(self) -> Hello | None:
         staged = bytes(self._staging[: self._staged])
         if not MAGIC.startswith(staged[: len(MAGIC)]):
-            raise self._misread("it does not speak Lowmark's protocol")
+            tls = " (but TLS, it seems)" if staged[0] in _TLS_RECORDS else ""
+            raise self._misread(f"it does not speak Lowmark's protocol{tls}")
         if len(staged) < _HELLO.size:
             return None
         _, version, length = _HELLO.unpack_from(staged)
@@ -149,6 +153,8 @@ class FrameReader:
         self._staged = 0
 
     def _keep_from(self, at: int) -> None:
+        if at == 0:
+            return
         rest = bytes(self._staging[at : self._staged])
         self._staging[: len(rest)] = rest
         self._staged = len(rest)
@@ -159,4 +165,4 @@ class FrameReader:
         return Arrived(frame)
 
     def _misread(self, reason: str) -> Misread:
-        return Misread(reason, greeted=self._greeted)
+        return Misread(reason, greeted=self.greeted)

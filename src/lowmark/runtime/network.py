@@ -6,6 +6,10 @@ is no receipt either. `on_cut` says that frames to or from a peer may have been 
 to ask sooner, not a promise to be told of every loss.
 
 All groups of a node share one endpoint, so two nodes share one connection in each direction.
+
+Nobody is swamped. A sender whose queue is full is refused, and told once when there is room again.
+A receiver that can't keep up pauses a peer: what that peer sends stays with it, and fills its queue
+there. Whoever finds rubbish inside a well-formed frame cuts the peer off.
 """
 
 from __future__ import annotations
@@ -29,14 +33,21 @@ __all__ = [
     "NotAPeer",
     "OnCut",
     "OnFrame",
+    "OnRoom",
     "PeerLost",
     "PeerMisbehaved",
+    "host_and_port",
+    "ignore_room",
 ]
 
 FRAME_HEADER_BYTES = 8
 
+# Called with the sender's name and a frame. The frame is `bytes` or a read-only memoryview; it is
+# the receiver's to keep, and nobody changes it. A slice of it may be kept without a copy; but any
+# slice, however short, keeps the whole frame in memory: 100 bytes may hold on to 16 MiB.
 OnFrame = Callable[[str, Buffer], None]
 OnCut = Callable[[str, LowmarkError], None]
+OnRoom = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +61,7 @@ class NetworkLimits:
     hello_ms_max: int = 5_000  # to be connected and to have said hello, either side
     silent_ms_max: int = 10_000  # for sent bytes to be received by the peer's machine
     rest_ms_min: int = 50  # between two attempts to reach a peer; doubles up to the maximum
-    rest_ms_max: int = 5_000
+    rest_ms_max: int = 5_000  # also how long a peer that was cut off is not heard
 
     def __post_init__(self) -> None:
         room = self.queued_bytes_max - FRAME_HEADER_BYTES
@@ -77,6 +88,15 @@ class AddressUnusable(Rejected):
             hint="An address is host:port or [ipv6]:port.",
         )
         self.address = address
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of a real address; a host of IPv6 loses its brackets."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise AddressUnusable(address, reason="it is not of the form host:port")
+    return host, int(port)
 
 
 class FrameTooLong(Rejected):
@@ -124,32 +144,79 @@ class Endpoint(Protocol):
 
     @property
     def address(self) -> str:
-        """The name that others send to."""
+        """The name that others send to; a port 0 has been replaced by the real one."""
+
+    @property
+    def listens_at(self) -> str:
+        """Where it really listens; the same, unless told otherwise."""
 
     def send(self, to: str, buffers: Sequence[Buffer]) -> bool:
         """Send the buffers as one frame; False if the peer's queue has no room for it now.
 
         The buffers are not copied, and there is no moment at which they are given back: whoever
-        sends a buffer never changes it again.
+        sends a buffer never changes it again. After a False, `on_room` tells once when the queue
+        has drained to half, or was dropped with its connection.
         """
 
     def queued_bytes(self, to: str) -> int:
         """How many bytes still wait to be sent to a peer, headers included."""
 
+    def pause(self, peer: str) -> None:
+        """Give no more frames from a peer until `resume`; it may have to wait with what it sends.
+
+        At most what one read brought is kept here; the rest stays in the peer's queue. If the
+        connection is lost meanwhile, as it is after `silent_ms_max`, so is what was kept. Pausing
+        twice is fine, and lasts over a new connection.
+        """
+
+    def resume(self, peer: str) -> None:
+        """Give a peer's frames again, in order, beginning with those that were kept."""
+
+    def cut(self, peer: str, reason: str) -> None:
+        """A peer sent rubbish: end its connections, and hear nothing from it for `rest_ms_max`.
+
+        `on_cut` is told `PeerMisbehaved` with this reason, once. What the peer has sent and we have
+        not been given is lost, and so is what waits to be sent to it.
+        """
+
     def close(self) -> None:
         """Drop everything that waits, and call nothing any more. Closing twice is fine."""
+
+
+def ignore_room(peer: str) -> None:
+    """For those who send again when they have something new, and not when there is room."""
 
 
 class Network(Protocol):
     """Where endpoints come from."""
 
-    def endpoint(self, address: str, on_frame: OnFrame, on_cut: OnCut) -> Endpoint:
-        """Listen at an address; both callbacks run on the loop, one at a time."""
+    def endpoint(
+        self,
+        address: str,
+        on_frame: OnFrame,
+        on_cut: OnCut,
+        *,
+        on_room: OnRoom = ignore_room,
+        listen: str | None = None,
+    ) -> Endpoint:
+        """Listen for an address; the callbacks run on the loop, one at a time.
+
+        `address` is what others know it by, `listen` where it listens, if that is not the same:
+        0.0.0.0:7400 for n1.example:7400. Port 0 takes a free one, in `address` too.
+        """
 
 
 class _NoNetwork:
-    def endpoint(self, address: str, on_frame: OnFrame, on_cut: OnCut) -> Endpoint:
-        del on_frame, on_cut
+    def endpoint(
+        self,
+        address: str,
+        on_frame: OnFrame,
+        on_cut: OnCut,
+        *,
+        on_room: OnRoom = ignore_room,
+        listen: str | None = None,
+    ) -> Endpoint:
+        del on_frame, on_cut, on_room, listen
         raise AddressUnusable(address, reason="this runtime was built without a network")
 
 

@@ -1,9 +1,10 @@
-"""Frames over TCP, on the loop's own asyncio.
+"""Frames over TCP, with or without TLS, on the loop's own asyncio.
 
 An endpoint listens, and dials each peer it sends to. Frames travel only from the side that dialled,
 so two nodes have two connections, and neither needs to agree with the other on which one to keep.
 A connection starts with a hello each way: the one who dialled says who it is, the other proves that
-it is the one who was meant.
+it is the one who was meant. With TLS, each name must also be in its bearer's certificate; without,
+it is believed.
 
 A connection that fails takes the frames that waited for it along: by the time the peer can be
 reached again they are old, and Raft has better ones. After a failure the endpoint rests, longer
@@ -18,12 +19,12 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from random import Random
-from typing import Protocol, assert_never, cast
 
 from lowmark.errors import LowmarkError
 from lowmark.runtime.disk import Buffer, bytes_in
-from lowmark.runtime.frames import Arrived, FrameReader, Hello, Misread, frame_header, hello
+from lowmark.runtime.frames import frame_header, hello
 from lowmark.runtime.network import (
     FRAME_HEADER_BYTES,
     AddressInUse,
@@ -33,134 +34,21 @@ from lowmark.runtime.network import (
     NotAPeer,
     OnCut,
     OnFrame,
+    OnRoom,
     PeerLost,
     PeerMisbehaved,
+    host_and_port,
+    ignore_room,
 )
 from lowmark.runtime.real_loop import RealLoop
+from lowmark.runtime.tls import Tls, TlsFiles
+from lowmark.runtime.wires import Owner, TlsWire, Wire
 
 __all__ = ["RealNetwork"]
 
-_JOIN_BELOW_BYTES = 64 << 10  # smaller buffers are cheaper to copy together than to send alone
+_JOIN_BYTES = 64 << 10  # below that, bytes are cheaper to copy together than to send alone
 _SLICE_BYTES = 256 << 10  # at most this much of a large buffer is copied when a socket is full
-
-
-class _Owner(Protocol):
-    """Whoever has a wire."""
-
-    def on_made(self, wire: _Wire) -> None:
-        """The connection is there."""
-
-    def on_hello(self, wire: _Wire, address: str) -> None:
-        """The other side said its name."""
-
-    def on_frame(self, wire: _Wire, frame: Buffer) -> None:
-        """A frame arrived, after the hello."""
-
-    def on_room(self) -> None:
-        """The socket takes bytes again."""
-
-    def on_end(self, wire: _Wire, error: LowmarkError) -> None:
-        """The wire is gone; called once, unless its owner itself let go of it."""
-
-
-class _Wire(asyncio.BufferedProtocol):
-    """One TCP connection."""
-
-    def __init__(self, owner: _Owner, *, peer: str, limits: NetworkLimits) -> None:
-        self._owner = owner
-        self._limits = limits
-        self._reader = FrameReader(limits)
-        self._transport: asyncio.Transport | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._ended = False
-        self._full = False
-        self.peer = peer
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        if self._ended:
-            self._transport.abort()
-            return
-        # Whatever the socket does not take at once shall wait in our queue, where it is counted.
-        self._transport.set_write_buffer_limits(high=0)
-        _tune(self._transport.get_extra_info("socket"), self._limits)
-        self.peer = self.peer or _name_of(self._transport.get_extra_info("peername"))
-        self._alarm = asyncio.get_running_loop().call_later(
-            self._limits.hello_ms_max / 1000, self._no_hello
-        )
-        self._owner.on_made(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        del sizehint
-        return self._reader.room()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._ended:
-            return
-        try:
-            for event in self._reader.arrived(nbytes):
-                match event:
-                    case Hello(address=address):
-                        self._disarm()
-                        self._owner.on_hello(self, address)
-                    case Arrived(frame=frame):
-                        self._owner.on_frame(self, frame)
-                    case _:
-                        assert_never(event)
-                if self.has_ended():
-                    return
-        except Misread as misread:
-            error = PeerMisbehaved if misread.greeted else NotAPeer
-            self.end(error(self.peer, reason=misread.reason))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.end(PeerLost(self.peer, reason=str(exc) if exc else "the other side closed it"))
-
-    def pause_writing(self) -> None:
-        self._full = True
-
-    def resume_writing(self) -> None:
-        self._full = False
-        if not self._ended:
-            self._owner.on_room()
-
-    def has_ended(self) -> bool:
-        """Whether it was cut."""
-        return self._ended
-
-    def has_room(self) -> bool:
-        """Whether the socket took everything so far."""
-        return not self._full and not self._ended
-
-    def write(self, data: Buffer) -> None:
-        """Hand over some bytes."""
-        if self._transport is not None and not self._ended:
-            self._transport.write(data)
-
-    def unsent_bytes(self) -> int:
-        """How much of it the socket has not taken."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def end(self, error: LowmarkError) -> None:
-        """Cut the connection, and tell the owner why."""
-        if not self._ended:
-            self.let_go()
-            self._owner.on_end(self, error)
-
-    def let_go(self) -> None:
-        """Cut the connection without a word."""
-        self._ended = True
-        self._disarm()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _disarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-
-    def _no_hello(self) -> None:
-        reason = f"it did not say hello within {self._limits.hello_ms_max} ms"
-        self.end(NotAPeer(self.peer, reason=reason))
+_SCRATCH_BYTES = 256 << 10
 
 
 class _Outgoing:
@@ -169,11 +57,12 @@ class _Outgoing:
     def __init__(self, endpoint: _RealEndpoint, peer: str) -> None:
         self._endpoint = endpoint
         self._peer = peer
-        self._host, self._port = _parsed(peer)
+        self._host, self._port = host_and_port(peer)
         self._queue: deque[Buffer] = deque()
         self._queue_bytes = 0
+        self._refused = False  # a frame, since there was room
         self._dialling: asyncio.Task[None] | None = None
-        self._wire: _Wire | None = None
+        self._wire: Wire | None = None
         self._greeted = False
         self._pumps_soon = False
         self._resting: asyncio.TimerHandle | None = None
@@ -183,10 +72,14 @@ class _Outgoing:
         unsent = self._wire.unsent_bytes() if self._wire is not None else 0
         return self._queue_bytes + unsent
 
-    def push(self, buffers: Sequence[Buffer]) -> None:
+    def push(self, buffers: Sequence[Buffer], size: int) -> bool:
+        frame_bytes = FRAME_HEADER_BYTES + size
+        if self.queued_bytes() + frame_bytes > self._endpoint.limits.queued_bytes_max:
+            self._refused = True
+            return False
         for buffer in (frame_header(buffers), *buffers):
             self._queue.append(buffer.cast("B") if isinstance(buffer, memoryview) else buffer)
-        self._queue_bytes += FRAME_HEADER_BYTES + bytes_in(buffers)
+        self._queue_bytes += frame_bytes
         if self._greeted:
             if not self._pumps_soon:
                 # At the end of this turn, so that what all groups send in it goes out together.
@@ -194,6 +87,7 @@ class _Outgoing:
                 self._endpoint.loop.asyncio.call_soon(self._pump)
         elif self._wire is None and self._resting is None:
             self._dial()
+        return True
 
     def close(self) -> None:
         self._drop()
@@ -204,13 +98,22 @@ class _Outgoing:
         if self._wire is not None:
             self._wire.let_go()
 
+    def hang_up(self) -> None:
+        """End the connection, or the attempt to make one; the next frame makes a new one."""
+        wire = self._wire
+        if wire is not None:
+            if self._dialling is not None:
+                self._dialling.cancel()
+            wire.let_go()
+            self._rest()
+
     # -- the way there ----------------------------------------------------------------------------
 
     def _dial(self) -> None:
-        self._wire = _Wire(self, peer=self._peer, limits=self._endpoint.limits)
+        self._wire = self._endpoint.dialling_wire(self, self._peer)
         self._dialling = self._endpoint.loop.asyncio.create_task(self._connect(self._wire))
 
-    async def _connect(self, wire: _Wire) -> None:
+    async def _connect(self, wire: Wire) -> None:
         running = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._endpoint.limits.hello_ms_max / 1000):
@@ -220,10 +123,17 @@ class _Outgoing:
         except (OSError, UnicodeError) as error:  # the latter: no such name can be looked up
             wire.end(PeerLost(self._peer, reason=str(error)))
 
-    def on_made(self, wire: _Wire) -> None:
-        wire.write(hello(self._endpoint.address))
+    def on_made(self, wire: Wire) -> None:
+        """We wait for it to be ready."""
 
-    def on_hello(self, wire: _Wire, address: str) -> None:
+    def on_ready(self, wire: Wire) -> None:
+        refusal = wire.refusal(self._peer)
+        if refusal is not None:
+            wire.end(NotAPeer(self._peer, reason=refusal))
+        else:
+            wire.write(hello(self._endpoint.address))
+
+    def on_hello(self, wire: Wire, address: str) -> None:
         if address != self._peer:
             wire.end(NotAPeer(self._peer, reason=f"it calls itself {address}"))
             return
@@ -231,15 +141,22 @@ class _Outgoing:
         self._rest_ms = self._endpoint.limits.rest_ms_min
         self._pump()
 
-    def on_frame(self, wire: _Wire, frame: Buffer) -> None:
+    def on_frame(self, wire: Wire, frame: Buffer) -> None:
         del frame
         wire.end(PeerMisbehaved(self._peer, reason="it sent a frame where only we do"))
 
-    def on_room(self) -> None:
+    def on_turn(self, wire: Wire) -> None:
+        """Nothing is passed on: no frame comes this way."""
+
+    def on_writable(self) -> None:
         self._pump()
 
-    def on_end(self, wire: _Wire, error: LowmarkError) -> None:
+    def on_end(self, wire: Wire, error: LowmarkError) -> None:
         del wire
+        self._endpoint.tell_cut(self._peer, error)
+        self._rest()
+
+    def _rest(self) -> None:
         self._drop()
         self._wire = None
         limits = self._endpoint.limits
@@ -247,7 +164,7 @@ class _Outgoing:
         rest_ms = self._rest_ms * (1 + self._endpoint.random.random()) / 2
         self._rest_ms = min(self._rest_ms * 2, limits.rest_ms_max)
         self._resting = self._endpoint.loop.asyncio.call_later(rest_ms / 1000, self._rested)
-        self._endpoint.tell_cut(self._peer, error)
+        self._tell_room()
 
     def _drop(self) -> None:
         self._queue.clear()
@@ -267,48 +184,76 @@ class _Outgoing:
             data = self._next_bytes()
             self._queue_bytes -= len(data)
             self._wire.write(data)
+        self._tell_room()
         if not self._queue:
             # Somebody may run the loop until this queue is empty, and must be asked again.
             self._endpoint.loop.call_soon(_nothing)
 
+    def _tell_room(self) -> None:
+        if self._refused and self.queued_bytes() <= self._endpoint.limits.queued_bytes_max // 2:
+            self._refused = False
+            self._endpoint.tell_room(self._peer)
+
     def _next_bytes(self) -> Buffer:
-        """Small buffers joined, large ones in slices: few calls, and few bytes copied."""
-        first = self._queue[0]
-        if len(first) > _JOIN_BELOW_BYTES:
-            view = memoryview(first)
-            if len(view) > _SLICE_BYTES:
-                self._queue[0] = view[_SLICE_BYTES:]
-            else:
-                self._queue.popleft()
-            return view[:_SLICE_BYTES]
+        """Small buffers joined, large ones in slices: few calls, and few bytes copied.
+
+        A header is joined with the beginning of what follows, however large.
+        """
+        queue = self._queue
+        if len(queue[0]) >= _JOIN_BYTES:
+            return self._beginning(_SLICE_BYTES)
         small: list[Buffer] = []
-        size = 0
-        while self._queue and size + len(self._queue[0]) <= _JOIN_BELOW_BYTES:
-            small.append(self._queue.popleft())
-            size += len(small[-1])
+        room = _JOIN_BYTES
+        while queue and (length := len(queue[0])) <= room:
+            small.append(queue.popleft())
+            room -= length
+        if queue and room:
+            small.append(self._beginning(room))
         return b"".join(small)
+
+    def _beginning(self, most: int) -> Buffer:
+        first = memoryview(self._queue[0])
+        if len(first) <= most:
+            self._queue.popleft()
+        else:
+            self._queue[0] = first[most:]
+        return first[:most]
 
 
 class _RealEndpoint:
     def __init__(
-        self, network: RealNetwork, address: str, on_frame: OnFrame, on_cut: OnCut
+        self,
+        network: RealNetwork,
+        address: str,
+        *,
+        on_frame: OnFrame,
+        on_cut: OnCut,
+        on_room: OnRoom,
+        listen: str,
     ) -> None:
-        self._listener, self._address = _listen(address, network.limits)
+        self._listener, self._address, self._listens_at = _listen(address, listen, network.limits)
         self._network = network
         self._on_frame = on_frame
         self._on_cut = on_cut
+        self._on_room = on_room
         self._closed = False
         self._outgoing: dict[str, _Outgoing] = {}
-        self._incoming: dict[str, _Wire] = {}
-        self._strangers: list[_Wire] = []
+        self._incoming: dict[str, Wire] = {}
+        self._strangers: list[Wire] = []
+        self._paused: set[str] = set()
+        self._deaf_until_us: dict[str, int] = {}  # to peers that were cut off
         self._accepting: set[asyncio.Task[object]] = set()
-        self._pausing: asyncio.TimerHandle | None = None
+        self._full: asyncio.TimerHandle | None = None
         self.loop, self.limits, self.random = network.loop, network.limits, network.random
         self._listen()
 
     @property
     def address(self) -> str:
         return self._address
+
+    @property
+    def listens_at(self) -> str:
+        return self._listens_at
 
     def send(self, to: str, buffers: Sequence[Buffer]) -> bool:
         size = bytes_in(buffers)
@@ -319,15 +264,42 @@ class _RealEndpoint:
         outgoing = self._outgoing.get(to)
         if outgoing is None:
             outgoing = self._outgoing[to] = _Outgoing(self, to)
-        queued_bytes = outgoing.queued_bytes() + FRAME_HEADER_BYTES + size
-        if queued_bytes > self.limits.queued_bytes_max:
-            return False
-        outgoing.push(buffers)
-        return True
+        return outgoing.push(buffers, size)
 
     def queued_bytes(self, to: str) -> int:
         outgoing = self._outgoing.get(to)
         return 0 if outgoing is None else outgoing.queued_bytes()
+
+    def pause(self, peer: str) -> None:
+        self._paused.add(peer)
+        wire = self._incoming.get(peer)
+        if wire is not None:
+            wire.pause_reading()
+
+    def resume(self, peer: str) -> None:
+        self._paused.discard(peer)
+        wire = self._incoming.get(peer)
+        if wire is not None:
+            for _ in wire.inbox:
+                self.loop.call_soon(wire.pass_on)
+            wire.resume_reading()
+
+    def cut(self, peer: str, reason: str) -> None:
+        if self._closed:
+            return
+        now_us = self.loop.elapsed_us()
+        self._deaf_until_us = {
+            name: until_us for name, until_us in self._deaf_until_us.items() if until_us > now_us
+        }
+        self._deaf_until_us[peer] = now_us + self.limits.rest_ms_max * 1_000
+        incoming = self._incoming.pop(peer, None)
+        if incoming is not None:
+            incoming.inbox.clear()
+            incoming.let_go()
+        self.tell_cut(peer, PeerMisbehaved(peer, reason=reason))
+        outgoing = self._outgoing.get(peer)
+        if outgoing is not None:
+            outgoing.hang_up()
 
     def close(self) -> None:
         if self._closed:
@@ -341,9 +313,17 @@ class _RealEndpoint:
         for wire in (*self._incoming.values(), *self._strangers):
             wire.let_go()
 
+    def dialling_wire(self, owner: Owner, peer: str) -> Wire:
+        """A connection to be made to a peer."""
+        return self._network.wire(owner, peer=peer, dials=True)
+
     def tell_cut(self, peer: str, error: LowmarkError) -> None:
         """Tell, on the loop, that frames to or from a peer may be lost."""
         self._call(lambda: self._on_cut(peer, error))
+
+    def tell_room(self, peer: str) -> None:
+        """Tell, on the loop, that a queue which was full takes frames again."""
+        self._call(lambda: self._on_room(peer))
 
     def _call(self, callback: Callable[[], None]) -> None:
         def call_unless_closed() -> None:
@@ -358,13 +338,13 @@ class _RealEndpoint:
     # only logs when there are too many; so we accept ourselves.
 
     def _listen(self) -> None:
-        self._pausing = None
+        self._full = None
         self.loop.asyncio.add_reader(self._listener, self._accept)
 
     def _stop_listening(self) -> None:
         self.loop.asyncio.remove_reader(self._listener)
-        if self._pausing is not None:
-            self._pausing.cancel()
+        if self._full is not None:
+            self._full.cancel()
 
     def _accept(self) -> None:
         try:
@@ -374,20 +354,18 @@ class _RealEndpoint:
         except OSError as error:
             # Too many open files, most likely. They wait in the backlog while we wait for room.
             self._stop_listening()
-            self._pausing = self.loop.asyncio.call_later(
-                self.limits.rest_ms_max / 1000, self._listen
-            )
+            self._full = self.loop.asyncio.call_later(self.limits.rest_ms_max / 1000, self._listen)
             self.tell_cut("somebody", PeerLost("somebody", reason=str(error)))
             return
         connection.setblocking(False)
         making = self.loop.asyncio.connect_accepted_socket(
-            lambda: _Wire(self, peer="", limits=self.limits), connection
+            lambda: self._network.wire(self, peer="", dials=False), connection
         )
         task: asyncio.Task[object] = self.loop.asyncio.create_task(making)
         self._accepting.add(task)  # asyncio itself does not hold on to its tasks
         task.add_done_callback(self._accepting.discard)
 
-    def on_made(self, wire: _Wire) -> None:
+    def on_made(self, wire: Wire) -> None:
         if self._closed:
             wire.let_go()
             return
@@ -397,24 +375,42 @@ class _RealEndpoint:
             reason = f"{self.limits.incoming_max} connections are open (network.incoming_max)"
             wire.end(PeerLost(wire.peer, reason=reason))
 
-    def on_hello(self, wire: _Wire, address: str) -> None:
+    def on_ready(self, wire: Wire) -> None:
+        """The one who dialled speaks first."""
+
+    def on_hello(self, wire: Wire, address: str) -> None:
+        refusal = wire.refusal(address)
+        if refusal is not None:
+            wire.end(NotAPeer(wire.peer, reason=f"it calls itself {address}; {refusal}"))
+            return
+        self._strangers.remove(wire)
+        if self._deaf_until_us.get(address, 0) > self.loop.elapsed_us():
+            wire.let_go()  # that it is cut off has been told
+            return
         before = self._incoming.get(address)
         if before is not None:
             # The peer knows best: it would not dial again if the old connection were any good.
             before.end(PeerLost(address, reason="it has connected again"))
         wire.peer = address
-        self._strangers.remove(wire)
         self._incoming[address] = wire
         wire.write(hello(self._address))
+        if address in self._paused:
+            wire.pause_reading()
 
-    def on_frame(self, wire: _Wire, frame: Buffer) -> None:
-        peer = wire.peer
-        self._call(lambda: self._on_frame(peer, frame))
+    def on_frame(self, wire: Wire, frame: Buffer) -> None:
+        wire.inbox.append(frame)
+        self.loop.call_soon(wire.pass_on)
 
-    def on_room(self) -> None:
+    def on_turn(self, wire: Wire) -> None:
+        # What is kept for a paused peer goes with its connection; else a peer that connects again
+        # and again would fill our memory.
+        if wire.inbox and wire.peer not in self._paused and not self._closed:
+            self._on_frame(wire.peer, wire.inbox.popleft())
+
+    def on_writable(self) -> None:
         """Nothing waits: all we ever say to those who dial us is hello."""
 
-    def on_end(self, wire: _Wire, error: LowmarkError) -> None:
+    def on_end(self, wire: Wire, error: LowmarkError) -> None:
         if self._incoming.get(wire.peer) is wire:
             del self._incoming[wire.peer]
         else:
@@ -426,18 +422,49 @@ class RealNetwork:
     """TCP. An address is host:port; port 0 takes a free one, and the endpoint says which."""
 
     def __init__(
-        self, loop: RealLoop, *, random: Random, limits: NetworkLimits | None = None
+        self,
+        loop: RealLoop,
+        *,
+        random: Random,
+        limits: NetworkLimits | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.loop = loop
         self.random = random
         self.limits = limits or NetworkLimits()
+        self._tls = None if tls is None else Tls(tls)
+        self._scratch = memoryview(bytearray(0 if tls is None else _SCRATCH_BYTES))
         self._endpoints: list[_RealEndpoint] = []
         loop.at_close(self._close)
 
-    def endpoint(self, address: str, on_frame: OnFrame, on_cut: OnCut) -> _RealEndpoint:
-        endpoint = _RealEndpoint(self, address, on_frame, on_cut)
+    def endpoint(
+        self,
+        address: str,
+        on_frame: OnFrame,
+        on_cut: OnCut,
+        *,
+        on_room: OnRoom = ignore_room,
+        listen: str | None = None,
+    ) -> _RealEndpoint:
+        if self._tls is not None:
+            self._tls.check_ours(host_and_port(address)[0])
+        endpoint = _RealEndpoint(
+            self,
+            address,
+            on_frame=on_frame,
+            on_cut=on_cut,
+            on_room=on_room,
+            listen=address if listen is None else listen,
+        )
         self._endpoints.append(endpoint)
         return endpoint
+
+    def wire(self, owner: Owner, *, peer: str, dials: bool) -> Wire:
+        """A connection that is about to be made, with TLS if there is TLS."""
+        if self._tls is None:
+            return Wire(owner, peer=peer, limits=self.limits)
+        session = self._tls.dial() if dials else self._tls.answer()
+        return TlsWire(owner, peer=peer, limits=self.limits, session=session, scratch=self._scratch)
 
     def forget(self, endpoint: _RealEndpoint) -> None:
         """An endpoint was closed."""
@@ -452,39 +479,33 @@ def _nothing() -> None:
     pass
 
 
-def _parsed(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise AddressUnusable(address, reason="it is not of the form host:port")
-    return host, int(port)
-
-
-def _listen(address: str, limits: NetworkLimits) -> tuple[socket.socket, str]:
+def _listen(address: str, listen: str, limits: NetworkLimits) -> tuple[socket.socket, str, str]:
+    """A socket that listens, the name that others dial, and where it really listens."""
     if len(address.encode()) > limits.address_bytes_max:
         raise AddressUnusable(address, reason=f"it has over {limits.address_bytes_max} bytes")
-    host, port = _parsed(address)
+    known_as, known_port = host_and_port(address)
+    if _is_any_host(known_as):
+        raise AddressUnusable(address, reason="nobody can dial it; say apart where to listen")
+    host, port = host_and_port(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=128)
         listener.setblocking(False)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise AddressInUse(address) from error
+            raise AddressInUse(listen) from error
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise AddressUnusable(address, reason=reason) from error
-    return listener, f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
+        raise AddressUnusable(listen, reason=reason) from error
+    real_port = listener.getsockname()[1]
+    return listener, _with_port(address, known_port or real_port), _with_port(listen, real_port)
 
 
-def _name_of(peername: tuple[str, int] | None) -> str:
-    return f"{peername[0]}:{peername[1]}" if peername else "somebody"
+def _with_port(address: str, port: int) -> str:
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _tune(connection: socket.socket, limits: NetworkLimits) -> None:
-    """Notice a machine that went away without a word."""
-    silent_s = max(1, limits.silent_ms_max // 1000)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, silent_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, silent_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.silent_ms_max)
+def _is_any_host(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False
