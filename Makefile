@@ -47,14 +47,15 @@ sim: $(READY) ## Many simulated worlds; SEED=17 replays one, LOWMARK_SIM_SEEDS=9
 	$(PY) -m pytest tests/sim $(if $(SEED),-vv,-n auto)
 
 .PHONY: bench
-bench: $(READY) ## Measure the log, side by side with the bare disk
+bench: $(READY) ## Measure the log and groups, side by side with the bare disk and etcd
 	@.venv/bin/lowmark bench log
+	@.venv/bin/lowmark bench group
 
 .PHONY: lock
 lock: ## Choose the newest versions again and write requirements.lock (needs uv)
 	@command -v uv >/dev/null || \
 		{ echo "lowmark: uv is needed to make the lock: install it with \`pipx install uv\`" >&2; exit 1; }
-	uv pip compile pyproject.toml --group dev --upgrade --universal --python-version 3.11 \
+	uv pip compile pyproject.toml --group dev --extra bench --upgrade --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 		--quiet --output-file requirements.lock
 
