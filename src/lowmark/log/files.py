@@ -11,6 +11,7 @@
     groups/<group>/installed/                a whole one, not yet moved in; moved in at start
     groups/<group>/quarantine                why this group takes no writes here
     groups/<group>/runs                      the last compactions, for people
+    rejoin/<group>                           a copy that this node gave up; not the log's own
 
 Numbers have sixteen digits, so name order is number order. `.tmp` marks what is being written,
 `.compacting` a merge, `.link` and `.new` its temporaries.
@@ -26,6 +27,7 @@ from lowmark.errors import invariant
 __all__ = [
     "GROUPS",
     "LOCK",
+    "REJOIN",
     "WAL",
     "group_dir",
     "large_name",
@@ -41,6 +43,8 @@ invariant(sys.byteorder == "little", "Lowmark needs a little-endian machine")
 LOCK = "LOCK"
 WAL = "wal"
 GROUPS = "groups"
+REJOIN = "rejoin"
+"""Notes of the room above; the log leaves them alone."""
 SEGMENT = ".segment"
 LARGE = ".large"
 COMPACTING = ".compacting"

@@ -194,10 +194,25 @@ class GroupLog:
         runs = _cut_into_runs(at, term, datas, largest=largest, config=config)
         for run in runs:
             state.memtable.append(run)
+            if run.count == 1 and len(run.payload) >= config.large_entry_bytes_min:
+                state.loaded.append(run)
         state.written_index = min(state.written_index, at - 1)
         state.last_index, state.last_term = runs[-1].last, term
         self._services.write(state, runs)
         return first
+
+    def let_go(self, index: int) -> None:
+        """Keep the data of large entries up to an index out of memory: files have it, and will do.
+
+        An owner calls it when it has applied them; whoever still wants them reads them from there.
+        """
+        state = self._state
+        durable = min(index, state.written_index)
+        while state.loaded and (state.loaded[0].last <= durable or not state.loaded[0].kept):
+            run = state.loaded.popleft()
+            # What was overwritten may be on its way to the disk still; it goes with its run.
+            if run.kept and run.large is not None:
+                run.payload = b""
 
     def put_meta(self, data: bytes, on_done: OnDone) -> None:
         """Make a small record of the group's own durable (a vote); the newest one counts.

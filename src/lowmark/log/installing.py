@@ -196,6 +196,7 @@ def _take_over(state: GroupState, new: Installed) -> None:
         if run.large is not None:
             state.large_garbage.add(run.large.number)
     state.memtable.clear()
+    state.loaded.clear()
     state.open_large = None
     for ref in new.segments:
         state.garbage += add_newer(state.segments, ref)

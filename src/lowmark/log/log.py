@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -391,6 +392,7 @@ class Log:
         for ref in refs:
             state.garbage += add_newer(state.segments, ref)
         state.memtable.flushed(wal)
+        state.loaded = deque(run for run in state.loaded if run.wal != wal)
         self.compactor.phase1(state)
 
     def _compact_all(self, trigger: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from lowmark.errors import LowmarkError
 from lowmark.holds import Holds
 from lowmark.log import files
+from lowmark.log.entries import Run
 from lowmark.log.live import LiveRow, kept_of
 from lowmark.log.memtable import Memtable
 from lowmark.log.runs import CompactionRun
@@ -51,6 +52,9 @@ class GroupState:
     """The next segment's number; never used before, not even by a link."""
     next_large: int = 1
     open_large: OpenLarge | None = None
+
+    loaded: deque[Run] = field(default_factory=deque)
+    """Large entries whose data is in memory, oldest first."""
 
     quarantine: str | None = None
     deleted: bool = False

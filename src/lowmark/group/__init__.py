@@ -1,0 +1,92 @@
+"""Replicated groups: a Raft core, a log and a state machine, and the link between nodes.
+
+Words
+    member   a node that has a copy of a group: a voter, or a learner that has no vote yet
+    machine  what is replicated: it applies commands, one after another, the same on every member
+    command  bytes that the machine understands; the leader stamps its time
+    peers    the voters that a group shall have (`change_peers`)
+
+A command's way: `propose` on the leader queues it; once a turn all that is queued enters the log as
+one batch, stamped; the batch goes to the other members and to the own WAL at the same time; when a
+majority has it durable it is committed, and every member applies it. Then its future resolves.
+
+What it promises
+    1. A future always resolves, once: with the result, or with a named reason. A reason that is an
+       `OutcomeUnknown` leaves open whether the command was applied; every other one means it was
+       not, and will not be.
+    2. What was answered as applied is applied on every member, in the same order, and survives any
+       crash of a minority, and of all if disks keep what they synced.
+    3. `read` reflects everything that was answered before it was asked. `read_local` may be old.
+    4. A vote or an acknowledgement leaves a node only when what it claims is durable there.
+    5. A copy that is damaged, or that lost what it acknowledged, stops: it neither votes nor
+       acknowledges until it was taken out of the group and added again, as a new incarnation.
+    6. Proposals are served in every stage of a change of peers; one that fails or is cancelled
+       leaves the old voters in force.
+    7. What a peer sends is checked before it is believed; a peer that breaks the rules is cut off.
+
+Not promised: that the leader is the only one who believes to lead. It is the only one who can
+commit.
+
+The core knows nothing of this room, and the machine knows nothing of consensus. `group` joins them;
+`groups` drives all groups of a node with one clock and one link (`transport`, `wire`).
+"""
+
+from lowmark.group.config import GroupConfig
+from lowmark.group.envelope import Command
+from lowmark.group.errors import (
+    CommandTooLarge,
+    EntryTooNew,
+    GroupBusy,
+    GroupStopped,
+    GroupUnfinished,
+    MachineTooOld,
+    NoQuorum,
+    NotAMember,
+    NotLeader,
+    OutcomeUnknown,
+    QuarantinedHere,
+    ReadTimedOut,
+    ShuttingDown,
+    Superseded,
+)
+from lowmark.group.future import Future
+from lowmark.group.group import Group
+from lowmark.group.groups import Groups, SilentListener
+from lowmark.group.machine import Machine
+from lowmark.group.peers import ChangeAnswer, ChangeError, ChangeFailed, PeerListener, Stage
+from lowmark.group.status import GroupStatus, PeerStatus
+from lowmark.group.transport import TransportLimits
+from lowmark.group.wire import BadFrame
+
+__all__ = [
+    "BadFrame",
+    "ChangeAnswer",
+    "ChangeError",
+    "ChangeFailed",
+    "Command",
+    "CommandTooLarge",
+    "EntryTooNew",
+    "Future",
+    "Group",
+    "GroupBusy",
+    "GroupConfig",
+    "GroupStatus",
+    "GroupStopped",
+    "GroupUnfinished",
+    "Groups",
+    "Machine",
+    "MachineTooOld",
+    "NoQuorum",
+    "NotAMember",
+    "NotLeader",
+    "OutcomeUnknown",
+    "PeerListener",
+    "PeerStatus",
+    "QuarantinedHere",
+    "ReadTimedOut",
+    "ShuttingDown",
+    "SilentListener",
+    "Stage",
+    "Superseded",
+    "TransportLimits",
+]

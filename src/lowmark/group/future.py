@@ -1,0 +1,56 @@
+"""An answer that will come, exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from lowmark.errors import LowmarkError, invariant
+
+__all__ = ["Future"]
+
+T = TypeVar("T")
+
+
+class Future(Generic[T]):
+    """A value or an error, later. All calls are made on the loop."""
+
+    __slots__ = ("_callbacks", "_value", "done", "error")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: LowmarkError | None = None
+        self._value: T | None = None
+        self._callbacks: list[Callable[[Future[T]], None]] = []
+
+    def result(self) -> T:
+        """The value; raises the error if there is one."""
+        invariant(self.done, "a result is asked for when it is there")
+        if self.error is not None:
+            raise self.error.again()
+        return self._value  # type: ignore[return-value]
+
+    def then(self, callback: Callable[[Future[T]], None]) -> None:
+        """Call when the answer is there; at once if it is."""
+        if self.done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    def resolve(self, value: T) -> None:
+        """Answer with a value; only the first answer counts."""
+        if not self.done:
+            self._value = value
+            self._finish()
+
+    def reject(self, error: LowmarkError) -> None:
+        """Answer with an error; only the first answer counts."""
+        if not self.done:
+            self.error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)

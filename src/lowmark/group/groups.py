@@ -1,0 +1,381 @@
+"""All groups of a node: one clock, one link to the other nodes, one turn for all that has work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.group.config import GroupConfig
+from lowmark.group.errors import GroupStopped, GroupUnfinished
+from lowmark.group.future import Future
+from lowmark.group.group import Group
+from lowmark.group.lost import forget_lost, lost_incarnation, note_lost
+from lowmark.group.machine import Machine
+from lowmark.group.peers import ChangeFailed, PeerListener
+from lowmark.group.state_record import GroupMeta
+from lowmark.group.transport import Transport, TransportLimits
+from lowmark.group.wire import Item, NotHere
+from lowmark.log import Dropped, GroupLeaving, GroupLog, Log, Written
+from lowmark.raft import ConfState
+from lowmark.runtime import Runtime
+
+__all__ = ["Groups", "SilentListener"]
+
+logger = logging.getLogger(__name__)
+
+_LOOK_MS = 10_000
+"""So often groups that rest are looked at all the same: their snapshots grow old."""
+_OVERHEAD_BYTES = 1 << 10
+"""What a command takes besides itself, in the log and in a frame, at most."""
+
+
+class SilentListener:
+    """For groups whose members nobody changes from outside: every change may finish."""
+
+    def on_leader_elected(self, term: int) -> None:
+        """Nothing to do."""
+
+    def on_change_peers_committed(self, peers: tuple[int, ...]) -> None:
+        """Nothing to do."""
+
+    def on_change_peers_error(self, context: ChangeFailed) -> None:
+        """Nothing to do."""
+
+    def try_catch_up_finish(self, peers: tuple[int, ...], answer: Callable[[bool], None]) -> None:
+        """Go on."""
+        answer(True)
+
+
+def _check_room(name: str, limit: int, config: GroupConfig) -> None:
+    needed = config.command_bytes_max + _OVERHEAD_BYTES
+    if limit < needed:
+        raise Rejected(
+            f"{name} = {limit} has no room for a command of group.command_bytes_max",
+            detail=f"A command of {config.command_bytes_max} bytes needs {needed}.",
+            hint=f"Raise {name}, or lower group.command_bytes_max.",
+        )
+
+
+class Groups:
+    """Opens, creates and deletes the groups of one node, and drives them."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        log: Log,
+        *,
+        node: int,
+        address: str,
+        listen: str | None = None,
+        config: GroupConfig | None = None,
+        limits: TransportLimits | None = None,
+    ) -> None:
+        if not 0 < node < 1 << 63:
+            raise Rejected(f"{node} can't be a node's number", hint="Use 1 to 2^63 - 1.")
+        self.node = node
+        self.config = config or GroupConfig()
+        limits = limits or TransportLimits()
+        _check_room("log.entry_bytes_max", log.config.entry_bytes_max, self.config)
+        _check_room("transport.frame_bytes_max", limits.frame_bytes_max, self.config)
+        self.clock = runtime.clock
+        self.random = runtime.random
+        self._loop = runtime.loop
+        self._disk = runtime.disk
+        self._log = log
+        self._groups: dict[str, Group] = {}
+        self._busy: dict[str, Group] = {}
+        self._scheduled = False
+        self._closed = False
+        self._heard_at_ms: dict[int, int] = {}
+        self._resting_on: set[int] = set()
+        self._look_at_ms = 0
+        self.transport = Transport(
+            runtime, node=node, address=address, listen=listen, receiver=self, limits=limits
+        )
+        log.on_written = self._written
+        log.on_dropped = self._dropped
+        log.on_writable = self._writable
+        self._loop.call_later(self.config.tick_ms, self._tick)
+
+    # -- groups ---------------------------------------------------------------------------------
+
+    def create(
+        self,
+        name: str,
+        machine: Machine,
+        *,
+        members: Iterable[int] = (),
+        listener: PeerListener | None = None,
+    ) -> Group:
+        """Make a copy of a group here.
+
+        Founders name all first members, the same on each. Who joins a group that exists names
+        nobody: it waits until the group's leader speaks to it.
+        """
+        founders = tuple(sorted(set(members)))
+        if any(node <= 0 for node in founders):
+            raise Rejected("nodes have positive numbers")
+        if founders and self.node not in founders:
+            founders = ()
+        return self._create(name, machine, listener, GroupMeta(founders=ConfState(voters=founders)))
+
+    def _create(
+        self, name: str, machine: Machine, listener: PeerListener | None, meta: GroupMeta
+    ) -> Group:
+        lost = lost_incarnation(self._disk, name)
+        if lost is not None:
+            meta = GroupMeta(rejoin_above=lost[0], ask=lost[1])
+        log = self._unfinished(name) or self._log.create_group(name)
+
+        def durable(error: LowmarkError | None) -> None:
+            if error is None and lost is not None:
+                forget_lost(self._disk, name)
+
+        log.put_meta(meta.encode(), durable)
+        return self._add(log, machine, listener, meta)
+
+    def _unfinished(self, name: str) -> GroupLog | None:
+        """A copy that a crash left without its first record: it never took part in anything."""
+        for log in self._log.groups():
+            if log.name == name and not log.meta and name not in self._groups:
+                return log
+        return None
+
+    def recreate(
+        self,
+        name: str,
+        machine: Machine,
+        *,
+        ask: Iterable[int],
+        incarnation: int,
+        listener: PeerListener | None = None,
+    ) -> Group:
+        """Make a copy in place of one that was lost here, files and all, as that incarnation."""
+        others = tuple(sorted({*ask} - {self.node}))
+        note_lost(self._disk, name, incarnation=incarnation, ask=others)
+        return self._create(name, machine, listener, GroupMeta())
+
+    def rebuild(
+        self,
+        name: str,
+        machine: Machine,
+        *,
+        ask: Iterable[int] = (),
+        listener: PeerListener | None = None,
+    ) -> Future[Group]:
+        """Throw this node's copy away and get a new one from the others.
+
+        The new copy asks the members (and `ask`, if this copy no longer knows them) to be added
+        again, and says nothing else before it is; see `lost`.
+        """
+        future: Future[Group] = Future()
+        incarnation, known = self._identity(name)
+        others = tuple(sorted({*known, *ask} - {self.node}))
+        if not others:
+            raise Rejected(
+                f"group {name} has no other copy to rebuild from",
+                hint="Restore the data directory from a backup.",
+            )
+        note_lost(self._disk, name, incarnation=incarnation, ask=others)
+        self._delete(name)
+
+        def again() -> None:
+            try:
+                future.resolve(self._create(name, machine, listener, GroupMeta()))
+            except GroupLeaving:
+                self.later(self.config.tick_ms, again)
+            except LowmarkError as error:
+                future.reject(error)
+
+        again()
+        return future
+
+    def open(self, name: str, machine: Machine, *, listener: PeerListener | None = None) -> Group:
+        """Go on with a copy that this node has in its log."""
+        log = self._log.group(name)
+        if not log.meta:
+            raise GroupUnfinished(name)
+        return self._add(log, machine, listener, GroupMeta.decode(log.meta))
+
+    def _add(
+        self, log: GroupLog, machine: Machine, listener: PeerListener | None, meta: GroupMeta
+    ) -> Group:
+        if log.name in self._groups:
+            raise Rejected(f"group {log.name} is open already")
+        group = Group(self, log, machine, listener or SilentListener(), meta)
+        self._groups[log.name] = group
+        return group
+
+    def group(self, name: str) -> Group:
+        """A group that is open here."""
+        if name not in self._groups:
+            raise GroupStopped(name)
+        return self._groups[name]
+
+    def groups(self) -> list[Group]:
+        """All groups that are open here, by name."""
+        return [self._groups[name] for name in sorted(self._groups)]
+
+    def close_group(self, name: str) -> None:
+        """Stop a copy; its log stays."""
+        group = self._groups.pop(name, None)
+        if group is not None:
+            group.close()
+
+    def leave(self, name: str) -> None:
+        """This node is no member any more: stop its copy and remove everything it has.
+
+        If the node is added to the group again, its new copy will be another incarnation.
+        """
+        incarnation, _ = self._identity(name)
+        note_lost(self._disk, name, incarnation=incarnation, ask=())
+        self._delete(name)
+
+    def delete(self, name: str) -> None:
+        """The group is no more, on any node: stop its copy and remove everything it has."""
+        forget_lost(self._disk, name)
+        self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        self.close_group(name)
+        self._log.delete_group(name)
+
+    def _identity(self, name: str) -> tuple[int, frozenset[int]]:
+        """The incarnation of this node's copy, and all members that it knows of."""
+        found = self._groups.get(name)
+        meta = GroupMeta.decode(self._log.group(name).meta)
+        incarnation = max(meta.hard.incarnation, meta.rejoin_above)
+        known = frozenset({*meta.founders.voters, *meta.ask})
+        if found is not None:
+            incarnation = max(incarnation, found.raft.core.incarnation)
+            known |= found.raft.core.members.everybody
+        return incarnation, known
+
+    def close(self) -> None:
+        """Stop everything; whoever waits is told. The log is its owner's to close."""
+        if self._closed:
+            return
+        self._closed = True
+        for name in list(self._groups):
+            self.close_group(name)
+        self.transport.close()
+        self._log.on_written = lambda _: None
+        self._log.on_dropped = lambda _: None
+        self._log.on_writable = lambda: None
+
+    # -- services for groups --------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """Time that only grows."""
+        return self._loop.elapsed_us() // 1_000
+
+    def later(self, delay_ms: float, callback: Callable[[], None]) -> None:
+        """Call back, unless everything is closed by then."""
+        self._loop.call_later(delay_ms, lambda: None if self._closed else callback())
+
+    def send(self, group: str, item: Item) -> None:
+        """Send with this turn's frame."""
+        self.transport.send(group, item)
+        self._schedule()
+
+    def wake(self, group: Group) -> None:
+        """A group has work."""
+        self._busy[group.name] = group
+        self._schedule()
+
+    def quarantine(self, group: str, cause: LowmarkError) -> None:
+        """A group's copy is damaged."""
+        self._log.quarantine(self._log.group(group).state, cause)
+
+    def _schedule(self) -> None:
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._closed:
+            return
+        while self._busy:
+            busy, self._busy = self._busy, {}
+            for group in busy.values():
+                group.work()
+        self.transport.flush()
+
+    # -- time -----------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        if self._closed:
+            return
+        now = self.now_ms()
+        resting_on: set[int] = set()
+        look = now >= self._look_at_ms
+        if look:
+            self._look_at_ms = now + min(_LOOK_MS, self.config.snapshot_age_ms)
+        for group in list(self._groups.values()):  # who is told something may close one
+            if not group.resting.resting:
+                group.tick()
+                continue
+            resting_on |= group.rests_on()
+            if look:
+                group.rest_tick()
+        resting_on.discard(self.node)
+        for node in sorted(resting_on):
+            if node not in self._resting_on:
+                self._heard_at_ms[node] = now  # it had no reason to say anything before
+            elif now - self._heard_at_ms[node] >= self.config.election_ms:
+                self._wake_resting(node, late=True)
+            self.transport.pulse(node)
+        self._resting_on = resting_on
+        self._loop.call_later(self.config.tick_ms, self._tick)
+
+    def _wake_resting(self, node: int, *, late: bool) -> None:
+        for group in self._groups.values():
+            if group.resting.resting and node in group.rests_on():
+                if late and group.raft.core.leader == node:
+                    group.resting.wake_late(group.raft)
+                else:
+                    group.resting.wake()
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def received(self, sender: int, group: str, item: Item) -> bool:
+        """A message has come; False if the group is not here."""
+        found = self._groups.get(group)
+        if found is None:
+            return False
+        found.received(sender, item)
+        return True
+
+    def refused(self, to: int, group: str, item: Item) -> None:
+        """A message could not be sent."""
+        del to
+        found = self._groups.get(group)
+        if found is not None and not isinstance(item, NotHere):
+            found.refused(item)
+
+    def heard(self, sender: int, *, restarted: bool) -> None:
+        """A node gave a sign of life."""
+        self._heard_at_ms[sender] = self.now_ms()
+        if restarted:
+            self._wake_resting(sender, late=False)
+
+    def lost(self, node: int) -> None:
+        """The connection with a node broke."""
+        for group in self._groups.values():
+            group.lost(node)
+
+    def _written(self, event: Written) -> None:
+        group = self._groups.get(event.group)
+        if group is not None:
+            group.written(event)
+
+    def _dropped(self, event: Dropped) -> None:
+        group = self._groups.get(event.group)
+        if group is not None:
+            group.dropped(event)
+
+    def _writable(self) -> None:
+        for group in list(self._groups.values()):
+            group.writable()

@@ -1,0 +1,62 @@
+"""Remembers, over any crash, that this node gave up a copy of a group.
+
+A copy that acknowledged and voted, and then is thrown away, must not come back as if nothing had
+been: it would vote again without what it had acknowledged. So before its files go, a note says
+which incarnation is lost; whoever makes a copy of that group here later, for whatever reason, finds
+it, and that copy is silent until its node was added to the group again.
+
+    1. `rejoin/<group>` is written and synced   the copy is still there; nothing has changed
+    2. the copy is deleted                      a crash before it is gone leaves it as it was
+    3. a new copy is made, with a record that   a crash before the record is durable leaves a copy
+       has the lost incarnation                 without one, which is never opened, only made anew
+    4. the note goes                            the record says the same
+"""
+
+from __future__ import annotations
+
+from lowmark.log import files
+from lowmark.log.notes import Note, read_note, write_note
+from lowmark.runtime import Disk
+
+__all__ = ["forget_lost", "lost_incarnation", "note_lost"]
+
+FOLDER = files.REJOIN
+
+
+class _Lost(Note, frozen=True, kw_only=True):
+    incarnation: int
+    ask: tuple[int, ...]
+
+
+def note_lost(disk: Disk, group: str, *, incarnation: int, ask: tuple[int, ...]) -> None:
+    """The copy of a group that has this incarnation will be thrown away."""
+    if disk.stat(FOLDER) is None:
+        disk.make_dir(FOLDER)
+        disk.sync_dir("")
+    known = lost_incarnation(disk, group)
+    if known is not None:
+        incarnation = max(incarnation, known[0])
+    path = f"{FOLDER}/{group}"
+    aside = f"{FOLDER}/~{group}"  # no group has such a name
+    if disk.stat(aside) is not None:
+        disk.unlink(aside)
+    write_note(disk, aside, _Lost(incarnation=incarnation, ask=ask))
+    disk.rename(aside, path)
+    disk.sync_dir(FOLDER)
+
+
+def lost_incarnation(disk: Disk, group: str) -> tuple[int, tuple[int, ...]] | None:
+    """Which incarnation of a group is lost here, and whom to ask for another."""
+    path = f"{FOLDER}/{group}"
+    if disk.stat(path) is None:
+        return None
+    note = read_note(disk, path, _Lost)
+    return note.incarnation, note.ask
+
+
+def forget_lost(disk: Disk, group: str) -> None:
+    """Something else remembers it now."""
+    path = f"{FOLDER}/{group}"
+    if disk.stat(path) is not None:
+        disk.unlink(path)
+        disk.sync_dir(FOLDER)

@@ -1,0 +1,55 @@
+"""What a state machine must be able to do to live in a group.
+
+`apply` is pure and deterministic: no clock, no chance, no float that could differ, no loop over an
+unordered set. The leader stamps the time. An index once dead never lives again; `live_indexes` is
+equal on all members at equal index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from pyroaring import BitMap64
+
+from lowmark.runtime import Buffer
+
+__all__ = ["Machine"]
+
+
+class Machine(Protocol):
+    """A deterministic state machine.
+
+    A machine begins empty, at version 1.
+    """
+
+    @property
+    def newest_version(self) -> int:
+        """The newest version that this code knows; it knows all older ones, too."""
+
+    def apply(self, index: int, time: int, command: Buffer) -> object:
+        """Carry a command out; give its result. What it refuses is a result, not an exception.
+
+        The command's buffer may be part of a larger one: keep the index, or a copy, not a view.
+        """
+
+    def moved(self, old: int, new: int) -> None:
+        """The entry at `old` was copied to `new`: whoever is live at `old` is live at `new` now.
+
+        It may have died meanwhile; then the copy is dead, too.
+        """
+
+    def upgrade(self, version: int) -> None:
+        """Every member knows this version: behave like it from here on."""
+
+    def live_indexes(self) -> BitMap64:
+        """The indexes whose entries must stay readable, up to the last one applied."""
+
+    def snapshot(self) -> Iterable[Buffer]:
+        """The state as it is now, in chunks. They are taken later: it must not change meanwhile."""
+
+    def restore(self, chunks: Iterable[bytes], version: int) -> None:
+        """Become what a snapshot says, whatever was before."""
+
+    def read(self, query: object) -> object:
+        """Answer a question; changes nothing."""

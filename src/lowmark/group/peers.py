@@ -1,0 +1,346 @@
+"""Changing who belongs to a group: `change_peers`, by stages.
+
+    NONE         nothing is under way
+    CATCHING_UP  new members are learners until they are near; a newer list replaces this one
+    JOINT        old and new members must both agree; from here on there is no way back
+    STABLE       the new members alone are being put in force
+
+Learners are added and redundant ones removed by changes of their own; only then, and only if
+`try_catch_up_finish` says so, the joint configuration is proposed. A change that fails or is
+cancelled takes its learners away again: the old members serve all the time.
+
+A leader that is elected in the middle leaves a joint configuration by itself, and says so; learners
+that it finds wait for a new list (the caller learns of the election and asks again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from lowmark.raft import (
+    Change,
+    ChangeKind,
+    ConfChange,
+    Members,
+    Progress,
+    ProgressState,
+    Transition,
+)
+
+__all__ = [
+    "ChangeAnswer",
+    "ChangeError",
+    "ChangeFailed",
+    "PeerChange",
+    "PeerListener",
+    "Stage",
+]
+
+
+class Stage(Enum):
+    """How far a change of peers is."""
+
+    NONE = "none"
+    CATCHING_UP = "catching up"
+    JOINT = "joint"
+    STABLE = "stable"
+
+
+class ChangeAnswer(Enum):
+    """What became of a request to change peers."""
+
+    RECEIVED = "received"
+    BUSY = "busy"
+    OTHER_TERM = "ignored: it is for another term"
+    STALE_TOKEN = "ignored: its token is older than the last one"
+    NOT_LEADER = "ignored: this node does not lead"
+
+
+class ChangeError(Enum):
+    """Why a change of peers failed."""
+
+    NOT_STARTED = "a new member is not there"
+    STALLED = "a new member makes no progress"
+    LOST_LEADERSHIP = "leadership was lost"
+    TOO_OLD = "a new member does not know the machine's version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeFailed:
+    """The context of a failed change."""
+
+    error: ChangeError
+    token: int
+    peers: tuple[int, ...]
+    node: int = 0
+    """Whom it failed by, if it was one."""
+
+
+class PeerListener(Protocol):
+    """Who drives changes of peers from outside. Called on the loop."""
+
+    def on_leader_elected(self, term: int) -> None:
+        """This node leads, and has applied the first entry of its term."""
+
+    def on_change_peers_committed(self, peers: tuple[int, ...]) -> None:
+        """The new members are in force."""
+
+    def on_change_peers_error(self, context: ChangeFailed) -> None:
+        """A change failed; the old members serve."""
+
+    def try_catch_up_finish(self, peers: tuple[int, ...], answer: Callable[[bool], None]) -> None:
+        """All new members are near. Answer True, now or later, to go on; False to wait."""
+
+
+class Leader(Protocol):
+    """What a change asks of the leading member."""
+
+    def members(self) -> Members: ...
+    def progress(self) -> Mapping[int, Progress]: ...
+    def last_index(self) -> int: ...
+    def bytes_behind(self, node: int) -> int: ...
+    def installed_bytes(self, node: int) -> int: ...
+    def known_version(self, node: int) -> int: ...
+    @property
+    def version(self) -> int: ...
+    def propose_change(self, change: ConfChange) -> bool: ...
+    def now_ms(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Watched:
+    """How a learner comes along."""
+
+    progressed_at_ms: int
+    position: tuple[int, int] = (0, 0)
+    here: bool = False
+    """Whether its copy gave a sign of life, and did not say since that it is gone."""
+
+
+class PeerChange:
+    """The change that is under way, if any. It exists on the leader only."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        listener: PeerListener,
+        *,
+        near_entries: int,
+        near_bytes: int,
+        stall_ms: int,
+    ) -> None:
+        self._leader = leader
+        self._listener = listener
+        self._near_entries = near_entries
+        self._near_bytes = near_bytes
+        self._stall_ms = stall_ms
+        self.stage = Stage.NONE
+        self.token = -1
+        self.peers: tuple[int, ...] = ()
+        self._replacing = 0
+        """A member whose copy was lost: it leaves first, and comes back as a new one."""
+        self._asked = 0
+        self._rounds = 0
+        self._may_finish = False
+        self._clean = True
+        self._watched: dict[int, _Watched] = {}
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def change(self, token: int, peers: tuple[int, ...]) -> ChangeAnswer:
+        """Move the group to these voters."""
+        if token < self.token:
+            return ChangeAnswer.STALE_TOKEN
+        if self.stage in {Stage.JOINT, Stage.STABLE} or self._leader.members().joint:
+            return ChangeAnswer.BUSY
+        peers = tuple(sorted(set(peers)))
+        if self.stage is Stage.CATCHING_UP and (token, peers) == (self.token, self.peers):
+            return ChangeAnswer.RECEIVED  # again: that is no reason to wait longer for anybody
+        self.token = token
+        self._begin(peers)
+        return ChangeAnswer.RECEIVED
+
+    def replace(self, node: int) -> bool:
+        """Take a member out and in again: its copy was lost. False if something else goes on."""
+        members = self._leader.members()
+        if self.stage is not Stage.NONE or members.joint or members.incoming == {node}:
+            return False
+        self._begin(tuple(sorted(members.incoming)))
+        self._replacing = node if node in members.everybody else 0
+        return True
+
+    def cancel(self) -> bool:
+        """Give up a change that is still catching up; True if none is left."""
+        if self.stage is Stage.CATCHING_UP:
+            self._end()
+        return self.stage is Stage.NONE and not self._leader.members().joint
+
+    def lost_leadership(self) -> None:
+        """Whoever leads now knows nothing of this change."""
+        if self.stage in {Stage.CATCHING_UP, Stage.JOINT}:
+            self._fail(ChangeError.LOST_LEADERSHIP)
+        self.stage, self._clean = Stage.NONE, True
+
+    def not_here(self, node: int) -> None:
+        """A node says that it has no copy."""
+        if node in self._watched:
+            self._watched[node].here = False
+
+    def heard(self, node: int) -> None:
+        """A node has a copy now."""
+        if node in self._watched:
+            self._watched[node].here = True
+
+    # -- going on -------------------------------------------------------------------------------
+
+    def _begin(self, peers: tuple[int, ...]) -> None:
+        self.stage = Stage.CATCHING_UP
+        self.peers = peers
+        self._replacing = 0
+        self._asked = 0
+        self._may_finish = False
+        self._rounds += 1
+        self._clean = True
+        now = self._leader.now_ms()
+        old = self._watched
+        self._watched = {n: old.get(n) or _Watched(now) for n in self._new_nodes()}
+        for watched in self._watched.values():
+            watched.progressed_at_ms = now
+
+    def _new_nodes(self) -> list[int]:
+        voters = self._leader.members().incoming
+        return [node for node in self.peers if node not in voters or node == self._replacing]
+
+    def _end(self) -> None:
+        self.stage = Stage.NONE
+        self._rounds += 1
+        self._asked = 0
+        self._may_finish = False
+        self._clean = False
+        self._watched.clear()
+
+    def _fail(self, error: ChangeError, node: int = 0) -> None:
+        context = ChangeFailed(error=error, token=self.token, peers=self.peers, node=node)
+        self._end()
+        self._listener.on_change_peers_error(context)
+
+    def applied(self, members: Members, *, was_joint: bool) -> None:
+        """A change of members is in force."""
+        if members.joint:
+            self.stage = Stage.STABLE
+            self.peers = tuple(sorted(members.incoming))
+        elif was_joint:
+            self._end()
+            self._clean = True
+            self._listener.on_change_peers_committed(tuple(sorted(members.incoming)))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Do what can be done now. Called with every tick, and when members have changed."""
+        members = self._leader.members()
+        if members.joint:
+            return
+        if self.stage is Stage.NONE:
+            if not self._clean:
+                self._clean = self._drop_learners(members, keep=frozenset())
+            return
+        if self.stage is not Stage.CATCHING_UP:
+            return
+        if self._replacing and self._replacing in members.everybody:
+            node = self._replacing
+            if self._propose(Transition.AUTO, [Change(ChangeKind.REMOVE, node)]):
+                self._watched[node] = _Watched(self._leader.now_ms())
+                self._replacing = 0
+            return
+        if not self._drop_learners(members, keep=frozenset(self.peers)):
+            return
+        missing = [node for node in self.peers if node not in members.everybody]
+        if missing:
+            self._propose(Transition.AUTO, [Change(ChangeKind.ADD_LEARNER, n) for n in missing])
+            return
+        if not self._check_new():
+            return
+        if self._may_finish:
+            self._enter_joint()
+        elif not self._asked:
+            self._ask()
+
+    def _drop_learners(self, members: Members, *, keep: frozenset[int]) -> bool:
+        extra = sorted(members.learners - keep)
+        if extra:
+            self._propose(Transition.AUTO, [Change(ChangeKind.REMOVE, node) for node in extra])
+        return not extra
+
+    def _propose(self, transition: Transition, changes: list[Change]) -> bool:
+        if transition is Transition.AUTO and len(changes) > 1:
+            # Learners one at a time: several at once would need a joint configuration.
+            changes = changes[:1]
+        return self._leader.propose_change(ConfChange(transition, tuple(changes)))
+
+    def _check_new(self) -> bool:
+        """Whether all new members are near; gives up if one is beyond hope."""
+        now, all_near = self._leader.now_ms(), True
+        for node in self._new_nodes():
+            progress = self._leader.progress().get(node)
+            watched = self._watched.setdefault(node, _Watched(now))
+            if progress is None:
+                all_near = False
+                continue
+            position = (progress.match, self._leader.installed_bytes(node))
+            if position > watched.position:
+                watched.position, watched.progressed_at_ms = position, now
+            known = self._leader.known_version(node)
+            if 0 < known < self._leader.version:
+                self._fail(ChangeError.TOO_OLD, node)
+                return False
+            # One that has not said what it knows may stop as a voter: it is not near yet.
+            near = known > 0 and self.is_near(node, progress)
+            all_near = all_near and near
+            if near:
+                watched.progressed_at_ms = now
+            elif now - watched.progressed_at_ms >= self._stall_ms:
+                error = ChangeError.STALLED if watched.here else ChangeError.NOT_STARTED
+                self._fail(error, node)
+                return False
+        return all_near
+
+    def is_near(self, node: int, progress: Progress) -> bool:
+        """Whether a learner could become a voter without holding the group up."""
+        return (
+            progress.state is ProgressState.REPLICATE
+            and self._leader.last_index() - progress.match <= self._near_entries
+            and self._leader.bytes_behind(node) <= self._near_bytes
+        )
+
+    def _ask(self) -> None:
+        self._rounds += 1
+        asked = self._asked = self._rounds
+
+        def answer(go: bool) -> None:
+            if self._asked != asked or self.stage is not Stage.CATCHING_UP:
+                return  # the list has changed, or the change is over
+            if go:
+                self._may_finish = True
+                self.go_on()  # now, or when a member that fell back meanwhile is near again
+            # Else a newer list is on its way; until it is here, nothing is asked.
+
+        self._listener.try_catch_up_finish(self.peers, answer)
+
+    def _enter_joint(self) -> None:
+        members = self._leader.members()
+        changes = [Change(ChangeKind.ADD_VOTER, n) for n in self.peers if n not in members.incoming]
+        leaving = sorted(members.everybody - set(self.peers))
+        changes += [Change(ChangeKind.REMOVE, node) for node in leaving]
+        if not changes:
+            self._end()
+            self._clean = True
+            self._listener.on_change_peers_committed(self.peers)
+        elif self._propose_joint(changes):
+            self.stage = Stage.JOINT
+        # Else the way is barred; it is tried again with the next tick.
+
+    def _propose_joint(self, changes: list[Change]) -> bool:
+        return self._leader.propose_change(ConfChange(Transition.JOINT_IMPLICIT, tuple(changes)))

@@ -1,0 +1,85 @@
+"""When a member takes a snapshot of its own: by size and by age, off the hot path.
+
+A leader waits a little with it while a follower is close behind: entries that a snapshot covers are
+no longer sent one by one, so taking it now would cost that follower a whole snapshot.
+"""
+
+from __future__ import annotations
+
+from lowmark.errors import LowmarkError
+from lowmark.group.config import GroupConfig
+from lowmark.group.machine import Machine
+from lowmark.group.state_record import SnapshotMembers
+from lowmark.log import GroupLog, SnapshotMeta
+from lowmark.raft import ConfState
+
+__all__ = ["Snapshots"]
+
+_PATIENCE = 2
+"""A snapshot that waits for a follower waits until the log is so many times its size."""
+
+
+class Snapshots:
+    """The snapshots of one member."""
+
+    def __init__(self, log: GroupLog, machine: Machine, config: GroupConfig, now_ms: int) -> None:
+        self._log = log
+        self._machine = machine
+        self._config = config
+        self._taken_at_ms = now_ms
+        self._wanted = False
+        self.busy = False
+        self.taken = 0
+        self.failed: LowmarkError | None = None
+        """Why the last one was not taken."""
+
+    def want(self) -> None:
+        """Take one as soon as possible, whatever the size."""
+        self._wanted = True
+
+    def due(self, applied: int, now_ms: int, *, follower_close: bool) -> bool:
+        """Whether it is time."""
+        entries = applied - self._log.row.snapshot_index
+        if self.busy or entries < 1 or self._log.quarantined is not None:
+            return False
+        if self._wanted:
+            return True
+        config = self._config
+        patience = _PATIENCE if follower_close else 1
+        if entries >= config.snapshot_entries * patience:
+            return True
+        if self._log.log_bytes >= config.snapshot_bytes * patience:
+            return entries >= config.snapshot_entries_min
+        return now_ms - self._taken_at_ms >= config.snapshot_age_ms
+
+    def take(
+        self,
+        *,
+        index: int,
+        term: int,
+        members: ConfState,
+        last_time: int,
+        version: int,
+        now_ms: int,
+    ) -> None:
+        """Take one now, of the machine as it is."""
+        meta = SnapshotMeta(
+            index=index,
+            term=term,
+            members=SnapshotMembers(members, last_time).encode(),
+            machine_version=version,
+        )
+        self._wanted = False
+        self._taken_at_ms = now_ms
+
+        def done(error: LowmarkError | None) -> None:
+            self.busy = False
+            self.failed = error
+            self.taken += error is None
+
+        try:
+            live = self._machine.live_indexes()
+            self._log.take_snapshot(meta, self._machine.snapshot(), live, done)
+            self.busy = True
+        except LowmarkError as error:
+            self.failed = error

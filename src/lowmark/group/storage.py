@@ -1,0 +1,84 @@
+"""A group's log, as the core reads it. Everything here is on the loop."""
+
+from __future__ import annotations
+
+from lowmark.group import envelope
+from lowmark.group.state_record import GroupMeta, SnapshotMembers
+from lowmark.log import Entry as LogEntry
+from lowmark.log import GroupLog
+from lowmark.raft import ConfState, Entry, EntryKind, HardState, Snapshot
+from lowmark.runtime import Buffer
+
+__all__ = ["GroupStorage", "entry_data", "raft_entry"]
+
+
+def raft_entry(stored: LogEntry) -> Entry:
+    """An entry of the log as the core knows it."""
+    data = stored.data
+    kind = envelope.kind_of(data)
+    if kind is not EntryKind.NORMAL:
+        data = bytes(memoryview(data)[1:])
+    return Entry(stored.index, stored.term, kind, data)
+
+
+def entry_data(entry: Entry) -> Buffer:
+    """An entry of the core as the log stores it."""
+    if entry.kind is EntryKind.NORMAL:
+        return entry.data
+    return envelope.wrap_change(entry.kind, entry.data)
+
+
+class GroupStorage:
+    """What the core may read."""
+
+    def __init__(self, log: GroupLog, founders: ConfState) -> None:
+        self._log = log
+        self._founders = founders
+        """The members before any entry; what a snapshot says takes precedence."""
+        self.members_now: ConfState | None = None
+        """The members at what is applied, when a core is made anew within one life."""
+        self.commit_floor = 0
+        """What is applied is committed."""
+
+    def initial_state(self) -> tuple[HardState, ConfState]:
+        """What was durable, and the members at the snapshot."""
+        snapshot = self.snapshot()
+        members = self._founders if snapshot is None else snapshot.members
+        hard = GroupMeta.decode(self._log.meta).hard
+        # A commit index that a torn tail cut off is learned again from the leader.
+        floor = snapshot.index if snapshot is not None else 0
+        commit = max(min(hard.commit, self._log.last_index), floor, self.commit_floor)
+        if self.members_now is not None:
+            members = self.members_now
+        return HardState(hard.term, hard.vote, commit, hard.incarnation), members
+
+    def first_index(self) -> int:
+        """The first index behind the snapshot."""
+        return self._log.first_index
+
+    def last_index(self) -> int:
+        """The last index, written or about to be."""
+        return self._log.last_index
+
+    def term(self, index: int) -> int | None:
+        """The term of an entry of the normal section, or of the snapshot."""
+        if index == 0:
+            return 0
+        if index < self._log.row.snapshot_index:
+            return None
+        return self._log.term_at(index)
+
+    def entries(self, low: int, high: int, bytes_max: int) -> list[Entry] | None:
+        """Entries of the normal section."""
+        if low < self._log.first_index:
+            return None
+        found = self._log.read_range(low, high - 1, bytes_max=bytes_max)
+        return [raft_entry(entry) for entry in found]
+
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot in force."""
+        current = self._log.snapshot
+        if current is None or not self._log.row.known:
+            return None
+        meta = current.meta
+        return Snapshot(meta.index, meta.term, SnapshotMembers.decode(meta.members).members)

@@ -1,0 +1,218 @@
+"""One link per pair of nodes for all groups: what goes out in one turn goes out as one frame.
+
+Messages are best effort, as the network's frames are. When a peer's queue is full, what does not
+fit is dropped and its group is told (`Receiver.refused`), so that consensus probes instead of
+sending ahead; it sends on when the peer answers. A peer that sends what no sound peer sends is cut
+off with a named error. A message for a group that is not here is answered with `NotHere`; the
+sender then spares us that group for a while, and a peer that does not is cut off, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from lowmark.errors import LowmarkError
+from lowmark.group import wire
+from lowmark.group.wire import BadFrame, Item, NotHere, Routed
+from lowmark.runtime import Buffer, Endpoint, Runtime
+
+__all__ = ["Receiver", "Transport", "TransportLimits"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportLimits:
+    """What one peer may do."""
+
+    frame_bytes_max: int = 15 << 20
+    """A frame is begun anew above this; one large command may exceed it."""
+    strays_max: int = 10_000
+    """Messages for groups that are not here, within `strays_ms`."""
+    strays_ms: int = 10_000
+    not_here_ms: int = 1_000
+    """How long a group is not sent to a node that does not have it."""
+
+
+class Receiver(Protocol):
+    """Who gets what comes in."""
+
+    def received(self, sender: int, group: str, item: Item) -> bool:
+        """A message has come; False if the group is not here."""
+
+    def refused(self, to: int, group: str, item: Item) -> None:
+        """A message could not be sent."""
+
+    def heard(self, sender: int, *, restarted: bool) -> None:
+        """A node gave a sign of life."""
+
+    def lost(self, node: int) -> None:
+        """The connection with a node broke; what was under way may be lost."""
+
+
+class _Peer:
+    __slots__ = ("boot", "outbox", "outbox_bytes", "spared", "strays", "strays_since_ms")
+
+    def __init__(self) -> None:
+        self.outbox: list[Routed] = []
+        self.outbox_bytes = 0
+        self.boot = 0
+        self.strays = 0
+        self.strays_since_ms = 0
+        self.spared: dict[str, int] = {}
+
+
+class Transport:
+    """The node's link to all others."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        node: int,
+        address: str,
+        receiver: Receiver,
+        listen: str | None = None,
+        limits: TransportLimits | None = None,
+    ) -> None:
+        self._limits = limits or TransportLimits()
+        self._loop = runtime.loop
+        self._receiver = receiver
+        self._boot = runtime.random.getrandbits(62)
+        self._peers: dict[int, _Peer] = {}
+        self._addresses: dict[int, str] = {}
+        self._nodes: dict[str, int] = {}
+        self.node = node
+        self.last_cut: dict[str, LowmarkError] = {}
+        """Why the connection with a peer was last cut, by address."""
+        self._endpoint: Endpoint = runtime.network.endpoint(
+            address, self._on_frame, self._on_cut, listen=listen, on_room=lambda _: None
+        )
+
+    @property
+    def address(self) -> str:
+        """Where others reach this node."""
+        return self._endpoint.address
+
+    @property
+    def addresses(self) -> Mapping[int, str]:
+        """Which node is where, as far as known."""
+        return self._addresses
+
+    def learn(self, node: int, address: str) -> None:
+        """Where a node is."""
+        old = self._addresses.get(node)
+        if old is not None and self._nodes.get(old) == node:
+            del self._nodes[old]
+        self._addresses[node] = address
+        self._nodes[address] = node
+
+    def close(self) -> None:
+        """Send nothing more and hear nothing more."""
+        self._endpoint.close()
+
+    # -- out ------------------------------------------------------------------------------------
+
+    def send(self, group: str, item: Item) -> None:
+        """Send with the next flush."""
+        peer = self._peer(item.to)
+        if peer.spared:
+            until = peer.spared.get(group)
+            if until is not None:
+                if self._now_ms() < until:
+                    return
+                del peer.spared[group]
+        size = wire.item_bytes(item) + len(group)
+        if peer.outbox_bytes and peer.outbox_bytes + size > self._limits.frame_bytes_max:
+            self._flush(item.to, peer)
+        peer.outbox.append((group, item))
+        peer.outbox_bytes += size
+
+    def flush(self) -> None:
+        """Send everything that waits, a frame a peer."""
+        for node, peer in self._peers.items():
+            if peer.outbox:
+                self._flush(node, peer)
+
+    def pulse(self, node: int) -> None:
+        """Tell a node that this one is there."""
+        peer = self._peer(node)
+        if not peer.outbox:
+            self._flush(node, peer)
+
+    def queued_bytes(self, node: int) -> int:
+        """How much waits to be sent to a node."""
+        address = self._addresses.get(node)
+        return 0 if address is None else self._endpoint.queued_bytes(address)
+
+    def _flush(self, node: int, peer: _Peer) -> None:
+        items, peer.outbox, peer.outbox_bytes = peer.outbox, [], 0
+        address = self._addresses.get(node)
+        sent = address is not None and self._endpoint.send(address, wire.encode(self._boot, items))
+        if not sent:
+            for group, item in items:
+                self._receiver.refused(node, group, item)
+
+    # -- in -------------------------------------------------------------------------------------
+
+    def _on_frame(self, address: str, frame: Buffer) -> None:
+        node = self._nodes.get(address)
+        if node is None:
+            return  # a node that nobody told us of: it will be heard when it is known
+        try:
+            boot, items = wire.decode(frame)
+            for _, item in items:
+                if item.to != self.node or item.sender != node:
+                    raise BadFrame(
+                        f"a message from node {item.sender} to node {item.to}, by node {node}"
+                    )
+        except BadFrame as bad:
+            self._cut(address, bad.message)
+            return
+        peer = self._peer(node)
+        restarted, peer.boot = peer.boot not in {0, boot}, boot
+        self._receiver.heard(node, restarted=restarted)
+        answers = False
+        for group, item in items:
+            if self._receiver.received(node, group, item):
+                if isinstance(item, NotHere):
+                    peer.spared[group] = self._now_ms() + self._limits.not_here_ms
+            elif not isinstance(item, NotHere):
+                answers = self._stray(address, peer, group, node)
+                if not answers:
+                    return
+        if answers:
+            self._flush(node, peer)  # there may be no group here that has a turn for it
+
+    def _stray(self, address: str, peer: _Peer, group: str, node: int) -> bool:
+        now = self._now_ms()
+        if now - peer.strays_since_ms > self._limits.strays_ms:
+            peer.strays, peer.strays_since_ms = 0, now
+        peer.strays += 1
+        if peer.strays > self._limits.strays_max:
+            self._cut(address, f"too many messages for groups that are not here, as {group}")
+            return False
+        self.send(group, NotHere(node, self.node))
+        return True
+
+    def _cut(self, address: str, reason: str) -> None:
+        logger.warning("cut off a peer", extra={"peer": address, "reason": reason})
+        self._endpoint.cut(address, reason)
+
+    def _on_cut(self, address: str, why: LowmarkError) -> None:
+        self.last_cut[address] = why
+        node = self._nodes.get(address)
+        if node is not None:
+            self._receiver.lost(node)
+
+    def _peer(self, node: int) -> _Peer:
+        peer = self._peers.get(node)
+        if peer is None:
+            peer = self._peers[node] = _Peer()
+        return peer
+
+    def _now_ms(self) -> int:
+        return self._loop.elapsed_us() // 1_000

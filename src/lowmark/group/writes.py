@@ -1,0 +1,223 @@
+"""Makes durable what the core orders, in order, and lets its answers go only then.
+
+One order may carry a snapshot, a vote and entries. They are written in that order, and an order
+counts as done when all of it and every order before it is durable. The WAL writes in the order it
+was given things, so whatever it reports is news about everything before, too: entries that were
+overwritten before they were written never get a report of their own.
+
+A full queue or disk only delays an order (`retry`). A commit index alone is not worth a write: it
+rides along with the next vote, and is learned again from the leader otherwise. Only a change of
+members does not go without: whoever has it durable knows after any crash that the change before it
+was committed, and so never elects or commits with the members before that one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import groupby
+
+import msgspec
+
+from lowmark.errors import Corrupt, LowmarkError, Unavailable
+from lowmark.group.state_record import GroupMeta
+from lowmark.group.storage import entry_data
+from lowmark.log import GroupLog, GroupQuarantined, InstallRefused, Written
+from lowmark.raft import EntryKind, HardState, Snapshot, StorageAppend
+from lowmark.raft.messages import Response
+
+__all__ = ["Writes"]
+
+Install = Callable[[Snapshot, Callable[[LowmarkError | None], None]], None]
+
+
+class _Write:
+    __slots__ = (
+        "appended",
+        "entries_done",
+        "last",
+        "last_term",
+        "meta_done",
+        "order",
+        "snapshot_done",
+    )
+
+    def __init__(self, order: StorageAppend) -> None:
+        self.order = order
+        self.snapshot_done = order.snapshot is None
+        self.meta_done = True
+        self.appended = 0
+        """How many of its entries the log has taken."""
+        self.entries_done = not order.entries
+        self.last = order.entries[-1].index if order.entries else 0
+        self.last_term = order.entries[-1].term if order.entries else 0
+
+    @property
+    def done(self) -> bool:
+        return self.snapshot_done and self.meta_done and self.entries_done
+
+
+class Writes:
+    """The orders of one group."""
+
+    def __init__(
+        self,
+        log: GroupLog,
+        meta: GroupMeta,
+        *,
+        install: Install,
+        release: Callable[[list[Response]], None],
+        failed: Callable[[LowmarkError], None],
+    ) -> None:
+        self._log = log
+        self._install = install
+        self._release = release
+        self._failed = failed
+        self._meta = meta
+        self._hard = meta.hard
+        """As the last order has it; its commit index may be ahead of the record's."""
+        self._waiting: deque[_Write] = deque()
+        self._ordered: deque[_Write] = deque()
+        self._closed = False
+        self._submitting = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was ordered is durable."""
+        return not self._waiting and not self._ordered
+
+    @property
+    def stuck_order(self) -> object:
+        """The order that the log does not take, if any."""
+        return self._waiting[0] if self._waiting and self._waiting[0].snapshot_done else None
+
+    @property
+    def hard(self) -> HardState:
+        """The hard state that was last ordered."""
+        return self._meta.hard
+
+    def order(self, order: StorageAppend) -> None:
+        """Carry an order out."""
+        self._waiting.append(_Write(order))
+        self.retry()
+
+    def retry(self) -> None:
+        """Go on, if something kept orders waiting."""
+        if self._submitting:
+            return
+        self._submitting = True
+        try:
+            while self._waiting and not self._closed:
+                write = self._waiting[0]
+                if not self._submit(write):
+                    break
+                self._waiting.popleft()
+                self._ordered.append(write)
+        except (Corrupt, GroupQuarantined) as error:
+            self._fail(error)
+        finally:
+            self._submitting = False
+        self._settle()
+
+    def save(self, hard: HardState) -> None:
+        """Make a commit index durable, when there is time for it."""
+        if self.idle and hard != self._meta.hard and self._log.quarantined is None:
+            try:
+                self._put_meta(hard, lambda _: None)
+            except Unavailable:
+                return  # it was a favour
+
+    def written(self, event: Written) -> None:
+        """The log says that entries are durable."""
+        for at, write in enumerate(self._ordered):
+            if write.entries_done:
+                continue
+            if event.last >= write.last and event.term >= write.last_term:
+                for earlier in list(self._ordered)[: at + 1]:
+                    earlier.entries_done = True
+        self._settle()
+
+    def close(self) -> None:
+        """Answer nothing any more."""
+        self._closed = True
+        self._waiting.clear()
+        self._ordered.clear()
+
+    # -- one order ------------------------------------------------------------------------------
+
+    def _submit(self, write: _Write) -> bool:
+        """Give an order to the log; False if it must wait."""
+        order = write.order
+        if not write.snapshot_done:
+            self._begin_install(write)
+            return False
+        try:
+            self._submit_meta(write)
+            self._submit_entries(write)
+        except (GroupQuarantined, Corrupt):
+            raise
+        except (Unavailable, InstallRefused):
+            return False
+        order.hard = None
+        return True
+
+    def _begin_install(self, write: _Write) -> None:
+        snapshot = write.order.snapshot
+        if self._ordered or snapshot is None:
+            return  # first everything before it
+
+        def done(error: LowmarkError | None) -> None:
+            if self._closed:
+                return
+            if error is not None:
+                self._fail(error)
+                return
+            write.snapshot_done = True
+            self.retry()
+
+        write.order.snapshot = None  # begun once
+        self._install(snapshot, done)
+
+    def _submit_meta(self, write: _Write) -> None:
+        hard = self._hard = write.order.hard or self._hard
+        old = self._meta.hard
+        if (hard.term, hard.vote, hard.incarnation) == (old.term, old.vote, old.incarnation):
+            changes = any(entry.kind is not EntryKind.NORMAL for entry in write.order.entries)
+            if hard.commit == old.commit or not changes:
+                return
+
+        def done(error: LowmarkError | None) -> None:
+            if error is None and not self._closed:
+                write.meta_done = True
+                self._settle()
+
+        self._put_meta(hard, done)
+        write.meta_done = False
+        write.order.hard = None
+
+    def _put_meta(self, hard: HardState, on_done: Callable[[LowmarkError | None], None]) -> None:
+        meta = msgspec.structs.replace(self._meta, hard=hard)
+        self._log.put_meta(meta.encode(), on_done)
+        self._meta, self._hard = meta, hard
+
+    def _submit_entries(self, write: _Write) -> None:
+        entries = write.order.entries
+        if not entries:
+            return
+        for term, run in groupby(entries[write.appended :], lambda entry: entry.term):
+            same = list(run)
+            self._log.append(term, [entry_data(entry) for entry in same], first=same[0].index)
+            write.appended += len(same)
+        if self._log.written_index >= write.last and not self._ordered:
+            write.entries_done = True
+
+    def _settle(self) -> None:
+        while self._ordered and self._ordered[0].done and not self._closed:
+            self._release(self._ordered.popleft().order.responses)
+        if self._waiting and not self._ordered and not self._submitting:
+            if self._waiting[0].order.snapshot is not None:
+                self.retry()  # it waited for everything before it
+
+    def _fail(self, error: LowmarkError) -> None:
+        self.close()
+        self._failed(error)
