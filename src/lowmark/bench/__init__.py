@@ -18,15 +18,21 @@ turn.
 """
 
 from lowmark.bench.figure import Figure, Side, Target
+from lowmark.bench.group_sizes import GroupSizes
+from lowmark.bench.group_suite import GROUP_FIELDS, group_report, run_groups
 from lowmark.bench.sizes import Sizes
 from lowmark.bench.suite import FIELDS, report, run
 
 __all__ = [
     "FIELDS",
+    "GROUP_FIELDS",
     "Figure",
+    "GroupSizes",
     "Side",
     "Sizes",
     "Target",
+    "group_report",
     "report",
     "run",
+    "run_groups",
 ]

@@ -63,6 +63,9 @@ class Bench:
     root: Path
     sizes: Sizes
     say: Callable[[str], None]
+    runs: int | None = None
+    """In place of the sizes'."""
+    variants: bool | None = None
     _folders: int = field(default=0)
 
     def compare(
@@ -77,13 +80,18 @@ class Bench:
         notes: str,
         variants: Mapping[str, tuple[Turn, Turn]] | None = None,
         runs: int | None = None,
+        profile: bool = True,
     ) -> Figure:
-        """Let the sides take turns; variants have theirs in the same rounds."""
-        variants = (variants or {}) if self.sizes.variants else {}
+        """Let the sides take turns; variants have theirs in the same rounds.
+
+        A miss is profiled, unless the work is done in other processes.
+        """
+        wanted = self.sizes.variants if self.variants is None else self.variants
+        variants = (variants or {}) if wanted else {}
         pairs = {name: (ours, peer), **variants}
         # A variant that shares a side with the figure shares its turns, too.
         sides: dict[Turn, list[Side]] = {turn: [] for pair in pairs.values() for turn in pair}
-        runs = runs or self.sizes.runs
+        runs = runs or self.runs or self.sizes.runs
         for number in range(runs + 1):
             self.say(f"{name}: round {number} of {runs}")
             for turn, taken in sides.items():
@@ -110,7 +118,9 @@ class Bench:
                 for variant, (a, b) in variants.items()
             },
         )
-        return figure if figure.met else replace(figure, profile=self._profile(name, ours).spots())
+        if figure.met or not profile:
+            return figure
+        return replace(figure, profile=self._profile(name, ours).spots())
 
     def _take(self, turn: Turn) -> Side:
         with self.fresh_folder() as folder:

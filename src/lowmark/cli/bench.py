@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,34 +28,35 @@ def bench(ctx: typer.Context) -> None:
     help_if_bare(ctx)
 
 
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="FIELD", help="Measure this figure only; may be repeated."),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="PATH",
+        help="The disk to measure; else the current directory's. Nothing is left there.",
+    ),
+]
+Tiny = Annotated[bool, typer.Option("--tiny", hidden=True)]
+
+
 @app.command("log")
 def bench_log(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="Less data; under 40 seconds.")] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="FIELD", help="Measure this figure only; may be repeated."),
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir",
-            metavar="PATH",
-            help="The disk to measure; else the current directory's. Nothing is left there.",
-        ),
-    ] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
+    only: Only = None,
+    folder: Folder = None,
+    tiny: Tiny = False,
 ) -> None:
     """Measure the log: appends, opening, compaction, memory.
 
     A figure that misses its target is a result, too: the exit code is 0.
     """
     sizes = room.Sizes.tiny() if tiny else room.Sizes.quick() if quick else room.Sizes.full()
-    with wrong_use():
-        _check_fields(only or ())
-        parent = _parent(folder)
-    _check_space(parent, sizes)
-    with _folder_in(parent) as root:
+    with _measured_in(folder, only, room.FIELDS, sizes.space_needed_bytes) as root:
         figures = room.run(root, sizes, only=only or (), say=_say)
     _say("")
     if as_json:
@@ -64,11 +65,50 @@ def bench_log(
         _show(figures)
 
 
-def _check_fields(only: Sequence[str]) -> None:
+@app.command("group")
+def bench_group(
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 60 seconds.")] = False,
+    only: Only = None,
+    folder: Folder = None,
+    tiny: Tiny = False,
+) -> None:
+    """Measure replicated groups: three nodes against one, against etcd, against copying.
+
+    Figures against etcd need the packages of `pip install 'lowmark[bench]'`; without them they are
+    skipped, and it says so. A figure that misses its target is a result, too: the exit code is 0.
+    """
+    pick = room.GroupSizes
+    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
+    with _measured_in(folder, only, room.GROUP_FIELDS, sizes.space_needed_bytes) as root:
+        figures, skipped = room.run_groups(root, sizes, only=only or (), say=_say)
+    _say("")
+    if as_json:
+        show_json(room.group_report(figures, skipped, sizes))
+        return
+    if figures:
+        _show(figures)
+    for name, why in skipped.items():
+        print(f"\n{name}: {why}")
+
+
+@contextlib.contextmanager
+def _measured_in(
+    folder: Path | None, only: Sequence[str] | None, known: Iterable[str], needed: int
+) -> Iterator[Path]:
+    with wrong_use():
+        _check_fields(only or (), known)
+        parent = _parent(folder)
+    _check_space(parent, needed)
+    with _folder_in(parent) as root:
+        yield root
+
+
+def _check_fields(only: Sequence[str], known: Iterable[str]) -> None:
     for name in only:
-        if name not in room.FIELDS:
-            known = ", ".join(room.FIELDS)
-            raise Rejected(f"there is no figure {name!r}", hint=f"Choose one of: {known}.")
+        if name not in known:
+            names = ", ".join(known)
+            raise Rejected(f"there is no figure {name!r}", hint=f"Choose one of: {names}.")
 
 
 def _parent(folder: Path | None) -> Path:
@@ -95,8 +135,8 @@ def _in_memory(folder: Path) -> bool:
     return nearest is not None and mounts[str(nearest)] in ("tmpfs", "ramfs")
 
 
-def _check_space(folder: Path, sizes: room.Sizes) -> None:
-    free, needed = shutil.disk_usage(folder).free, sizes.space_needed_bytes
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
     _say(f"using up to {needed / 1e9:.1f} GB in {folder} ({free / 1e9:.1f} GB are free)")
     if free < needed:
         raise Unavailable(

@@ -1,0 +1,95 @@
+"""What the two ends of an etcd load say to each other, and the bytes of a put. Pure.
+
+A client of etcd is a process of its own (`etcd_http2` or `etcd_grpc`). A put is two fields of
+protobuf, so it is written by hand here:
+
+    PutRequest { bytes key = 1; bytes value = 2; }    a field: tag, length as a varint, bytes
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from lowmark.errors import invariant
+
+__all__ = ["PUT", "Done", "Go", "Order", "Ready", "key_of", "percentile", "put_request", "requests"]
+
+PUT = "/etcdserverpb.KV/Put"
+KEYS = 10_000
+FED_BYTES_MAX = 64 << 20
+_LENGTH_DELIMITED = 2
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client is to do: so many puts, or puts for so long."""
+
+    address: str
+    value_bytes: int
+    in_flight: int
+    first_key: int
+    count: int | None = None
+    seconds: float | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """The client is connected, and what it will send is built."""
+
+    warmed_up_with: int
+    """So many puts."""
+
+
+class Go(msgspec.Struct, frozen=True):
+    """Begin: all clients are ready."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What it came to. Times are the machine's monotonic clock, the same in every process."""
+
+    began_ns: int
+    ended_ns: int
+    latencies_us: list[int]
+    """One per put."""
+    cpu_seconds: float
+
+
+def put_request(key: bytes, value: bytes) -> bytes:
+    """An etcdserverpb.PutRequest."""
+    return b"".join((_head(1, len(key)), key, _head(2, len(value)), value))
+
+
+def key_of(number: int) -> bytes:
+    """A key; all are of one length."""
+    return b"bench/%08d" % (number % KEYS)
+
+
+def requests(*, value_bytes: int, first_key: int) -> list[bytes]:
+    """Puts to send in turn, each with its key; of large values there are fewer, to fit in memory.
+
+    How many keys there are hardly matters to etcd: it keeps every revision of a key.
+    """
+    count = max(1, min(KEYS, FED_BYTES_MAX // value_bytes))
+    values = [os.urandom(value_bytes) for _ in range(min(count, 16))]
+    return [put_request(key_of(first_key + i), values[i % len(values)]) for i in range(count)]
+
+
+def percentile(ordered: Sequence[int], share: float) -> int:
+    """The least of them that at least this share does not exceed."""
+    invariant(len(ordered) > 0 and 0 < share <= 1, "there is something to take a share of")
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+def _head(field: int, length: int) -> bytes:
+    return bytes([field << 3 | _LENGTH_DELIMITED]) + _varint(length)
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits to a byte, the least first; the high bit says that more come."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

@@ -1,0 +1,77 @@
+"""All figures of groups, in order, and the report of them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from lowmark.bench.etcd_peer import EtcdMissing, find_etcd
+from lowmark.bench.figure import Figure, rounded
+from lowmark.bench.group_figures import (
+    catch_up,
+    failover,
+    idle_groups,
+    large_vs_etcd,
+    replicated_1m,
+    small_vs_etcd,
+)
+from lowmark.bench.group_sizes import GroupSizes
+from lowmark.bench.sizes import Sizes
+from lowmark.bench.turns import Bench
+
+__all__ = ["GROUP_FIELDS", "group_report", "run_groups"]
+
+GROUP_FIELDS: Mapping[str, Callable[[Bench, GroupSizes], Figure]] = {
+    "replicated_1m_vs_single": replicated_1m,
+    "small_vs_etcd": small_vs_etcd,
+    "large_vs_etcd": large_vs_etcd,
+    "failover_in_timeouts": failover,
+    "catch_up_vs_cp": catch_up,
+    "idle_500_groups_cpu": idle_groups,
+}
+_NEED_ETCD = {"small_vs_etcd", "large_vs_etcd"}
+
+
+def run_groups(
+    root: Path, sizes: GroupSizes, *, only: Sequence[str] = (), say: Callable[[str], None]
+) -> tuple[list[Figure], dict[str, str]]:
+    """Measure; give the figures, and why others were left out."""
+    pace = {"full": Sizes.full, "quick": Sizes.quick, "tiny": Sizes.tiny}[sizes.mode]()
+    bench = Bench(root, pace, say, runs=sizes.runs, variants=sizes.variants)
+    skipped: dict[str, str] = {}
+    figures = []
+    for name, measure in GROUP_FIELDS.items():
+        if only and name not in only:
+            continue
+        if name in _NEED_ETCD:
+            try:
+                find_etcd()
+            except EtcdMissing as missing:
+                skipped[name] = str(missing)
+                say(f"{name}: skipped: {missing}")
+                continue
+        figures.append(measure(bench, sizes))
+    return figures, skipped
+
+
+def group_report(
+    figures: Sequence[Figure], skipped: Mapping[str, str], sizes: GroupSizes
+) -> dict[str, object]:
+    """One JSON object: a number per field, and what is behind it; null for what was left out."""
+    return {
+        **{figure.name: rounded(figure.value) for figure in figures},
+        **dict.fromkeys(skipped),
+        "details": {figure.name: figure.details() for figure in figures},
+        "skipped": dict(skipped),
+        "machine": {
+            "cores": os.cpu_count(),
+            "system": f"{platform.system()} {platform.release()}",
+            "python": platform.python_version(),
+            "versions": {name: version(name) for name in ("lowmark", "msgspec", "numpy")},
+        },
+        "settings": asdict(sizes),
+    }
