@@ -14,8 +14,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.example_directory import example_files
+from docs.example_group import ITEMS, SHAPES, Shape, group_examples, shape_of_head
 from docs.pages import FORMATS, blocks, layouts
 from lowmark.log import snapshot_format
+from lowmark.raft import Append
 from lowmark.runtime import HybridTime
 from lowmark.runtime.frames import frame_header, hello
 
@@ -29,7 +31,9 @@ _IN_HEX = ("checksum", "place")
 def example_bytes() -> dict[str, bytes]:
     """Everything that a page may show, by the name in its block."""
     frame = b"o-1 paid"
-    return example_files() | {
+    return {
+        **example_files(),
+        **group_examples(),
         "a hybrid time": HYBRID_TIME.to_bytes(8, "little"),
         "a connection": hello("n1:7400") + frame_header([frame]) + frame,
     }
@@ -71,6 +75,36 @@ class _Dump:
             said = name if size > 8 else f"{name} = {value}"
         self._line(taken, said)
         return value
+
+    def msgpack(self, shape: Shape) -> None:
+        """Show a MessagePack value. One of more than a byte is big-endian, and said by a colon."""
+        name, parts = shape if isinstance(shape, tuple) else (shape, None)
+        first = self._data[self.at]
+        if first < 0x80:
+            self.number(1, name)
+        elif 0x90 <= first < 0xA0:
+            self._show(1, f"{name}: array of {first - 0x90}")
+            for at in range(first - 0x90):
+                self.msgpack(name if parts is None else parts[at])
+        elif 0xA0 <= first < 0xC0:
+            self._show(1, f"{name}: text of {first - 0xA0}")
+            self.rest(first - 0xA0, name)
+        elif first in {0xC2, 0xC3}:
+            self._show(1, f"{name}: {'false' if first == 0xC2 else 'true'}")
+        elif first == 0xC4:
+            size = self._data[self.at + 1]
+            self._show(2, f"{name}: {size} bytes")
+            self.rest(size, name)
+        elif 0xCC <= first <= 0xCF:
+            size = 1 << first - 0xCC
+            value = int.from_bytes(self._data[self.at + 1 : self.at + 1 + size], "big")
+            self._show(1 + size, f"{name}: {value}")
+        else:
+            assert first >= 0xE0, f"{first:#x} is in no example"
+            self._show(1, f"{name}: {first - 0x100}")
+
+    def _show(self, size: int, said: str) -> None:
+        self._line(self._data[self.at : self.at + size], said)
 
     def rest(self, size: int, name: str) -> None:
         """Show bytes that have no structure here; text is shown as such."""
@@ -183,6 +217,35 @@ def _connection(dump: _Dump) -> None:
         dump.rest(dump.fields("Frame header")["length"], "bytes")
 
 
+def _messages(dump: _Dump) -> None:
+    dump.remark("start")
+    dump.fields("Start")
+    dump.remark("head, MessagePack")
+    dump.msgpack(shape_of_head())
+    dump.remark("data")
+    for _, item in ITEMS:
+        for entry in item.entries if isinstance(item, Append) else ():
+            dump.rest(len(entry.data), f"data of {entry.index}")
+
+
+def _entry(dump: _Dump, name: str) -> None:
+    match name:
+        case "an entry of kind 1":
+            dump.fields("Command")
+            dump.rest(dump.left, "command")
+        case "an entry of kind 4":
+            dump.fields("Copy")
+            dump.remark("the old entry")
+            dump.fields("Command")
+            dump.rest(dump.left, "command")
+        case "an entry of kind 5":
+            dump.fields("Version")
+        case _:
+            if name in {"an entry of kind 3", "an entry of kind 6"}:
+                dump.number(1, "kind")
+            dump.msgpack(SHAPES[name])
+
+
 def rendered(page: str, name: str) -> str:
     """The dump of an example, as it stands on its page."""
     dump = _Dump(page, example_bytes()[name])
@@ -199,6 +262,10 @@ def rendered(page: str, name: str) -> str:
             _live(dump)
         case "frames.md", _:
             _connection(dump)
+        case "messages.md", _:
+            _messages(dump)
+        case "entries.md", _:
+            _entry(dump, name)
         case _:
             dump.fields("Hybrid time")
     assert dump.left == 0

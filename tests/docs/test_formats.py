@@ -12,6 +12,7 @@ import pytest
 from docs.example_directory import CONFIG, Example, live_through
 from docs.pages import FORMATS, LAYOUT, blocks, layouts, tables
 from lowmark.errors import LowmarkError
+from lowmark.group import envelope, lost, wire
 from lowmark.log import (
     CompactionRun,
     Damaged,
@@ -65,6 +66,10 @@ CODE: dict[tuple[str, str], tuple[list[struct.Struct], int]] = {
     ),
     ("snapshot.md", "Live head"): ([snapshot_format._LIVE, _SUM], snapshot_format.LIVE_HEAD_BYTES),
     ("checksums.md", "Index and term"): ([log_entries._INDEX_TERM], 16),
+    ("entries.md", "Command"): ([envelope._COMMAND], envelope.COMMAND_BYTES),
+    ("entries.md", "Copy"): ([envelope._COPY], envelope._COPY.size),
+    ("entries.md", "Version"): ([envelope._VERSION], envelope._VERSION.size),
+    ("messages.md", "Start"): ([wire._LENGTH], wire._LENGTH.size),
     ("frames.md", "Hello head"): ([frames._HELLO], frames._HELLO.size),
     ("frames.md", "Frame header"): ([frames._HEADER], FRAME_HEADER_BYTES),
 }
@@ -126,6 +131,7 @@ def test_the_magics_and_versions_on_the_pages_are_those_of_the_code() -> None:
     for page, heading, magic, version in expected:
         want = {"magic": magic.decode()} | ({"version": str(version)} if version else {})
         assert said.pop((page, heading)) == want
+    assert said.pop(("entries.md", "Version")) == {"version": "of the machine"}
     assert not any(said.values())
 
 
@@ -141,6 +147,7 @@ MAPS: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("group.md", "`group`: the identity"): identity._Identity,
     ("group.md", "`runs`"): CompactionRun,
     ("group.md", "`installing/` and `installed/`"): install._Plan,
+    ("entries.md", "The note of a lost copy"): lost._Lost,
 }
 
 
@@ -153,7 +160,12 @@ def test_the_keys_of_json_and_messagepack_are_those_of_the_code() -> None:
         if table.columns[:2] == ("key", "type")
     }
     # then each belongs to a structure, and has its fields
-    names = {int: "int", str: "str", bytes: "bin"}
+    names: dict[object, str] = {
+        int: "int",
+        str: "str",
+        bytes: "bin",
+        tuple[int, ...]: "array of int",
+    }
     assert said == {
         where: [(f.encode_name, names[f.type]) for f in msgspec.structs.fields(of)]
         for where, of in MAPS.items()
@@ -226,6 +238,7 @@ def _names_of_a_long_life() -> set[str]:
     assert ended == [None]
     example.log.quarantine(copies.state, Damaged("a file", offset=0, what="a test wanted it"))
     example.settle()
+    lost.note_lost(example.disk, "copies", incarnation=0, ask=(2, 3))
     example.log.delete_group("copies")
     example.log.close()
     wal = next(path for path in example.disk.tree() if path.endswith(".wal"))
@@ -239,8 +252,8 @@ def _names_of_a_long_life() -> set[str]:
     return {path for path in seen if not re.fullmatch("groups/~.*/.+", path)}
 
 
-def test_the_page_of_the_directory_names_every_file_that_a_log_ever_makes() -> None:
-    # given a log that does everything it can do
+def test_the_page_of_the_directory_names_every_file_that_is_ever_made() -> None:
+    # given a log that does everything it can do, and a group that gives up a copy
     seen = _names_of_a_long_life()
     # then each name is on the page
     patterns = _patterns()

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from lowmark.bench import GROUP_FIELDS
+from lowmark.group import GroupConfig, GroupStatus, PeerStatus
 from lowmark.log import config
 from lowmark.log.config import LogConfig
+from lowmark.node.section import load_section
 from lowmark.node.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +69,16 @@ def test_the_quickstart_shows_what_went_and_why() -> None:
         assert word in ran.stdout
 
 
-def _documented_settings() -> dict[str, tuple[str, str]]:
+def _section(heading: str) -> str:
+    """What the guide says under a heading, up to the next one of any level."""
     guide = (ROOT / "docs" / "guide" / "operate.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (.*?) \|$", guide, re.MULTILINE)
+    [text] = re.findall(rf"^#+ {heading}\n(.*?)(?=^#|\Z)", guide, re.MULTILINE | re.DOTALL)
+    return str(text)
+
+
+def _documented_settings(heading: str = "Settings") -> dict[str, tuple[str, str]]:
+    # The text of a comment in an example begins with # only behind a setting.
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (.*?) \|$", _section(heading), re.MULTILINE)
     return {name: (default, meaning) for name, default, meaning in rows}
 
 
@@ -95,3 +105,34 @@ def test_a_documented_default_is_the_default(name: str) -> None:
     # then nothing changes, and its meaning is the one in the code
     assert settings.log == LogConfig()
     assert meaning == _field_docs()[name]
+
+
+# -- groups -------------------------------------------------------------------------------------
+
+
+def test_the_guide_lists_every_setting_of_groups_with_its_default() -> None:
+    # given what the guide says
+    said = _documented_settings("Times and limits")
+    assert list(said) == [field.name for field in fields(GroupConfig)]
+    # when all of it is set to that
+    given = {f"LOWMARK_GROUP_{name.upper()}": default for name, (default, _) in said.items()}
+    config = load_section(
+        GroupConfig, "group", arguments={}, environment=given, file={}, file_name=""
+    )
+    # then nothing changes
+    assert config == GroupConfig()
+    assert config.election_ms == 1_000
+
+
+def test_what_the_guide_says_of_a_status_is_there() -> None:
+    text = _section("Groups")
+    known = {field.name for of in (GroupStatus, PeerStatus) for field in fields(of)}
+    rows = re.findall(r"^\| (`\w+`.*?) \|", text, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert named - known == {"waiting_requests_max"}
+    assert {"peers", "bytes_per_s", "seconds_left", "installing_bytes"} <= known
+
+
+def test_the_guide_lists_every_figure_of_groups() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", _section("Figures"), re.MULTILINE)
+    assert rows == list(GROUP_FIELDS)
