@@ -38,6 +38,14 @@ def test_the_file_named_closest_to_the_command_is_read_and_no_other(here: Path) 
     assert by_argument.logging.level is LogLevel.ERROR
 
 
+def test_groups_and_their_link_have_sections_of_their_own(here: Path) -> None:
+    (here / "lowmark.toml").write_text('[group]\nsnapshot_bytes = "1GiB"\n')
+    environment = {"LOWMARK_TRANSPORT_STRAYS_MAX": "7"}
+    settings = load_settings(environment=environment)
+    assert settings.group.snapshot_bytes == 1 << 30
+    assert settings.transport.strays_max == 7
+
+
 def test_a_size_in_the_log_section_may_have_a_unit(here: Path) -> None:
     (here / "lowmark.toml").write_text('[log]\nwal_bytes_max = "128MiB"\n')
     assert load_settings(environment={}).log.wal_bytes_max == 134_217_728

@@ -976,6 +976,27 @@ class Group:
         self._services.wake(self)
         return core.pending_change == core.log.last_index
 
+    def when_kept(self, callback: Callable[[], None]) -> None:
+        """Call back when a majority of the members in force know durably that they are.
+
+        An empty entry tells: it is sent with a commit index that covers the change, and that is
+        durable before the entry is (see `writes`). A leader that left with the change can't tell,
+        and calls back at once.
+        """
+        if not self.leads:
+            callback()
+            return
+        term, future = self.term, Future[object]()
+
+        def applied(_: Future[object]) -> None:
+            if future.error is None:
+                callback()
+            elif self.leads and self.term == term:
+                self.when_kept(callback)  # it only took too long
+
+        future.then(applied)
+        self._queue(b"", raw=True, future=future, timeout_ms=None)
+
     def status(self) -> GroupStatus:
         """Everything worth knowing about this copy."""
         core, members = self.raft.core, self.raft.core.members

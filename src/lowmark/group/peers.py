@@ -86,7 +86,11 @@ class PeerListener(Protocol):
         """This node leads, and has applied the first entry of its term."""
 
     def on_change_peers_committed(self, peers: tuple[int, ...]) -> None:
-        """The new members are in force."""
+        """The new members are in force.
+
+        If this node is one of them, a majority of them will know that after any crash: whoever is
+        none of them may go. If it is not, wait until one of them leads.
+        """
 
     def on_change_peers_error(self, context: ChangeFailed) -> None:
         """A change failed; the old members serve."""
@@ -107,6 +111,7 @@ class Leader(Protocol):
     @property
     def version(self) -> int: ...
     def propose_change(self, change: ConfChange) -> bool: ...
+    def when_kept(self, callback: Callable[[], None]) -> None: ...
     def now_ms(self) -> int: ...
 
 
@@ -235,7 +240,7 @@ class PeerChange:
         elif was_joint:
             self._end()
             self._clean = True
-            self._listener.on_change_peers_committed(tuple(sorted(members.incoming)))
+            self._tell_committed(tuple(sorted(members.incoming)))
         self.go_on()
 
     def go_on(self) -> None:
@@ -337,10 +342,15 @@ class PeerChange:
         if not changes:
             self._end()
             self._clean = True
-            self._listener.on_change_peers_committed(self.peers)
+            self._tell_committed(self.peers)
         elif self._propose_joint(changes):
             self.stage = Stage.JOINT
         # Else the way is barred; it is tried again with the next tick.
+
+    def _tell_committed(self, peers: tuple[int, ...]) -> None:
+        # Who hears of it may delete the copies of those who left. A member that forgot in a crash
+        # that the new members are in force would then wait for them for ever.
+        self._leader.when_kept(lambda: self._listener.on_change_peers_committed(peers))
 
     def _propose_joint(self, changes: list[Change]) -> bool:
         return self._leader.propose_change(ConfChange(Transition.JOINT_IMPLICIT, tuple(changes)))

@@ -6,9 +6,10 @@ was given things, so whatever it reports is news about everything before, too: e
 overwritten before they were written never get a report of their own.
 
 A full queue or disk only delays an order (`retry`). A commit index alone is not worth a write: it
-rides along with the next vote, and is learned again from the leader otherwise. Only a change of
-members does not go without: whoever has it durable knows after any crash that the change before it
-was committed, and so never elects or commits with the members before that one.
+rides along with the next vote, and is learned again from the leader otherwise. Only that a change
+of members is committed is worth one: it goes before the next entries. So whoever has a change
+durable never elects or commits, after any crash, with the members before the last change but one;
+and whoever has an entry that was sent when a change was committed has those members for good.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.group.state_record import GroupMeta
 from lowmark.group.storage import entry_data
 from lowmark.log import GroupLog, GroupQuarantined, InstallRefused, Written
-from lowmark.raft import EntryKind, HardState, Snapshot, StorageAppend
+from lowmark.raft import Entry, EntryKind, HardState, Snapshot, StorageAppend
 from lowmark.raft.messages import Response
 
 __all__ = ["Writes"]
@@ -76,6 +77,10 @@ class Writes:
         self._meta = meta
         self._hard = meta.hard
         """As the last order has it; its commit index may be ahead of the record's."""
+        # Anything that the log has beyond the record's commit index may be one.
+        unknown = meta.hard.commit + 1
+        self._changes_at = [unknown] if log.last_index >= unknown else []
+        """Where changes of members are that the record does not call committed."""
         self._waiting: deque[_Write] = deque()
         self._ordered: deque[_Write] = deque()
         self._closed = False
@@ -182,8 +187,9 @@ class Writes:
         hard = self._hard = write.order.hard or self._hard
         old = self._meta.hard
         if (hard.term, hard.vote, hard.incarnation) == (old.term, old.vote, old.incarnation):
-            changes = any(entry.kind is not EntryKind.NORMAL for entry in write.order.entries)
-            if hard.commit == old.commit or not changes:
+            entries = write.order.entries
+            changes = self._changes_at + _changes_in(entries)
+            if not entries or not any(old.commit < at <= hard.commit for at in changes):
                 return
 
         def done(error: LowmarkError | None) -> None:
@@ -199,6 +205,7 @@ class Writes:
         meta = msgspec.structs.replace(self._meta, hard=hard)
         self._log.put_meta(meta.encode(), on_done)
         self._meta, self._hard = meta, hard
+        self._changes_at = [at for at in self._changes_at if at > hard.commit]
 
     def _submit_entries(self, write: _Write) -> None:
         entries = write.order.entries
@@ -207,6 +214,8 @@ class Writes:
         for term, run in groupby(entries[write.appended :], lambda entry: entry.term):
             same = list(run)
             self._log.append(term, [entry_data(entry) for entry in same], first=same[0].index)
+            self._changes_at = [at for at in self._changes_at if at < same[0].index]
+            self._changes_at += _changes_in(same)
             write.appended += len(same)
         if self._log.written_index >= write.last and not self._ordered:
             write.entries_done = True
@@ -221,3 +230,7 @@ class Writes:
     def _fail(self, error: LowmarkError) -> None:
         self.close()
         self._failed(error)
+
+
+def _changes_in(entries: list[Entry]) -> list[int]:
+    return [entry.index for entry in entries if entry.kind is not EntryKind.NORMAL]

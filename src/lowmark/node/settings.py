@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lowmark.errors import Rejected
+from lowmark.group import GroupConfig, TransportLimits
 from lowmark.log import LogConfig
 from lowmark.node.logs import Logging
 from lowmark.node.section import SectionT, did_you_mean, load_section
@@ -23,11 +24,13 @@ FILE_VARIABLE = "LOWMARK_SETTINGS"
 class Settings:
     """One field per section; a room that can be tuned adds its own here and in `load_settings`."""
 
+    group: GroupConfig = field(default_factory=GroupConfig)
     log: LogConfig = field(default_factory=LogConfig)
     logging: Logging = field(default_factory=Logging)
+    transport: TransportLimits = field(default_factory=TransportLimits)
 
 
-_SECTIONS = ("log", "logging")
+_SECTIONS = ("group", "log", "logging", "transport")
 
 
 def load_settings(
@@ -56,7 +59,12 @@ def load_settings(
             file_name=str(found),
         )
 
-    return Settings(log=section(LogConfig, "log"), logging=section(Logging, "logging"))
+    return Settings(
+        group=section(GroupConfig, "group"),
+        log=section(LogConfig, "log"),
+        logging=section(Logging, "logging"),
+        transport=section(TransportLimits, "transport"),
+    )
 
 
 def _find_file(path: Path | None, *, environment: Mapping[str, str]) -> Path | None:
