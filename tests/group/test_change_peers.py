@@ -701,6 +701,7 @@ def test_a_new_leader_that_leaves_the_joint_configuration_says_that_it_is_commit
     cluster.run_until(lambda: new.group().status().voters == (1, 2, 3, 4, 5))
     cluster.run_until(lambda: not new.group().status().voters_outgoing)
     # then whoever listens there hears that the new members are in force
+    cluster.run_until(lambda: bool(new.listener.committed))
     assert new.listener.committed == [(1, 2, 3, 4, 5)]
 
 
