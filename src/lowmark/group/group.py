@@ -520,7 +520,7 @@ class Group:
         proposals.entered(first, core.term, taken)
 
     def _ask_reads(self) -> None:
-        if self._reads.new:
+        if self._reads.new and self.leader != NOBODY:  # else there is nobody to ask yet
             self.raft.read_index(self._reads.ask(self._services.now_ms()))
 
     def _handle(self, ready: Ready) -> None:
@@ -842,7 +842,7 @@ class Group:
 
     def _ask_to_rejoin(self) -> None:
         core = self.raft.core
-        if core.incarnation > self._rejoin_above or core.heartbeat_elapsed:
+        if core.incarnation > self._rejoin_above:
             return
         for node in self._meta.ask:
             if node != self.node:

@@ -77,10 +77,10 @@ class Writes:
         self._meta = meta
         self._hard = meta.hard
         """As the last order has it; its commit index may be ahead of the record's."""
-        # Anything that the log has beyond the record's commit index may be one.
-        unknown = meta.hard.commit + 1
-        self._changes_at = [unknown] if log.last_index >= unknown else []
+        self._changes_at: list[int] = []
         """Where changes of members are that the record does not call committed."""
+        self._unknown_to = log.last_index
+        """Any entry up to here may be one: it was there before this life."""
         self._waiting: deque[_Write] = deque()
         self._ordered: deque[_Write] = deque()
         self._closed = False
@@ -188,8 +188,7 @@ class Writes:
         old = self._meta.hard
         if (hard.term, hard.vote, hard.incarnation) == (old.term, old.vote, old.incarnation):
             entries = write.order.entries
-            changes = self._changes_at + _changes_in(entries)
-            if not entries or not any(old.commit < at <= hard.commit for at in changes):
+            if not entries or not self._has_committed_change(old.commit, hard.commit, entries):
                 return
 
         def done(error: LowmarkError | None) -> None:
@@ -200,6 +199,12 @@ class Writes:
         self._put_meta(hard, done)
         write.meta_done = False
         write.order.hard = None
+
+    def _has_committed_change(self, old: int, new: int, entries: list[Entry]) -> bool:
+        """Whether a change of members may be among what was committed since the record."""
+        if old < min(new, self._unknown_to):
+            return True
+        return any(old < at <= new for at in self._changes_at + _changes_in(entries))
 
     def _put_meta(self, hard: HardState, on_done: Callable[[LowmarkError | None], None]) -> None:
         meta = msgspec.structs.replace(self._meta, hard=hard)
@@ -214,6 +219,7 @@ class Writes:
         for term, run in groupby(entries[write.appended :], lambda entry: entry.term):
             same = list(run)
             self._log.append(term, [entry_data(entry) for entry in same], first=same[0].index)
+            self._unknown_to = min(self._unknown_to, same[0].index - 1)
             self._changes_at = [at for at in self._changes_at if at < same[0].index]
             self._changes_at += _changes_in(same)
             write.appended += len(same)

@@ -152,7 +152,9 @@ def heard_vote(core: Core, message: VoteResponse) -> None:
     if result is VoteResult.WON:
         if core.role is Role.PRE_CANDIDATE:
             _campaign(core, Campaign.TIMEOUT)
-        else:
+        elif core.votes.get(core.node):
+            # Not before its own vote is durable, however many others there are: after a crash it
+            # could be elected in this term once more, with another log.
             _become_leader(core)
             broadcast_append(core)
     elif result is VoteResult.LOST:
