@@ -169,7 +169,13 @@ def test_the_kinds_of_entries_and_changes_are_those_of_the_code() -> None:
     assert said == {name: getattr(envelope, name) for name in said}
     assert sorted(said.values()) == list(range(1, 7))
     assert list(Transition) == [0, 1, 2]
-    assert [kind.name for kind in ChangeKind] == ["ADD_VOTER", "REMOVE", "UPDATE", "ADD_LEARNER"]
+    assert [kind.name for kind in ChangeKind] == [
+        "ADD_VOTER",
+        "REMOVE",
+        "UPDATE",
+        "ADD_LEARNER",
+        "REPLACE",
+    ]
 
 
 def test_the_shown_entries_are_read_and_written_again_byte_for_byte() -> None:

@@ -50,7 +50,14 @@ from lowmark.group.wire import (
     Rested,
 )
 from lowmark.group.writes import Writes
-from lowmark.log import Dropped, GroupLog, Written
+from lowmark.log import (
+    Dropped,
+    EntryGone,
+    EntryTooLarge,
+    GroupLog,
+    ReferenceExpired,
+    Written,
+)
 from lowmark.raft import (
     NOBODY,
     ConfChange,
@@ -74,11 +81,17 @@ from lowmark.raft import (
     StorageApplied,
 )
 from lowmark.raft.messages import Response
-from lowmark.runtime import Buffer, HybridClock
+from lowmark.runtime import Buffer, DiskFailed, DiskFull, HybridClock
 
 __all__ = ["Group", "Services"]
 
 logger = logging.getLogger(__name__)
+
+_UNREADABLE = (DiskFailed, DiskFull, EntryGone, ReferenceExpired)
+"""A disk that fails to read is no proof of damage: the core is made anew, and asks again."""
+_BATCHES_PER_TURN = 8
+_LOOKS_PER_QUESTION = 6
+"""How seldom a copy that rests asks whether its leader's copy is still there."""
 
 
 class Services(Protocol):
@@ -119,6 +132,9 @@ class Group:
         self._storage = GroupStorage(log, meta.founders)
         self.applied = 0
         self.last_time = 0
+        """Of the last command that was applied."""
+        self._stamped = 0
+        """What this leader last stamped."""
         self.version = 1
         self._members_applied = meta.founders
         self._founded = False
@@ -145,7 +161,7 @@ class Group:
         self._told_at_ms = 0
         self._ready_told = 0
         self._founding_in = 0
-        self._ticks = 0
+        self._ticks = self._looks = 0
         self._stuck_order: object = None
         self._role = Role.FOLLOWER
         self._own: list[Response] = []
@@ -179,7 +195,6 @@ class Group:
                 draw=self._services.random.randrange,
                 applied=self.applied,
                 message_bytes_max=config.message_bytes_max,
-                applying_bytes_max=4 * config.message_bytes_max,
                 uncommitted_bytes_max=config.waiting_bytes_max,
                 inflight_max=config.inflight_max,
                 inflight_bytes_max=config.inflight_bytes_max,
@@ -360,7 +375,8 @@ class Group:
                     self.resting.wake()
                 self._act(lambda: self._step(sender, item))
             case Knows():
-                self._act(lambda: self._known(sender, item))  # seldom news: no reason to wake
+                if self._known_versions.get(sender) != item.version:
+                    self._act(lambda: self._known(sender, item))  # no reason to end a rest
             case _:
                 self.resting.wake()
                 self._act(lambda: self._received_own(sender, item))
@@ -372,6 +388,10 @@ class Group:
             progress = self.raft.core.progress.get(sender)
             if progress is None or progress.state is not ProgressState.SNAPSHOT:
                 self._sends.stop(sender)
+            elif progress.match >= progress.pending_snapshot:
+                # It has it, but the log has moved on: it needs another one.
+                self._sends.stop(sender)
+                self.raft.report_snapshot(sender, failed=False)
             if progress is not None and progress.is_learner and self.ready:
                 self._changes.go_on()
 
@@ -392,6 +412,8 @@ class Group:
             case NotHere():
                 if self.leads:
                     self._changes.not_here(sender)
+                elif sender == self.leader:
+                    self.raft.forget_leader()  # its node lives, but its copy does not
             case _:
                 pass
 
@@ -450,6 +472,7 @@ class Group:
             if self.ready:
                 self._maybe_found()
                 self._changes.go_on()
+                self._changes.bring_back()
         self._maybe_snapshot(now)
 
     def close(self) -> None:
@@ -469,6 +492,11 @@ class Group:
         except Corrupt as damage:
             self._damaged(damage)
             return
+        except _UNREADABLE as error:
+            self._start_over(error)
+        except EntryTooLarge as error:
+            self._stop(error)
+            return
         self._services.wake(self)
 
     def work(self) -> None:
@@ -476,15 +504,24 @@ class Group:
         if self.stopped is not None:
             return
         try:
+            handled = 0
             self._ask_reads()
             while self._running:
                 self._deliver_own()
                 self._enter_proposals()
                 if not self.raft.has_ready():
                     return
+                if handled == _BATCHES_PER_TURN:
+                    self._services.wake(self)  # others have work, too
+                    return
+                handled += 1
                 self._handle(self.raft.ready())
         except Corrupt as damage:
             self._damaged(damage)
+        except _UNREADABLE as error:
+            self._start_over(error)
+        except EntryTooLarge as error:
+            self._stop(error)
 
     def _enter_proposals(self) -> None:
         proposals = self._proposals
@@ -508,8 +545,9 @@ class Group:
             if proposal.raw:
                 datas.append(proposal.data)
             else:
-                self.last_time = max(self._services.clock.now(), self.last_time + 1)
-                datas.append(envelope.wrap_command(self.last_time, proposal.data))
+                floor = max(self._stamped, self.last_time) + 1
+                self._stamped = max(self._services.clock.now(), floor)
+                datas.append(envelope.wrap_command(self._stamped, proposal.data))
         first = core.log.last_index + 1
         try:
             self.raft.propose(datas)
@@ -753,7 +791,7 @@ class Group:
             if error is None:
                 try:
                     self._restore_machine()
-                except (Corrupt, MachineTooOld) as damage:
+                except LowmarkError as damage:
                     self._stop(damage)
                     return
                 self._proposals.skipped(self.applied)
@@ -763,10 +801,18 @@ class Group:
         self._receiving.finish(snapshot, done)
 
     def _write_failed(self, error: LowmarkError) -> None:
-        """An order could not be carried out: begin again from what is durable, or stop."""
+        """An order could not be carried out."""
         if isinstance(error, Corrupt) or self.log.quarantined is not None:
             self._damaged(error)
-            return
+        elif isinstance(error, EntryTooLarge):
+            self._stop(error)
+        else:
+            self._start_over(error)
+
+    def _start_over(self, error: LowmarkError) -> None:
+        """Make the core anew from what is durable; whatever it was about to do is forgotten."""
+        self._writes.close()
+        self._receiving.abort()
         logger.warning("starting over", extra={"group": self.name, "reason": error.message})
         self._sends.stop_all()
         self._changes.lost_leadership()
@@ -789,6 +835,10 @@ class Group:
         if self.stopped is not None:
             return
         self.stopped = error
+        self.resting.wake()
+        for node in self.raft.core.progress:
+            if node != self.node:
+                self.send(NotHere(node, self.node))  # whoever rests on this copy must not wait
         self._writes.close()
         self._sends.stop_all()
         self._receiving.abort()
@@ -896,7 +946,14 @@ class Group:
 
     def rest_tick(self) -> None:
         """A long time has passed."""
-        now = self._services.now_ms()
+        now, core = self._services.now_ms(), self.raft.core
+        if self.stopped is None and self.log.quarantined is not None:
+            self._stop(QuarantinedHere(self.name, cause=self.log.quarantined))
+        self._looks += 1
+        follows = core.role is Role.FOLLOWER and core.leader != NOBODY
+        if self.stopped is None and follows and self._looks % _LOOKS_PER_QUESTION == 0:
+            # The leader's node lives; does its copy? If not, the answer is `NotHere`.
+            self.send(Knows(core.leader, self.node, core.term, self.machine_newest))
         if self.stopped is None and self._snapshots.due(self.applied, now, follower_close=False):
             self._act(lambda: self._maybe_snapshot(now))
 
@@ -950,8 +1007,13 @@ class Group:
     def bytes_behind(self, node: int) -> int:
         """How much of the log a member lacks."""
         match = self.raft.core.progress[node].match
-        last = self.log.last_index
-        return self.log.size_of(max(match + 1, self.log.first_index), last) if match < last else 0
+        first, last = max(match + 1, self.log.first_index), self.log.last_index
+        if match >= last:
+            return 0
+        try:
+            return self.log.size_of(first, last)
+        except LowmarkError:
+            return self.log.log_bytes  # it can't be told now: not near, in any case
 
     def installed_bytes(self, node: int) -> int:
         """How much of a snapshot a member was sent."""
@@ -961,6 +1023,11 @@ class Group:
     def known_version(self, node: int) -> int:
         """The newest version of the machine that a member knows; 0 if it has not said."""
         return self._known_versions.get(node, 0)
+
+    def change_pending(self) -> bool:
+        """Whether a change of members may be in the log, unapplied."""
+        core = self.raft.core
+        return core.pending_change > core.log.applied
 
     def propose_change(self, change: ConfChange) -> bool:
         """Propose a change of members; False if it can't be made now."""

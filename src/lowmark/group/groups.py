@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
@@ -47,14 +48,15 @@ class SilentListener:
         answer(True)
 
 
-def _check_room(name: str, limit: int, config: GroupConfig) -> None:
-    needed = config.command_bytes_max + _OVERHEAD_BYTES
-    if limit < needed:
-        raise Rejected(
-            f"{name} = {limit} has no room for a command of group.command_bytes_max",
-            detail=f"A command of {config.command_bytes_max} bytes needs {needed}.",
-            hint=f"Raise {name}, or lower group.command_bytes_max.",
-        )
+def _check_room(name: str, limit: int, config: GroupConfig, *fields: str) -> None:
+    for field in fields:
+        size = getattr(config, field)
+        if limit < size + _OVERHEAD_BYTES:
+            raise Rejected(
+                f"{name} = {limit} has no room for group.{field}",
+                detail=f"{size} bytes need {size + _OVERHEAD_BYTES}.",
+                hint=f"Raise {name}, or lower group.{field}.",
+            )
 
 
 class Groups:
@@ -76,8 +78,17 @@ class Groups:
         self.node = node
         self.config = config or GroupConfig()
         limits = limits or TransportLimits()
-        _check_room("log.entry_bytes_max", log.config.entry_bytes_max, self.config)
-        _check_room("transport.frame_bytes_max", limits.frame_bytes_max, self.config)
+        _check_room(
+            "log.entry_bytes_max", log.config.entry_bytes_max, self.config, "command_bytes_max"
+        )
+        _check_room(
+            "transport.frame_bytes_max",
+            limits.frame_bytes_max,
+            self.config,
+            "command_bytes_max",
+            "message_bytes_max",
+            "install_piece_bytes",
+        )
         self.clock = runtime.clock
         self.random = runtime.random
         self._loop = runtime.loop
@@ -111,7 +122,9 @@ class Groups:
         """Make a copy of a group here.
 
         Founders name all first members, the same on each. Who joins a group that exists names
-        nobody: it waits until the group's leader speaks to it.
+        nobody: it waits until the group's leader speaks to it. A name is used once: copies of an
+        earlier group of the same name, on nodes that were away when it was deleted, would take
+        themselves for members of this one.
         """
         founders = tuple(sorted(set(members)))
         if any(node <= 0 for node in founders):
@@ -130,7 +143,8 @@ class Groups:
 
         def durable(error: LowmarkError | None) -> None:
             if error is None and lost is not None:
-                forget_lost(self._disk, name)
+                with contextlib.suppress(LowmarkError):  # a note that stays says nothing wrong
+                    forget_lost(self._disk, name)
 
         log.put_meta(meta.encode(), durable)
         return self._add(log, machine, listener, meta)

@@ -111,6 +111,7 @@ class Leader(Protocol):
     @property
     def version(self) -> int: ...
     def propose_change(self, change: ConfChange) -> bool: ...
+    def change_pending(self) -> bool: ...
     def when_kept(self, callback: Callable[[], None]) -> None: ...
     def now_ms(self) -> int: ...
 
@@ -147,6 +148,8 @@ class PeerChange:
         self.peers: tuple[int, ...] = ()
         self._replacing = 0
         """A member whose copy was lost: it leaves first, and comes back as a new one."""
+        self._own = False
+        """Nobody asked for this change: nobody is asked or told about it."""
         self._asked = 0
         self._rounds = 0
         self._may_finish = False
@@ -169,13 +172,24 @@ class PeerChange:
         return ChangeAnswer.RECEIVED
 
     def replace(self, node: int) -> bool:
-        """Take a member out and in again: its copy was lost. False if something else goes on."""
+        """Take a member out and in again: its copy was lost. False if something else goes on.
+
+        That it shall come back stands in the log: the next leader goes on with it (`bring_back`).
+        """
         members = self._leader.members()
         if self.stage is not Stage.NONE or members.joint or members.incoming == {node}:
             return False
         self._begin(tuple(sorted(members.incoming)))
+        self._own = True
         self._replacing = node if node in members.everybody else 0
         return True
+
+    def bring_back(self) -> None:
+        """Add those again that were taken out for a while, if nothing else goes on."""
+        members = self._leader.members()
+        if members.returning and self.stage is Stage.NONE and self._clean and not members.joint:
+            self._begin(tuple(sorted(members.incoming | members.returning)))
+            self._own = True
 
     def cancel(self) -> bool:
         """Give up a change that is still catching up; True if none is left."""
@@ -204,6 +218,7 @@ class PeerChange:
     def _begin(self, peers: tuple[int, ...]) -> None:
         self.stage = Stage.CATCHING_UP
         self.peers = peers
+        self._own = False
         self._replacing = 0
         self._asked = 0
         self._may_finish = False
@@ -229,8 +244,10 @@ class PeerChange:
 
     def _fail(self, error: ChangeError, node: int = 0) -> None:
         context = ChangeFailed(error=error, token=self.token, peers=self.peers, node=node)
+        own = self._own
         self._end()
-        self._listener.on_change_peers_error(context)
+        if not own:
+            self._listener.on_change_peers_error(context)
 
     def applied(self, members: Members, *, was_joint: bool) -> None:
         """A change of members is in force."""
@@ -249,14 +266,17 @@ class PeerChange:
         if members.joint:
             return
         if self.stage is Stage.NONE:
-            if not self._clean:
+            # A learner that is still on its way into the log must be waited for, too.
+            if not self._clean and not self._leader.change_pending():
                 self._clean = self._drop_learners(members, keep=frozenset())
             return
         if self.stage is not Stage.CATCHING_UP:
             return
         if self._replacing and self._replacing in members.everybody:
             node = self._replacing
-            if self._propose(Transition.AUTO, [Change(ChangeKind.REMOVE, node)]):
+            voter = node in members.incoming
+            kind = ChangeKind.REPLACE if voter else ChangeKind.REMOVE
+            if self._propose(Transition.AUTO, [Change(kind, node)]):
                 self._watched[node] = _Watched(self._leader.now_ms())
                 self._replacing = 0
             return
@@ -268,7 +288,7 @@ class PeerChange:
             return
         if not self._check_new():
             return
-        if self._may_finish:
+        if self._may_finish or self._own:
             self._enter_joint()
         elif not self._asked:
             self._ask()
@@ -296,7 +316,9 @@ class PeerChange:
                 continue
             position = (progress.match, self._leader.installed_bytes(node))
             if position > watched.position:
-                watched.position, watched.progressed_at_ms = position, now
+                watched.progressed_at_ms = now
+            # A snapshot that is sent anew counts from its beginning.
+            watched.position = position
             known = self._leader.known_version(node)
             if 0 < known < self._leader.version:
                 self._fail(ChangeError.TOO_OLD, node)
@@ -337,7 +359,7 @@ class PeerChange:
     def _enter_joint(self) -> None:
         members = self._leader.members()
         changes = [Change(ChangeKind.ADD_VOTER, n) for n in self.peers if n not in members.incoming]
-        leaving = sorted(members.everybody - set(self.peers))
+        leaving = sorted((members.everybody | members.returning) - set(self.peers))
         changes += [Change(ChangeKind.REMOVE, node) for node in leaving]
         if not changes:
             self._end()

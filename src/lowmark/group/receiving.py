@@ -204,7 +204,7 @@ class Receiving:
         if now - self._heard_at_ms >= config.install_stall_ms:
             self.abort()
         elif (
-            now - max(self._asked_at_ms, self._heard_at_ms) >= config.election_ms
+            now - max(self._asked_at_ms, self._heard_at_ms) >= config.install_stall_ms // 4
             and not self._waiting_for_room
         ):
             self._ask(rewind=True)

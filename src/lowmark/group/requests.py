@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from lowmark.errors import LowmarkError
-from lowmark.group.errors import NoQuorum, OutcomeUnknown, ReadTimedOut, Superseded
+from lowmark.group.errors import GroupBusy, NoQuorum, OutcomeUnknown, ReadTimedOut, Superseded
 from lowmark.group.future import Future
 from lowmark.runtime import Buffer
 
@@ -95,12 +95,15 @@ class Proposals:
 
     def expire(self, now_ms: int) -> None:
         """Answer those that waited long enough."""
-        late = [p for p in self.queued if p.deadline_ms <= now_ms]
-        if late:
+        unheard = [p for p in self.queued if p.deadline_ms <= now_ms]
+        if unheard:
             self.queued = [p for p in self.queued if p.deadline_ms > now_ms]
             self.queued_bytes = sum(len(p.data) for p in self.queued)
         expired = [at for at, (_, p) in self._pending.items() if p.deadline_ms <= now_ms]
-        late += [self._pending.pop(at)[1] for at in expired]
+        late = [self._pending.pop(at)[1] for at in expired]
+        for proposal in unheard:
+            why = f"its leader was not ready within {now_ms - proposal.since_ms} ms"
+            proposal.future.reject(GroupBusy(self._group, why=why))
         for proposal in late:
             waited = now_ms - proposal.since_ms
             proposal.future.reject(NoQuorum(self._group, waited_ms=waited))

@@ -15,6 +15,8 @@ from lowmark.raft import ConfState
 
 __all__ = ["Snapshots"]
 
+_RETRY_MS = 5_000
+"""After one that failed, another is tried so much later."""
 _PATIENCE = 2
 """A snapshot that waits for a follower waits until the log is so many times its size."""
 
@@ -41,6 +43,8 @@ class Snapshots:
         """Whether it is time."""
         entries = applied - self._log.row.snapshot_index
         if self.busy or entries < 1 or self._log.quarantined is not None:
+            return False
+        if self.failed is not None and now_ms - self._taken_at_ms < _RETRY_MS:
             return False
         if self._wanted:
             return True

@@ -10,6 +10,10 @@ rides along with the next vote, and is learned again from the leader otherwise. 
 of members is committed is worth one: it goes before the next entries. So whoever has a change
 durable never elects or commits, after any crash, with the members before the last change but one;
 and whoever has an entry that was sent when a change was committed has those members for good.
+
+A record never calls an entry committed that is not ahead of it in the WAL: a crash between the two
+would commit whatever older entry stands there. What an order's own entries commit is recorded
+behind them.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import msgspec
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.group.state_record import GroupMeta
 from lowmark.group.storage import entry_data
-from lowmark.log import GroupLog, GroupQuarantined, InstallRefused, Written
+from lowmark.log import EntryTooLarge, GroupLog, GroupQuarantined, InstallRefused, Written
 from lowmark.raft import Entry, EntryKind, HardState, Snapshot, StorageAppend
 from lowmark.raft.messages import Response
 
@@ -38,15 +42,19 @@ class _Write:
         "entries_done",
         "last",
         "last_term",
-        "meta_done",
         "order",
+        "recorded_after",
+        "recorded_before",
+        "records_due",
         "snapshot_done",
     )
 
     def __init__(self, order: StorageAppend) -> None:
         self.order = order
         self.snapshot_done = order.snapshot is None
-        self.meta_done = True
+        self.recorded_before = self.recorded_after = False
+        self.records_due = 0
+        """Records that are on their way to the disk."""
         self.appended = 0
         """How many of its entries the log has taken."""
         self.entries_done = not order.entries
@@ -55,7 +63,7 @@ class _Write:
 
     @property
     def done(self) -> bool:
-        return self.snapshot_done and self.meta_done and self.entries_done
+        return self.snapshot_done and not self.records_due and self.entries_done
 
 
 class Writes:
@@ -118,7 +126,7 @@ class Writes:
                     break
                 self._waiting.popleft()
                 self._ordered.append(write)
-        except (Corrupt, GroupQuarantined) as error:
+        except (Corrupt, EntryTooLarge, GroupQuarantined) as error:
             self._fail(error)
         finally:
             self._submitting = False
@@ -152,18 +160,17 @@ class Writes:
 
     def _submit(self, write: _Write) -> bool:
         """Give an order to the log; False if it must wait."""
-        order = write.order
         if not write.snapshot_done:
             self._begin_install(write)
             return False
         try:
-            self._submit_meta(write)
+            self._record_before(write)
             self._submit_entries(write)
+            self._record_after(write)
         except (GroupQuarantined, Corrupt):
             raise
         except (Unavailable, InstallRefused):
             return False
-        order.hard = None
         return True
 
     def _begin_install(self, write: _Write) -> None:
@@ -183,33 +190,50 @@ class Writes:
         write.order.snapshot = None  # begun once
         self._install(snapshot, done)
 
-    def _submit_meta(self, write: _Write) -> None:
-        hard = self._hard = write.order.hard or self._hard
-        old = self._meta.hard
-        if (hard.term, hard.vote, hard.incarnation) == (old.term, old.vote, old.incarnation):
-            entries = write.order.entries
-            if not entries or not self._has_committed_change(old.commit, hard.commit, entries):
-                return
+    def _record_before(self, write: _Write) -> None:
+        """Write the term, the vote and the incarnation, if they are new, ahead of the entries."""
+        if write.recorded_before:
+            return
+        self._hard = write.order.hard or self._hard
+        entries, old = write.order.entries, self._meta.hard
+        hard = self._hard
+        if entries:
+            known = max(old.commit, min(hard.commit, entries[0].index - 1))
+            hard = msgspec.structs.replace(hard, commit=known)
+        voted = (hard.term, hard.vote, hard.incarnation)
+        if voted != (old.term, old.vote, old.incarnation) or (
+            entries and self._has_committed_change(old.commit, hard.commit)
+        ):
+            self._record(write, hard)
+        write.recorded_before = True
 
+    def _record_after(self, write: _Write) -> None:
+        """Write that a change of members among the entries is committed, behind them."""
+        if write.recorded_after or not write.order.entries:
+            return
+        if self._has_committed_change(self._meta.hard.commit, self._hard.commit):
+            self._record(write, self._hard)
+        write.recorded_after = True
+
+    def _record(self, write: _Write, hard: HardState) -> None:
         def done(error: LowmarkError | None) -> None:
             if error is None and not self._closed:
-                write.meta_done = True
+                write.records_due -= 1
                 self._settle()
 
         self._put_meta(hard, done)
-        write.meta_done = False
-        write.order.hard = None
+        write.records_due += 1
 
-    def _has_committed_change(self, old: int, new: int, entries: list[Entry]) -> bool:
+    def _has_committed_change(self, old: int, new: int) -> bool:
         """Whether a change of members may be among what was committed since the record."""
         if old < min(new, self._unknown_to):
             return True
-        return any(old < at <= new for at in self._changes_at + _changes_in(entries))
+        return any(old < at <= new for at in self._changes_at)
 
     def _put_meta(self, hard: HardState, on_done: Callable[[LowmarkError | None], None]) -> None:
         meta = msgspec.structs.replace(self._meta, hard=hard)
         self._log.put_meta(meta.encode(), on_done)
-        self._meta, self._hard = meta, hard
+        self._meta = meta
         self._changes_at = [at for at in self._changes_at if at > hard.commit]
 
     def _submit_entries(self, write: _Write) -> None:

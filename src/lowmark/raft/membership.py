@@ -47,6 +47,8 @@ class ChangeKind(IntEnum):
     UPDATE = 2
     """Nothing, as far as consensus is concerned."""
     ADD_LEARNER = 3
+    REPLACE = 4
+    """Remove it, and remember that it shall come back."""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -111,6 +113,7 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     learners_next: frozenset[int] = frozenset()
     auto_leave: bool = False
     incarnations: dict[int, int] = {}
+    returning: frozenset[int] = frozenset()
 
     @property
     def joint(self) -> bool:
@@ -140,6 +143,7 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
             learners_next=tuple(sorted(self.learners_next)),
             auto_leave=self.auto_leave,
             incarnations=tuple(sorted(self.incarnations.items())),
+            returning=tuple(sorted(self.returning)),
         )
 
 
@@ -155,6 +159,7 @@ class _Draft:
         self.tracked = set(members.everybody)
         self.fresh: set[int] = set()
         self.incarnations = dict(members.incarnations)
+        self.returning = set(members.returning)
 
     def apply(self, changes: Iterable[Change]) -> None:
         for change in changes:
@@ -167,6 +172,9 @@ class _Draft:
                     self._make_learner(change.node)
                 case ChangeKind.REMOVE:
                     self._remove(change.node)
+                case ChangeKind.REPLACE:
+                    self._remove(change.node)
+                    self.returning.add(change.node)
                 case ChangeKind.UPDATE:
                     pass
         if not self.incoming:
@@ -177,6 +185,7 @@ class _Draft:
         self.fresh.add(node)
 
     def _make_voter(self, node: int) -> None:
+        self.returning.discard(node)
         if node not in self.tracked:
             self._track(node)
         self.learners.discard(node)
@@ -193,6 +202,7 @@ class _Draft:
             (self.learners_next if node in self.outgoing else self.learners).add(node)
 
     def _remove(self, node: int) -> None:
+        self.returning.discard(node)
         if node not in self.tracked:
             return
         self.incoming.discard(node)
@@ -213,6 +223,7 @@ class _Draft:
             learners_next=frozenset(self.learners_next),
             auto_leave=self.auto_leave,
             incarnations={n: i for n, i in sorted(self.incarnations.items()) if n in self.tracked},
+            returning=frozenset(self.returning),
         )
         return members, frozenset(self.fresh)
 
@@ -279,6 +290,7 @@ def restore(stored: ConfState) -> Members:
         learners_next=frozenset(stored.learners_next),
         auto_leave=stored.auto_leave,
         incarnations=dict(stored.incarnations),
+        returning=frozenset(stored.returning),
     )
     if members.learners & members.voters:
         raise MembershipRefused("a node is both a voter and a learner")

@@ -96,6 +96,8 @@ class ConfState(msgspec.Struct, frozen=True, array_like=True):
     auto_leave: bool = False
     incarnations: tuple[tuple[int, int], ...] = ()
     """(node, index of the entry that added it), for nodes that an entry added."""
+    returning: tuple[int, ...] = ()
+    """Voters that lost their copies, were taken out, and shall be voters again."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):

@@ -19,11 +19,16 @@ from lowmark.raft.progress import Progress
 from lowmark.raft.replication import broadcast_heartbeat
 from lowmark.raft.state import Core, ReadMode, ReadState
 
-__all__ = ["ask", "heard_round", "release_confirmed", "release_early"]
+__all__ = ["READS_MAX", "ask", "heard_round", "release_confirmed", "release_early"]
+
+READS_MAX = 16_384
+"""Rounds that wait for a majority."""
 
 
 def ask(core: Core, request: ReadIndex) -> None:
     """The leader is asked for an index to read at."""
+    if len(core.early_reads) + len(core.waiting_reads) >= READS_MAX:
+        return  # whoever asks that much without an answer will ask again
     if not core.committed_in_term():
         core.early_reads.append(request)
     elif core.singleton or core.config.read_mode is ReadMode.LEASE:

@@ -9,6 +9,7 @@ durable, the leader included, and it is of the leader's own term.
 from __future__ import annotations
 
 from lowmark.raft import membership
+from lowmark.raft.log_view import LogDiverged
 from lowmark.raft.messages import (
     NOBODY,
     Append,
@@ -207,6 +208,8 @@ def answer_append(core: Core, message: Append) -> None:
     """Take entries, or say where the logs may agree."""
     log = core.log
     response = AppendResponse(message.sender, core.node, core.term, core.incarnation, 0)
+    if message.index <= log.committed and log.term(message.index) not in {None, message.log_term}:
+        raise LogDiverged(index=message.index, commit=log.committed)
     if message.index < log.committed:
         response.index = log.committed
     else:
