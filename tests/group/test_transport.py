@@ -260,7 +260,9 @@ def test_all_heartbeats_go_out_in_one_frame() -> None:
 
 def test_no_frame_is_longer_than_the_limit_however_much_there_is_to_say() -> None:
     limits = TransportLimits(frame_bytes_max=300_000)
-    config = replace(FAST, command_bytes_max=200_000, message_bytes_max=100_000)
+    config = replace(
+        FAST, command_bytes_max=200_000, message_bytes_max=100_000, install_piece_bytes=100_000
+    )
     cluster = Cluster(group="", config=config, transport_limits=limits)
     names = [f"g{i}" for i in range(10)]
     for name in names:
@@ -282,7 +284,9 @@ def test_no_frame_is_longer_than_the_limit_however_much_there_is_to_say() -> Non
 def test_a_full_queue_refuses_and_the_group_probes_and_recovers() -> None:
     # given a follower that reads nothing, and queues that hold little
     network = NetworkLimits(frame_bytes_max=100_000, queued_bytes_max=200_000)
-    config = replace(FAST, command_bytes_max=20_000, message_bytes_max=20_000)
+    config = replace(
+        FAST, command_bytes_max=20_000, message_bytes_max=20_000, install_piece_bytes=20_000
+    )
     cluster = Cluster(
         config=config,
         network_limits=network,

@@ -75,8 +75,8 @@ def bench_group(
 ) -> None:
     """Measure replicated groups: three nodes against one, against etcd, against copying.
 
-    Figures against etcd need the packages of `pip install 'lowmark[bench]'`; without them they are
-    skipped, and it says so. A figure that misses its target is a result, too: the exit code is 0.
+    Figures against etcd need the extra packages that `bench` names; without them they are skipped,
+    and it says so. A figure that misses its target is a result, too: the exit code is 0.
     """
     pick = room.GroupSizes
     sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()

@@ -14,6 +14,7 @@ __all__ = [
     "GroupBusy",
     "GroupStopped",
     "GroupUnfinished",
+    "MachineFailed",
     "MachineTooOld",
     "NoQuorum",
     "NotAMember",
@@ -147,6 +148,17 @@ class NotAMember(Rejected):
         super().__init__(
             f"node {node} is no voter of group {group}",
             hint="Look at the group's members first.",
+        )
+
+
+class MachineFailed(Unavailable):
+    """The state machine raised an exception, which it must not."""
+
+    def __init__(self, group: str, *, what: str) -> None:
+        super().__init__(
+            f"the machine of group {group} failed at {what}",
+            detail="This copy goes no further; other groups of this node do.",
+            hint="This is a bug of the machine: report it, with the command.",
         )
 
 

@@ -17,6 +17,7 @@ from lowmark.group.errors import (
     EntryTooNew,
     GroupBusy,
     GroupStopped,
+    MachineFailed,
     MachineTooOld,
     NotAMember,
     NotLeader,
@@ -67,6 +68,8 @@ from lowmark.raft import (
     Heartbeat,
     HeartbeatResponse,
     Install,
+    LogDiverged,
+    LogLost,
     Members,
     MembershipRefused,
     Message,
@@ -90,6 +93,8 @@ logger = logging.getLogger(__name__)
 _UNREADABLE = (DiskFailed, DiskFull, EntryGone, ReferenceExpired)
 """A disk that fails to read is no proof of damage: the core is made anew, and asks again."""
 _BATCHES_PER_TURN = 8
+_TERM_JUMP_MAX = 1 << 32
+"""No group has so many elections while a member is away."""
 _LOOKS_PER_QUESTION = 6
 """How seldom a copy that rests asks whether its leader's copy is still there."""
 
@@ -107,6 +112,7 @@ class Services(Protocol):
     def send(self, group: str, item: Item) -> None: ...
     def wake(self, group: Group) -> None: ...
     def quarantine(self, group: str, cause: LowmarkError) -> None: ...
+    def cut(self, node: int, reason: str) -> None: ...
 
 
 class Group:
@@ -238,6 +244,8 @@ class Group:
 
         It always resolves: with the result, or with the reason (see `errors`).
         """
+        if not isinstance(command, bytes | bytearray | memoryview):
+            raise TypeError(f"a command is bytes, not {type(command).__name__}")
         future: Future[object] = Future()
         refusal = self._refusal(len(command))
         if refusal is not None:
@@ -313,9 +321,9 @@ class Group:
 
     def change_peers(self, term: int, token: int, peers: list[int]) -> ChangeAnswer:
         """Move the group to these voters; see `peers`."""
-        if not peers or any(node <= 0 for node in peers):
+        if not peers or any(not 0 < node < 1 << 63 for node in peers):
             raise Rejected(
-                "a group needs at least one voter, and nodes have positive numbers",
+                "a group needs at least one voter, and nodes have numbers from 1 to 2^63 - 1",
                 hint="Name the nodes that the group shall have.",
             )
         if not self.leads:
@@ -327,7 +335,9 @@ class Group:
         return answer
 
     def cancel_change_peers(self) -> bool:
-        """Give up a change that is still catching up; True if none is left."""
+        """Give up a change that is still catching up; True if none is left. Only the leader can."""
+        if not self.leads:
+            return False
         cancelled = self._changes.cancel()
         self._wake()
         return cancelled
@@ -338,6 +348,8 @@ class Group:
         if indexes is None:
             chunks = self.log.rewrite_plan(chunk_entries=size)
         else:
+            if any(index < 1 for index in indexes):
+                raise Rejected("an index is at least 1")
             wanted = sorted(set(indexes))
             chunks = [wanted[at : at + size] for at in range(0, len(wanted), size)]
         run = Rewrite(self, self.log, self.machine, chunks)
@@ -382,7 +394,18 @@ class Group:
                 self._act(lambda: self._received_own(sender, item))
 
     def _step(self, sender: int, message: Message) -> None:
-        self.raft.step(message)
+        core = self.raft.core
+        if message.term > core.term + _TERM_JUMP_MAX:
+            self._services.cut(sender, f"a message of term {message.term}, far beyond any")
+            return
+        try:
+            self.raft.step(message)
+        except (LogLost, LogDiverged) as damage:
+            if sender in core.members.everybody:
+                raise
+            # What a stranger says about this log is no proof against it.
+            self._services.cut(sender, damage.message)
+            return
         if self.leads:
             self._changes.heard(sender)
             progress = self.raft.core.progress.get(sender)
@@ -424,6 +447,7 @@ class Group:
 
     def lost(self, node: int) -> None:
         """The connection with a node broke."""
+        self._known_versions.pop(node, None)  # it may come back as another release
         if self.stopped is None and node in self.raft.core.progress:
             self.raft.report_unreachable(node)
 
@@ -621,7 +645,12 @@ class Group:
                 kind = data[0]
                 if kind == envelope.COMMAND:
                     time, command = envelope.open_command(data)
-                    result = machine.apply(entry.index, time, command)
+                    try:
+                        result = machine.apply(entry.index, time, command)
+                    except Exception as error:
+                        what = f"the command at {entry.index}: {error!r}"
+                        self._stop(MachineFailed(self.name, what=what))
+                        return
                     self.last_time = max(self.last_time, time)
                 elif kind == envelope.COPY:
                     machine.moved(envelope.old_index_of(data), entry.index)
@@ -680,6 +709,8 @@ class Group:
         if led:
             # A leader that is no member any more has just stepped down; the change is its own.
             self._changes.applied(core.members, was_joint=was_joint)
+            if core.members.joint and self.node not in core.members.incoming:
+                self._hand_over()
 
     def _upgrade(self, version: int) -> bool:
         if version > self.machine_newest:
@@ -715,9 +746,13 @@ class Group:
     def _answer_reads(self) -> None:
         for read in self._reads.answerable(self.applied):
             try:
-                read.future.resolve(self.machine.read(read.query))
+                answer = self.machine.read(read.query)
             except LowmarkError as error:
                 read.future.reject(error)
+            except Exception as error:
+                read.future.reject(MachineFailed(self.name, what=f"a read: {error!r}"))
+            else:
+                read.future.resolve(answer)
 
     # -- snapshots ------------------------------------------------------------------------------
 
@@ -754,10 +789,10 @@ class Group:
             )
 
     def _is_close(self, progress: Progress) -> bool:
-        """Whether a member is behind, but is being served from the log."""
-        comes = progress.state is ProgressState.REPLICATE or (
-            progress.state is ProgressState.PROBE and progress.recent_active
-        )
+        """Whether a member is behind, but will be served from the log, now or after an install."""
+        if progress.state is ProgressState.SNAPSHOT:
+            return progress.recent_active
+        comes = progress.state is ProgressState.REPLICATE or progress.recent_active
         return comes and self.log.first_index - 1 <= progress.match < self.applied
 
     def _send_failed(self, to: int) -> None:
@@ -767,6 +802,8 @@ class Group:
         core = self.raft.core
         if offer.term < core.term or offer.incarnation <= self._rejoin_above:
             return
+        if offer.sender != core.leader:
+            return  # a leader is heard of before it offers anything, and offers again
         if self._snapshots.busy:
             return  # it is offered again
         if offer.snapshot.index <= core.log.committed:
@@ -916,10 +953,19 @@ class Group:
         stuck, self._stuck_order = self._stuck_order, self._writes.stuck_order
         if not self.leads or stuck is None or stuck is not self._writes.stuck_order:
             return
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Ask the voter that has most of the log, and will stay, to lead.
+
+        A leader on its way out that left by itself would leave nobody behind who knows for sure
+        that the new members are in force.
+        """
+        core = self.raft.core
         others = [
-            (progress.match, node)
-            for node, progress in self.raft.core.progress.items()
-            if node != self.node and not progress.is_learner and progress.recent_active
+            (core.progress[node].match, node)
+            for node in core.members.incoming
+            if node != self.node and core.progress[node].recent_active
         ]
         if others:
             self.raft.transfer_leader(max(others)[1])

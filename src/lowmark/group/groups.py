@@ -298,6 +298,10 @@ class Groups:
         self._busy[group.name] = group
         self._schedule()
 
+    def cut(self, node: int, reason: str) -> None:
+        """A node sent what no sound one sends."""
+        self.transport.cut(node, reason)
+
     def quarantine(self, group: str, cause: LowmarkError) -> None:
         """A group's copy is damaged."""
         self._log.quarantine(self._log.group(group).state, cause)
@@ -322,6 +326,7 @@ class Groups:
     def _tick(self) -> None:
         if self._closed:
             return
+        self._loop.call_later(self.config.tick_ms, self._tick)
         now = self.now_ms()
         resting_on: set[int] = set()
         look = now >= self._look_at_ms
@@ -342,7 +347,6 @@ class Groups:
                 self._wake_resting(node, late=True)
             self.transport.pulse(node)
         self._resting_on = resting_on
-        self._loop.call_later(self.config.tick_ms, self._tick)
 
     def _wake_resting(self, node: int, *, late: bool) -> None:
         for group in self._groups.values():

@@ -25,6 +25,9 @@ from lowmark.raft import Install, Snapshot
 
 __all__ = ["Receiving"]
 
+LIVE_BYTES_MAX = 1 << 30
+"""Of a live set; it is gathered in memory."""
+
 
 class Host(Protocol):
     """What receiving asks of its group."""
@@ -81,6 +84,9 @@ class Receiving:
         if offer.machine_version > host.machine_newest:
             error = MachineTooOld(host.name, needed=offer.machine_version, have=host.machine_newest)
             self._refuse(offer, error.message)
+            return
+        if offer.live_bytes > LIVE_BYTES_MAX:
+            self._refuse(offer, f"a live set of {offer.live_bytes} bytes is too large")
             return
         if self._offer is not None and self._same(self._offer, offer):
             self._offer = offer
@@ -157,6 +163,8 @@ class Receiving:
                 installer.add_entries(piece.previous, piece.entries)
             elif piece.state:
                 installer.add_state(piece.at, bytes(piece.state))
+            elif piece.at + len(piece.live) > offer.live_bytes:
+                raise InstallRefused("more of a live set came than was offered")
             elif piece.at <= len(self._live):
                 self._live += piece.live[len(self._live) - piece.at :]
         except InstallRefused:

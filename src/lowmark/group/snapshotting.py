@@ -17,7 +17,7 @@ __all__ = ["Snapshots"]
 
 _RETRY_MS = 5_000
 """After one that failed, another is tried so much later."""
-_PATIENCE = 2
+_PATIENCE = 4
 """A snapshot that waits for a follower waits until the log is so many times its size."""
 
 

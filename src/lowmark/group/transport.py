@@ -17,11 +17,13 @@ from typing import Protocol
 from lowmark.errors import LowmarkError
 from lowmark.group import wire
 from lowmark.group.wire import BadFrame, Item, NotHere, Routed
-from lowmark.runtime import Buffer, Endpoint, Runtime
+from lowmark.runtime import Buffer, Endpoint, FrameTooLong, Runtime
 
 __all__ = ["Receiver", "Transport", "TransportLimits"]
 
 logger = logging.getLogger(__name__)
+
+_STRANGERS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,8 @@ class Transport:
                     return
                 del peer.spared[group]
         size = wire.item_bytes(item) + len(group)
-        if peer.outbox_bytes and peer.outbox_bytes + size > self._limits.frame_bytes_max:
+        full = peer.outbox_bytes + size > self._limits.frame_bytes_max
+        if peer.outbox and (full or len(peer.outbox) >= wire.ITEMS_MAX):
             self._flush(item.to, peer)
         peer.outbox.append((group, item))
         peer.outbox_bytes += size
@@ -136,6 +139,12 @@ class Transport:
         for node, peer in self._peers.items():
             if peer.outbox:
                 self._flush(node, peer)
+
+    def cut(self, node: int, reason: str) -> None:
+        """A node sent what no sound one sends: hear nothing more of it for a while."""
+        address = self._addresses.get(node)
+        if address is not None:
+            self._cut(address, reason)
 
     def pulse(self, node: int) -> None:
         """Tell a node that this one is there."""
@@ -151,7 +160,12 @@ class Transport:
     def _flush(self, node: int, peer: _Peer) -> None:
         items, peer.outbox, peer.outbox_bytes = peer.outbox, [], 0
         address = self._addresses.get(node)
-        sent = address is not None and self._endpoint.send(address, wire.encode(self._boot, items))
+        try:
+            frame = wire.encode(self._boot, items)
+            sent = address is not None and self._endpoint.send(address, frame)
+        except FrameTooLong as error:
+            logger.error("a frame was not sent", extra={"peer": address, "reason": error.message})
+            sent = False
         if not sent:
             for group, item in items:
                 self._receiver.refused(node, group, item)
@@ -203,8 +217,10 @@ class Transport:
         self._endpoint.cut(address, reason)
 
     def _on_cut(self, address: str, why: LowmarkError) -> None:
-        self.last_cut[address] = why
         node = self._nodes.get(address)
+        if node is None and len(self.last_cut) >= _STRANGERS_MAX:
+            return  # anybody may come under any name
+        self.last_cut[address] = why
         if node is not None:
             self._receiver.lost(node)
 

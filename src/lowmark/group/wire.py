@@ -43,6 +43,8 @@ from lowmark.raft import (
 from lowmark.runtime import Buffer
 
 __all__ = [
+    "CONTEXT_BYTES_MAX",
+    "ITEMS_MAX",
     "BadFrame",
     "InstallOffer",
     "InstallOver",
@@ -61,6 +63,10 @@ __all__ = [
 ]
 
 FORMAT = 1
+ITEMS_MAX = 16_384
+"""Messages in one frame."""
+CONTEXT_BYTES_MAX = 64
+"""What a reader may ask to be told again."""
 _LENGTH = struct.Struct("<I")
 _U63 = (1 << 63) - 1
 _ITEM_BYTES = 160
@@ -322,6 +328,8 @@ def decode(frame: Buffer) -> tuple[int, list[Routed]]:
         raise BadFrame(f"the head of a frame can't be read: {error}") from error
     if not 0 <= boot <= _U63:
         raise BadFrame("a frame of a process that can't be")
+    if len(wire) > ITEMS_MAX:
+        raise BadFrame(f"a frame with {len(wire)} messages; at most {ITEMS_MAX} are allowed")
     items: list[Routed] = []
     for group, item in wire:
         if not 0 < len(group) <= GROUP_ID_BYTES_MAX or not group.isascii():
@@ -350,6 +358,8 @@ def _check_numbers(item: Item) -> None:
         raise BadFrame(f"a message of no term: {type(item).__name__}")
     if isinstance(item, InstallOffer):
         _check_snapshot(item.snapshot)
+    if isinstance(item, ReadIndex | ReadIndexResponse) and len(item.context) > CONTEXT_BYTES_MAX:
+        raise BadFrame(f"a read with a context of {len(item.context)} bytes")
 
 
 def _check_snapshot(snapshot: Snapshot) -> None:

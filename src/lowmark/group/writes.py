@@ -12,14 +12,14 @@ durable never elects or commits, after any crash, with the members before the la
 and whoever has an entry that was sent when a change was committed has those members for good.
 
 A record never calls an entry committed that is not ahead of it in the WAL: a crash between the two
-would commit whatever older entry stands there. What an order's own entries commit is recorded
-behind them.
+would commit whatever older entry stands there. So an order whose own entries hold a change that is
+committed is written in pieces, with the record between them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 
 import msgspec
@@ -43,16 +43,16 @@ class _Write:
         "last",
         "last_term",
         "order",
-        "recorded_after",
-        "recorded_before",
         "records_due",
         "snapshot_done",
+        "voted",
     )
 
     def __init__(self, order: StorageAppend) -> None:
         self.order = order
         self.snapshot_done = order.snapshot is None
-        self.recorded_before = self.recorded_after = False
+        self.voted = False
+        """Whether the log has taken its term, vote and incarnation."""
         self.records_due = 0
         """Records that are on their way to the disk."""
         self.appended = 0
@@ -164,9 +164,8 @@ class Writes:
             self._begin_install(write)
             return False
         try:
-            self._record_before(write)
+            self._submit_vote(write)
             self._submit_entries(write)
-            self._record_after(write)
         except (GroupQuarantined, Corrupt):
             raise
         except (Unavailable, InstallRefused):
@@ -190,38 +189,27 @@ class Writes:
         write.order.snapshot = None  # begun once
         self._install(snapshot, done)
 
-    def _record_before(self, write: _Write) -> None:
+    def _submit_vote(self, write: _Write) -> None:
         """Write the term, the vote and the incarnation, if they are new, ahead of the entries."""
-        if write.recorded_before:
+        if write.voted:
             return
         self._hard = write.order.hard or self._hard
-        entries, old = write.order.entries, self._meta.hard
-        hard = self._hard
-        if entries:
-            known = max(old.commit, min(hard.commit, entries[0].index - 1))
-            hard = msgspec.structs.replace(hard, commit=known)
-        voted = (hard.term, hard.vote, hard.incarnation)
-        if voted != (old.term, old.vote, old.incarnation) or (
-            entries and self._has_committed_change(old.commit, hard.commit)
-        ):
-            self._record(write, hard)
-        write.recorded_before = True
+        hard, old = self._hard, self._meta.hard
+        if (hard.term, hard.vote, hard.incarnation) != (old.term, old.vote, old.incarnation):
+            entries = write.order.entries
+            self._record(write, below=entries[0].index if entries else hard.commit + 1)
+        write.voted = True
 
-    def _record_after(self, write: _Write) -> None:
-        """Write that a change of members among the entries is committed, behind them."""
-        if write.recorded_after or not write.order.entries:
-            return
-        if self._has_committed_change(self._meta.hard.commit, self._hard.commit):
-            self._record(write, self._hard)
-        write.recorded_after = True
+    def _record(self, write: _Write, *, below: int) -> None:
+        """Write the hard state; of the commit index, what speaks of entries below an index."""
+        commit = max(self._meta.hard.commit, min(self._hard.commit, below - 1))
 
-    def _record(self, write: _Write, hard: HardState) -> None:
         def done(error: LowmarkError | None) -> None:
             if error is None and not self._closed:
                 write.records_due -= 1
                 self._settle()
 
-        self._put_meta(hard, done)
+        self._put_meta(msgspec.structs.replace(self._hard, commit=commit), done)
         write.records_due += 1
 
     def _has_committed_change(self, old: int, new: int) -> bool:
@@ -240,13 +228,19 @@ class Writes:
         entries = write.order.entries
         if not entries:
             return
-        for term, run in groupby(entries[write.appended :], lambda entry: entry.term):
-            same = list(run)
-            self._log.append(term, [entry_data(entry) for entry in same], first=same[0].index)
-            self._unknown_to = min(self._unknown_to, same[0].index - 1)
-            self._changes_at = [at for at in self._changes_at if at < same[0].index]
-            self._changes_at += _changes_in(same)
-            write.appended += len(same)
+        for piece in _pieces(entries[write.appended :]):
+            first = piece[0].index
+            if self._has_committed_change(
+                self._meta.hard.commit, min(self._hard.commit, first - 1)
+            ):
+                self._record(write, below=first)
+            for term, run in groupby(piece, lambda entry: entry.term):
+                same = list(run)
+                self._log.append(term, [entry_data(entry) for entry in same], first=same[0].index)
+                self._unknown_to = min(self._unknown_to, same[0].index - 1)
+                self._changes_at = [at for at in self._changes_at if at < same[0].index]
+                self._changes_at += _changes_in(same)
+                write.appended += len(same)
         if self._log.written_index >= write.last and not self._ordered:
             write.entries_done = True
 
@@ -264,3 +258,16 @@ class Writes:
 
 def _changes_in(entries: list[Entry]) -> list[int]:
     return [entry.index for entry in entries if entry.kind is not EntryKind.NORMAL]
+
+
+def _pieces(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """The entries, cut before and behind each change of members."""
+    start = 0
+    for at, entry in enumerate(entries):
+        if entry.kind is not EntryKind.NORMAL:
+            if at > start:
+                yield entries[start:at]
+            yield entries[at : at + 1]
+            start = at + 1
+    if start < len(entries):
+        yield entries[start:]

@@ -303,6 +303,8 @@ class RaftNode:
             return  # there is one leader in a term: this one
         if core.role is not Role.FOLLOWER:
             core.become_follower(message.term, message.sender)
+        elif core.leader not in {NOBODY, message.sender}:
+            return  # there is one leader in a term, and it is known
         core.election_elapsed = 0
         core.leader = message.sender
         match message:
