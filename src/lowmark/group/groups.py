@@ -25,6 +25,7 @@ __all__ = ["Groups", "SilentListener"]
 
 logger = logging.getLogger(__name__)
 
+_ANNOUNCEMENTS = 3
 _LOOK_MS = 10_000
 """So often groups that rest are looked at all the same: their snapshots grow old."""
 _OVERHEAD_BYTES = 1 << 10
@@ -101,6 +102,7 @@ class Groups:
         self._heard_at_ms: dict[int, int] = {}
         self._resting_on: set[int] = set()
         self._look_at_ms = 0
+        self._announcements = _ANNOUNCEMENTS
         self.transport = Transport(
             runtime, node=node, address=address, listen=listen, receiver=self, limits=limits
         )
@@ -327,6 +329,11 @@ class Groups:
         if self._closed:
             return
         self._loop.call_later(self.config.tick_ms, self._tick)
+        if self._announcements:
+            # Whoever rests on a process that is no more shall know at once.
+            self._announcements -= 1
+            for node in sorted(self.transport.addresses):
+                self.transport.pulse(node)
         now = self.now_ms()
         resting_on: set[int] = set()
         look = now >= self._look_at_ms

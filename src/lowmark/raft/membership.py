@@ -202,7 +202,8 @@ class _Draft:
             (self.learners_next if node in self.outgoing else self.learners).add(node)
 
     def _remove(self, node: int) -> None:
-        self.returning.discard(node)
+        if node not in self.learners:  # a learner that goes may be one that will be tried again
+            self.returning.discard(node)
         if node not in self.tracked:
             return
         self.incoming.discard(node)
