@@ -105,6 +105,7 @@ def _proposals(nodes: int, size: int, in_flight: int, count: int) -> Turn:
     def turn(folder: Path) -> Side:
         with Cluster(folder, nodes) as cluster:
             cluster.create("g", members=list(range(1, nodes + 1)))
+            cluster.ask(1, do="campaign")
             leader = cluster.leader("g")
             warm = min(WARM_UP, count)
             cluster.propose("g", size=size, in_flight=in_flight, count=warm, at=leader)

@@ -168,6 +168,12 @@ class _Node:
             group.transfer(to)
         self.say({"ok": True})
 
+    def _do_campaign(self) -> None:
+        """Stand for election in all groups now, instead of after a timeout."""
+        for group in self._groups.groups():
+            group.campaign()
+        self.say({"ok": True})
+
     def _do_snapshot(self, group: str) -> None:
         found = self._groups.group(group)
         found.snapshot()

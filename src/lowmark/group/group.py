@@ -319,6 +319,13 @@ class Group:
             raise NotAMember(self.name, to)
         self._act(lambda: self.raft.transfer_leader(to))
 
+    def campaign(self) -> None:
+        """Stand for election now, without waiting for a timeout."""
+        if self.stopped is not None:
+            raise self.stopped.again()
+        self.resting.wake()
+        self._act(self.raft.campaign)
+
     def change_peers(self, term: int, token: int, peers: list[int]) -> ChangeAnswer:
         """Move the group to these voters; see `peers`."""
         if not peers or any(not 0 < node < 1 << 63 for node in peers):
