@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lowmark.raft import (
+    Append,
     AppendResponse,
     ConfChange,
     ConfState,
@@ -18,6 +19,7 @@ from lowmark.raft import (
     Snapshot,
     StorageAppended,
     Transition,
+    Vote,
     VoteResponse,
 )
 from lowmark.raft.membership import restore
@@ -195,3 +197,16 @@ def test_a_stranger_is_not_heard() -> None:
     leader = a_leader()
     leader.step(AppendResponse(1, 9, 1, 0, 1), HeartbeatResponse(1, 9, 1, 0))
     assert leader.core.log.committed == 0
+
+
+@pytest.mark.parametrize(("asked_as", "votes"), [(0, False), (7, True)])
+def test_a_new_copy_does_not_vote_as_the_one_that_it_replaces(asked_as: int, votes: bool) -> None:
+    # given a node that was removed, lost its copy, and was added again at 7; its log is short yet
+    member = Member(1)
+    member.step(Append(1, 2, 3, 7, 0, 0, 0, []))
+    member.core.leader = 0
+    # when a candidate asks it that knows the members from before, or those of today
+    sent = member.step(Vote(1, 2, 6, asked_as, 9, 2, pre=False, transfer=True))
+    # then it judges only as what it is today: its old copy may have had what the candidate lacks
+    granted = [m for m in sent if isinstance(m, VoteResponse) and not m.reject]
+    assert bool(granted) is votes

@@ -248,6 +248,10 @@ class RaftNode:
             return progress is not None and message.incarnation >= progress.incarnation
         if message.incarnation > core.incarnation and isinstance(message, _REQUESTS):
             core.incarnation = message.incarnation
+        if isinstance(message, Vote) and message.incarnation < core.incarnation:
+            # It is meant for a copy that is no more, and that may have acknowledged what the
+            # candidate lacks: this one can't judge. Who knows the present members asks anew.
+            return False
         return not core.mute
 
     def _step_lower(self, message: Message) -> None:
