@@ -92,7 +92,12 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-_SENT_AS = {"_WireAppend": "Append", "_WirePiece": "InstallPiece"}
+_SENT_AS = {
+    "_WireAppend": "Append",
+    "_WirePiece": "InstallPiece",
+    "_WireAsk": "Ask",
+    "_WireAnswer": "Answer",
+}
 MESSAGES: dict[str, type[msgspec.Struct]] = {
     _SENT_AS.get(of.__name__, of.__name__): of for of in get_args(wire._WireItem)
 }

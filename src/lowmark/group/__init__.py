@@ -31,6 +31,7 @@ The core knows nothing of this room, and the machine knows nothing of consensus.
 `groups` drives all groups of a node with one clock and one link (`transport`, `wire`).
 """
 
+from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply, Service
 from lowmark.group.config import GroupConfig
 from lowmark.group.envelope import Command
 from lowmark.group.errors import (
@@ -54,6 +55,7 @@ from lowmark.group.future import Future
 from lowmark.group.group import Group
 from lowmark.group.groups import Groups, SilentListener
 from lowmark.group.machine import Machine
+from lowmark.group.observer import Observer, SilentObserver
 from lowmark.group.peers import ChangeAnswer, ChangeError, ChangeFailed, PeerListener, Stage
 from lowmark.group.status import GroupStatus, PeerStatus
 from lowmark.group.transport import TransportLimits
@@ -61,6 +63,8 @@ from lowmark.group.wire import BadFrame
 
 __all__ = [
     "BadFrame",
+    "CallLost",
+    "Calls",
     "ChangeAnswer",
     "ChangeError",
     "ChangeFailed",
@@ -79,15 +83,21 @@ __all__ = [
     "MachineFailed",
     "MachineTooOld",
     "NoQuorum",
+    "NoService",
     "NotAMember",
+    "NotAsked",
     "NotLeader",
+    "Observer",
     "OutcomeUnknown",
     "PeerListener",
     "PeerStatus",
     "QuarantinedHere",
     "ReadTimedOut",
+    "Reply",
+    "Service",
     "ShuttingDown",
     "SilentListener",
+    "SilentObserver",
     "Stage",
     "Superseded",
     "TransportLimits",

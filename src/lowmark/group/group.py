@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from random import Random
 from typing import Protocol
@@ -27,6 +27,7 @@ from lowmark.group.errors import (
 )
 from lowmark.group.future import Future
 from lowmark.group.machine import Machine
+from lowmark.group.observer import Observer
 from lowmark.group.peers import ChangeAnswer, PeerChange, PeerListener, Stage
 from lowmark.group.receiving import Receiving
 from lowmark.group.requests import Proposal, Proposals, Read, Reads
@@ -125,6 +126,7 @@ class Group:
         machine: Machine,
         listener: PeerListener,
         meta: GroupMeta,
+        observer: Observer,
     ) -> None:
         self.name = log.name
         self.node = services.node
@@ -133,6 +135,7 @@ class Group:
         self.log = log
         self._services = services
         self._listener = listener
+        self._observer = observer
         self._meta = meta
         self._rejoin_above = meta.rejoin_above
         self._storage = GroupStorage(log, meta.founders)
@@ -308,8 +311,12 @@ class Group:
 
     def read_command(self, index: int) -> Command:
         """The command of an entry that is live, or not covered by a snapshot yet."""
-        (entry,) = self.log.read([index])
-        return envelope.open_command(entry.data)
+        (command,) = self.read_commands([index])
+        return command
+
+    def read_commands(self, indexes: list[int]) -> list[Command]:
+        """The commands of several such entries; the indexes rise."""
+        return [envelope.open_command(entry.data) for entry in self.log.read(indexes)]
 
     def transfer(self, to: int) -> None:
         """Ask for leadership to go to another voter."""
@@ -326,9 +333,12 @@ class Group:
         self.resting.wake()
         self._act(self.raft.campaign)
 
-    def change_peers(self, term: int, token: int, peers: list[int]) -> ChangeAnswer:
-        """Move the group to these voters; see `peers`."""
-        if not peers or any(not 0 < node < 1 << 63 for node in peers):
+    def change_peers(
+        self, term: int, token: int, peers: list[int], *, learners: Iterable[int] = ()
+    ) -> ChangeAnswer:
+        """Move the group to these voters, and have these learners beside them; see `peers`."""
+        beside = tuple(sorted(set(learners) - set(peers)))
+        if not peers or any(not 0 < node < 1 << 63 for node in (*peers, *beside)):
             raise Rejected(
                 "a group needs at least one voter, and nodes have numbers from 1 to 2^63 - 1",
                 hint="Name the nodes that the group shall have.",
@@ -337,7 +347,7 @@ class Group:
             return ChangeAnswer.NOT_LEADER
         if term != self.term:
             return ChangeAnswer.OTHER_TERM
-        answer = self._changes.change(token, tuple(peers))
+        answer = self._changes.change(token, tuple(peers), beside)
         self._wake()
         return answer
 
@@ -595,6 +605,7 @@ class Group:
     def _handle(self, ready: Ready) -> None:
         if ready.soft is not None:
             self._role_changed()
+            self._observer.on_leader_changed(self.leader, self.term)
         for message in ready.messages:
             if isinstance(message, Install):
                 self._sends.start(message)
@@ -674,6 +685,7 @@ class Group:
         self.raft.applied(StorageApplied(entries))
         self.log.let_go(self.applied)
         self._became_ready()
+        self._observer.on_applied()
         self._maybe_snapshot(self._services.now_ms())
 
     def _replay_sound(self) -> None:
@@ -839,6 +851,7 @@ class Group:
                     self._stop(damage)
                     return
                 self._proposals.skipped(self.applied)
+                self._observer.on_restored()
             on_done(error)
             self._services.wake(self)
 
@@ -899,6 +912,7 @@ class Group:
         self._reads.refuse(error.again)
         if self._role is Role.LEADER:
             self._changes.lost_leadership()
+        self._observer.on_stopped(error)
 
     # -- versions of the machine ----------------------------------------------------------------
 

@@ -7,16 +7,18 @@ import logging
 from collections.abc import Callable, Iterable
 
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.group.calls import Calls
 from lowmark.group.config import GroupConfig
 from lowmark.group.errors import GroupStopped, GroupUnfinished
 from lowmark.group.future import Future
 from lowmark.group.group import Group
 from lowmark.group.lost import forget_lost, lost_incarnation, note_lost
 from lowmark.group.machine import Machine
+from lowmark.group.observer import Observer, SilentObserver
 from lowmark.group.peers import ChangeFailed, PeerListener
 from lowmark.group.state_record import GroupMeta
 from lowmark.group.transport import Transport, TransportLimits
-from lowmark.group.wire import Item, NotHere
+from lowmark.group.wire import Answer, Ask, Item, NotHere
 from lowmark.log import Dropped, GroupLeaving, GroupLog, Log, Written
 from lowmark.raft import ConfState
 from lowmark.runtime import Runtime
@@ -106,6 +108,9 @@ class Groups:
         self.transport = Transport(
             runtime, node=node, address=address, listen=listen, receiver=self, limits=limits
         )
+        self.calls = Calls(
+            self.transport, now_ms=self.now_ms, timeout_ms=self.config.request_timeout_ms
+        )
         log.on_written = self._written
         log.on_dropped = self._dropped
         log.on_writable = self._writable
@@ -120,6 +125,7 @@ class Groups:
         *,
         members: Iterable[int] = (),
         listener: PeerListener | None = None,
+        observer: Observer | None = None,
     ) -> Group:
         """Make a copy of a group here.
 
@@ -133,10 +139,16 @@ class Groups:
             raise Rejected("nodes have positive numbers")
         if founders and self.node not in founders:
             founders = ()
-        return self._create(name, machine, listener, GroupMeta(founders=ConfState(voters=founders)))
+        meta = GroupMeta(founders=ConfState(voters=founders))
+        return self._create(name, machine, listener, meta, observer)
 
     def _create(
-        self, name: str, machine: Machine, listener: PeerListener | None, meta: GroupMeta
+        self,
+        name: str,
+        machine: Machine,
+        listener: PeerListener | None,
+        meta: GroupMeta,
+        observer: Observer | None,
     ) -> Group:
         lost = lost_incarnation(self._disk, name)
         if lost is not None:
@@ -149,7 +161,7 @@ class Groups:
                     forget_lost(self._disk, name)
 
         log.put_meta(meta.encode(), durable)
-        return self._add(log, machine, listener, meta)
+        return self._add(log, machine, listener, meta, observer)
 
     def _unfinished(self, name: str) -> GroupLog | None:
         """A copy that a crash left without its first record: it never took part in anything."""
@@ -166,11 +178,12 @@ class Groups:
         ask: Iterable[int],
         incarnation: int,
         listener: PeerListener | None = None,
+        observer: Observer | None = None,
     ) -> Group:
         """Make a copy in place of one that was lost here, files and all, as that incarnation."""
         others = tuple(sorted({*ask} - {self.node}))
         note_lost(self._disk, name, incarnation=incarnation, ask=others)
-        return self._create(name, machine, listener, GroupMeta())
+        return self._create(name, machine, listener, GroupMeta(), observer)
 
     def rebuild(
         self,
@@ -179,6 +192,7 @@ class Groups:
         *,
         ask: Iterable[int] = (),
         listener: PeerListener | None = None,
+        observer: Observer | None = None,
     ) -> Future[Group]:
         """Throw this node's copy away and get a new one from the others.
 
@@ -198,7 +212,7 @@ class Groups:
 
         def again() -> None:
             try:
-                future.resolve(self._create(name, machine, listener, GroupMeta()))
+                future.resolve(self._create(name, machine, listener, GroupMeta(), observer))
             except GroupLeaving:
                 self.later(self.config.tick_ms, again)
             except LowmarkError as error:
@@ -207,19 +221,33 @@ class Groups:
         again()
         return future
 
-    def open(self, name: str, machine: Machine, *, listener: PeerListener | None = None) -> Group:
+    def open(
+        self,
+        name: str,
+        machine: Machine,
+        *,
+        listener: PeerListener | None = None,
+        observer: Observer | None = None,
+    ) -> Group:
         """Go on with a copy that this node has in its log."""
         log = self._log.group(name)
         if not log.meta:
             raise GroupUnfinished(name)
-        return self._add(log, machine, listener, GroupMeta.decode(log.meta))
+        return self._add(log, machine, listener, GroupMeta.decode(log.meta), observer)
 
     def _add(
-        self, log: GroupLog, machine: Machine, listener: PeerListener | None, meta: GroupMeta
+        self,
+        log: GroupLog,
+        machine: Machine,
+        listener: PeerListener | None,
+        meta: GroupMeta,
+        observer: Observer | None,
     ) -> Group:
         if log.name in self._groups:
             raise Rejected(f"group {log.name} is open already")
-        group = Group(self, log, machine, listener or SilentListener(), meta)
+        group = Group(
+            self, log, machine, listener or SilentListener(), meta, observer or SilentObserver()
+        )
         self._groups[log.name] = group
         return group
 
@@ -275,6 +303,7 @@ class Groups:
         self._closed = True
         for name in list(self._groups):
             self.close_group(name)
+        self.calls.close()
         self.transport.close()
         self._log.on_written = lambda _: None
         self._log.on_dropped = lambda _: None
@@ -329,6 +358,7 @@ class Groups:
         if self._closed:
             return
         self._loop.call_later(self.config.tick_ms, self._tick)
+        self.calls.tick()
         if self._announcements:
             # Whoever rests on a process that is no more shall know at once.
             self._announcements -= 1
@@ -376,6 +406,8 @@ class Groups:
     def refused(self, to: int, group: str, item: Item) -> None:
         """A message could not be sent."""
         del to
+        if isinstance(item, Ask):
+            self.calls.refused(item)
         found = self._groups.get(group)
         if found is not None and not isinstance(item, NotHere):
             found.refused(item)
@@ -386,10 +418,20 @@ class Groups:
         if restarted:
             self._wake_resting(sender, late=False)
 
-    def lost(self, node: int) -> None:
+    def called(self, address: str, service: str, item: Ask | Answer, *, known: bool) -> None:
+        """A question or an answer has come."""
+        if isinstance(item, Ask):
+            self.calls.asked(address, service, item, known=known)
+        else:
+            self.calls.answered(address, service, item)
+        self._schedule()
+
+    def lost(self, node: int, address: str) -> None:
         """The connection with a node broke."""
-        for group in self._groups.values():
-            group.lost(node)
+        self.calls.lost(address)
+        if node:
+            for group in self._groups.values():
+                group.lost(node)
 
     def _written(self, event: Written) -> None:
         group = self._groups.get(event.group)

@@ -9,6 +9,9 @@ Learners are added and redundant ones removed by changes of their own; only then
 `try_catch_up_finish` says so, the joint configuration is proposed. A change that fails or is
 cancelled takes its learners away again: the old members serve all the time.
 
+Some groups have learners for good: nodes that follow without a vote. They are named with the
+voters; nothing waits until they are near.
+
 A leader that is elected in the middle leaves a joint configuration by itself, and says so; learners
 that it finds wait for a new list (the caller learns of the election and asks again).
 """
@@ -146,6 +149,7 @@ class PeerChange:
         self.stage = Stage.NONE
         self.token = -1
         self.peers: tuple[int, ...] = ()
+        self.learners: tuple[int, ...] = ()
         self._replacing = 0
         """A member whose copy was lost: it leaves first, and comes back as a new one."""
         self._own = False
@@ -158,17 +162,20 @@ class PeerChange:
 
     # -- requests -------------------------------------------------------------------------------
 
-    def change(self, token: int, peers: tuple[int, ...]) -> ChangeAnswer:
-        """Move the group to these voters."""
+    def change(
+        self, token: int, peers: tuple[int, ...], learners: tuple[int, ...] = ()
+    ) -> ChangeAnswer:
+        """Move the group to these voters and learners."""
         if token < self.token:
             return ChangeAnswer.STALE_TOKEN
         if self.stage in {Stage.JOINT, Stage.STABLE} or self._leader.members().joint:
             return ChangeAnswer.BUSY
         peers = tuple(sorted(set(peers)))
-        if self.stage is Stage.CATCHING_UP and (token, peers) == (self.token, self.peers):
+        same = (token, peers, learners) == (self.token, self.peers, self.learners)
+        if self.stage is Stage.CATCHING_UP and same:
             return ChangeAnswer.RECEIVED  # again: that is no reason to wait longer for anybody
         self.token = token
-        self._begin(peers)
+        self._begin(peers, learners)
         return ChangeAnswer.RECEIVED
 
     def replace(self, node: int) -> bool:
@@ -179,7 +186,7 @@ class PeerChange:
         members = self._leader.members()
         if self.stage is not Stage.NONE or members.joint or members.incoming == {node}:
             return False
-        self._begin(tuple(sorted(members.incoming)))
+        self._begin(tuple(sorted(members.incoming)), tuple(sorted(members.learners)))
         self._own = True
         self._replacing = node if node in members.everybody else 0
         return True
@@ -188,7 +195,8 @@ class PeerChange:
         """Add those again that were taken out for a while, if nothing else goes on."""
         members = self._leader.members()
         if members.returning and self.stage is Stage.NONE and self._clean and not members.joint:
-            self._begin(tuple(sorted(members.incoming | members.returning)))
+            peers = members.incoming | members.returning
+            self._begin(tuple(sorted(peers)), tuple(sorted(members.learners - peers)))
             self._own = True
 
     def cancel(self) -> bool:
@@ -215,9 +223,10 @@ class PeerChange:
 
     # -- going on -------------------------------------------------------------------------------
 
-    def _begin(self, peers: tuple[int, ...]) -> None:
+    def _begin(self, peers: tuple[int, ...], learners: tuple[int, ...]) -> None:
         self.stage = Stage.CATCHING_UP
         self.peers = peers
+        self.learners = learners
         self._own = False
         self._replacing = 0
         self._asked = 0
@@ -268,7 +277,7 @@ class PeerChange:
         if self.stage is Stage.NONE:
             # A learner that is still on its way into the log must be waited for, too.
             if not self._clean and not self._leader.change_pending():
-                self._clean = self._drop_learners(members, keep=frozenset())
+                self._clean = self._drop_learners(members, keep=frozenset(self.learners))
             return
         if self.stage is not Stage.CATCHING_UP:
             return
@@ -280,9 +289,10 @@ class PeerChange:
                 self._watched[node] = _Watched(self._leader.now_ms())
                 self._replacing = 0
             return
-        if not self._drop_learners(members, keep=frozenset(self.peers)):
+        wanted = (*self.peers, *self.learners)
+        if not self._drop_learners(members, keep=frozenset(wanted)):
             return
-        missing = [node for node in self.peers if node not in members.everybody]
+        missing = [node for node in wanted if node not in members.everybody]
         if missing:
             self._propose(Transition.AUTO, [Change(ChangeKind.ADD_LEARNER, n) for n in missing])
             return
@@ -359,8 +369,11 @@ class PeerChange:
     def _enter_joint(self) -> None:
         members = self._leader.members()
         changes = [Change(ChangeKind.ADD_VOTER, n) for n in self.peers if n not in members.incoming]
-        leaving = sorted((members.everybody | members.returning) - set(self.peers))
-        changes += [Change(ChangeKind.REMOVE, node) for node in leaving]
+        changes += [
+            Change(ChangeKind.ADD_LEARNER, n) for n in self.learners if n in members.incoming
+        ]
+        gone = (members.everybody | members.returning) - {*self.peers, *self.learners}
+        changes += [Change(ChangeKind.REMOVE, node) for node in sorted(gone)]
         if not changes:
             self._end()
             self._clean = True

@@ -5,6 +5,9 @@ fit is dropped and its group is told (`Receiver.refused`), so that consensus pro
 sending ahead; it sends on when the peer answers. A peer that sends what no sound peer sends is cut
 off with a named error. A message for a group that is not here is answered with `NotHere`; the
 sender then spares us that group for a while, and a peer that does not is cut off, too.
+
+Of an address that nobody told us of, only questions and answers are heard (see `calls`): it may be
+a node that wants to join, or one that we asked without knowing who it is.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Protocol
 
 from lowmark.errors import LowmarkError
 from lowmark.group import wire
-from lowmark.group.wire import BadFrame, Item, NotHere, Routed
+from lowmark.group.wire import Answer, Ask, BadFrame, Item, NotHere, Routed
 from lowmark.runtime import Buffer, Endpoint, FrameTooLong, Runtime
 
 __all__ = ["Receiver", "Transport", "TransportLimits"]
@@ -51,8 +54,11 @@ class Receiver(Protocol):
     def heard(self, sender: int, *, restarted: bool) -> None:
         """A node gave a sign of life."""
 
-    def lost(self, node: int) -> None:
-        """The connection with a node broke; what was under way may be lost."""
+    def called(self, address: str, service: str, item: Ask | Answer, *, known: bool) -> None:
+        """A question or an answer has come; `known`: from a node whose address we know."""
+
+    def lost(self, node: int, address: str) -> None:
+        """The connection broke; what was under way may be lost. The node is 0 if unknown."""
 
 
 class _Peer:
@@ -134,6 +140,14 @@ class Transport:
         peer.outbox.append((group, item))
         peer.outbox_bytes += size
 
+    def send_to(self, address: str, service: str, item: Ask | Answer) -> bool:
+        """Send to an address whose node may be unknown; False if that can't be done now."""
+        try:
+            return self._endpoint.send(address, wire.encode(self._boot, [(service, item)]))
+        except FrameTooLong as error:
+            logger.error("a frame was not sent", extra={"peer": address, "reason": error.message})
+            return False
+
     def flush(self) -> None:
         """Send everything that waits, a frame a peer."""
         for node, peer in self._peers.items():
@@ -174,24 +188,30 @@ class Transport:
 
     def _on_frame(self, address: str, frame: Buffer) -> None:
         node = self._nodes.get(address)
-        if node is None:
-            return  # a node that nobody told us of: it will be heard when it is known
         try:
             boot, items = wire.decode(frame)
             for _, item in items:
-                if item.to != self.node or item.sender != node:
+                blind = item.to == 0 and isinstance(item, Ask)
+                if (item.to != self.node and not blind) or item.sender != (node or item.sender):
                     raise BadFrame(
                         f"a message from node {item.sender} to node {item.to}, by node {node}"
                     )
         except BadFrame as bad:
             self._cut(address, bad.message)
             return
+        if node is None:
+            for service, item in items:
+                if isinstance(item, Ask | Answer):  # the rest will be heard when it is known
+                    self._receiver.called(address, service, item, known=False)
+            return
         peer = self._peer(node)
         restarted, peer.boot = peer.boot not in {0, boot}, boot
         self._receiver.heard(node, restarted=restarted)
         answers = False
         for group, item in items:
-            if self._receiver.received(node, group, item):
+            if isinstance(item, Ask | Answer):
+                self._receiver.called(address, group, item, known=True)
+            elif self._receiver.received(node, group, item):
                 if isinstance(item, NotHere):
                     peer.spared[group] = self._now_ms() + self._limits.not_here_ms
             elif not isinstance(item, NotHere):
@@ -218,11 +238,10 @@ class Transport:
 
     def _on_cut(self, address: str, why: LowmarkError) -> None:
         node = self._nodes.get(address)
+        self._receiver.lost(node or 0, address)
         if node is None and len(self.last_cut) >= _STRANGERS_MAX:
             return  # anybody may come under any name
         self.last_cut[address] = why
-        if node is not None:
-            self._receiver.lost(node)
 
     def _peer(self, node: int) -> _Peer:
         peer = self._peers.get(node)

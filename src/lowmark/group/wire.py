@@ -45,6 +45,8 @@ from lowmark.runtime import Buffer
 __all__ = [
     "CONTEXT_BYTES_MAX",
     "ITEMS_MAX",
+    "Answer",
+    "Ask",
     "BadFrame",
     "InstallOffer",
     "InstallOver",
@@ -117,6 +119,24 @@ class Rejoin(_Small, tag=24):
     incarnation: int
 
 
+class Ask(_Small, tag=25):
+    """A question to a service of the node; the item's group is the service's name.
+
+    `to` is 0 if the asker knows only the address.
+    """
+
+    number: int
+    body: Buffer
+
+
+class Answer(_Small, tag=26):
+    """The answer to a question; `outcome` is 0, or it was not taken: 1 no such service, 2 busy."""
+
+    number: int
+    outcome: int
+    body: Buffer
+
+
 class InstallOffer(_Small, tag=30):
     """A snapshot is there to be fetched."""
 
@@ -179,6 +199,8 @@ Item: TypeAlias = (
     | Rested
     | Knows
     | Rejoin
+    | Ask
+    | Answer
     | InstallOffer
     | InstallWant
     | InstallPiece
@@ -194,6 +216,17 @@ class _WireAppend(Message, tag=1):
     terms: list[int]
     kinds: bytes
     lengths: list[int]
+
+
+class _WireAsk(_Small, tag=25):
+    number: int
+    length: int
+
+
+class _WireAnswer(_Small, tag=26):
+    number: int
+    outcome: int
+    length: int
 
 
 class _WirePiece(_Small, tag=32):
@@ -223,6 +256,8 @@ _WireItem = (
     | Rested
     | Knows
     | Rejoin
+    | _WireAsk
+    | _WireAnswer
     | InstallOffer
     | InstallWant
     | _WirePiece
@@ -243,6 +278,8 @@ def item_bytes(item: Item) -> int:
         case InstallPiece():
             size += sum(len(entry.data) + _ENTRY_BYTES for entry in item.entries)
             size += len(item.state) + len(item.live)
+        case Ask() | Answer():
+            size += len(item.body)
         case InstallOffer():
             members = item.snapshot.members
             named = (members.voters, members.voters_outgoing, members.learners)
@@ -268,6 +305,13 @@ def encode(boot: int, items: Sequence[Routed]) -> list[Buffer]:
             wire.append((group, _flat_append(item, data)))
         elif isinstance(item, InstallPiece):
             wire.append((group, _flat_piece(item, data)))
+        elif isinstance(item, Ask):
+            data.append(item.body)
+            wire.append((group, _WireAsk(item.to, item.sender, item.number, len(item.body))))
+        elif isinstance(item, Answer):
+            data.append(item.body)
+            flat = _WireAnswer(item.to, item.sender, item.number, item.outcome, len(item.body))
+            wire.append((group, flat))
         else:
             wire.append((group, item))
     head = _encoder.encode((FORMAT, boot, wire))
@@ -341,6 +385,13 @@ def decode(frame: Buffer) -> tuple[int, list[Routed]]:
             case _WirePiece():
                 piece, at = _whole_piece(item, view, at)
                 items.append((group, piece))
+            case _WireAsk():
+                (body,), at = _cut(view, at, [item.length])
+                items.append((group, Ask(item.to, item.sender, item.number, body)))
+            case _WireAnswer():
+                (body,), at = _cut(view, at, [item.length])
+                answer = Answer(item.to, item.sender, item.number, item.outcome, body)
+                items.append((group, answer))
             case _:
                 items.append((group, item))
         _check_numbers(items[-1][1])
