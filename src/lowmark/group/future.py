@@ -10,6 +10,7 @@ from lowmark.errors import LowmarkError, invariant
 __all__ = ["Future"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Future(Generic[T]):
@@ -36,6 +37,33 @@ class Future(Generic[T]):
             callback(self)
         else:
             self._callbacks.append(callback)
+
+    def map(self, function: Callable[[T], R]) -> Future[R]:
+        """What a function makes of the value; an error it raises, or the error, stays one."""
+        mapped: Future[R] = Future()
+
+        def done(future: Future[T]) -> None:
+            try:
+                mapped.resolve(function(future.result()))
+            except LowmarkError as error:
+                mapped.reject(error)
+
+        self.then(done)
+        return mapped
+
+    @staticmethod
+    def of(value: R) -> Future[R]:
+        """An answer that is there already."""
+        future: Future[R] = Future()
+        future.resolve(value)
+        return future
+
+    @staticmethod
+    def failed(error: LowmarkError) -> Future[R]:
+        """An error that is there already."""
+        future: Future[R] = Future()
+        future.reject(error)
+        return future
 
     def resolve(self, value: T) -> None:
         """Answer with a value; only the first answer counts."""

@@ -12,6 +12,7 @@
     groups/<group>/quarantine                why this group takes no writes here
     groups/<group>/runs                      the last compactions, for people
     rejoin/<group>                           a copy that this node gave up; not the log's own
+    node                                     who this node is; not the log's own
 
 Numbers have sixteen digits, so name order is number order. `.tmp` marks what is being written,
 `.compacting` a merge, `.link` and `.new` its temporaries.
@@ -27,6 +28,7 @@ from lowmark.errors import invariant
 __all__ = [
     "GROUPS",
     "LOCK",
+    "NODE",
     "REJOIN",
     "WAL",
     "group_dir",
@@ -44,7 +46,8 @@ LOCK = "LOCK"
 WAL = "wal"
 GROUPS = "groups"
 REJOIN = "rejoin"
-"""Notes of the room above; the log leaves them alone."""
+NODE = "node"
+"""Notes of the rooms above; the log leaves them alone."""
 SEGMENT = ".segment"
 LARGE = ".large"
 COMPACTING = ".compacting"

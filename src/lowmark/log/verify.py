@@ -27,7 +27,15 @@ from lowmark.runtime import Disk
 
 __all__ = ["is_log", "verify_log"]
 
-_ROOT_NAMES = {files.LOCK, files.WAL, files.GROUPS, files.REJOIN, "lost+found"}
+_ROOT_NAMES = {
+    files.LOCK,
+    files.WAL,
+    files.GROUPS,
+    files.REJOIN,
+    files.NODE,
+    f"{files.NODE}~",
+    "lost+found",
+}
 
 
 def is_log(disk: Disk) -> bool:

@@ -1,0 +1,374 @@
+"""What the metastore's leader does for the cluster: lets nodes in, notices who is gone, and sees to
+it that the metastore has its members.
+
+Every step is one conditional write on what was read, so two leaders in turn can't undo each other's
+work: the later one reads again.
+
+    join    node.<number> and topology change together; a name belongs to one node
+    gone    a node leaves the topology when its lease is over by the time of the write itself
+    members nodes that joined vote, up to the number that was settled; all others are learners. A
+            node that is down stays a member until it leaves: it may come back any moment
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.group import ChangeAnswer, ChangeFailed, Future, Groups, Reply, Stage
+from lowmark.metastore.commands import (
+    Compare,
+    Put,
+    Remove,
+    all_of,
+    lease_is_over,
+    missing,
+    revision,
+)
+from lowmark.metastore.errors import ClusterRefused
+from lowmark.metastore.nodes import (
+    CLUSTER_KEY,
+    NODE_PREFIX,
+    TOPOLOGY_KEY,
+    ClusterSettings,
+    NodeInfo,
+    Topology,
+    check_node,
+    decode_cluster,
+    decode_node,
+    decode_topology,
+    encode,
+    lease_of,
+    node_key,
+)
+from lowmark.metastore.store import Metastore
+from lowmark.runtime import COUNTER_BITS, Buffer, Runtime
+
+__all__ = ["JOIN_SERVICE", "Coordinating", "Elsewhere", "JoinAsk", "JoinReply", "NotNow", "Welcome"]
+
+logger = logging.getLogger(__name__)
+
+JOIN_SERVICE = "cluster.join"
+_JOIN_ATTEMPTS = 5
+
+
+class JoinAsk(msgspec.Struct, frozen=True, array_like=True):
+    """A node wants to be in the topology: for the first time, or again."""
+
+    node: NodeInfo
+    cluster: str
+    """The id of the cluster that it believes to belong to; empty the first time."""
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """It is in."""
+
+    cluster: ClusterSettings
+    nodes: tuple[NodeInfo, ...]
+
+
+class Elsewhere(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The leader is at this address."""
+
+    address: str
+
+
+class NotNow(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Nobody can say at the moment."""
+
+    why: str
+
+
+class Turned(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """It may not come in as it is."""
+
+    message: str
+    detail: str
+    hint: str
+
+
+JoinReply: TypeAlias = Welcome | Elsewhere | NotNow | Turned
+_decode_ask = msgspec.msgpack.Decoder(JoinAsk).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the metastore says of the cluster, at this node."""
+
+    settings: ClusterSettings | None
+    nodes: dict[int, NodeInfo]
+    """All that belong to it, in the order in which they came."""
+    topology: Topology
+    topology_revision: int
+    joined_at: dict[int, int]
+
+
+def known(metastore: Metastore) -> Known:
+    """As this node knows it."""
+    cluster = metastore.get_local(CLUSTER_KEY)
+    topology = metastore.get_local(TOPOLOGY_KEY)
+    entries = metastore.range_local(NODE_PREFIX).entries
+    nodes = {}
+    for entry in sorted(entries, key=lambda one: (one.created, one.key)):
+        node = decode_node(entry.value)
+        nodes[node.number] = node
+    return Known(
+        decode_cluster(cluster.value) if cluster is not None else None,
+        nodes,
+        decode_topology(topology.value) if topology is not None else Topology(),
+        topology.revision if topology is not None else 0,
+        {int(entry.key.removeprefix(NODE_PREFIX)): entry.time for entry in entries},
+    )
+
+
+class Coordinating:
+    """Does nothing while its node does not lead."""
+
+    def __init__(self, runtime: Runtime, groups: Groups, metastore: Metastore) -> None:
+        self._loop = runtime.loop
+        self._clock = runtime.clock
+        self._groups = groups
+        self._metastore = metastore
+        self._elected_at_ms = 0
+        self._closed = False
+        self._writing = False
+        self.last_error: ChangeFailed | None = None
+        groups.calls.serve(JOIN_SERVICE, self._asked, strangers=True)
+        metastore.coordinator = self
+
+    def start(self) -> None:
+        """Look after the cluster from now on, whenever this node leads."""
+        self._every()
+
+    def close(self) -> None:
+        """Do nothing more."""
+        self._closed = True
+
+    def _every(self) -> None:
+        if self._closed:
+            return
+        self._loop.call_later(self._metastore.config.lease_ms / 3, self._every)
+        if self._metastore.coordinates:
+            self._drop_gone()
+            self.see_to_members()
+
+    # -- founding -------------------------------------------------------------------------------
+
+    def found(self, settings: ClusterSettings, node: NodeInfo) -> Future[bool]:
+        """Settle what is settled once; False if that was done before."""
+        topology = Topology().with_node(node)
+        return self._metastore.invoke_if(
+            missing(CLUSTER_KEY),
+            [
+                Put(CLUSTER_KEY, encode(settings)),
+                Put(node_key(node.number), encode(node)),
+                Put(TOPOLOGY_KEY, encode(topology)),
+            ],
+        )
+
+    # -- joining --------------------------------------------------------------------------------
+
+    def _asked(self, address: str, sender: int, question: Buffer, reply: Reply) -> None:
+        del address
+        try:
+            asked = _decode_ask(question)
+            if asked.node.number != sender:
+                raise ClusterRefused(f"node {sender} asked in the name of node {asked.node.number}")
+            check_node(asked.node)
+        except (msgspec.MsgspecError, LowmarkError) as error:
+            reply(_encode(_turned(error)))
+            return
+        self.let_in(asked).then(lambda future: reply(_encode(_reply_of(future))))
+
+    def let_in(self, asked: JoinAsk, attempts: int = _JOIN_ATTEMPTS) -> Future[JoinReply]:
+        """Put a node into the topology, or say who can."""
+        leader = self._metastore.leadership.node
+        if not self._metastore.coordinates:
+            where = self._groups.transport.addresses.get(leader)
+            if where is not None:
+                return Future.of(Elsewhere(where))
+            return Future.of(NotNow("nobody leads the metastore at the moment"))
+        now = known(self._metastore)
+        settings, node = now.settings, asked.node
+        if settings is None:
+            return Future.of(NotNow("the cluster is being founded"))
+        try:
+            _check_welcome(asked, settings, now)
+        except Rejected as error:
+            return Future.failed(error)
+        welcome = Welcome(settings, tuple(now.nodes.values()))
+        if now.nodes.get(node.number) == node == now.topology.find(node.number):
+            return Future.of(welcome)
+        whole: Future[JoinReply] = Future()
+
+        def done(future: Future[bool]) -> None:
+            if future.error is not None:
+                whole.resolve(NotNow(future.error.message))
+            elif future.result():
+                logger.info("a node is in", extra={"node": node.name, "address": node.address})
+                whole.resolve(welcome)
+            elif attempts > 1:
+                self.let_in(asked, attempts - 1).then(lambda again: _pass_on(again, whole))
+            else:
+                whole.resolve(NotNow("too many nodes come and go"))
+
+        self._metastore.invoke_if(
+            revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision),
+            [
+                Put(node_key(node.number), encode(node)),
+                Put(TOPOLOGY_KEY, encode(now.topology.with_node(node))),
+            ],
+        ).then(done)
+        return whole
+
+    def leave(self, number: int) -> Future[bool]:
+        """Take a node out of the cluster, for good; False if somebody else was faster."""
+        now = known(self._metastore)
+        if now.nodes.keys() == {number}:
+            return Future.failed(
+                ClusterRefused(
+                    "the last node can't leave the cluster",
+                    hint="Stop it, and keep or delete its data directory.",
+                )
+            )
+        operations: list[Put | Remove] = [Remove(node_key(number))]
+        if now.topology.find(number) is not None:
+            operations.append(Put(TOPOLOGY_KEY, encode(now.topology.without(number))))
+        return self._metastore.invoke_if(
+            revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision), operations
+        )
+
+    # -- who is gone ----------------------------------------------------------------------------
+
+    def _drop_gone(self) -> None:
+        """Take nodes whose lease is over out of the topology, one at a time."""
+        lease_ms = self._metastore.config.lease_ms
+        if self._writing or self._metastore.now_ms() - self._elected_at_ms < lease_ms:
+            return  # after an election, nodes get the time to find their new leader
+        now, time = known(self._metastore), self._clock.now()
+        for node in now.topology.nodes:
+            lease = self._metastore.state.lease(lease_of(node.number), time)
+            joined_ms = (time - now.joined_at.get(node.number, 0)) >> COUNTER_BITS
+            if lease is None and joined_ms >= lease_ms and node.number != self._metastore.node:
+                self._drop(node, now)
+                return
+
+    def _drop(self, node: NodeInfo, now: Known) -> None:
+        self._writing = True
+
+        def done(future: Future[bool]) -> None:
+            self._writing = False
+            if future.error is None and future.result():
+                logger.warning("a node is gone", extra={"node": node.name})
+                self._drop_gone()
+
+        self._metastore.invoke_if(
+            all_of(
+                revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision),
+                lease_is_over(lease_of(node.number)),
+            ),
+            [Put(TOPOLOGY_KEY, encode(now.topology.without(node.number)))],
+        ).then(done)
+
+    # -- members --------------------------------------------------------------------------------
+
+    def see_to_members(self) -> None:
+        """Have those vote who should, and all others follow."""
+        metastore = self._metastore
+        if self._closed or not metastore.coordinates:
+            return
+        now, group = known(metastore), metastore.group
+        if now.settings is None:
+            return
+        members = group.members()
+        voters = [number for number in sorted(members.incoming) if number in now.nodes]
+        up = {node.number for node in now.topology.nodes}
+        for number in now.nodes:  # in the order in which they came
+            if len(voters) < now.settings.members and number in up and number not in voters:
+                voters.append(number)
+        learners = [number for number in now.nodes if number not in voters]
+        if (
+            not voters
+            or members.joint
+            or (members.incoming == set(voters) and members.learners == set(learners))
+        ):
+            return
+        answer = group.change_peers(group.term, metastore.state.latest, voters, learners=learners)
+        if answer is not ChangeAnswer.RECEIVED:
+            logger.debug("members stay as they are", extra={"reason": answer.value})
+
+    @property
+    def stage(self) -> Stage:
+        """How far the change of members is that is under way, if any."""
+        return self._metastore.group.status().stage
+
+    def on_leader_elected(self, term: int) -> None:
+        """This node leads now."""
+        del term
+        self._elected_at_ms = self._metastore.now_ms()
+        self.see_to_members()
+
+    def on_change_peers_committed(self, peers: tuple[int, ...]) -> None:
+        """Members have changed; more may have come meanwhile."""
+        del peers
+        self.last_error = None
+        self._loop.call_soon(self.see_to_members)
+
+    def on_change_peers_error(self, context: ChangeFailed) -> None:
+        """It is tried again by and by."""
+        self.last_error = context
+        logger.warning(
+            "the metastore's members could not be changed",
+            extra={"reason": context.error.value, "node": context.node},
+        )
+
+
+def _check_welcome(asked: JoinAsk, settings: ClusterSettings, now: Known) -> None:
+    node = asked.node
+    if asked.cluster and asked.cluster != settings.id:
+        raise ClusterRefused(
+            f"node {node.name} belongs to another cluster",
+            detail=f"It belongs to {asked.cluster}, this is {settings.id}.",
+            hint="Give it an empty data directory, or let it join its own cluster.",
+        )
+    if asked.cluster and node.number not in now.nodes:
+        raise ClusterRefused(
+            f"node {node.name} has left the cluster",
+            hint="Give it an empty data directory to have it join as a new node.",
+        )
+    for other in now.nodes.values():
+        if other.number == node.number:
+            continue
+        if other.name == node.name:
+            raise ClusterRefused(
+                f"there is a node {node.name} already",
+                detail=f"It is node {other.number}, at {other.address}.",
+                hint="Choose another name, or have that node leave first.",
+            )
+        if other.address == node.address and now.topology.find(other.number) is not None:
+            raise ClusterRefused(
+                f"address {node.address} belongs to node {other.name}",
+                hint="Choose another address, or stop that node.",
+            )
+
+
+def _turned(error: Exception) -> Turned:
+    if isinstance(error, LowmarkError):
+        return Turned(error.message, error.detail, error.hint)
+    return Turned(f"a request to join that can't be read: {error}", "", "")
+
+
+def _reply_of(future: Future[JoinReply]) -> JoinReply:
+    return future.result() if future.error is None else _turned(future.error)
+
+
+def _pass_on(answer: Future[JoinReply], to: Future[JoinReply]) -> None:
+    if answer.error is not None:
+        to.reject(answer.error)
+    else:
+        to.resolve(answer.result())

@@ -1,0 +1,102 @@
+"""Why the metastore did not do what it was asked."""
+
+from __future__ import annotations
+
+from lowmark.errors import Conflict, Rejected, Unavailable
+
+__all__ = [
+    "ClusterRefused",
+    "InvokeRefused",
+    "LeaseOver",
+    "LeaseTaken",
+    "MetastoreUnreachable",
+    "NotComplete",
+    "NotInCluster",
+    "RevisionCompacted",
+    "RevisionUnknown",
+]
+
+
+class RevisionCompacted(Conflict):
+    """A revision, or a time, of which only what came after it is left."""
+
+    def __init__(self, *, wanted: str, first_left: int) -> None:
+        super().__init__(
+            f"{wanted} was compacted away",
+            detail=f"The first revision left is {first_left}.",
+            hint=f"Read the latest state, then go on from {first_left}.",
+        )
+        self.first_left = first_left
+
+
+class RevisionUnknown(Rejected):
+    """A revision that was not made yet."""
+
+    def __init__(self, *, wanted: int, latest: int) -> None:
+        super().__init__(
+            f"revision {wanted} was not made yet",
+            detail=f"The latest one is {latest}.",
+            hint="Leave the revision out to read the latest state.",
+        )
+        self.latest = latest
+
+
+class InvokeRefused(Rejected):
+    """A request that is wrong as it stands: nothing of it was done."""
+
+
+class LeaseTaken(Conflict):
+    """Somebody else has a lease of that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"lease {name} is taken",
+            hint="Wait until it is released or has run out.",
+        )
+
+
+class LeaseOver(Conflict):
+    """A lease that has run out, was released, or was never taken. It can't be renewed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"lease {name} is over",
+            detail="What it held may be gone.",
+            hint="Take it again, then look what is left.",
+        )
+
+
+class MetastoreUnreachable(Unavailable):
+    """No leader could be asked in time. Nothing happened."""
+
+    def __init__(self, *, waited_ms: int, why: str) -> None:
+        super().__init__(
+            f"the metastore could not be reached within {waited_ms} ms: {why}",
+            hint="See `lowmark status`: a majority of its members must be up and connected.",
+        )
+
+
+class NotComplete(Unavailable):
+    """This node does not know whether it has heard everything up to a time."""
+
+    def __init__(self, *, waited_ms: int, behind_ms: int) -> None:
+        super().__init__(
+            f"this node can't tell what happened in the last {behind_ms} ms",
+            detail=f"It heard nothing newer from the metastore's leader within {waited_ms} ms.",
+            hint="Retry when it is connected again, or ask for an earlier time.",
+        )
+        self.behind_ms = behind_ms
+
+
+class NotInCluster(Unavailable):
+    """This node was not let into a cluster yet, or has left it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this node belongs to no cluster yet",
+            hint="It joins as soon as a node of the cluster answers.",
+        )
+
+
+class ClusterRefused(Rejected):
+    """A cluster did not let a node in."""
