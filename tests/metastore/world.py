@@ -167,11 +167,14 @@ class World:
 
     def add(self, number: int) -> Node:
         """One more node; it is in when this returns."""
-        node = self.nodes[number] = Node(self, number)
+        node = self.nodes[number] = self.new_node(number)
         node.start(join="" if number == 1 else self.nodes[1].address)
         self.run_until(lambda: node.here.ready.done)
         node.here.ready.result()
         return node
+
+    def new_node(self, number: int) -> Node:
+        return Node(self, number)
 
     def run_until(self, condition: Callable[[], bool], *, timeout_ms: float = 60_000) -> None:
         self.loop.run_until(condition, timeout_ms=timeout_ms)

@@ -40,9 +40,11 @@ __all__ = [
     "Invoke",
     "LeaseIsOver",
     "Not",
+    "Operation",
     "Put",
     "Release",
     "Remove",
+    "RemoveRange",
     "Renew",
     "Revision",
     "Statement",
@@ -239,11 +241,21 @@ class Remove(_Part, frozen=True, tag=2):
     key: bytes
 
 
+class RemoveRange(_Part, frozen=True, tag=3):
+    """Take the values of all keys from `start` up to, and without, `end` away."""
+
+    start: bytes
+    end: bytes
+
+
 class Do(_Part, frozen=True, tag=1):
     """Do all of this in one revision; `answer` comes back to tell one branch from another."""
 
-    operations: tuple[Put | Remove, ...] = ()
+    operations: tuple[Operation, ...] = ()
     answer: int = 0
+
+
+Operation: TypeAlias = Put | Remove | RemoveRange
 
 
 class Branch(_Part, frozen=True, tag=2):
@@ -318,7 +330,7 @@ class StoredPut(_Part, frozen=True, tag=1):
 class StoredDo(_Part, frozen=True, tag=1):
     """As `Do`."""
 
-    operations: tuple[StoredPut | Remove, ...] = ()
+    operations: tuple[StoredPut | Remove | RemoveRange, ...] = ()
     answer: int = 0
 
     @property
@@ -362,7 +374,7 @@ class _Values:
         if isinstance(statement, Branch):
             then, otherwise = self.flat(statement.then), self.flat(statement.otherwise)
             return StoredBranch(statement.condition, then, otherwise)
-        operations: list[StoredPut | Remove] = []
+        operations: list[StoredPut | Remove | RemoveRange] = []
         for operation in statement.operations:
             if isinstance(operation, Put):
                 self.all.append(operation.value)
@@ -456,9 +468,15 @@ def _check_statement(statement: StoredDo | StoredBranch, depth: int) -> int:
             + _check_statement(statement.otherwise, depth + 1)
         )
     keys: set[bytes] = set()
+    ranges = [one for one in statement.operations if isinstance(one, RemoveRange)]
     for operation in statement.operations:
+        if isinstance(operation, RemoveRange):
+            check_key(operation.start)
+            check_key(operation.end)
+            continue
         check_key(operation.key)
-        if operation.key in keys:
+        within = any(one.start <= operation.key < one.end for one in ranges)
+        if operation.key in keys or within:
             raise InvokeRefused(
                 f"key {operation.key!r:.80} is changed twice",
                 detail="All changes of a revision happen at once.",

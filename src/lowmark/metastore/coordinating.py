@@ -22,6 +22,7 @@ from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import ChangeAnswer, ChangeFailed, Future, Groups, Reply, Stage
 from lowmark.metastore.commands import (
     Compare,
+    Operation,
     Put,
     Remove,
     all_of,
@@ -236,7 +237,7 @@ class Coordinating:
                     hint="Stop it, and keep or delete its data directory.",
                 )
             )
-        operations: list[Put | Remove] = [Remove(node_key(number))]
+        operations: list[Operation] = [Remove(node_key(number))]
         if now.topology.find(number) is not None:
             operations.append(Put(TOPOLOGY_KEY, encode(now.topology.without(number))))
         return self._metastore.invoke_if(

@@ -36,6 +36,7 @@ from lowmark.metastore.commands import (
     LeaseIsOver,
     Not,
     Release,
+    RemoveRange,
     Renew,
     Revision,
     StoredBranch,
@@ -297,6 +298,9 @@ class State:
         changed: list[bytes] = []
         live = 0
         for operation in todo.operations:
+            if isinstance(operation, RemoveRange):
+                changed += self._remove_range(operation, revision)
+                continue
             key = operation.key
             history = self.histories.get(key)
             last = history[-1] if history is not None else None
@@ -332,6 +336,16 @@ class State:
             self.live.add(index)
             self.by_index[index] = revision
         return Answer(revision, self.time, changed=True, answer=todo.answer)
+
+    def _remove_range(self, wanted: RemoveRange, revision: int) -> list[bytes]:
+        first, last = bisect_left(self.keys, wanted.start), bisect_left(self.keys, wanted.end)
+        removed = []
+        for key in self.keys[first:last]:
+            history = self.histories[key]
+            if not history[-1].removed:
+                history.append(Record(revision, 0, 0, 0, 0, b""))
+                removed.append(key)
+        return removed
 
     def moved(self, old: int, new: int) -> None:
         """The entry at `old` was copied to `new`."""

@@ -22,6 +22,7 @@ from lowmark.metastore.commands import (
     Condition,
     Do,
     Invoke,
+    Operation,
     Put,
     Release,
     Remove,
@@ -294,8 +295,8 @@ class Metastore:
     def invoke_if(
         self,
         condition: Condition,
-        then: Iterable[Put | Remove],
-        otherwise: Iterable[Put | Remove] = (),
+        then: Iterable[Operation],
+        otherwise: Iterable[Operation] = (),
     ) -> Future[bool]:
         """The short form: whether the condition held."""
         statement = Branch(condition, Do(tuple(then), answer=1), Do(tuple(otherwise)))

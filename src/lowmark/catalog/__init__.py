@@ -1,0 +1,266 @@
+"""What there is in a cluster, version by version: zones, schemas, tables and columns, indexes.
+
+Words
+    descriptor  a frozen value that describes one zone, schema, table, column or index
+    catalog     all descriptors as of one version: an immutable value
+    command     what somebody wants: `CreateTable(...)`; checked, and refused by name
+    entry       what a command came to: `NewTable(...)`; only carried out
+    update      the entries that make one version, as the update log has them
+    snapshot    a whole version, in place of the updates up to it
+    schema      a name space for tables and indexes
+    schema version  of a table: its columns from one change of them to the next; rows name theirs
+
+A command's way: it checks its own shape when it is made. `evaluate` holds a batch of commands
+against a catalog, each seeing what those before it did, and gives the entries, or the first
+refusal. An `Update` takes the entries to the update log; `apply_update` makes the next catalog of
+them on every node. All of this is pure: no clock, no chance, no disk. Times come in with what is
+applied.
+
+Invariants
+    1. Versions are dense: each accepted batch makes exactly one, a batch that changes nothing makes
+       none, and a refused one leaves no trace.
+    2. The same entries on the same catalog give the same catalog, to the byte, in every process.
+    3. An older catalog is never changed by a newer one; they share what they have in common.
+    4. Ids are never used again: of objects in a catalog, of columns in a table. Whatever refers to
+       something by id never finds something else.
+    5. A name has one owner. Tables and live indexes of a schema share one name space; a stopping
+       index has no name any more. Columns of a table differ in more than case.
+    6. A table's key, zone and number of partitions never change, nor do the types of key columns.
+       Other columns only widen, so every row that was ever written can be read.
+    7. What a newer release wrote into a descriptor goes through an older one verbatim.
+    8. Bytes that are not what was written give `CatalogUnreadable`; those of a newer protocol give
+       `CatalogTooNew`. Nothing else comes out of decoding and applying.
+
+`catalog.arrow` turns column types into Arrow's and back. It is a door of its own, since it imports
+pyarrow and the rest of the room does not.
+"""
+
+from lowmark.catalog.catalog import DEFAULT_SCHEMA, DEFAULT_ZONE, EMPTY, Catalog, CatalogVersion
+from lowmark.catalog.catalogs import CatalogEvent, Catalogs, Executed, Listener
+from lowmark.catalog.column_commands import (
+    KEEP,
+    AddColumns,
+    AlterColumn,
+    DropColumns,
+    Keep,
+    RenameColumn,
+)
+from lowmark.catalog.commands import INITIAL_COMMANDS, Command, Evaluation, evaluate
+from lowmark.catalog.describe import Difference, column_text, describe, diff, to_builtins
+from lowmark.catalog.descriptors import (
+    NOTHING_UNKNOWN,
+    Column,
+    ColumnId,
+    Index,
+    IndexId,
+    IndexStatus,
+    Schema,
+    SchemaId,
+    Table,
+    TableId,
+    TableSchema,
+    Unknown,
+    Zone,
+    ZoneId,
+)
+from lowmark.catalog.entries import (
+    ChangedIndex,
+    ChangedTable,
+    ChangedZone,
+    DefaultZoneSet,
+    DroppedSchema,
+    DroppedTable,
+    DroppedZone,
+    Entry,
+    IdsTaken,
+    IndexChange,
+    NewIndex,
+    NewSchema,
+    NewTable,
+    NewZone,
+    RemovedIndex,
+    TableChange,
+    ZoneChange,
+    apply,
+)
+from lowmark.catalog.errors import (
+    CatalogBusy,
+    CatalogRefused,
+    CatalogTooNew,
+    CatalogUnreadable,
+    NotInForce,
+    Reason,
+    VersionCompacted,
+    VersionUnknown,
+)
+from lowmark.catalog.history import History, replay
+from lowmark.catalog.index_commands import (
+    CreateIndex,
+    DropIndex,
+    MakeIndexAvailable,
+    RemoveIndex,
+    RenameIndex,
+    StartBuildingIndex,
+)
+from lowmark.catalog.node_filter import NodeFilter, parse_filter
+from lowmark.catalog.options import OPTIONS, Option, OptionValue, TableOptions
+from lowmark.catalog.schema_commands import CreateSchema, DropSchema
+from lowmark.catalog.serializers import (
+    decode,
+    decode_snapshot,
+    decode_update,
+    encode_snapshot,
+    encode_update,
+)
+from lowmark.catalog.table_commands import (
+    CreateTable,
+    DropTable,
+    NewColumn,
+    RenameTable,
+    SetTableOptions,
+    TrimTableSchemas,
+)
+from lowmark.catalog.types import (
+    ColumnType,
+    DecimalOf,
+    ListOf,
+    MapOf,
+    Plain,
+    StructField,
+    StructOf,
+    can_be_key,
+    parse_type,
+    type_text,
+    widens,
+)
+from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update, apply_update
+from lowmark.catalog.update_log import SNAPSHOT_KEY, UPDATE_PREFIX, VERSION_KEY, read_log
+from lowmark.catalog.values import Value, parse_value, value_text
+from lowmark.catalog.zone_commands import (
+    AlterZone,
+    CreateZone,
+    DropZone,
+    RenameZone,
+    SetDefaultZone,
+)
+
+__all__ = [
+    "DEFAULT_SCHEMA",
+    "DEFAULT_ZONE",
+    "EMPTY",
+    "INITIAL_COMMANDS",
+    "KEEP",
+    "NOTHING_UNKNOWN",
+    "OPTIONS",
+    "SNAPSHOT_KEY",
+    "TOKEN_BYTES",
+    "UPDATE_PREFIX",
+    "VERSION_KEY",
+    "AddColumns",
+    "AlterColumn",
+    "AlterZone",
+    "Catalog",
+    "CatalogBusy",
+    "CatalogEvent",
+    "CatalogRefused",
+    "CatalogTooNew",
+    "CatalogUnreadable",
+    "CatalogVersion",
+    "Catalogs",
+    "ChangedIndex",
+    "ChangedTable",
+    "ChangedZone",
+    "Column",
+    "ColumnId",
+    "ColumnType",
+    "Command",
+    "CreateIndex",
+    "CreateSchema",
+    "CreateTable",
+    "CreateZone",
+    "DecimalOf",
+    "DefaultZoneSet",
+    "Difference",
+    "DropColumns",
+    "DropIndex",
+    "DropSchema",
+    "DropTable",
+    "DropZone",
+    "DroppedSchema",
+    "DroppedTable",
+    "DroppedZone",
+    "Entry",
+    "Evaluation",
+    "Executed",
+    "History",
+    "IdsTaken",
+    "Index",
+    "IndexChange",
+    "IndexId",
+    "IndexStatus",
+    "Keep",
+    "ListOf",
+    "Listener",
+    "MakeIndexAvailable",
+    "MapOf",
+    "NewColumn",
+    "NewIndex",
+    "NewSchema",
+    "NewTable",
+    "NewZone",
+    "NodeFilter",
+    "NotInForce",
+    "Option",
+    "OptionValue",
+    "Plain",
+    "Reason",
+    "RemoveIndex",
+    "RemovedIndex",
+    "RenameColumn",
+    "RenameIndex",
+    "RenameTable",
+    "RenameZone",
+    "Schema",
+    "SchemaId",
+    "SetDefaultZone",
+    "SetTableOptions",
+    "Snapshot",
+    "StartBuildingIndex",
+    "StructField",
+    "StructOf",
+    "Table",
+    "TableChange",
+    "TableId",
+    "TableOptions",
+    "TableSchema",
+    "TrimTableSchemas",
+    "Unknown",
+    "Update",
+    "Value",
+    "VersionCompacted",
+    "VersionUnknown",
+    "Zone",
+    "ZoneChange",
+    "ZoneId",
+    "apply",
+    "apply_update",
+    "can_be_key",
+    "column_text",
+    "decode",
+    "decode_snapshot",
+    "decode_update",
+    "describe",
+    "diff",
+    "encode_snapshot",
+    "encode_update",
+    "evaluate",
+    "parse_filter",
+    "parse_type",
+    "parse_value",
+    "read_log",
+    "replay",
+    "to_builtins",
+    "type_text",
+    "value_text",
+    "widens",
+]

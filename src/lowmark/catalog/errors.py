@@ -1,0 +1,145 @@
+"""Why a command was refused, and why bytes can't be read.
+
+Every refused command raises `CatalogRefused`, whatever was wrong with it: it names the object, says
+what is wrong and what to change, and has a short word for programs. Nothing was written.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from lowmark.errors import Conflict, Corrupt, Rejected, Unavailable
+
+__all__ = [
+    "CatalogBusy",
+    "CatalogRefused",
+    "CatalogTooNew",
+    "CatalogUnreadable",
+    "NotInForce",
+    "Reason",
+    "VersionCompacted",
+    "VersionUnknown",
+]
+
+
+class Reason(StrEnum):
+    """Why a command was refused, in a word for programs."""
+
+    NAME = "name"
+    """a name that can't be used"""
+    EXISTS = "exists"
+    """the name is taken"""
+    UNKNOWN = "unknown"
+    """there is no such object"""
+    RESERVED = "reserved"
+    """the name belongs to the system"""
+    EMPTY = "empty"
+    """something is needed where nothing was given"""
+    REPEATED = "repeated"
+    """the same thing was given twice"""
+    LIMIT = "limit"
+    """a number outside its range"""
+    TYPE = "type"
+    """a type that can't be used here, or a change of type that is not a widening"""
+    KEY = "key"
+    """what a key column may not be, or what may not be done to it"""
+    REQUIRED = "required"
+    """null where it is not allowed, or no default where one is needed"""
+    DEFAULT = "default"
+    """a default that does not fit"""
+    OPTION = "option"
+    """an unknown table option, or a value that it does not take"""
+    FILTER = "filter"
+    """a node filter that can't be read"""
+    IN_USE = "in_use"
+    """something else depends on it"""
+    STATUS = "status"
+    """not in this status of an index"""
+
+
+class CatalogRefused(Rejected):
+    """A command is wrong as it stands; it changed nothing."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: Reason,
+        object_kind: str,
+        object_name: str,
+        detail: str = "",
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, detail=detail, hint=hint)
+        self.reason = reason
+        self.object_kind = object_kind
+        self.object_name = object_name
+
+
+class CatalogUnreadable(Corrupt):
+    """Bytes of the catalog are not what was written, or do not fit what came before them."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the catalog can't be read: {what}",
+            hint="Stop this node and compare its copy of the metastore with the others.",
+        )
+
+
+class CatalogTooNew(Rejected):
+    """A newer release wrote something that this one must not pass over."""
+
+    def __init__(self, what: str, *, found: int, known: int) -> None:
+        super().__init__(
+            f"the catalog has {what} {found}; this release knows up to {known}",
+            detail="A newer release of Lowmark wrote it.",
+            hint="Upgrade Lowmark on this node.",
+        )
+        self.found = found
+        self.known = known
+
+
+class VersionUnknown(Rejected):
+    """A version that was not made yet, or that never can be."""
+
+    def __init__(self, version: int, *, latest: int) -> None:
+        super().__init__(
+            f"version {version} of the catalog is not known here",
+            detail=f"The latest one is {latest}.",
+            hint="Wait for it, or ask for the latest.",
+        )
+        self.latest = latest
+
+
+class VersionCompacted(Conflict):
+    """A version, or a time, from before the update log was cut."""
+
+    def __init__(self, wanted: str, *, earliest: int) -> None:
+        super().__init__(
+            f"the catalog as of {wanted} was compacted away",
+            detail=f"The earliest version left is {earliest}.",
+            hint=f"Ask for version {earliest} or a later one.",
+        )
+        self.earliest = earliest
+
+
+class CatalogBusy(Conflict):
+    """Other writers were faster, again and again. Nothing was written."""
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__(
+            f"the catalog changed {attempts} times while a command was to be written",
+            hint="Retry; or send commands that belong together as one list.",
+        )
+
+
+class NotInForce(Unavailable):
+    """A version was written, but by this node's clock it will not be in force for long."""
+
+    def __init__(self, version: int, *, wait_ms: int) -> None:
+        super().__init__(
+            f"version {version} of the catalog was written, and is in force in {wait_ms} ms",
+            detail="This node's clock is behind that of the metastore's leader.",
+            hint="Synchronise the clocks. The change is made: do not repeat it.",
+        )
+        self.version = version

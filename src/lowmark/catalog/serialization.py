@@ -1,0 +1,407 @@
+"""How values of the catalog become bytes: objects of tagged fields, and who reads which.
+
+    value   protocol version (2 bytes), then one object
+    object  type (2 bytes), format version (varint), length (varint), fields
+    field   tag (varint), length (varint), content; tags go up
+
+Two kinds of change are possible. A *format version* only adds fields: an older release reads what
+it knows, and carries the rest of a descriptor along verbatim, with the version, so that a newer one
+finds everything as it left it. A tag never gets another meaning. A change that an older release
+must not pass over raises the *protocol version*, which it refuses by name.
+
+An entry is an order. An older release does not carry out an order that it understands in part: a
+field or a format version of an entry that it does not know is refused too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from lowmark.catalog.descriptors import NOTHING_UNKNOWN, Unknown
+from lowmark.catalog.errors import CatalogRefused, CatalogTooNew, CatalogUnreadable
+from lowmark.errors import invariant
+from lowmark.runtime import Buffer
+
+__all__ = [
+    "BOOL",
+    "BYTES",
+    "PROTOCOL",
+    "TEXT",
+    "TIME",
+    "UINT",
+    "UINTS",
+    "Codec",
+    "Cursor",
+    "Field",
+    "Registry",
+    "Serializer",
+    "enum_codec",
+    "object_codec",
+    "objects_codec",
+    "text_of",
+    "varint",
+    "zigzag",
+]
+
+PROTOCOL = 1
+"""What this release writes, and the newest that it reads."""
+
+_VARINT_BITS = 64
+_SINCE = re.compile(r"\d+\.\d+\.\d+")
+_Made = TypeVar("_Made")
+_Build = Callable[[dict[str, Any]], _Made]
+
+
+def varint(number: int) -> bytes:
+    """A whole number from 0 on, seven bits to a byte, the lowest first."""
+    invariant(0 <= number < 1 << _VARINT_BITS, f"{number} does not fit into a varint")
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def zigzag(number: int) -> int:
+    """A signed number as one from 0 on: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    return number << 1 if number >= 0 else (-number << 1) - 1
+
+
+class Cursor:
+    """Reads bytes from front to back; what is missing or too much is named."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all is read."""
+        return self._at == len(self._data)
+
+    def take(self, size: int) -> memoryview:
+        """The next bytes."""
+        end = self._at + size
+        if end > len(self._data):
+            raise CatalogUnreadable(f"{end - len(self._data)} bytes are missing at its end")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        return bytes(self.take(len(self._data) - self._at))
+
+    def uint16(self) -> int:
+        """Two bytes as a number."""
+        return int.from_bytes(self.take(2), "little")
+
+    def varint(self) -> int:
+        """The next number."""
+        number = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift >= _VARINT_BITS:
+                raise CatalogUnreadable("a number is longer than 64 bits")
+        if number >> _VARINT_BITS or (shift and not byte):
+            raise CatalogUnreadable("a number is longer than it needs to be")
+        return number
+
+    def signed(self) -> int:
+        """The next number, which may be below zero."""
+        number = self.varint()
+        return number >> 1 if not number & 1 else -((number + 1) >> 1)
+
+    def end(self) -> None:
+        """Refuse what should not be there."""
+        if not self.at_end:
+            raise CatalogUnreadable(f"{len(self._data) - self._at} bytes are too many at its end")
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How the content of a field is written and read."""
+
+    name: str
+    encode: Callable[[Any], bytes]
+    decode: Callable[[Cursor], Any]
+
+
+def _text(cursor: Cursor) -> str:
+    return text_of(cursor.rest())
+
+
+def text_of(data: bytes) -> str:
+    """Bytes as text."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CatalogUnreadable("a text is not UTF-8") from error
+
+
+def _bool(cursor: Cursor) -> bool:
+    byte = cursor.take(1)[0]
+    if byte > 1:
+        raise CatalogUnreadable(f"{byte} is neither yes nor no")
+    return byte == 1
+
+
+def _uints(cursor: Cursor) -> tuple[int, ...]:
+    numbers = []
+    while not cursor.at_end:
+        numbers.append(cursor.varint())
+    return tuple(numbers)
+
+
+UINT = Codec("uint", varint, Cursor.varint)
+UINTS = Codec("uints", lambda numbers: b"".join(map(varint, numbers)), _uints)
+TIME = Codec(
+    "time",
+    lambda time: int(time).to_bytes(8, "little"),
+    lambda cursor: int.from_bytes(cursor.take(8), "little"),
+)
+BOOL = Codec("bool", lambda yes: b"\1" if yes else b"\0", _bool)
+TEXT = Codec("text", str.encode, _text)
+BYTES = Codec("bytes", bytes, Cursor.rest)
+
+
+def enum_codec(kind: type[Enum]) -> Codec:
+    """A member of an enumeration by its number."""
+
+    def decode(cursor: Cursor) -> Enum:
+        number = cursor.varint()
+        try:
+            return kind(number)
+        except ValueError as error:
+            known = max(member.value for member in kind)
+            if number <= known:
+                raise CatalogUnreadable(f"{number} is no {kind.__name__}") from error
+            raise CatalogTooNew(f"{kind.__name__} number", found=number, known=known) from error
+
+    return Codec("uint", lambda member: varint(member.value), decode)
+
+
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A part of an object. One that has its default is not written."""
+
+    tag: int
+    name: str
+    codec: Codec
+    default: Any = _REQUIRED
+
+    @property
+    def required(self) -> bool:
+        """Whether it is always there."""
+        return self.default is _REQUIRED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serializer:
+    """One format version of one type, and the release that it is in since."""
+
+    type_id: int
+    kind: type[Any]
+    version: int
+    since: str
+    fields: tuple[Field, ...]
+    build: _Build[Any]
+
+    @property
+    def carries(self) -> bool:
+        """Whether fields of a newer release are carried along; all descriptors do."""
+        return "unknown" in self.kind.__dataclass_fields__
+
+
+class Registry:
+    """All serializers: each type has its format versions from 1 on, without gaps."""
+
+    def __init__(self) -> None:
+        self._found: list[Serializer] = []
+        self._by_type: dict[int, list[Serializer]] = {}
+        self._newest: dict[type[Any], Serializer] = {}
+
+    def serializer(
+        self,
+        type_id: int,
+        kind: type[_Made],
+        *,
+        version: int,
+        since: str,
+        fields: Iterable[Field],
+    ) -> Callable[[_Build[_Made]], _Build[_Made]]:
+        """Registers a function that makes an object of its fields."""
+
+        def register(build: _Build[_Made]) -> _Build[_Made]:
+            self._found.append(
+                Serializer(
+                    type_id=type_id,
+                    kind=kind,
+                    version=version,
+                    since=since,
+                    fields=tuple(fields),
+                    build=build,
+                )
+            )
+            return build
+
+        return register
+
+    def __iter__(self) -> Iterator[Serializer]:
+        return iter(sorted(self._found, key=lambda found: (found.type_id, found.version)))
+
+    def check(self, expected: Iterable[type[Any]]) -> None:
+        """Stop the start if a type has none, or versions have gaps or are there twice."""
+        by_type: dict[int, list[Serializer]] = {}
+        for found in sorted(self._found, key=lambda found: (found.type_id, found.version)):
+            _check_one(found)
+            by_type.setdefault(found.type_id, []).append(found)
+        kinds: dict[type[Any], int] = {}
+        for type_id, versions in by_type.items():
+            name = versions[0].kind.__name__
+            numbers = [found.version for found in versions]
+            invariant(len(set(numbers)) == len(numbers), f"{name} has a version twice: {numbers}")
+            invariant(numbers == list(range(1, len(numbers) + 1)), f"{name} has a gap: {numbers}")
+            invariant(
+                all(found.kind is versions[0].kind for found in versions),
+                f"type {type_id} stands for several classes",
+            )
+            invariant(versions[0].kind not in kinds, f"{name} has two types")
+            kinds[versions[0].kind] = type_id
+        for kind in expected:
+            invariant(kind in kinds, f"{kind.__name__} has no serializer")
+        self._by_type = by_type
+        self._newest = {versions[-1].kind: versions[-1] for versions in by_type.values()}
+
+    # -- objects --------------------------------------------------------------------------------
+
+    def encode(self, thing: Any) -> bytes:
+        """An object with its head."""
+        serializer = self._newest[type(thing)]
+        unknown: Unknown = thing.unknown if serializer.carries else NOTHING_UNKNOWN
+        contents = [
+            (field.tag, field.codec.encode(value))
+            for field in serializer.fields
+            if (value := getattr(thing, field.name)) != field.default or field.required
+        ]
+        if unknown.fields:
+            contents = sorted([*contents, *unknown.fields])
+        body = b"".join(
+            [
+                part
+                for tag, content in contents
+                for part in (varint(tag), varint(len(content)), content)
+            ]
+        )
+        version = max(serializer.version, unknown.version)
+        return b"".join(
+            [
+                serializer.type_id.to_bytes(2, "little"),
+                varint(version),
+                varint(len(body)),
+                body,
+            ]
+        )
+
+    def decode(self, cursor: Cursor, *kinds: type[Any]) -> Any:
+        """The next object, which is of one of these classes."""
+        type_id, version, size = cursor.uint16(), cursor.varint(), cursor.varint()
+        body = Cursor(cursor.take(size))
+        versions = self._by_type.get(type_id)
+        if versions is None:
+            if type_id > max(self._by_type):
+                raise CatalogTooNew("an object of type", found=type_id, known=max(self._by_type))
+            raise CatalogUnreadable(f"no object has type {type_id}")
+        newest = versions[-1]
+        if newest.kind not in kinds:
+            raise CatalogUnreadable(f"{newest.kind.__name__} is in the wrong place")
+        if version < 1:
+            raise CatalogUnreadable(f"{newest.kind.__name__} has format version 0")
+        if version > newest.version and not newest.carries:
+            what = f"{newest.kind.__name__} of format version"
+            raise CatalogTooNew(what, found=version, known=newest.version)
+        serializer = versions[min(version, newest.version) - 1]
+        try:
+            return _read(serializer, version, _contents(body))
+        except CatalogRefused as error:
+            # What is refused from people can't have been written.
+            raise CatalogUnreadable(error.message) from error
+
+
+def object_codec(registry: Registry, kind: type[Any]) -> Codec:
+    """One object of a class."""
+    return Codec("object", registry.encode, lambda cursor: registry.decode(cursor, kind))
+
+
+def objects_codec(registry: Registry, *kinds: type[Any]) -> Codec:
+    """Any number of objects of some classes, one behind the other. A map is written by id."""
+
+    def encode(things: Any) -> bytes:
+        if isinstance(things, Mapping):
+            things = [things[key] for key in sorted(things)]
+        return b"".join([registry.encode(thing) for thing in things])
+
+    def decode(cursor: Cursor) -> tuple[Any, ...]:
+        things = []
+        while not cursor.at_end:
+            things.append(registry.decode(cursor, *kinds))
+        return tuple(things)
+
+    return Codec("objects", encode, decode)
+
+
+def _contents(body: Cursor) -> dict[int, memoryview]:
+    contents: dict[int, memoryview] = {}
+    last = 0
+    while not body.at_end:
+        tag = body.varint()
+        if tag <= last:
+            raise CatalogUnreadable(f"tag {tag} is out of order")
+        contents[tag] = body.take(body.varint())
+        last = tag
+    return contents
+
+
+def _read(serializer: Serializer, version: int, contents: dict[int, memoryview]) -> Any:
+    values: dict[str, Any] = {}
+    name = serializer.kind.__name__
+    for field in serializer.fields:
+        content = contents.pop(field.tag, None)
+        if content is None:
+            if field.required:
+                raise CatalogUnreadable(f"{name} lacks its {field.name}")
+            values[field.name] = field.default
+            continue
+        cursor = Cursor(content)
+        values[field.name] = field.codec.decode(cursor)
+        cursor.end()
+    if serializer.carries:
+        if contents or version > serializer.version:
+            fields = tuple((tag, bytes(content)) for tag, content in contents.items())
+            values["unknown"] = Unknown(version, fields)
+    elif contents:
+        raise CatalogTooNew(
+            f"{name} with field", found=max(contents), known=serializer.fields[-1].tag
+        )
+    return serializer.build(values)
+
+
+def _check_one(found: Serializer) -> None:
+    name = f"{found.kind.__name__} version {found.version}"
+    invariant(0 < found.type_id < 1 << 16, f"{name} has a type out of range")
+    invariant(found.version > 0, f"{name} is not a version")
+    invariant(_SINCE.fullmatch(found.since), f"{name} does not say since when it is")
+    tags = [field.tag for field in found.fields]
+    invariant(tags == sorted(set(tags)) and tags[0] > 0, f"the tags of {name} do not go up")

@@ -1,0 +1,231 @@
+"""Golden bytes of every type and format version: `python tests/catalog/goldens.py` writes them anew.
+
+A file `<type>.v<version>.hex` has the bytes of one value of the update log, in lines of 32. Those
+of a serializer that is in a release are for good: the script leaves them alone, and the tests tell
+whoever changed the bytes to make one more version instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from catalog.making import TOKEN
+from lowmark import __version__
+from lowmark.catalog import (
+    EMPTY,
+    Catalog,
+    CatalogVersion,
+    ChangedIndex,
+    ChangedTable,
+    ChangedZone,
+    Column,
+    ColumnId,
+    DefaultZoneSet,
+    DroppedSchema,
+    DroppedTable,
+    DroppedZone,
+    Entry,
+    IdsTaken,
+    Index,
+    IndexChange,
+    IndexId,
+    IndexStatus,
+    NewIndex,
+    NewSchema,
+    NewTable,
+    NewZone,
+    RemovedIndex,
+    Schema,
+    SchemaId,
+    Snapshot,
+    Table,
+    TableChange,
+    TableId,
+    TableSchema,
+    Update,
+    Value,
+    Zone,
+    ZoneChange,
+    ZoneId,
+    encode_snapshot,
+    encode_update,
+    parse_type,
+)
+from lowmark.catalog.serialization import Serializer
+from lowmark.catalog.serializers import REGISTRY
+from lowmark.runtime import HybridTime
+
+__all__ = ["FOLDER", "example", "golden_name", "golden_names", "is_released", "read", "rewrite"]
+
+FOLDER = Path(__file__).parent / "golden"
+TIME = HybridTime(1_735_689_600_000 << 16 | 3)
+_BYTES_PER_LINE = 32
+
+ZONE = Zone(
+    id=ZoneId(1),
+    name="near",
+    replicas=3,
+    partitions=8,
+    node_filter="rack in (r1, r2) and disk = ssd",
+    updated_at=TIME,
+)
+SCHEMA = Schema(id=SchemaId(2), name="public", updated_at=TIME)
+
+
+def _column(number: int, type_of: str, default: Value | None = None) -> Column:
+    name = f"c{number}"
+    required = number == 1 or default is not None
+    return Column(
+        id=ColumnId(number), name=name, type=parse_type(type_of), required=required, default=default
+    )
+
+
+COLUMNS = (
+    _column(1, "int64"),
+    _column(2, "string"),
+    _column(3, "bool", default=True),
+    _column(4, "int32", -70_000),
+    _column(5, "float64", 0.5),
+    _column(6, "string", "zürich"),
+    _column(7, "binary", b"\0\xff"),
+    _column(8, "decimal(10,2)", Decimal("-12.50")),
+    _column(9, "date", date(1969, 12, 31)),
+    _column(10, "timestamp", datetime(2025, 1, 1, tzinfo=UTC)),
+    _column(11, "timestamp_ntz", datetime(2025, 1, 1, tzinfo=UTC).replace(tzinfo=None)),
+    _column(12, "uuid", UUID(bytes=TOKEN)),
+    _column(13, "struct<a: list<int8>, `b c`: map<string, float32> not null>"),
+)
+TABLE = Table(
+    id=TableId(3),
+    schema_id=SCHEMA.id,
+    zone_id=ZONE.id,
+    name="orders",
+    schemas=(
+        TableSchema(number=4, columns=COLUMNS[:3]),
+        TableSchema(number=5, columns=COLUMNS),
+    ),
+    next_column_id=ColumnId(20),
+    partitions=300,
+    key=(ColumnId(1),),
+    options=(("compaction", "off"), ("retention_ms", "86400000")),
+    updated_at=TIME,
+)
+INDEX = Index(
+    id=IndexId(4),
+    table_id=TABLE.id,
+    schema_id=SCHEMA.id,
+    name="by_c2",
+    columns=(ColumnId(2), ColumnId(1)),
+    unique=True,
+    status=IndexStatus.BUILDING,
+    updated_at=TIME,
+)
+CATALOG = (
+    replace(
+        EMPTY,
+        version=CatalogVersion(300),
+        time=TIME,
+        activates_at=HybridTime(TIME + (500 << 16)),
+        next_id=5,
+    )
+    .with_zone(ZONE)
+    .with_schema(SCHEMA)
+    .with_table(TABLE)
+    .with_index(INDEX)
+    .with_default_zone(ZONE.id)
+)
+ENTRIES: dict[type, Entry] = {
+    type(entry): entry
+    for entry in (
+        IdsTaken(200),
+        NewZone(ZONE),
+        ChangedZone(ZoneChange.RENAMED, ZONE),
+        DroppedZone(ZONE.id),
+        DefaultZoneSet(ZONE.id),
+        NewSchema(SCHEMA),
+        DroppedSchema(SCHEMA.id),
+        NewTable(TABLE),
+        ChangedTable(
+            change=TableChange.COLUMNS_ADDED,
+            table=replace(TABLE, schemas=TABLE.schemas[1:]),
+            keep_from=1,
+        ),
+        DroppedTable(TABLE.id),
+        NewIndex(INDEX),
+        ChangedIndex(IndexChange.STATUS, INDEX),
+        RemovedIndex(INDEX.id),
+    )
+}
+_INSIDE: dict[type, type] = {
+    Zone: NewZone,
+    Schema: NewSchema,
+    Table: NewTable,
+    TableSchema: NewTable,
+    Column: NewTable,
+    Index: NewIndex,
+}
+
+
+def example(kind: type) -> Update | Snapshot:
+    """A value of the update log that has an object of this type in it."""
+    if kind is Catalog:
+        return Snapshot(CATALOG)
+    entries = [ENTRIES[_INSIDE.get(kind, kind)]] if kind is not Update else []
+    return Update(
+        version=CatalogVersion(300), delay_ms=500, author=7, token=TOKEN, entries=tuple(entries)
+    )
+
+
+def golden_name(serializer: Serializer) -> str:
+    """The file that has a serializer's golden bytes."""
+    return f"{serializer.kind.__name__.lower()}.v{serializer.version}.hex"
+
+
+def golden_names() -> set[str]:
+    """The files that are there."""
+    return {path.name for path in FOLDER.iterdir()}
+
+
+def read(name: str) -> bytes:
+    """The bytes in a file."""
+    return bytes.fromhex((FOLDER / name).read_text())
+
+
+def is_released(serializer: Serializer) -> bool:
+    """Whether a release before the one in the making has it; `__version__` is the next release."""
+    return _numbers(serializer.since) < _numbers(__version__)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
+def _fresh() -> Iterator[tuple[str, bytes]]:
+    newest = {serializer.kind: serializer for serializer in REGISTRY}
+    for serializer in newest.values():
+        if not is_released(serializer):
+            thing = example(serializer.kind)
+            encoded = encode_update(thing) if isinstance(thing, Update) else encode_snapshot(thing)
+            yield golden_name(serializer), encoded
+
+
+def rewrite() -> None:
+    """Write the golden bytes of all serializers that are in no release yet."""
+    for name, data in _fresh():
+        lines = [
+            data[at : at + _BYTES_PER_LINE].hex(" ") for at in range(0, len(data), _BYTES_PER_LINE)
+        ]
+        (FOLDER / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+if __name__ == "__main__":
+    rewrite()

@@ -1,0 +1,368 @@
+"""Bytes: golden ones, those of newer releases, and damaged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from catalog.goldens import CATALOG, ENTRIES, example, golden_name, golden_names, is_released, read
+from catalog.making import execute, fresh, orders, table_of, update_of
+from lowmark.catalog import (
+    AddColumns,
+    AlterColumn,
+    AlterZone,
+    Catalog,
+    CatalogTooNew,
+    CatalogUnreadable,
+    Column,
+    CreateIndex,
+    DropIndex,
+    Entry,
+    Index,
+    NewColumn,
+    RenameColumn,
+    RenameIndex,
+    RenameTable,
+    Schema,
+    SetTableOptions,
+    Snapshot,
+    Table,
+    TableSchema,
+    Unknown,
+    Update,
+    Zone,
+    apply_update,
+    decode,
+    decode_snapshot,
+    decode_update,
+    encode_snapshot,
+    encode_update,
+    evaluate,
+)
+from lowmark.catalog.serialization import (
+    PROTOCOL,
+    UINT,
+    Cursor,
+    Field,
+    Registry,
+    Serializer,
+    varint,
+    zigzag,
+)
+from lowmark.catalog.serializers import REGISTRY
+from lowmark.errors import Corrupt, InvariantBroken
+from lowmark.runtime import HybridTime
+
+SERIALIZERS = list(REGISTRY)
+CARRIERS = (Zone, Schema, Table, TableSchema, Column, Index, Catalog)
+
+
+def encoded(thing: Update | Snapshot) -> bytes:
+    return encode_update(thing) if isinstance(thing, Update) else encode_snapshot(thing)
+
+
+# -- golden bytes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("serializer", SERIALIZERS, ids=golden_name)
+def test_golden_bytes_are_read_and_written_as_ever(serializer: Serializer) -> None:
+    golden = read(golden_name(serializer))
+    assert decode(golden) == example(serializer.kind)
+    if serializer is max(
+        (other for other in SERIALIZERS if other.kind is serializer.kind),
+        key=lambda other: other.version,
+    ):
+        hint = (
+            "it is in a release: make one more version instead"
+            if is_released(serializer)
+            else "if that is what you want, run: python tests/catalog/goldens.py"
+        )
+        assert encoded(example(serializer.kind)) == golden, hint
+
+
+def test_every_serializer_has_golden_bytes_and_all_golden_bytes_have_a_serializer() -> None:
+    assert golden_names() == {golden_name(serializer) for serializer in SERIALIZERS}
+
+
+def test_every_entry_and_every_descriptor_has_a_serializer_and_an_example() -> None:
+    kinds = {serializer.kind for serializer in SERIALIZERS}
+    assert kinds == {*get_args(Entry), *CARRIERS, Update}
+    assert set(ENTRIES) == set(get_args(Entry))
+    assert {s.kind for s in SERIALIZERS if s.carries} == set(CARRIERS)
+
+
+@pytest.mark.parametrize("serializer", SERIALIZERS, ids=golden_name)
+def test_a_serializer_has_a_tag_for_every_field_of_its_type(serializer: Serializer) -> None:
+    tagged = {field.name for field in serializer.fields}
+    there = {
+        field.name
+        for field in fields(serializer.kind)
+        if field.name != "unknown" and not field.name.startswith("_")
+    }
+    assert tagged == there
+
+
+# -- numbers ------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_a_number_comes_back(number: int) -> None:
+    cursor = Cursor(varint(number))
+    assert cursor.varint() == number
+    cursor.end()
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_a_signed_number_comes_back(number: int) -> None:
+    assert Cursor(varint(zigzag(number))).signed() == number
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80", b"\x80\x00", b"\xff" * 9 + b"\x02", b"\x80" * 10 + b"\x01"]
+)
+def test_a_number_that_nobody_writes_is_unreadable(data: bytes) -> None:
+    with pytest.raises(CatalogUnreadable):
+        Cursor(data).varint()
+
+
+# -- the registry -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Thing:
+    a: int
+
+
+@dataclass(frozen=True)
+class Other:
+    a: int
+
+
+def registry(*found: tuple[int, type, int], since: str = "1.0.0", tag: int = 1) -> Registry:
+    made = Registry()
+    for type_id, kind, version in found:
+        register = made.serializer(
+            type_id, kind, version=version, since=since, fields=[Field(tag, "a", UINT)]
+        )
+        register(lambda values: values)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "expected", "why"),
+    [
+        (registry((1, Thing, 1), (1, Thing, 3)), [Thing], "gap"),
+        (registry((1, Thing, 2)), [Thing], "gap"),
+        (registry((1, Thing, 1), (1, Thing, 1)), [Thing], "twice"),
+        (registry((1, Thing, 1)), [Thing, Other], "Other has no serializer"),
+        (registry((1, Thing, 1), (1, Other, 2)), [], "several classes"),
+        (registry((1, Thing, 1), (2, Thing, 1)), [], "two types"),
+        (registry((1, Thing, 0)), [], "version"),
+        (registry((0, Thing, 1)), [], "out of range"),
+        (registry((1 << 16, Thing, 1)), [], "out of range"),
+        (registry((1, Thing, 1), since=""), [], "since"),
+        (registry((1, Thing, 1), tag=0), [], "tags"),
+    ],
+)
+def test_a_registry_that_is_not_whole_stops_the_start(
+    made: Registry, expected: Iterable[type[Any]], why: str
+) -> None:
+    with pytest.raises(InvariantBroken, match=why):
+        made.check(expected)
+
+
+def test_an_older_format_version_is_read_by_its_own_reader() -> None:
+    # given a type whose second version has one more field
+    old = Registry()
+    old.serializer(1, Thing, version=1, since="1.0.0", fields=[Field(1, "a", UINT)])(
+        lambda values: Thing(**values)
+    )
+    old.check([Thing])
+    data = old.encode(Thing(5))
+    new = Registry()
+    new.serializer(1, Thing, version=1, since="1.0.0", fields=[Field(1, "a", UINT)])(
+        lambda values: Thing(values["a"] * 10)
+    )
+    new.serializer(1, Thing, version=2, since="2.0.0", fields=[Field(2, "a", UINT)])(
+        lambda values: Thing(**values)
+    )
+    new.check([Thing])
+    # then bytes of the first are read by the first, and written by the second
+    assert new.decode(Cursor(data), Thing) == Thing(50)
+    assert new.decode(Cursor(new.encode(Thing(5))), Thing) == Thing(5)
+    # and an older release refuses the second, since a thing carries nothing
+    with pytest.raises(CatalogTooNew):
+        old.decode(Cursor(new.encode(Thing(5))), Thing)
+
+
+# -- newer releases -----------------------------------------------------------------------------
+
+NEW = Unknown(version=9, fields=((100, b"from tomorrow"), (300, b"")))
+
+
+def with_news(catalog: Catalog) -> Catalog:
+    """As if a newer release had written every descriptor."""
+    for zone in catalog.all_zones():
+        catalog = catalog.with_zone(replace(zone, unknown=NEW))
+    for schema in catalog.all_schemas():
+        catalog = catalog.with_schema(replace(schema, unknown=NEW))
+    for table in catalog.all_tables():
+        schemas = tuple(
+            replace(
+                schema,
+                columns=tuple(replace(column, unknown=NEW) for column in schema.columns),
+                unknown=NEW,
+            )
+            for schema in table.schemas
+        )
+        catalog = catalog.with_table(replace(table, schemas=schemas, unknown=NEW))
+    for index in catalog.all_indexes():
+        catalog = catalog.with_index(replace(index, unknown=NEW))
+    return replace(catalog, unknown=NEW)
+
+
+def test_what_a_newer_release_wrote_goes_through_an_older_one_verbatim() -> None:
+    # given a catalog with fields of a newer release, and an option
+    city = CreateIndex(name="by_city", table="orders", columns=("city",))
+    catalog = with_news(execute(fresh(), orders(), city))
+    newer = replace(table_of(catalog), options=(("tomorrow", "yes"),))
+    catalog = catalog.with_table(newer)
+    # when it becomes a snapshot, is read, and changed in all kinds of ways
+    catalog = decode_snapshot(encode_snapshot(Snapshot(catalog))).catalog
+    for command in (
+        AlterZone(name="default", replicas=5),
+        AddColumns(table="orders", columns=(NewColumn.of("n", "int8"),)),
+        AlterColumn(table="orders", column="small", default=5),
+        RenameColumn(table="orders", column="city", to="town"),
+        RenameTable(name="orders", to="bills"),
+        SetTableOptions(table="bills", options={"compression": "lz4"}),
+        RenameIndex(name="by_city", to="by_town"),
+        DropIndex(name="by_town"),
+    ):
+        catalog = execute(catalog, command)
+    catalog = decode_snapshot(encode_snapshot(Snapshot(catalog))).catalog
+    # then it is all still there
+    table = table_of(catalog, "bills")
+    index = catalog.all_indexes()[0]
+    for thing in (catalog, *catalog.all_zones(), *catalog.all_schemas(), table, index):
+        assert thing.unknown == NEW
+    for schema in table.schemas:
+        assert schema.unknown == NEW
+        assert all(column.unknown == NEW for column in schema.columns if column.name != "n")
+    assert ("tomorrow", "yes") in table.options
+    assert catalog.zones[table.zone_id].replicas == 5
+
+
+def test_what_a_newer_release_creates_reaches_an_older_one_whole() -> None:
+    catalog = fresh()
+    update = update_of(catalog, orders())
+    [taken, created] = update.entries
+    newer = replace(created, table=replace(created.table, unknown=NEW))  # type: ignore[union-attr]
+    update = decode_update(encode_update(replace(update, entries=(taken, newer))))
+    catalog = apply_update(catalog, update, time=HybridTime(catalog.time + 1))
+    assert table_of(catalog).unknown == NEW
+
+
+def test_the_next_protocol_is_refused_by_name() -> None:
+    for thing in (example(Update), example(Catalog)):
+        data = (PROTOCOL + 1).to_bytes(2, "little") + encoded(thing)[2:]
+        with pytest.raises(CatalogTooNew, match=rf"protocol version {PROTOCOL + 1}.*up to"):
+            decode(data)
+
+
+def _object(type_id: int, version: int, body: bytes) -> bytes:
+    return type_id.to_bytes(2, "little") + varint(version) + varint(len(body)) + body
+
+
+def _update_with(entry: bytes) -> bytes:
+    data = encode_update(example(Update))  # type: ignore[arg-type]
+    body = data[2 + 2 + 1 + 1 :] + varint(5) + varint(len(entry)) + entry
+    return data[:2] + _object(1, 1, body)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        _object(32, 2, b"\x01\x01\x05"),  # an entry in a newer format
+        _object(32, 1, b"\x01\x01\x05\x02\x00"),  # an entry with one more field
+        _object(99, 1, b""),  # an entry of a new kind
+        _object(34, 1, b"\x01\x01\x63" + b"\x02\x00"),  # a change of a new kind
+    ],
+)
+def test_an_entry_that_is_understood_in_part_is_refused_whole(entry: bytes) -> None:
+    with pytest.raises(CatalogTooNew):
+        decode(_update_with(entry))
+    assert decode(_update_with(_object(32, 1, b"\x01\x01\x05")))
+
+
+# -- damage -------------------------------------------------------------------------------------
+
+VALUES = [encoded(example(serializer.kind)) for serializer in SERIALIZERS]
+
+
+@pytest.mark.parametrize("data", VALUES, ids=[golden_name(s) for s in SERIALIZERS])
+def test_bytes_that_are_cut_short_or_too_many_are_corrupt_by_name(data: bytes) -> None:
+    for wrong in [*(data[:size] for size in range(len(data))), data + b"\0"]:
+        with pytest.raises(Corrupt):
+            decode(wrong)
+
+
+@settings(max_examples=1_000)
+@given(st.sampled_from(VALUES), st.data())
+def test_damaged_bytes_give_a_named_error_or_a_value_that_can_be_used(
+    data: bytes, draw: st.DataObject
+) -> None:
+    # given bytes with some of them changed, cut out or put in
+    wrong = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        at = draw.draw(st.integers(0, max(len(wrong) - 1, 0)))
+        match draw.draw(st.sampled_from(["flip", "cut", "insert"])):
+            case "flip" if wrong:
+                wrong[at] ^= draw.draw(st.integers(1, 255))
+            case "cut":
+                del wrong[at : at + draw.draw(st.integers(1, 8))]
+            case _:
+                wrong[at:at] = draw.draw(st.binary(max_size=8))
+    # when they are read, and applied if they still look like something
+    try:
+        found = decode(bytes(wrong))
+        if isinstance(found, Snapshot):
+            after = found.catalog
+        else:
+            before = replace(CATALOG, version=found.version - 1)
+            after = apply_update(before, found, time=HybridTime(CATALOG.time + 1))
+        # then nothing but a named error comes of it
+        again = encode_snapshot(Snapshot(after))
+        assert decode_snapshot(again).catalog == after
+    except (Corrupt, CatalogTooNew):
+        return
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_give_a_named_error(data: bytes) -> None:
+    for start in (b"", b"\1\0\1\0\1", b"\1\0\2\0\1"):
+        with pytest.raises((Corrupt, CatalogTooNew)):
+            decode(start + data)
+
+
+def test_an_update_is_no_snapshot() -> None:
+    with pytest.raises(CatalogUnreadable):
+        decode_snapshot(encoded(example(Update)))
+    with pytest.raises(CatalogUnreadable):
+        decode_update(encoded(example(Catalog)))
+
+
+def test_entries_that_do_not_fit_are_not_what_was_written() -> None:
+    # given what was evaluated against one catalog
+    before = fresh(orders())
+    entries = evaluate(before, [RenameTable(name="orders", to="bills")]).entries
+    update = replace(update_of(before), entries=entries)
+    # when it is applied to another
+    other = replace(fresh(), version=before.version)
+    with pytest.raises(CatalogUnreadable, match="table 3"):
+        apply_update(other, update, time=HybridTime(other.time + 1))
