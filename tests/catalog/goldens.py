@@ -1,4 +1,4 @@
-"""Golden bytes of every type and format version: `python tests/catalog/goldens.py` writes them anew.
+"""Golden bytes of every type and format version; `python tests/catalog/goldens.py` writes them.
 
 A file `<type>.v<version>.hex` has the bytes of one value of the update log, in lines of 32. Those
 of a serializer that is in a release are for good: the script leaves them alone, and the tests tell
@@ -64,7 +64,16 @@ from lowmark.catalog.serialization import Serializer
 from lowmark.catalog.serializers import REGISTRY
 from lowmark.runtime import HybridTime
 
-__all__ = ["FOLDER", "example", "golden_name", "golden_names", "is_released", "read", "rewrite"]
+__all__ = [
+    "FOLDER",
+    "example",
+    "golden_name",
+    "golden_names",
+    "is_released",
+    "numbers",
+    "read",
+    "rewrite",
+]
 
 FOLDER = Path(__file__).parent / "golden"
 TIME = HybridTime(1_735_689_600_000 << 16 | 3)
@@ -202,10 +211,11 @@ def read(name: str) -> bytes:
 
 def is_released(serializer: Serializer) -> bool:
     """Whether a release before the one in the making has it; `__version__` is the next release."""
-    return _numbers(serializer.since) < _numbers(__version__)
+    return numbers(serializer.since) < numbers(__version__)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """A version as something that can be compared."""
     return tuple(int(part) for part in version.split(".")[:3])
 
 

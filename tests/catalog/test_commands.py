@@ -28,6 +28,7 @@ from lowmark.catalog import (
     IndexStatus,
     MakeIndexAvailable,
     NewColumn,
+    OptionValue,
     Plain,
     RemoveIndex,
     RenameColumn,
@@ -205,6 +206,23 @@ def test_a_table_may_have_no_key_or_several_key_columns() -> None:
     assert [column.name for column in table_of(catalog, "both").key_columns] == ["b", "a"]
 
 
+def test_whatever_is_listed_is_listed_by_id() -> None:
+    # given so many that a map would not keep them in order by itself
+    catalog = execute(fresh(), *(orders(f"t{at}") for at in range(300)))
+    indexes = [CreateIndex(name=f"i{at}", table="t0", columns=("city",)) for at in range(64)]
+    catalog = execute(catalog, *indexes)
+    zone, schema = catalog.all_zones()[0], catalog.all_schemas()[0]
+    # then every list is sorted
+    for listed in (
+        catalog.all_tables(),
+        catalog.tables_of_zone(zone.id),
+        catalog.tables_of_schema(schema.id),
+    ):
+        assert [table.name for table in listed] == [f"t{at}" for at in range(300)]
+    for found in (catalog.all_indexes(), catalog.indexes_of_table(table_of(catalog, "t0").id)):
+        assert [index.name for index in found] == [f"i{at}" for at in range(64)]
+
+
 def test_ids_are_never_used_again() -> None:
     catalog = fresh(orders())
     first = table_of(catalog).id
@@ -255,7 +273,7 @@ def test_options_are_set_one_by_one_and_taken_back() -> None:
 
 def test_retention_is_for_tables_without_a_key_or_without_compaction() -> None:
     catalog = fresh(orders("log", key=(), options={"retention_ms": 1}), orders())
-    both = {"retention_bytes": 10, "compaction": "off"}
+    both: dict[str, OptionValue | None] = {"retention_bytes": 10, "compaction": "off"}
     catalog = execute(catalog, SetTableOptions(table="orders", options=both))
     assert table_of(catalog).settings.retention_bytes == 10
     assert table_of(catalog, "log").settings.retention_ms == 1
@@ -446,8 +464,8 @@ def test_the_default_zone_stays_the_default_by_whatever_name() -> None:
     catalog = fresh(RenameZone(name="default", to="main"), CreateZone(name="default"))
     assert catalog.default_zone is not None
     assert catalog.default_zone.name == "main"
-    catalog = execute(catalog, SetDefaultZone(name="default"), DropZone(name="main"))
-    assert catalog.default_zone.name == "default"
+    after = execute(catalog, SetDefaultZone(name="default"), DropZone(name="main"))
+    assert after.default_zone == catalog.zone_named("default")
 
 
 @pytest.mark.parametrize(

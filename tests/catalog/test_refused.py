@@ -1,10 +1,10 @@
 """What is refused, command by command: one class, a word for programs, the object's name, a hint.
 
 Some things that other catalogs refuse can't be said here at all: there are no storage profiles, no
-colocation columns beside the key, no collations, no defaults that are functions, no system views, no
-sizes of quorums and no timers in zones, no indexes that belong to a key. A table without a key is
-fine. Strings and binary have no lengths. A schema can't be renamed and a table's partitions can't be
-altered: there is no command for either.
+colocation columns beside the key, no collations, no defaults that are functions, no system views,
+no sizes of quorums and no timers in zones, no indexes that belong to a key. A table without a key
+is fine. Strings and binary have no lengths. A schema can't be renamed and a table's partitions
+can't be altered: there is no command for either.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ COLUMNS = [
     case(
         "adding to no table", lambda: AddColumns(table="no", columns=(NAME,)), Reason.UNKNOWN, "no"
     ),
-    case("adding nothing", lambda: add(), Reason.EMPTY, "orders"),
+    case("adding nothing", add, Reason.EMPTY, "orders"),
     case("adding one twice", lambda: add(NAME, NAME), Reason.REPEATED, "name"),
     case(
         "adding a required one without a default",
@@ -670,7 +670,8 @@ def test_what_is_just_within_the_limits_is_taken() -> None:
     )
     assert catalog.version == 5
     deep = parse_type("list<" * 15 + "int8" + ">" * 15)
-    assert execute(catalog, AddColumns(table="one", columns=(NewColumn(name="d", type=deep),)))
+    add_deep = AddColumns(table="one", columns=(NewColumn(name="d", type=deep),))
+    assert table_of(execute(catalog, add_deep), "one").columns[-1].type == deep
 
 
 def test_a_table_has_so_many_indexes_and_no_more() -> None:

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from catalog.making import fresh, table_of
 from lowmark.catalog import (
     CatalogRefused,
     ColumnType,
+    CreateTable,
     DecimalOf,
     ListOf,
     MapOf,
@@ -30,7 +32,7 @@ from lowmark.catalog import (
     value_text,
     widens,
 )
-from lowmark.catalog.arrow import from_arrow, to_arrow
+from lowmark.catalog.arrow import columns_from_arrow, from_arrow, schema_to_arrow, to_arrow
 from lowmark.catalog.names import TYPE_PARTS_MAX
 
 DECIMALS = st.integers(1, 38).flatmap(
@@ -155,6 +157,19 @@ def test_arrow_types_that_would_lose_something_are_refused(arrow: pa.DataType, h
     with pytest.raises(CatalogRefused) as caught:
         from_arrow(arrow)
     assert hint in caught.value.hint
+
+
+def test_a_table_takes_the_columns_of_an_arrow_schema_and_gives_them_back() -> None:
+    arrow = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("tags", pa.list_(pa.string())),
+            pa.field("at", pa.timestamp("us", tz="UTC")),
+        ]
+    )
+    table = CreateTable(name="t", columns=columns_from_arrow(arrow), key=("id",))
+    found = table_of(fresh(table), "t")
+    assert schema_to_arrow(found.latest) == arrow
 
 
 # -- defaults -----------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from docs.example_catalog import catalog_examples, show_catalog
 from docs.example_directory import example_files
 from docs.example_group import ITEMS, SHAPES, Shape, group_examples, shape_of_head
+from docs.example_metastore import metastore_examples, metastore_shapes
 from docs.pages import FORMATS, blocks, layouts
 from lowmark.log import snapshot_format
 from lowmark.raft import Append
@@ -34,6 +36,8 @@ def example_bytes() -> dict[str, bytes]:
     return {
         **example_files(),
         **group_examples(),
+        **catalog_examples(),
+        **metastore_examples(),
         "a hybrid time": HYBRID_TIME.to_bytes(8, "little"),
         "a connection": hello("n1:7400") + frame_header([frame]) + frame,
     }
@@ -44,13 +48,13 @@ class _Dump:
 
     def __init__(self, page: str, data: bytes) -> None:
         self._layouts = layouts(page)
-        self._data = data
+        self.data = data
         self.at = 0
         self.lines: list[str] = []
 
     @property
     def left(self) -> int:
-        return len(self._data) - self.at
+        return len(self.data) - self.at
 
     def remark(self, text: str) -> None:
         self.lines.append(f"# {text}")
@@ -63,7 +67,7 @@ class _Dump:
         return values
 
     def number(self, size: int, name: str) -> int:
-        taken = self._data[self.at : self.at + size]
+        taken = self.data[self.at : self.at + size]
         value = int.from_bytes(taken, "little")
         if name == "spare":
             said = name
@@ -79,37 +83,38 @@ class _Dump:
     def msgpack(self, shape: Shape) -> None:
         """Show a MessagePack value. One of more than a byte is big-endian, and said by a colon."""
         name, parts = shape if isinstance(shape, tuple) else (shape, None)
-        first = self._data[self.at]
+        first = self.data[self.at]
         if first < 0x80:
             self.number(1, name)
         elif 0x90 <= first < 0xA0:
-            self._show(1, f"{name}: array of {first - 0x90}")
+            self.show(1, f"{name}: array of {first - 0x90}")
             for at in range(first - 0x90):
                 self.msgpack(name if parts is None else parts[at])
         elif 0xA0 <= first < 0xC0:
-            self._show(1, f"{name}: text of {first - 0xA0}")
+            self.show(1, f"{name}: text of {first - 0xA0}")
             self.rest(first - 0xA0, name)
         elif first in {0xC2, 0xC3}:
-            self._show(1, f"{name}: {'false' if first == 0xC2 else 'true'}")
+            self.show(1, f"{name}: {'false' if first == 0xC2 else 'true'}")
         elif first == 0xC4:
-            size = self._data[self.at + 1]
-            self._show(2, f"{name}: {size} bytes")
+            size = self.data[self.at + 1]
+            self.show(2, f"{name}: {size} bytes")
             self.rest(size, name)
         elif 0xCC <= first <= 0xCF:
             size = 1 << first - 0xCC
-            value = int.from_bytes(self._data[self.at + 1 : self.at + 1 + size], "big")
-            self._show(1 + size, f"{name}: {value}")
+            value = int.from_bytes(self.data[self.at + 1 : self.at + 1 + size], "big")
+            self.show(1 + size, f"{name}: {value}")
         else:
             assert first >= 0xE0, f"{first:#x} is in no example"
-            self._show(1, f"{name}: {first - 0x100}")
+            self.show(1, f"{name}: {first - 0x100}")
 
-    def _show(self, size: int, said: str) -> None:
-        self._line(self._data[self.at : self.at + size], said)
+    def show(self, size: int, said: str) -> None:
+        """Show bytes with whatever is to be said of them."""
+        self._line(self.data[self.at : self.at + size], said)
 
     def rest(self, size: int, name: str) -> None:
         """Show bytes that have no structure here; text is shown as such."""
         for start in range(0, size, _BYTES_PER_LINE):
-            taken = self._data[self.at : self.at + min(_BYTES_PER_LINE, size - start)]
+            taken = self.data[self.at : self.at + min(_BYTES_PER_LINE, size - start)]
             is_text = taken.isascii() and taken.decode("latin-1").isprintable()
             self._line(taken, f'{name} = "{taken.decode()}"' if is_text else name)
 
@@ -246,6 +251,14 @@ def _entry(dump: _Dump, name: str) -> None:
             dump.msgpack(SHAPES[name])
 
 
+def _metastore(dump: _Dump, name: str) -> None:
+    for shape in metastore_shapes()[name]:
+        dump.fields("Block head" if name.startswith("a snapshot") else "Start")
+        dump.msgpack(shape)
+    if dump.left:
+        dump.rest(dump.left, "values")
+
+
 def rendered(page: str, name: str) -> str:
     """The dump of an example, as it stands on its page."""
     dump = _Dump(page, example_bytes()[name])
@@ -266,6 +279,10 @@ def rendered(page: str, name: str) -> str:
             _messages(dump)
         case "entries.md", _:
             _entry(dump, name)
+        case "metastore.md", _:
+            _metastore(dump, name)
+        case "catalog.md", _:
+            show_catalog(dump)
         case _:
             dump.fields("Hybrid time")
     assert dump.left == 0

@@ -30,6 +30,7 @@ from lowmark.log import config as log_config
 from lowmark.log import entries as log_entries
 from lowmark.log.state import RUNS_KEPT
 from lowmark.log.wal_format import Kind
+from lowmark.metastore import commands, identify, machine
 from lowmark.runtime import NetworkLimits, frames, sim_runtime
 from lowmark.runtime.network import FRAME_HEADER_BYTES
 
@@ -70,6 +71,8 @@ CODE: dict[tuple[str, str], tuple[list[struct.Struct], int]] = {
     ("entries.md", "Copy"): ([envelope._COPY], envelope._COPY.size),
     ("entries.md", "Version"): ([envelope._VERSION], envelope._VERSION.size),
     ("messages.md", "Start"): ([wire._LENGTH], wire._LENGTH.size),
+    ("metastore.md", "Start"): ([commands._LENGTH], commands._LENGTH.size),
+    ("metastore.md", "Block head"): ([machine._LENGTH], machine._LENGTH.size),
     ("frames.md", "Hello head"): ([frames._HELLO], frames._HELLO.size),
     ("frames.md", "Frame header"): ([frames._HEADER], FRAME_HEADER_BYTES),
 }
@@ -239,6 +242,7 @@ def _names_of_a_long_life() -> set[str]:
     example.log.quarantine(copies.state, Damaged("a file", offset=0, what="a test wanted it"))
     example.settle()
     lost.note_lost(example.disk, "copies", incarnation=0, ask=(2, 3))
+    identify(example.disk, draw=lambda _: 0)
     example.log.delete_group("copies")
     example.log.close()
     wal = next(path for path in example.disk.tree() if path.endswith(".wal"))

@@ -136,6 +136,7 @@ from lowmark.catalog.types import (
 from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update, apply_update
 from lowmark.catalog.update_log import SNAPSHOT_KEY, UPDATE_PREFIX, VERSION_KEY, read_log
 from lowmark.catalog.values import Value, parse_value, value_text
+from lowmark.catalog.wishes import COMMAND_NAMES, read_command, read_commands
 from lowmark.catalog.zone_commands import (
     AlterZone,
     CreateZone,
@@ -145,6 +146,7 @@ from lowmark.catalog.zone_commands import (
 )
 
 __all__ = [
+    "COMMAND_NAMES",
     "DEFAULT_SCHEMA",
     "DEFAULT_ZONE",
     "EMPTY",
@@ -257,6 +259,8 @@ __all__ = [
     "parse_filter",
     "parse_type",
     "parse_value",
+    "read_command",
+    "read_commands",
     "read_log",
     "replay",
     "to_builtins",

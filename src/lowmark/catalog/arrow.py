@@ -12,7 +12,9 @@ from typing import assert_never
 
 import pyarrow as pa
 
+from lowmark.catalog.descriptors import TableSchema
 from lowmark.catalog.errors import CatalogRefused, Reason
+from lowmark.catalog.table_commands import NewColumn
 from lowmark.catalog.types import (
     DECIMAL_DIGITS_MAX,
     ColumnType,
@@ -24,7 +26,7 @@ from lowmark.catalog.types import (
     StructOf,
 )
 
-__all__ = ["from_arrow", "to_arrow"]
+__all__ = ["columns_from_arrow", "from_arrow", "schema_to_arrow", "to_arrow"]
 
 _PLAIN = {
     Plain.BOOL: pa.bool_(),
@@ -111,6 +113,24 @@ def from_arrow(arrow: pa.DataType) -> ColumnType:
         )
     raise _refused(
         arrow, _CAST.get(arrow, "Spark and Parquet do not both have it: use another type.")
+    )
+
+
+def schema_to_arrow(schema: TableSchema) -> pa.Schema:
+    """The Arrow schema of batches that are written with a schema version."""
+    return pa.schema(
+        [
+            pa.field(column.name, to_arrow(column.type), nullable=not column.required)
+            for column in schema.columns
+        ]
+    )
+
+
+def columns_from_arrow(schema: pa.Schema) -> tuple[NewColumn, ...]:
+    """Columns for a new table that can hold batches of an Arrow schema."""
+    return tuple(
+        NewColumn(name=field.name, type=from_arrow(field.type), required=not field.nullable)
+        for field in schema
     )
 
 

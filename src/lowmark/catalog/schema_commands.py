@@ -65,7 +65,7 @@ class DropSchema:
         count = catalog.tables_in_schema(schema.id)
         if count and not self.cascade:
             raise CatalogRefused(
-                f"schema {self.name} can't be dropped: it has {count} tables",
+                f"schema {self.name} can't be dropped: it has tables ({count})",
                 reason=Reason.IN_USE,
                 object_kind="schema",
                 object_name=self.name,

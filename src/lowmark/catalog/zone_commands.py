@@ -157,7 +157,7 @@ class DropZone:
         if count := catalog.tables_in_zone(zone.id):
             names = [catalog.name_of(table) for table in catalog.tables_of_zone(zone.id)[:3]]
             listed = ", ".join(names) + (", …" if count > len(names) else "")
-            raise _in_use(self.name, f"{count} tables are in it ({listed})", "Drop them first.")
+            raise _in_use(self.name, f"it has tables ({listed})", "Drop them first.")
         return (DroppedZone(zone.id),)
 
 
