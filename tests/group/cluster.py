@@ -35,7 +35,17 @@ from lowmark.runtime import (
 from lowmark.runtime.network import OnCut, OnFrame, OnRoom, ignore_room
 from lowmark.runtime.sim_network import _Connection, _run_at_once, _SimEndpoint
 
-__all__ = ["FAST", "TINY_LOG", "Cluster", "Listener", "Member", "Sent", "SpyNetwork", "node_at"]
+__all__ = [
+    "FAST",
+    "TINY_LOG",
+    "Cluster",
+    "Listener",
+    "Member",
+    "Sent",
+    "SpyNetwork",
+    "Watcher",
+    "node_at",
+]
 
 T = TypeVar("T")
 
@@ -73,6 +83,36 @@ class Listener:
         self.asked.append((peers, answer))
         if self.finish:
             answer(True)
+
+
+@dataclass
+class Watcher:
+    """Notes what it hears of a copy."""
+
+    group: Group | None = None
+    heard: list[tuple[object, ...]] = field(default_factory=list)
+    then: Callable[[str], None] = lambda _: None
+    """What to do about it."""
+
+    def on_applied(self) -> None:
+        self._note("applied", self.group.applied if self.group is not None else 0)
+
+    def on_restored(self) -> None:
+        self._note("restored", self.group.applied if self.group is not None else 0)
+
+    def on_leader_changed(self, leader: int, term: int) -> None:
+        self._note("leader", leader, term)
+
+    def on_stopped(self, error: LowmarkError) -> None:
+        self._note("stopped", type(error))
+
+    def _note(self, what: str, *more: object) -> None:
+        self.heard.append((what, *more))
+        self.then(what)
+
+    def of(self, what: str) -> list[tuple[object, ...]]:
+        """What was heard of one kind."""
+        return [tuple(more) for kind, *more in self.heard if kind == what]
 
 
 class Sent(NamedTuple):
@@ -159,6 +199,7 @@ class Member:
         self.log: Log | None = None
         self.groups: Groups | None = None
         self.listeners: dict[str, Listener] = {}
+        self.watchers: dict[str, Watcher] = {}
         self.machines: dict[str, KvMachine] = {}
 
     @property
@@ -198,11 +239,24 @@ class Member:
             self.open(stored.name)
 
     def open(self, name: str = "g") -> Group:
-        return self.here.open(name, self._machine(name), listener=self._listener(name))
+        return self._watched(
+            self.here.open(
+                name,
+                self._machine(name),
+                listener=self._listener(name),
+                observer=self._watcher(name),
+            )
+        )
 
     def create(self, name: str, founders: Iterable[int] = ()) -> Group:
-        return self.here.create(
-            name, self._machine(name), members=founders, listener=self._listener(name)
+        return self._watched(
+            self.here.create(
+                name,
+                self._machine(name),
+                members=founders,
+                listener=self._listener(name),
+                observer=self._watcher(name),
+            )
         )
 
     def recreate(self, name: str, *, ask: Iterable[int], incarnation: int) -> Group:
@@ -215,7 +269,13 @@ class Member:
         )
 
     def rebuild(self, name: str = "g") -> Future[Group]:
-        return self.here.rebuild(name, self._machine(name), listener=self._listener(name))
+        future = self.here.rebuild(
+            name,
+            self._machine(name),
+            listener=self._listener(name),
+            observer=self._watcher(name),
+        )
+        return future.map(self._watched)
 
     def slow_down(self, lane: str, ms: float) -> None:
         """Let each step of a lane begin so much later; 0 brings it up to speed again."""
@@ -235,6 +295,14 @@ class Member:
         self.listeners[name] = listener = Listener()
         return listener
 
+    def _watcher(self, name: str) -> Watcher:
+        self.watchers[name] = watcher = Watcher()
+        return watcher
+
+    def _watched(self, group: Group) -> Group:
+        self.watchers[group.name].group = group
+        return group
+
     @property
     def here(self) -> Groups:
         assert self.groups is not None, f"node {self.number} is down"
@@ -248,6 +316,10 @@ class Member:
     @property
     def listener(self) -> Listener:
         return self.listeners["g"]
+
+    @property
+    def watcher(self) -> Watcher:
+        return self.watchers["g"]
 
     @property
     def machine(self) -> KvMachine:

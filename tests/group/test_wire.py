@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 from lowmark.group import BadFrame
 from lowmark.group.wire import (
+    ANSWER_OUTCOMES,
+    Answer,
+    Ask,
     InstallOffer,
     InstallOver,
     InstallPiece,
@@ -73,7 +76,8 @@ def appends(draw: st.DrawFn) -> Append:
 
 @st.composite
 def pieces(draw: st.DrawFn) -> InstallPiece:
-    indexes = sorted(draw(st.sets(some, max_size=5)))
+    kind = draw(st.sampled_from(["entries", "state", "live"]))
+    indexes = sorted(draw(st.sets(some, max_size=5))) if kind == "entries" else []
     previous = draw(st.integers(0, indexes[0] - 1)) if indexes else draw(number)
     entries = [LogEntry(index, draw(some), draw(data)) for index in indexes]
     return InstallPiece(
@@ -83,8 +87,8 @@ def pieces(draw: st.DrawFn) -> InstallPiece:
         previous,
         entries,
         draw(number),
-        draw(data),
-        draw(data),
+        draw(data) if kind == "state" else b"",
+        draw(data) if kind == "live" else b"",
     )
 
 
@@ -108,6 +112,8 @@ items: st.SearchStrategy[Item] = st.one_of(
     st.builds(Rested, node, node, some, number),
     st.builds(Knows, node, node, some, some),
     st.builds(Rejoin, node, node, number),
+    st.builds(Ask, number, node, number, data),
+    st.builds(Answer, node, node, number, st.integers(0, ANSWER_OUTCOMES - 1), data),
     st.builds(
         InstallOffer,
         *(node, node, number, some, number),
@@ -141,6 +147,8 @@ def plain(item: Item) -> Item:
             return msgspec.structs.replace(
                 item, entries=found, state=bytes(item.state), live=bytes(item.live)
             )
+        case Ask() | Answer():
+            return msgspec.structs.replace(item, body=bytes(item.body))
         case _:
             return item
 
@@ -175,6 +183,8 @@ def largest() -> list[Item]:
         ReadIndexResponse(*same, big, b"x" * 100),
         Heartbeat(*same, big, big),
         Rest(*same),
+        Ask(big, big, big, b"x" * 70_000),
+        Answer(big, big, big, 2, b"x" * 70_000),
     ]
 
 
@@ -337,6 +347,17 @@ BAD_FRAMES: dict[str, bytes] = {
     "a joint configuration that is none": hostile([offer(conf(auto_leave=True))]),
     "an incarnation of nobody": hostile([offer(conf(incarnations=[[9, 1]]))]),
     "a negative incarnation": hostile([offer(conf(incarnations=[[1, -1]]))]),
+    "a question that is not there": hostile([["s", [25, 0, 2, 9, 5]]]),
+    "a question of negative length": hostile([["s", [25, 0, 2, 9, -1]]]),
+    "a question that is longer than said": hostile([["s", [25, 0, 2, 9, 2]]], data=b"xyz"),
+    "a question of a negative number": hostile([["s", [25, 0, 2, -9, 0]]]),
+    "a question to a negative node": hostile([["s", [25, -1, 2, 9, 0]]]),
+    "a question to no service": hostile([["", [25, 0, 2, 9, 0]]]),
+    "a question with its body in the head": hostile([["s", [25, 0, 2, 9, b"x"]]]),
+    "an answer that is not there": hostile([["s", [26, 1, 2, 9, 0, 5]]]),
+    "an answer of negative length": hostile([["s", [26, 1, 2, 9, 0, -1]]]),
+    "an answer of no known outcome": hostile([["s", [26, 1, 2, 9, 3, 0]]]),
+    "an answer of a negative outcome": hostile([["s", [26, 1, 2, 9, -1, 0]]]),
     "text that is none": hostile([["g", [33, 1, 2, 9, "xx"]]]).replace(b"xx", b"\xff\xfe"),
     "a name that is no text": hostile([["xx", [20, 1, 2]]]).replace(b"xx", b"\xff\xfe"),
 }
@@ -355,6 +376,9 @@ def test_what_the_bad_frames_are_made_of_is_sound() -> None:
     sound = [1, 1, 2, 2, 0, 0, 0, 0, [1, 2], b"\0\1", [1, 2]]
     assert len(decode(hostile([["g", sound]], data=b"xyz"))[1]) == 1
     assert decode(hostile([["g", [32, 1, 2, 9, 0, [5], [1], [1], 0, 0, 0]]], data=b"x"))[1]
+    asked = hostile([["s", [25, 0, 2, 9, 1]], ["s", [26, 1, 2, 9, 2, 2]]], data=b"xyz")
+    question, answer = (plain(item) for _, item in decode(asked)[1])
+    assert (question, answer) == (Ask(0, 2, 9, b"x"), Answer(1, 2, 9, 2, b"yz"))
 
 
 def test_a_small_frame_never_asks_for_much_memory() -> None:
@@ -366,6 +390,8 @@ def test_a_small_frame_never_asks_for_much_memory() -> None:
         struct.pack("<I", 10) + b"\x93\x01\x01\x91\x92\xdb\xff\xff\xff\xff",
         hostile([["g", [1, 1, 2, 1, 0, 0, 0, 0, [1], b"\0", [U63]]]]),
         hostile([["g", [32, 1, 2, 9, 0, [], [], [], 0, U63, U63]]]),
+        hostile([["s", [25, 0, 2, 9, U63]]]),
+        hostile([["s", [26, 1, 2, 9, 0, U63]]]),
     ]
     tracemalloc.start()
     for frame in huge:

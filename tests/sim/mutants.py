@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from lowmark.group.group import Group
+from lowmark.group.leading import Leading
 from lowmark.group.writes import Writes
 from lowmark.log import installing, phase3
 from lowmark.raft import HardState, ProposalDropped, RaftNode, StorageAppend, changes, replication
@@ -89,25 +90,26 @@ def changes_members_before_its_first_entry() -> Iterator[None]:
         raft.core.config.changes_after_noop = False
         return raft
 
-    def propose_change(self: Group, change: ConfChange) -> bool:
-        core = self.raft.core
-        if not self.leads or core.pending_change > core.log.applied or core.transferee != NOBODY:
+    def propose_change(self: Leading, change: ConfChange) -> bool:
+        host = self._host
+        core = host.raft.core
+        if not host.leads or core.pending_change > core.log.applied or core.transferee != NOBODY:
             return False
         try:
-            self.raft.propose_change(change)
+            host.raft.propose_change(change)
         except ProposalDropped:
             return False
-        self._services.wake(self)
+        host.work_soon()
         return core.pending_change == core.log.last_index
 
     def eager_tick(self: Group) -> None:
         tick(self)
         if self.leads and not self.ready:
-            self._changes.go_on()
+            self._leading.changes.go_on()
 
     with ExitStack() as stack:
         stack.enter_context(replaced(Group, "_new_raft", careless_raft))
-        stack.enter_context(replaced(Group, "propose_change", propose_change))
+        stack.enter_context(replaced(Leading, "propose_change", propose_change))
         stack.enter_context(replaced(Group, "_tick", eager_tick))
         yield
 

@@ -27,8 +27,11 @@ What it promises
 Not promised: that the leader is the only one who believes to lead. It is the only one who can
 commit.
 
-The core knows nothing of this room, and the machine knows nothing of consensus. `group` joins them;
-`groups` drives all groups of a node with one clock and one link (`transport`, `wire`).
+The core knows nothing of this room, and the machine knows nothing of consensus. `group` joins them,
+with a part for each story: `asking` (who waits), `applying` (the machine), `leading` (what only a
+leader does), `writes` (what must be durable), `installing` (snapshots of others), `snapshotting`
+(its own), `versions`, `lost`, `resting`. `groups` drives all groups of a node with one clock and
+one link (`transport`, `wire`), which nodes also use to ask each other (`calls`).
 """
 
 from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply, Service

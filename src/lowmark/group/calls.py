@@ -9,6 +9,13 @@ yet who is there (that is how a node joins). Calls are best effort, as all messa
 
 The call's owner decides what may be asked twice. A node answers strangers (addresses that it does
 not know) only where a service says so, and only so many of them at a time.
+
+A question that the network doubles is heard once (of those that came lately, of which a number is
+kept): whoever got an answer knows that it was asked once, and whoever was refused, that it was not.
+
+A service always replies, now or later, once; what it was asked lies in the frame, so whoever keeps
+it copies it. Numbers begin anywhere: an answer to what this address asked in an earlier life is for
+a number that nobody has now.
 """
 
 from __future__ import annotations
@@ -20,16 +27,16 @@ from typing import TypeAlias
 from lowmark.errors import Unavailable
 from lowmark.group.future import Future
 from lowmark.group.transport import Transport
-from lowmark.group.wire import Answer, Ask
+from lowmark.group.wire import ANSWER_OUTCOMES, Answer, Ask, Item
 from lowmark.runtime import Buffer
 
 __all__ = ["CallLost", "Calls", "NoService", "NotAsked", "Reply", "Service"]
 
-_ANSWERED, _NO_SERVICE, _BUSY = 0, 1, 2
+_ANSWERED, _NO_SERVICE, _BUSY = range(ANSWER_OUTCOMES)
 _WAITING_MAX = 4_096
-"""Questions that one node may have open here, and that we may have open at one node."""
 _STRANGERS_MAX = 64
-"""Questions of strangers that are open at a time."""
+_LATELY_MAX = 16_384
+"""Questions that would be noticed if they came again."""
 
 Reply: TypeAlias = Callable[[bytes], None]
 Service: TypeAlias = Callable[[str, int, Buffer, Reply], None]
@@ -77,19 +84,53 @@ class _Open:
         return f"node {self.node}" if self.node else f"the node at {self.address}"
 
 
+class _Lately:
+    """The last questions that came in."""
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self._heard: dict[tuple[str, int], None] = {}
+
+    def is_new(self, address: str, number: int) -> bool:
+        key = (address, number)
+        if key in self._heard:
+            return False
+        self._heard[key] = None
+        if len(self._heard) > self._size_max:
+            del self._heard[next(iter(self._heard))]
+        return True
+
+
 class Calls:
     """Asks other nodes and answers them. One per node."""
 
-    def __init__(self, transport: Transport, *, now_ms: Callable[[], int], timeout_ms: int) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        send: Callable[[str, Item], None],
+        now_ms: Callable[[], int],
+        timeout_ms: int,
+        waiting_max: int = _WAITING_MAX,
+        strangers_max: int = _STRANGERS_MAX,
+        lately_max: int = _LATELY_MAX,
+    ) -> None:
+        self.waiting_max = waiting_max
+        """Questions that one node may have open here, and that we may have open at one node."""
+        self.strangers_max = strangers_max
+        """Questions of strangers that are open at a time."""
         self._transport = transport
+        self._send = send
         self._now_ms = now_ms
         self._timeout_ms = timeout_ms
         self._services: dict[str, tuple[Service, bool]] = {}
         self._open: dict[int, _Open] = {}
         self._open_at: dict[str, int] = {}
-        self._numbers = 0
+        self._numbers = transport.boot
         self._answering: dict[str, int] = {}
         self._strangers = 0
+        self._lately = {known: _Lately(lately_max) for known in (True, False)}
+        """Of nodes that are known, and of strangers: these can't crowd out those."""
         self._closed = False
 
     def serve(self, name: str, service: Service, *, strangers: bool = False) -> None:
@@ -119,7 +160,7 @@ class Calls:
         now = self._now_ms()
         deadline = now + (self._timeout_ms if timeout_ms is None else timeout_ms)
         asked = _Open(node, address, service, now, deadline, Future())
-        if self._closed or self._open_at.get(address, 0) >= _WAITING_MAX:
+        if self._closed or self._open_at.get(address, 0) >= self.waiting_max:
             why = "this node is closing" if self._closed else "too many questions are open"
             asked.future.reject(NotAsked(asked.who, why=why))
             return asked.future
@@ -128,7 +169,7 @@ class Calls:
         self._open[self._numbers] = asked
         self._open_at[address] = self._open_at.get(address, 0) + 1
         if node:
-            self._transport.send(service, item)
+            self._send(service, item)
         elif not self._transport.send_to(address, service, item):
             self.refused(item)
         return asked.future
@@ -148,11 +189,13 @@ class Calls:
     def asked(self, address: str, service: str, item: Ask, *, known: bool) -> None:
         """A question has come in."""
         number = item.number
+        if self._closed or not self._lately[known].is_new(address, number):
+            return
 
         def send(outcome: int, body: bytes) -> None:
             answer = Answer(item.sender, self._transport.node, number, outcome, body)
             if known:
-                self._transport.send(service, answer)
+                self._send(service, answer)
             else:
                 self._transport.send_to(address, service, answer)
 
@@ -160,8 +203,8 @@ class Calls:
         if serve is None or not (known or open_to_all):
             send(_NO_SERVICE, b"")
             return
-        if self._answering.get(address, 0) >= _WAITING_MAX or (
-            not known and self._strangers >= _STRANGERS_MAX
+        if self._answering.get(address, 0) >= self.waiting_max or (
+            not known and self._strangers >= self.strangers_max
         ):
             send(_BUSY, b"")
             return

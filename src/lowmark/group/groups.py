@@ -109,7 +109,10 @@ class Groups:
             runtime, node=node, address=address, listen=listen, receiver=self, limits=limits
         )
         self.calls = Calls(
-            self.transport, now_ms=self.now_ms, timeout_ms=self.config.request_timeout_ms
+            self.transport,
+            send=self.send,
+            now_ms=self.now_ms,
+            timeout_ms=self.config.request_timeout_ms,
         )
         log.on_written = self._written
         log.on_dropped = self._dropped
@@ -373,7 +376,7 @@ class Groups:
             if not group.resting.resting:
                 group.tick()
                 continue
-            resting_on |= group.rests_on()
+            resting_on |= group.resting.rests_on(group.raft)
             if look:
                 group.rest_tick()
         resting_on.discard(self.node)
@@ -387,7 +390,7 @@ class Groups:
 
     def _wake_resting(self, node: int, *, late: bool) -> None:
         for group in self._groups.values():
-            if group.resting.resting and node in group.rests_on():
+            if group.resting.resting and node in group.resting.rests_on(group.raft):
                 if late and group.raft.core.leader == node:
                     group.resting.wake_late(group.raft)
                 else:

@@ -14,11 +14,17 @@ it, and that copy is silent until its node was added to the group again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
+from lowmark.group.state_record import GroupMeta
+from lowmark.group.wire import Item, Rejoin
 from lowmark.log import files
 from lowmark.log.notes import Note, read_note, write_note
+from lowmark.raft import RaftNode
 from lowmark.runtime import Disk
 
-__all__ = ["forget_lost", "lost_incarnation", "note_lost"]
+__all__ = ["Rejoining", "forget_lost", "lost_incarnation", "note_lost"]
 
 FOLDER = files.REJOIN
 
@@ -60,3 +66,46 @@ def forget_lost(disk: Disk, group: str) -> None:
     if disk.stat(path) is not None:
         disk.unlink(path)
         disk.sync_dir(FOLDER)
+
+
+class Host(Protocol):
+    """What rejoining asks of its group."""
+
+    node: int
+    raft: RaftNode
+
+    @property
+    def ready(self) -> bool: ...
+    def send(self, item: Item) -> None: ...
+
+
+class Rejoining:
+    """A copy in place of a lost one asks to be added again; the leader that hears it does so."""
+
+    def __init__(self, host: Host, meta: GroupMeta, *, replace: Callable[[int], bool]) -> None:
+        self._host = host
+        self._ask = meta.ask
+        self._replace = replace
+        self.above = meta.rejoin_above
+        """The incarnation that was lost here, if any."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether this copy has not been added again yet."""
+        return self._host.raft.core.incarnation <= self.above
+
+    def ask(self) -> None:
+        """Ask all that may be members, as long as it has to be."""
+        if not self.waits:
+            return
+        for node in self._ask:
+            if node != self._host.node:
+                self._host.send(Rejoin(node, self._host.node, self.above))
+
+    def asked(self, sender: int, item: Rejoin) -> None:
+        """Another node has lost its copy."""
+        core = self._host.raft.core
+        if not self._host.ready or sender not in core.progress:
+            return
+        if core.members.incarnation(sender) <= item.incarnation:
+            self._replace(sender)

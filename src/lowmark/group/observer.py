@@ -19,7 +19,10 @@ class Observer(Protocol):
         """The machine was replaced by a snapshot: what was between was not applied one by one."""
 
     def on_leader_changed(self, leader: int, term: int) -> None:
-        """Another node leads, or (0) nobody does, as far as this member knows."""
+        """Another node leads, or (0) nobody does, as far as this member knows; or in another term.
+
+        Told whenever the two are not those that were told last.
+        """
 
     def on_stopped(self, error: LowmarkError) -> None:
         """This copy goes no further."""

@@ -10,7 +10,8 @@ Learners are added and redundant ones removed by changes of their own; only then
 cancelled takes its learners away again: the old members serve all the time.
 
 Some groups have learners for good: nodes that follow without a vote. They are named with the
-voters; nothing waits until they are near.
+voters; nothing waits until they are near. A change that ends early keeps those that its list names,
+and one that it was to make a voter; who was a learner before, and is not named, is none any more.
 
 A leader that is elected in the middle leaves a joint configuration by itself, and says so; learners
 that it finds wait for a new list (the caller learns of the election and asks again).
@@ -150,6 +151,8 @@ class PeerChange:
         self.token = -1
         self.peers: tuple[int, ...] = ()
         self.learners: tuple[int, ...] = ()
+        self._standing: frozenset[int] = frozenset()
+        """Learners for good, as far as this leader knows: of the last list that was finished."""
         self._replacing = 0
         """A member whose copy was lost: it leaves first, and comes back as a new one."""
         self._own = False
@@ -210,6 +213,7 @@ class PeerChange:
         if self.stage in {Stage.CATCHING_UP, Stage.JOINT}:
             self._fail(ChangeError.LOST_LEADERSHIP)
         self.stage, self._clean = Stage.NONE, True
+        self._standing = frozenset()
 
     def not_here(self, node: int) -> None:
         """A node says that it has no copy."""
@@ -264,9 +268,7 @@ class PeerChange:
             self.stage = Stage.STABLE
             self.peers = tuple(sorted(members.incoming))
         elif was_joint:
-            self._end()
-            self._clean = True
-            self._tell_committed(tuple(sorted(members.incoming)))
+            self._finish(tuple(sorted(members.incoming)))
         self.go_on()
 
     def go_on(self) -> None:
@@ -277,17 +279,13 @@ class PeerChange:
         if self.stage is Stage.NONE:
             # A learner that is still on its way into the log must be waited for, too.
             if not self._clean and not self._leader.change_pending():
-                self._clean = self._drop_learners(members, keep=frozenset(self.learners))
+                keep = frozenset(self.learners) | (self._standing & frozenset(self.peers))
+                self._clean = self._drop_learners(members, keep=keep)
             return
         if self.stage is not Stage.CATCHING_UP:
             return
         if self._replacing and self._replacing in members.everybody:
-            node = self._replacing
-            voter = node in members.incoming
-            kind = ChangeKind.REPLACE if voter else ChangeKind.REMOVE
-            if self._propose(Transition.AUTO, [Change(kind, node)]):
-                self._watched[node] = _Watched(self._leader.now_ms())
-                self._replacing = 0
+            self._replace(self._replacing, members)
             return
         wanted = (*self.peers, *self.learners)
         if not self._drop_learners(members, keep=frozenset(wanted)):
@@ -302,6 +300,18 @@ class PeerChange:
             self._enter_joint()
         elif not self._asked:
             self._ask()
+
+    def _replace(self, node: int, members: Members) -> None:
+        if node in members.incoming:
+            if self._propose(Transition.AUTO, [Change(ChangeKind.REPLACE, node)]):
+                self._watched[node] = _Watched(self._leader.now_ms())
+                self._replacing = 0
+            return
+        # A learner leaves and comes back with one entry: between two, a new leader would not know
+        # that it shall come back.
+        again = [Change(ChangeKind.REMOVE, node), Change(ChangeKind.ADD_LEARNER, node)]
+        if self._propose_joint(again):
+            self.stage = Stage.JOINT
 
     def _drop_learners(self, members: Members, *, keep: frozenset[int]) -> bool:
         extra = sorted(members.learners - keep)
@@ -375,14 +385,15 @@ class PeerChange:
         gone = (members.everybody | members.returning) - {*self.peers, *self.learners}
         changes += [Change(ChangeKind.REMOVE, node) for node in sorted(gone)]
         if not changes:
-            self._end()
-            self._clean = True
-            self._tell_committed(self.peers)
+            self._finish(self.peers)
         elif self._propose_joint(changes):
             self.stage = Stage.JOINT
         # Else the way is barred; it is tried again with the next tick.
 
-    def _tell_committed(self, peers: tuple[int, ...]) -> None:
+    def _finish(self, peers: tuple[int, ...]) -> None:
+        self._end()
+        self._clean = True
+        self._standing = self._leader.members().learners
         # Who hears of it may delete the copies of those who left. A member that forgot in a crash
         # that the new members are in force would then wait for them for ever.
         self._leader.when_kept(lambda: self._listener.on_change_peers_committed(peers))

@@ -131,6 +131,8 @@ class Reads:
         self._confirmed: list[tuple[int, list[Read]]] = []
 
     def __len__(self) -> int:
+        if not self._asked and not self._confirmed:
+            return len(self.new)
         waiting = sum(len(reads) for _, reads in self._asked.values())
         return len(self.new) + waiting + sum(len(reads) for _, reads in self._confirmed)
 

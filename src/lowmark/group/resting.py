@@ -11,12 +11,16 @@ themselves. (Not on each other: a follower that woke alone would hear of no lead
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 from lowmark.group.config import GroupConfig
 from lowmark.group.wire import Rest, Rested
 from lowmark.raft import NOBODY, ProgressState, RaftNode, Role
 
 __all__ = ["Resting"]
+
+_LOOKS_PER_QUESTION = 6
+"""How seldom a copy that rests asks whether its leader's copy is still there."""
 
 
 class Resting:
@@ -27,6 +31,7 @@ class Resting:
         self._quiet_ticks = 0
         self._agreed: set[int] = set()
         self._asked: tuple[int, int] = (0, 0)
+        self._looks = 0
         self.resting = False
 
     def wake(self) -> None:
@@ -40,6 +45,18 @@ class Resting:
         if self.resting:
             self.wake()
             raft.core.election_elapsed = raft.core.config.election_ticks
+
+    def rests_on(self, raft: RaftNode) -> AbstractSet[int]:
+        """Whose life a rest depends on: a leader has everybody, and is all they have."""
+        core = raft.core
+        return core.progress.keys() if core.role is Role.LEADER else {core.leader}
+
+    def look(self, raft: RaftNode) -> bool:
+        """A long time has passed; True if it is time to ask whether the leader's copy lives."""
+        self._looks += 1
+        core = raft.core
+        follows = core.role is Role.FOLLOWER and core.leader != NOBODY
+        return follows and self._looks % _LOOKS_PER_QUESTION == 0
 
     def tick(self, raft: RaftNode, quiet: Callable[[], bool]) -> bool:
         """A tick of a leader; True if it is time to ask everybody to rest."""
@@ -57,6 +74,15 @@ class Resting:
             return False
         self._asked = (core.term, core.log.committed)
         return self._quiet_ticks % self._rest_ticks == 0
+
+    def questions(self, raft: RaftNode) -> list[Rest]:
+        """What to ask everybody, in place of a heartbeat, which would wake them."""
+        core = raft.core
+        return [
+            Rest(node, core.node, core.term, core.log.committed)
+            for node in core.progress
+            if node != core.node
+        ]
 
     def asked(self, item: Rest, raft: RaftNode, *, quiet: bool) -> bool:
         """A leader asks; True if this member rests from now on."""

@@ -6,12 +6,12 @@ no longer sent one by one, so taking it now would cost that follower a whole sna
 
 from __future__ import annotations
 
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, invariant
+from lowmark.group.applying import Applying
 from lowmark.group.config import GroupConfig
-from lowmark.group.machine import Machine
 from lowmark.group.state_record import SnapshotMembers
 from lowmark.log import GroupLog, SnapshotMeta
-from lowmark.raft import ConfState
+from lowmark.raft import Progress, ProgressState, RaftNode, Role
 
 __all__ = ["Snapshots"]
 
@@ -24,9 +24,9 @@ _PATIENCE = 4
 class Snapshots:
     """The snapshots of one member."""
 
-    def __init__(self, log: GroupLog, machine: Machine, config: GroupConfig, now_ms: int) -> None:
+    def __init__(self, log: GroupLog, applying: Applying, config: GroupConfig, now_ms: int) -> None:
         self._log = log
-        self._machine = machine
+        self._applying = applying
         self._config = config
         self._taken_at_ms = now_ms
         self._wanted = False
@@ -39,9 +39,25 @@ class Snapshots:
         """Take one as soon as possible, whatever the size."""
         self._wanted = True
 
-    def due(self, applied: int, now_ms: int, *, follower_close: bool) -> bool:
+    def take_if_due(self, raft: RaftNode, now_ms: int) -> None:
+        """Take one if it is time."""
+        core = raft.core
+        close = core.role is Role.LEADER and any(map(self._is_close, core.progress.values()))
+        if self.due(now_ms, follower_close=close):
+            term = core.log.term(self._applying.applied)
+            invariant(term is not None, "the last entry applied has a term")
+            self._take(term or 0, now_ms)
+
+    def _is_close(self, progress: Progress) -> bool:
+        """Whether a member is behind, but will be served from the log, now or after an install."""
+        if progress.state is ProgressState.SNAPSHOT:
+            return progress.recent_active
+        comes = progress.state is ProgressState.REPLICATE or progress.recent_active
+        return comes and self._log.first_index - 1 <= progress.match < self._applying.applied
+
+    def due(self, now_ms: int, *, follower_close: bool) -> bool:
         """Whether it is time."""
-        entries = applied - self._log.row.snapshot_index
+        entries = self._applying.applied - self._log.row.snapshot_index
         if self.busy or entries < 1 or self._log.quarantined is not None:
             return False
         if self.failed is not None and now_ms - self._taken_at_ms < _RETRY_MS:
@@ -56,22 +72,14 @@ class Snapshots:
             return entries >= config.snapshot_entries_min
         return now_ms - self._taken_at_ms >= config.snapshot_age_ms
 
-    def take(
-        self,
-        *,
-        index: int,
-        term: int,
-        members: ConfState,
-        last_time: int,
-        version: int,
-        now_ms: int,
-    ) -> None:
+    def _take(self, term: int, now_ms: int) -> None:
         """Take one now, of the machine as it is."""
+        machine, applying = self._applying.machine, self._applying
         meta = SnapshotMeta(
-            index=index,
+            index=applying.applied,
             term=term,
-            members=SnapshotMembers(members, last_time).encode(),
-            machine_version=version,
+            members=SnapshotMembers(applying.members, applying.last_time).encode(),
+            machine_version=applying.version,
         )
         self._wanted = False
         self._taken_at_ms = now_ms
@@ -82,8 +90,8 @@ class Snapshots:
             self.taken += error is None
 
         try:
-            live = self._machine.live_indexes()
-            self._log.take_snapshot(meta, self._machine.snapshot(), live, done)
+            live = machine.live_indexes()
+            self._log.take_snapshot(meta, machine.snapshot(), live, done)
             self.busy = True
         except LowmarkError as error:
             self.failed = error

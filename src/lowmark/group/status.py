@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lowmark.errors import LowmarkError
+from lowmark.group.applying import Applying
+from lowmark.group.leading import Leading
 from lowmark.group.peers import Stage
+from lowmark.log import GroupLog
+from lowmark.raft import RaftNode
 
-__all__ = ["GroupStatus", "PeerStatus"]
+__all__ = ["GroupStatus", "PeerStatus", "peer_statuses", "status_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +65,75 @@ class GroupStatus:
     """Why it serves nothing, if so."""
     install_refused: str
     peers: tuple[PeerStatus, ...]
+
+
+def status_of(
+    log: GroupLog,
+    raft: RaftNode,
+    applying: Applying,
+    leading: Leading,
+    *,
+    peers: tuple[PeerStatus, ...],
+    resting: bool,
+    waiting: int,
+    stopped: LowmarkError | None,
+    install_refused: str,
+) -> GroupStatus:
+    """Everything worth knowing about a copy."""
+    core, members, row = raft.core, raft.core.members, log.row
+    return GroupStatus(
+        group=log.name,
+        node=core.node,
+        role=core.role.value,
+        term=core.term,
+        leader=core.leader,
+        voters=tuple(sorted(members.incoming)),
+        voters_outgoing=tuple(sorted(members.outgoing)),
+        learners=tuple(sorted(members.learners)),
+        incarnation=core.incarnation,
+        first_index=log.first_index,
+        last_index=log.last_index,
+        written_index=log.written_index,
+        committed=core.log.committed,
+        applied=applying.applied,
+        snapshot_index=row.snapshot_index,
+        live_entries=len(row.live),
+        machine_version=applying.version,
+        stage=leading.changes.stage,
+        resting=resting,
+        waiting=waiting,
+        stopped=stopped.message if stopped is not None else "",
+        install_refused=install_refused,
+        peers=peers,
+    )
+
+
+def peer_statuses(raft: RaftNode, leading: Leading) -> tuple[PeerStatus, ...]:
+    """The other members, as a leader sees them."""
+    core, last = raft.core, raft.core.log.last_index
+    found = []
+    for node, progress in core.progress.items():
+        if node == core.node:
+            continue
+        behind = leading.bytes_behind(node)
+        sending = leading.sends.progress(node)
+        if sending is not None:
+            behind += sending.bytes_left
+        rate = leading.tracking.bytes_per_s(node)
+        found.append(
+            PeerStatus(
+                node=node,
+                learner=progress.is_learner,
+                incarnation=progress.incarnation,
+                state=progress.state.value,
+                match=progress.match,
+                entries_behind=last - progress.match,
+                bytes_behind=behind,
+                bytes_per_s=rate,
+                seconds_left=0.0 if not behind else behind / rate if rate else None,
+                active=progress.recent_active,
+                installing_bytes=leading.installed_bytes(node),
+                machine_version=leading.known_version(node),
+            )
+        )
+    return tuple(found)

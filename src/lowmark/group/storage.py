@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lowmark.group import envelope
+from lowmark.group.config import GroupConfig
 from lowmark.group.state_record import GroupMeta, SnapshotMembers
 from lowmark.log import Entry as LogEntry
 from lowmark.log import GroupLog
-from lowmark.raft import ConfState, Entry, EntryKind, HardState, Snapshot
+from lowmark.raft import Config, ConfState, Entry, EntryKind, HardState, RaftNode, Snapshot
 from lowmark.runtime import Buffer
 
 __all__ = ["GroupStorage", "entry_data", "raft_entry"]
@@ -39,6 +42,34 @@ class GroupStorage:
         """The members at what is applied, when a core is made anew within one life."""
         self.commit_floor = 0
         """What is applied is committed."""
+
+    def new_core(
+        self,
+        node: int,
+        config: GroupConfig,
+        *,
+        members: ConfState,
+        applied: int,
+        rejoin_above: int,
+        draw: Callable[[int], int],
+    ) -> RaftNode:
+        """A core that goes on from what is durable, and from what the machine has applied."""
+        self.members_now, self.commit_floor = members, applied
+        return RaftNode(
+            Config(
+                node=node,
+                storage=self,
+                election_ticks=config.election_ticks,
+                heartbeat_ticks=config.heartbeat_ticks,
+                draw=draw,
+                applied=applied,
+                message_bytes_max=config.message_bytes_max,
+                uncommitted_bytes_max=config.waiting_bytes_max,
+                inflight_max=config.inflight_max,
+                inflight_bytes_max=config.inflight_bytes_max,
+                rejoin_above=rejoin_above,
+            )
+        )
 
     def initial_state(self) -> tuple[HardState, ConfState]:
         """What was durable, and the members at the snapshot."""

@@ -89,7 +89,8 @@ class Transport:
         self._limits = limits or TransportLimits()
         self._loop = runtime.loop
         self._receiver = receiver
-        self._boot = runtime.random.getrandbits(62)
+        self.boot = runtime.random.getrandbits(62)
+        """Drawn when this process started."""
         self._peers: dict[int, _Peer] = {}
         self._addresses: dict[int, str] = {}
         self._nodes: dict[str, int] = {}
@@ -127,7 +128,7 @@ class Transport:
     def send(self, group: str, item: Item) -> None:
         """Send with the next flush."""
         peer = self._peer(item.to)
-        if peer.spared:
+        if peer.spared and not isinstance(item, Ask | Answer):  # a service is no group
             until = peer.spared.get(group)
             if until is not None:
                 if self._now_ms() < until:
@@ -143,7 +144,7 @@ class Transport:
     def send_to(self, address: str, service: str, item: Ask | Answer) -> bool:
         """Send to an address whose node may be unknown; False if that can't be done now."""
         try:
-            return self._endpoint.send(address, wire.encode(self._boot, [(service, item)]))
+            return self._endpoint.send(address, wire.encode(self.boot, [(service, item)]))
         except FrameTooLong as error:
             logger.error("a frame was not sent", extra={"peer": address, "reason": error.message})
             return False
@@ -175,7 +176,7 @@ class Transport:
         items, peer.outbox, peer.outbox_bytes = peer.outbox, [], 0
         address = self._addresses.get(node)
         try:
-            frame = wire.encode(self._boot, items)
+            frame = wire.encode(self.boot, items)
             sent = address is not None and self._endpoint.send(address, frame)
         except FrameTooLong as error:
             logger.error("a frame was not sent", extra={"peer": address, "reason": error.message})

@@ -43,6 +43,7 @@ from lowmark.raft import (
 from lowmark.runtime import Buffer
 
 __all__ = [
+    "ANSWER_OUTCOMES",
     "CONTEXT_BYTES_MAX",
     "ITEMS_MAX",
     "Answer",
@@ -69,6 +70,8 @@ ITEMS_MAX = 16_384
 """Messages in one frame."""
 CONTEXT_BYTES_MAX = 64
 """What a reader may ask to be told again."""
+ANSWER_OUTCOMES = 3
+"""How many ways there are to answer a question."""
 _LENGTH = struct.Struct("<I")
 _U63 = (1 << 63) - 1
 _ITEM_BYTES = 160
@@ -407,6 +410,9 @@ def _check_numbers(item: Item) -> None:
             raise BadFrame(f"{name} of {type(item).__name__} is no number that a peer may send")
     if isinstance(item, Message) and not item.term and not isinstance(item, ReadIndex):
         raise BadFrame(f"a message of no term: {type(item).__name__}")
+    if isinstance(item, Answer) and item.outcome >= ANSWER_OUTCOMES:
+        # Whoever reads it as a refusal might ask again what was done.
+        raise BadFrame(f"an answer with the outcome {item.outcome}")
     if isinstance(item, InstallOffer):
         _check_snapshot(item.snapshot)
     if isinstance(item, ReadIndex | ReadIndexResponse) and len(item.context) > CONTEXT_BYTES_MAX:

@@ -1,0 +1,135 @@
+"""What callers ask of a copy, up to a limit: commands to be applied, questions to be answered.
+
+Whoever asks is answered once: what can't be taken is refused at once, what waits too long is told
+so, and when the copy stops everybody is.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lowmark.errors import LowmarkError
+from lowmark.group.config import GroupConfig
+from lowmark.group.errors import (
+    CommandTooLarge,
+    GroupBusy,
+    GroupStopped,
+    NotLeader,
+    OutcomeUnknown,
+    ShuttingDown,
+)
+from lowmark.group.future import Future
+from lowmark.group.requests import Proposal, Proposals, Read, Reads
+from lowmark.runtime import Buffer
+
+__all__ = ["Asking"]
+
+
+class Host(Protocol):
+    """What asking asks of its group."""
+
+    name: str
+    config: GroupConfig
+    stopped: LowmarkError | None
+
+    @property
+    def leads(self) -> bool: ...
+    @property
+    def leader(self) -> int: ...
+    def now_ms(self) -> int: ...
+    def wake(self) -> None: ...
+
+
+class Asking:
+    """All requests of one copy that are not answered."""
+
+    def __init__(self, host: Host, nonce: bytes) -> None:
+        self._host = host
+        self.proposals = Proposals(host.name)
+        self.reads = Reads(host.name, nonce)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests are not answered."""
+        return len(self.proposals) + len(self.reads)
+
+    def propose(self, command: Buffer, timeout_ms: int | None) -> Future[object]:
+        """Have a command applied."""
+        if not isinstance(command, bytes | bytearray | memoryview):
+            raise TypeError(f"a command is bytes, not {type(command).__name__}")
+        future: Future[object] = Future()
+        refusal = self._refusal(len(command))
+        if refusal is not None:
+            future.reject(refusal)
+            return future
+        self.queue(command, raw=False, future=future, timeout_ms=timeout_ms)
+        return future
+
+    def _refusal(self, size: int) -> LowmarkError | None:
+        host, config, proposals = self._host, self._host.config, self.proposals
+        if host.stopped is not None:
+            return host.stopped.again()
+        if not host.leads:
+            return NotLeader(host.name, leader=host.leader or None)
+        if size > config.command_bytes_max:
+            return CommandTooLarge(size=size, limit=config.command_bytes_max)
+        if len(proposals) + len(self.reads) >= config.waiting_requests_max:
+            return self._full()
+        waiting = proposals.queued_bytes
+        if waiting and waiting + size > config.waiting_bytes_max:
+            return GroupBusy(host.name, why=f"{waiting} bytes of commands wait")
+        return None
+
+    def _full(self) -> GroupBusy:
+        limit = self._host.config.waiting_requests_max
+        return GroupBusy(self._host.name, why=f"{limit} requests wait")
+
+    def queue(
+        self, data: Buffer, *, raw: bool, future: Future[object], timeout_ms: int | None
+    ) -> None:
+        """Have something enter the log when this member leads and is ready."""
+        now = self._host.now_ms()
+        wait = self._host.config.request_timeout_ms if timeout_ms is None else timeout_ms
+        self.proposals.queue(Proposal(data, raw, future, now, now + wait))
+        self._host.wake()
+
+    def propose_wrapped(self, datas: list[bytes]) -> list[Future[object]]:
+        """Propose entries of the group's own; raises if nothing can be proposed here."""
+        refusal = self._refusal(0)
+        if refusal is not None:
+            raise refusal
+        futures: list[Future[object]] = [Future() for _ in datas]
+        for data, future in zip(datas, futures, strict=True):
+            self.queue(data, raw=True, future=future, timeout_ms=None)
+        return futures
+
+    def read(self, query: object, timeout_ms: int | None) -> Future[object]:
+        """Have a question answered, linearizably."""
+        host, future = self._host, Future[object]()
+        if host.stopped is not None:
+            future.reject(host.stopped.again())
+            return future
+        if self.waiting >= host.config.waiting_requests_max:
+            future.reject(self._full())
+            return future
+        now = host.now_ms()
+        wait = host.config.request_timeout_ms if timeout_ms is None else timeout_ms
+        self.reads.new.append(Read(query, future, now, now + wait))
+        host.wake()
+        return future
+
+    def tick(self, now_ms: int) -> None:
+        """Tell those that waited too long; ask again what was probably lost."""
+        self.proposals.expire(now_ms)
+        self.reads.expire(now_ms)
+        self.reads.ask_again(now_ms, self._host.config.election_ms)
+
+    def refuse_all(self, error: LowmarkError) -> None:
+        """This copy has stopped."""
+        self.proposals.refuse_queued(error.again)
+        # Others may have these by now, and apply them.
+        name, closing = self._host.name, isinstance(error, GroupStopped)
+        self.proposals.refuse_pending(
+            lambda: ShuttingDown(name) if closing else OutcomeUnknown(name, why=error.message)
+        )
+        self.reads.refuse(error.again)

@@ -1,0 +1,402 @@
+"""What a member does only while it leads.
+
+It enters proposals into the log and stamps them, names the first members there, follows how far the
+others are, sends them snapshots, changes who belongs to the group (`peers`), copies scattered
+entries (`rewriting`), and hands over when it can't serve. All of it ends with its leadership, and
+nothing of it is durable but what is in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.group import envelope
+from lowmark.group.applying import Applying
+from lowmark.group.asking import Asking
+from lowmark.group.config import GroupConfig
+from lowmark.group.errors import GroupBusy, NotLeader
+from lowmark.group.future import Future
+from lowmark.group.peers import ChangeAnswer, PeerChange, PeerListener
+from lowmark.group.rewriting import Rewrite
+from lowmark.group.sending import Sends
+from lowmark.group.tracking import Tracking
+from lowmark.group.versions import Versions
+from lowmark.group.wire import Item
+from lowmark.log import GroupLog
+from lowmark.raft import (
+    NOBODY,
+    ConfChange,
+    Members,
+    Progress,
+    ProgressState,
+    ProposalDropped,
+    RaftNode,
+    Role,
+)
+from lowmark.runtime import Buffer, HybridClock
+
+__all__ = ["Leading"]
+
+
+class Host(Protocol):
+    """What leading asks of its group."""
+
+    name: str
+    node: int
+    config: GroupConfig
+    raft: RaftNode
+    stopped: LowmarkError | None
+
+    @property
+    def leads(self) -> bool: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def leader(self) -> int: ...
+    @property
+    def term(self) -> int: ...
+    def send(self, item: Item) -> None: ...
+    def later(self, delay_ms: float, callback: Callable[[], None]) -> None: ...
+    def now_ms(self) -> int: ...
+    def draw_session(self) -> int: ...
+    def wake(self) -> None: ...
+    def work_soon(self) -> None: ...
+
+
+class Leading:
+    """The leader's part of one copy. It does nothing on other members."""
+
+    def __init__(
+        self,
+        host: Host,
+        log: GroupLog,
+        *,
+        applying: Applying,
+        versions: Versions,
+        asking: Asking,
+        listener: PeerListener,
+        clock: HybridClock,
+    ) -> None:
+        self.config = host.config
+        self._host = host
+        self._log = log
+        self._applying = applying
+        self._versions = versions
+        self._asking = asking
+        self._listener = listener
+        self._clock = clock
+        self._stamped = 0
+        """What this leader last stamped."""
+        self._role = Role.FOLLOWER
+        """As it was when it was last looked at."""
+        self._ready_told = 0
+        self._founding_in = 0
+        self._stuck_order: object = None
+        self._rewrite: Rewrite | None = None
+        self.tracking = Tracking()
+        self.sends = Sends(host, log, failed=self._send_failed)
+        self.changes = PeerChange(
+            self,
+            listener,
+            near_entries=host.config.near_entries,
+            near_bytes=host.config.near_bytes,
+            stall_ms=host.config.catch_up_stall_ms,
+        )
+
+    # -- from its beginning to its end ------------------------------------------------------------
+
+    def role_changed(self) -> None:
+        """Another role, or another leader."""
+        role = self._host.raft.core.role
+        if role is Role.LEADER and self._role is not Role.LEADER:
+            self._versions.elected()
+            self.tracking.clear()
+        elif role is not Role.LEADER and self._role is Role.LEADER:
+            self.sends.stop_all()
+            self.changes.lost_leadership()
+            if self._rewrite is not None:
+                self._rewrite.stop(self._not_leader())
+            self._asking.proposals.refuse_queued(self._not_leader)
+        self._role = role
+
+    def became_ready(self) -> None:
+        """The first entry of this leader's term is applied: now it may do everything."""
+        if not self._host.ready or self._ready_told == self._host.term:
+            return
+        self._ready_told = self._host.term
+        self._found()
+        self._versions.raise_if_all_know()
+        self._listener.on_leader_elected(self._host.term)
+
+    def start_over(self) -> None:
+        """The core is made anew, and leads nobody."""
+        self.sends.stop_all()
+        self.changes.lost_leadership()
+        self._role = Role.FOLLOWER
+
+    def halt(self, error: LowmarkError) -> None:
+        """This copy stops: it sends and copies nothing more."""
+        self.sends.stop_all()
+        if self._rewrite is not None:
+            self._rewrite.stop(error.again())
+
+    def give_up_change(self) -> None:
+        """This copy has stopped: if it led a change, that is over."""
+        if self._role is Role.LEADER:
+            self.changes.lost_leadership()
+
+    def _not_leader(self) -> NotLeader:
+        return NotLeader(self._host.name, leader=self._host.leader or None)
+
+    # -- time and messages ------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """A little time has passed."""
+        self.tracking.tick(now_ms, self._host.raft.core.progress, self)
+        if self._host.ready:
+            self._found()
+            self.changes.go_on()
+            self.changes.bring_back()
+
+    def heard(self, sender: int) -> None:
+        """The core has taken a message from a node."""
+        self.changes.heard(sender)
+        progress = self._host.raft.core.progress.get(sender)
+        if progress is None or progress.state is not ProgressState.SNAPSHOT:
+            self.sends.stop(sender)
+        elif progress.match >= progress.pending_snapshot:
+            # It has it, but the log has moved on: it needs another one.
+            self.sends.stop(sender)
+            self._host.raft.report_snapshot(sender, failed=False)
+        if progress is not None and progress.is_learner and self._host.ready:
+            self.changes.go_on()
+
+    def members_changed(self, *, was_joint: bool) -> None:
+        """A change of members is in force that this member led."""
+        members = self._host.raft.core.members
+        # A leader that is no member any more has just stepped down; the change is its own.
+        self.changes.applied(members, was_joint=was_joint)
+        if members.joint and self._host.node not in members.incoming:
+            self.hand_over()
+
+    def _send_failed(self, to: int) -> None:
+        self._host.raft.report_snapshot(to, failed=True)
+
+    # -- entries ----------------------------------------------------------------------------------
+
+    def enter_proposals(self) -> None:
+        """Let what is queued enter the log, as far as there is room."""
+        proposals = self._asking.proposals
+        if not proposals.queued or not self._host.ready:
+            return
+        core = self._host.raft.core
+        if core.transferee != NOBODY:
+            return  # until it is known who leads
+        room = self._host.config.waiting_bytes_max - core.uncommitted_bytes
+        count = size = 0
+        for proposal in proposals.queued:
+            size += len(proposal.data) + (0 if proposal.raw else envelope.COMMAND_BYTES)
+            if size > room and (count or core.uncommitted_bytes):
+                break
+            count += 1
+        if not count:
+            return
+        taken = proposals.take(count)
+        datas: list[Buffer] = []
+        for proposal in taken:
+            if proposal.raw:
+                datas.append(proposal.data)
+            else:
+                floor = max(self._stamped, self._applying.last_time) + 1
+                self._stamped = max(self._clock.now(), floor)
+                datas.append(envelope.wrap_command(self._stamped, proposal.data))
+        first = core.log.last_index + 1
+        try:
+            self._host.raft.propose(datas)
+        except ProposalDropped:
+            for proposal in taken:
+                proposal.future.reject(self._not_leader())
+            return
+        proposals.entered(first, core.term, taken)
+
+    def _found(self) -> None:
+        """Put the first members into the log, before anything changes them."""
+        host = self._host
+        if self._applying.founded or self._founding_in == host.term:
+            return
+        try:
+            host.raft.propose([envelope.seal_founders(host.raft.core.members.stored())])
+        except ProposalDropped:
+            return  # leadership is being handed over: the next tick, or the next leader
+        self._founding_in = host.term
+
+    def rewrite(self, indexes: list[int] | None) -> Future[int]:
+        """Copy these live entries, or all scattered ones, to the end of the log."""
+        host, size = self._host, self._host.config.rewrite_chunk_entries
+        if indexes is None:
+            chunks = self._log.rewrite_plan(chunk_entries=size)
+        else:
+            if any(index < 1 for index in indexes):
+                raise Rejected("an index is at least 1")
+            wanted = sorted(set(indexes))
+            chunks = [wanted[at : at + size] for at in range(0, len(wanted), size)]
+        run = Rewrite(self, self._log, self._applying.machine, chunks)
+        if self._rewrite is not None and not self._rewrite.future.done:
+            run.stop(GroupBusy(host.name, why="another rewrite is under way"))
+        elif host.stopped is not None:
+            run.stop(host.stopped.again())
+        elif not host.ready:
+            run.stop(self._not_leader())
+        else:
+            self._rewrite = run
+            run.next_chunk()
+        return run.future
+
+    # -- handing over -----------------------------------------------------------------------------
+
+    def hand_over_if_stuck(self, stuck_order: object) -> None:
+        """A leader that can't write for a whole election timeout asks another voter to lead.
+
+        The others commit without it, but it can't apply what it can't write, so nobody who asks it
+        would get an answer.
+        """
+        before, self._stuck_order = self._stuck_order, stuck_order
+        if self._host.leads and before is not None and before is stuck_order:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Ask the voter that has most of the log, and will stay, to lead.
+
+        A leader on its way out that left by itself would leave nobody behind who knows for sure
+        that the new members are in force.
+        """
+        core = self._host.raft.core
+        others = [
+            (core.progress[node].match, node)
+            for node in core.members.incoming
+            if node != self._host.node and core.progress[node].recent_active
+        ]
+        if others:
+            self._host.raft.transfer_leader(max(others)[1])
+
+    # -- changing members -------------------------------------------------------------------------
+
+    def change_peers(
+        self, term: int, token: int, peers: list[int], learners: Iterable[int]
+    ) -> ChangeAnswer:
+        """Move the group to these voters, and have these learners beside them."""
+        beside = tuple(sorted(set(learners) - set(peers)))
+        if not peers or any(not 0 < node < 1 << 63 for node in (*peers, *beside)):
+            raise Rejected(
+                "a group needs at least one voter, and nodes have numbers from 1 to 2^63 - 1",
+                hint="Name the nodes that the group shall have.",
+            )
+        if not self._host.leads:
+            return ChangeAnswer.NOT_LEADER
+        if term != self._host.term:
+            return ChangeAnswer.OTHER_TERM
+        answer = self.changes.change(token, tuple(peers), beside)
+        self._host.wake()
+        return answer
+
+    def cancel_change_peers(self) -> bool:
+        """Give up a change that is still catching up; True if none is left."""
+        if not self._host.leads:
+            return False
+        cancelled = self.changes.cancel()
+        self._host.wake()
+        return cancelled
+
+    # -- for changes and rewrites, and for those who look -----------------------------------------
+
+    def propose_wrapped(self, datas: list[bytes]) -> list[Future[object]]:
+        """Propose entries of the group's own; raises if nothing can be proposed here."""
+        return self._asking.propose_wrapped(datas)
+
+    def later(self, delay_ms: float, callback: Callable[[], None]) -> None:
+        """Call back, unless this copy has stopped by then."""
+        self._host.later(delay_ms, callback)
+
+    def now_ms(self) -> int:
+        """Time that only grows."""
+        return self._host.now_ms()
+
+    def members(self) -> Members:
+        """The configuration in force."""
+        return self._host.raft.core.members
+
+    def progress(self) -> Mapping[int, Progress]:
+        """How far the members are."""
+        return self._host.raft.core.progress
+
+    def last_index(self) -> int:
+        """The last index of the log."""
+        return self._host.raft.core.log.last_index
+
+    @property
+    def version(self) -> int:
+        """The version of the machine that is in use."""
+        return self._applying.version
+
+    def known_version(self, node: int) -> int:
+        """The newest version of the machine that a member knows; 0 if it has not said."""
+        return self._versions.known.get(node, 0)
+
+    def bytes_behind(self, node: int) -> int:
+        """How much of the log a member lacks."""
+        match = self._host.raft.core.progress[node].match
+        first, last = max(match + 1, self._log.first_index), self._log.last_index
+        if match >= last:
+            return 0
+        try:
+            return self._log.size_of(first, last)
+        except LowmarkError:
+            return self._log.log_bytes  # it can't be told now: not near, in any case
+
+    def installed_bytes(self, node: int) -> int:
+        """How much of a snapshot a member was sent."""
+        progress = self.sends.progress(node)
+        return progress.sent_bytes if progress is not None else 0
+
+    def change_pending(self) -> bool:
+        """Whether a change of members may be in the log, unapplied."""
+        core = self._host.raft.core
+        return core.pending_change > core.log.applied
+
+    def propose_change(self, change: ConfChange) -> bool:
+        """Propose a change of members; False if it can't be made now."""
+        core = self._host.raft.core
+        if not self._host.ready or not self._applying.founded or core.transferee != NOBODY:
+            return False
+        if core.pending_change > core.log.applied:
+            return False
+        try:
+            self._host.raft.propose_change(change)
+        except ProposalDropped:
+            return False
+        self._host.work_soon()
+        return core.pending_change == core.log.last_index
+
+    def when_kept(self, callback: Callable[[], None]) -> None:
+        """Call back when a majority of the members in force know durably that they are.
+
+        An empty entry tells: it is sent with a commit index that covers the change, and that is
+        durable before the entry is (see `writes`). A leader that left with the change can't tell,
+        and calls back at once.
+        """
+        host = self._host
+        if not host.leads:
+            callback()
+            return
+        term, future = host.term, Future[object]()
+
+        def applied(_: Future[object]) -> None:
+            if future.error is None:
+                callback()
+            elif host.leads and host.term == term:
+                self.when_kept(callback)  # it only took too long
+
+        future.then(applied)
+        self._asking.queue(b"", raw=True, future=future, timeout_ms=None)
