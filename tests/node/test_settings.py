@@ -46,6 +46,26 @@ def test_groups_and_their_link_have_sections_of_their_own(here: Path) -> None:
     assert settings.transport.strays_max == 7
 
 
+def test_what_a_founder_settles_comes_from_three_sections(here: Path) -> None:
+    (here / "lowmark.toml").write_text("[metastore]\nmembers = 5\n[schema_sync]\ndelay_ms = 70\n")
+    settings = load_settings(environment={"LOWMARK_CLOCK_MAX_SKEW_MS": "30"})
+    founding = settings.for_founding()
+    assert (founding.members, founding.schema_sync_delay_ms, founding.clock_max_skew_ms) == (
+        5,
+        70,
+        30,
+    )
+
+
+@pytest.mark.parametrize("variable", ["LOWMARK_SCHEMA_SYNC_DELAY_MS", "LOWMARK_CLOCK_MAX_SKEW_MS"])
+def test_what_no_cluster_could_be_founded_with_is_refused_by_name(
+    variable: str, here: Path
+) -> None:
+    with pytest.raises(Rejected) as refused:
+        load_settings(environment={variable: "-1"})
+    assert variable in refused.value.message
+
+
 def test_a_size_in_the_log_section_may_have_a_unit(here: Path) -> None:
     (here / "lowmark.toml").write_text('[log]\nwal_bytes_max = "128MiB"\n')
     assert load_settings(environment={}).log.wal_bytes_max == 134_217_728

@@ -329,6 +329,46 @@ def test_closing_finishes_the_steps_at_hand_and_calls_nothing() -> None:
         loop.lane("other")
 
 
+def test_other_threads_call_on_the_loop_each_in_its_order(real_loop: RealLoop) -> None:
+    # given threads that call while the loop runs
+    heard: list[tuple[int, int]] = []
+    on: set[threading.Thread] = set()
+
+    def call(who: int, count: int) -> None:
+        on.add(threading.current_thread())
+        heard.append((who, count))
+
+    def work(who: int) -> None:
+        for count in range(100):
+            real_loop.call_from_thread(lambda count=count: call(who, count))  # type: ignore[misc]
+
+    threads = [threading.Thread(target=work, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    # when the loop runs
+    real_loop.run_until(lambda: len(heard) == 400, timeout_ms=SOON_MS)
+    # then all were called, on the loop's thread, and nobody's calls changed places
+    assert on == {threading.current_thread()}
+    for who in range(4):
+        assert [count for each, count in heard if each == who] == list(range(100))
+    for thread in threads:
+        thread.join()
+
+
+def test_a_call_wakes_a_loop_that_has_nothing_to_do(real_loop: RealLoop) -> None:
+    asked = threading.Event()
+    caller = threading.Timer(0.01, lambda: real_loop.call_from_thread(asked.set))
+    caller.start()
+    real_loop.run_until(asked.is_set, timeout_ms=SOON_MS)
+    caller.join()
+
+
+def test_a_closed_loop_hears_no_other_thread() -> None:
+    loop = RealLoop()
+    loop.close()
+    loop.call_from_thread(raising(Broken()))
+
+
 def test_what_asyncio_would_only_log_ends_the_run(real_loop: RealLoop) -> None:
     real_loop.asyncio.call_soon(raising(Broken("asyncio")))
     with pytest.raises(Broken, match="asyncio"):

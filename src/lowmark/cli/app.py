@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 import lowmark
-from lowmark.cli import bench, log
+from lowmark.cli import bench, catalog, log, meta
+from lowmark.cli.serve import serve
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
+from lowmark.cli.status import status
 from lowmark.node import LogLevel, configure_logging, load_settings
 
 __all__ = ["app", "main"]
@@ -24,6 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(serve)
+app.command()(status)
+app.add_typer(catalog.app, name="catalog")
+app.add_typer(meta.app, name="meta")
 app.add_typer(log.app, name="log")
 app.add_typer(bench.app, name="bench")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from lowmark.errors import LowmarkError
 
-__all__ = ["Cell", "Json", "show_error", "show_facts", "show_json", "show_table"]
+__all__ = ["Cell", "Json", "show_error", "show_facts", "show_json", "show_table", "time_text"]
 
 Cell = str | int | float | bool | None
 
@@ -72,6 +73,12 @@ def show_error(error: LowmarkError, *, as_json: bool) -> None:
         console.print(Text(f"  {error.detail}"))
     if error.hint:
         console.print(Text.assemble(("  hint: ", "bold"), error.hint))
+
+
+def time_text(time_ms: int) -> str:
+    """A time as it is shown everywhere: UTC, to the millisecond."""
+    at = datetime.fromtimestamp(time_ms / 1_000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _stdout() -> Console:

@@ -1,4 +1,11 @@
-"""One process: where the settings of the rooms below come together.
+"""One process: where the settings of the rooms below come together, and where they run.
+
+**A node** (`Node`) builds the rooms below on a real runtime and runs them until it is asked to
+stop; `open_offline` reads the data directory of one that does not run.
+
+**The door** is Arrow Flight, on a loopback address: administration by actions (see `messages` for
+what they take and give), by `DoorClient` or any other Flight client. Flight has threads of its own,
+the rooms have one: `bridge` is the only way between them.
 
 **Settings.** A room that can be tuned gives a frozen dataclass with defaults and checks itself in
 `__post_init__` (`lowmark.log.LogConfig`). The name of its section and the name of its field are the
@@ -17,14 +24,47 @@ limit that does not exist.
 nothing else. Quiet unless something needs a person.
 """
 
+from lowmark.node.addresses import DEFAULT_DOOR, NotLoopback
+from lowmark.node.client import DoorClient, NodeUnreachable
 from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
+from lowmark.node.messages import (
+    GetReply,
+    GroupRow,
+    HistoryPage,
+    NodeRow,
+    RangePage,
+    Status,
+    StoredEntry,
+    WatchEvent,
+    WatchStarted,
+)
+from lowmark.node.node import Node, NodeOptions
+from lowmark.node.offline import DataInUse, OfflineStore, open_offline
 from lowmark.node.settings import Settings, load_settings
 
 __all__ = [
+    "DEFAULT_DOOR",
+    "DataInUse",
+    "DoorClient",
+    "GetReply",
+    "GroupRow",
+    "HistoryPage",
     "LogFormat",
     "LogLevel",
     "Logging",
+    "Node",
+    "NodeOptions",
+    "NodeRow",
+    "NodeUnreachable",
+    "NotLoopback",
+    "OfflineStore",
+    "RangePage",
     "Settings",
+    "Status",
+    "StoredEntry",
+    "WatchEvent",
+    "WatchStarted",
     "configure_logging",
     "load_settings",
+    "open_offline",
 ]

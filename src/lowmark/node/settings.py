@@ -5,32 +5,74 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from lowmark.errors import Rejected
 from lowmark.group import GroupConfig, TransportLimits
 from lowmark.log import LogConfig
+from lowmark.metastore import ClusterSettings, MetastoreConfig
 from lowmark.node.logs import Logging
 from lowmark.node.section import SectionT, did_you_mean, load_section
 
-__all__ = ["FILE_NAME", "FILE_VARIABLE", "Settings", "load_settings"]
+__all__ = [
+    "FILE_NAME",
+    "FILE_VARIABLE",
+    "ClockLimits",
+    "SchemaSync",
+    "Settings",
+    "load_settings",
+]
 
 FILE_NAME = "lowmark.toml"
 FILE_VARIABLE = "LOWMARK_SETTINGS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaSync:
+    """How long a version of the catalog waits before it is in force; settled by the founder."""
+
+    delay_ms: int = 500
+
+    def __post_init__(self) -> None:
+        if self.delay_ms < 1:
+            raise Rejected("schema_sync.delay_ms must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockLimits:
+    """How far the clocks of two nodes may be apart; settled by the founder."""
+
+    max_skew_ms: int = 500
+
+    def __post_init__(self) -> None:
+        if self.max_skew_ms < 0:
+            raise Rejected("clock.max_skew_ms can't be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """One field per section; a room that can be tuned adds its own here and in `load_settings`."""
 
+    clock: ClockLimits = field(default_factory=ClockLimits)
     group: GroupConfig = field(default_factory=GroupConfig)
     log: LogConfig = field(default_factory=LogConfig)
     logging: Logging = field(default_factory=Logging)
+    metastore: MetastoreConfig = field(default_factory=MetastoreConfig)
+    schema_sync: SchemaSync = field(default_factory=SchemaSync)
     transport: TransportLimits = field(default_factory=TransportLimits)
 
+    def for_founding(self) -> ClusterSettings:
+        """What a cluster that is founded with these settings keeps; it draws its own id."""
+        return ClusterSettings(
+            id="",
+            members=self.metastore.members,
+            schema_sync_delay_ms=self.schema_sync.delay_ms,
+            clock_max_skew_ms=self.clock.max_skew_ms,
+        )
 
-_SECTIONS = ("group", "log", "logging", "transport")
+
+_SECTIONS = tuple(each.name for each in fields(Settings))
 
 
 def load_settings(
@@ -60,9 +102,12 @@ def load_settings(
         )
 
     return Settings(
+        clock=section(ClockLimits, "clock"),
         group=section(GroupConfig, "group"),
         log=section(LogConfig, "log"),
         logging=section(Logging, "logging"),
+        metastore=section(MetastoreConfig, "metastore"),
+        schema_sync=section(SchemaSync, "schema_sync"),
         transport=section(TransportLimits, "transport"),
     )
 

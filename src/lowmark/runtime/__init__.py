@@ -61,6 +61,7 @@ from lowmark.runtime.network import (
     OnRoom,
     PeerLost,
     PeerMisbehaved,
+    host_and_port,
 )
 from lowmark.runtime.real_disk import RealDisk
 from lowmark.runtime.real_loop import RealLoop
@@ -116,6 +117,7 @@ __all__ = [
     "TlsUnusable",
     "Weather",
     "WorldStopped",
+    "host_and_port",
     "millis_of",
     "real_runtime",
     "sim_runtime",

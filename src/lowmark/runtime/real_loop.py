@@ -100,6 +100,13 @@ class RealLoop:
         self._ready.append(callback)
         self.asyncio.call_soon(self._turn)
 
+    def call_from_thread(self, callback: Callback) -> None:
+        """As `call_soon`, from any thread; on a loop that was closed, nothing is called."""
+        self._ready.append(callback)
+        # The loop may be gone when the last step of a lane ends: then nobody waits for it.
+        with contextlib.suppress(RuntimeError):
+            self.asyncio.call_soon_threadsafe(self._turn)
+
     def call_later(self, delay_ms: float, callback: Callback) -> _RealTimer:
         timer = _RealTimer(callback)
         timer.handle = self.asyncio.call_later(delay_ms / 1000, self.call_soon, timer)
@@ -108,7 +115,7 @@ class RealLoop:
     def lane(self, name: str) -> _RealLane:
         invariant(not self._closed, "nothing is submitted to a loop that was closed")
         if name not in self._lanes:
-            self._lanes[name] = _RealLane(name, self._finish)
+            self._lanes[name] = _RealLane(name, self.call_from_thread)
         return self._lanes[name]
 
     def run_until(self, condition: Callable[[], bool], *, timeout_ms: float = 60_000) -> None:
@@ -156,12 +163,6 @@ class RealLoop:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.asyncio.shutdown_default_executor()
         await asyncio.sleep(0)
-
-    def _finish(self, callback: Callback) -> None:
-        self._ready.append(callback)
-        # The loop may be gone when the last step of a lane ends: then nobody waits for it.
-        with contextlib.suppress(RuntimeError):
-            self.asyncio.call_soon_threadsafe(self._turn)
 
     def _turn(self) -> None:
         """Call the first of those that wait.

@@ -1,0 +1,246 @@
+"""`lowmark catalog`: the versions of the catalog, and what changed between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lowmark.catalog import (
+    UPDATE_PREFIX,
+    Catalog,
+    Difference,
+    History,
+    Snapshot,
+    describe,
+    diff,
+    read_log,
+    replay,
+)
+from lowmark.catalog import to_builtins as catalog_builtins
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
+from lowmark.cli.session import WrongUse, help_if_bare
+from lowmark.cli.source import DataOption, NodeOption, Source, opened_source
+from lowmark.metastore import Entry
+from lowmark.metastore.nodes import NODE_PREFIX, decode_node
+from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
+
+__all__ = ["app", "parse_time"]
+
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def catalog(ctx: typer.Context) -> None:
+    """Look at the catalog, version by version."""
+    help_if_bare(ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """What is known of how a version came to be."""
+
+    catalog: Catalog
+    author: str
+    revision: int
+    changes: list[str]
+
+
+@dataclass(slots=True)
+class _Log:
+    """All versions that are left, and who made them."""
+
+    history: History = field(default_factory=History)
+    versions: list[_Version] = field(default_factory=list)
+
+
+def _read(ctx: typer.Context, node: str | None, data: Path | None) -> _Log:
+    """Replay the update log here: the same function of the same values as on every node."""
+    log = _Log()
+    with opened_source(ctx, node, data) as source:
+        names = {one.number: one.name for one in map(decode_node, _values(source, NODE_PREFIX))}
+        entries = list(_entries(source, UPDATE_PREFIX))
+    for entry in entries:
+        for value, before, made in replay(read_log([entry]), log.history):
+            if isinstance(value, Snapshot):
+                log.versions.clear()
+                whole = [f"all of version {made.version}; those before it were cut away"]
+                log.versions.append(_Version(made, "", entry.revision, whole))
+            else:
+                author = names.get(value.author, str(value.author))
+                words = describe(before, value.entries)
+                log.versions.append(_Version(made, author, entry.revision, words))
+    return log
+
+
+def _entries(source: Source, prefix: bytes) -> Iterator[Entry]:
+    for page in source.range(prefix):
+        for one in page.entries:
+            value = one.value or b""
+            yield Entry(one.key, value, one.revision, one.created, one.version, one.time)
+
+
+def _values(source: Source, prefix: bytes) -> Iterator[bytes]:
+    return (entry.value for entry in _entries(source, prefix))
+
+
+def _time(time: int) -> str:
+    return time_text(millis_of(HybridTime(time)))
+
+
+@app.command("log")
+def log_(
+    ctx: typer.Context,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the newest this many.")
+    ] = None,
+    node: NodeOption = None,
+    data: DataOption = None,
+    as_json: Json = False,
+) -> None:
+    """List versions: when each came into force, who made it, and what it changed.
+
+    With --json, a list: version, active_from, written, author, revision, changes.
+
+    Example: lowmark catalog log --limit 10
+    """
+    versions = _read(ctx, node, data).versions[-(limit or 0) :]
+    if as_json:
+        show_json([_version_row(each) | {"changes": each.changes} for each in versions])
+        return
+    rows: list[dict[str, Cell]] = []
+    for each in versions:
+        row = _version_row(each)
+        for place, line in enumerate(each.changes or ["nothing that can be seen"]):
+            shown: dict[str, Cell] = dict.fromkeys(row, "") if place else dict(row)
+            rows.append(shown | {"changes": line})
+    columns = ("version", "active_from", "author", "revision", "changes")
+    show_table(rows, columns=columns, as_json=False)
+
+
+def _version_row(each: _Version) -> dict[str, Cell]:
+    return {
+        "version": each.catalog.version,
+        "active_from": _time(each.catalog.activates_at),
+        "written": _time(each.catalog.time),
+        "author": each.author or None,
+        "revision": each.revision,
+    }
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    version: Annotated[int | None, typer.Option(min=0, metavar="N", help="This version.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="TIME", help="The one in force then: 2026-07-01T12:00:00Z."),
+    ] = None,
+    node: NodeOption = None,
+    data: DataOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show one version of the catalog; without a choice, the newest.
+
+    With --json, one object: version, time, activates_at, default_zone, zones, schemas, tables,
+    indexes.
+
+    Example: lowmark catalog show --at 2026-07-01T12:00:00Z
+    """
+    if version is not None and at is not None:
+        raise WrongUse("--version and --at can't be given together", hint="Leave one of them out.")
+    time = parse_time(at) if at is not None else None
+    history = _read(ctx, node, data).history
+    found = history.latest
+    if version is not None:
+        found = history.version(version)
+    elif time is not None:
+        found = history.at(time)
+    builtins = catalog_builtins(found)
+    if as_json:
+        show_json(builtins)
+    else:
+        _show(found, builtins)
+
+
+def parse_time(text: str) -> int:
+    """A time as people write it, to the end of its millisecond; without a zone, it is UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise WrongUse(
+            f"{text!r} is not a time", hint="Write it as 2026-07-01T12:00:00Z."
+        ) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    millis = since.days * 86_400_000 + since.seconds * 1_000 + since.microseconds // 1_000
+    if millis < 0:
+        raise WrongUse(f"{text!r} is before 1970")
+    return ((millis + 1) << COUNTER_BITS) - 1
+
+
+def _show(found: Catalog, builtins: dict[str, Any]) -> None:
+    facts: dict[str, Cell] = {
+        "version": found.version,
+        "active_from": _time(found.activates_at),
+        "written": _time(found.time),
+        "default_zone": builtins["default_zone"],
+    }
+    show_facts(facts, as_json=False)
+    for kind in ("zones", "schemas", "tables", "indexes"):
+        things = builtins[kind]
+        if not things:
+            continue
+        columns = [name for name in things[0] if name not in {"updated_at", "options"}]
+        rows: list[dict[str, Cell]] = [
+            {name: _cell(thing[name]) for name in columns} for thing in things
+        ]
+        print()
+        show_table(rows, columns=columns, as_json=False, title=kind)
+
+
+def _cell(value: Any) -> Cell:
+    match value:
+        case list():
+            words = [
+                f"{item['name']} {item['type']}" if isinstance(item, dict) else str(item)
+                for item in value
+            ]
+            return ", ".join(words) or None
+        case "":
+            return None
+        case str() | bool() | int() | float() | None:
+            return value
+        case _:
+            return str(value)
+
+
+@app.command("diff")
+def diff_(
+    ctx: typer.Context,
+    old: Annotated[int, typer.Argument(min=0, metavar="A", help="A version.")],
+    new: Annotated[int, typer.Argument(min=0, metavar="B", help="Another one.")],
+    node: NodeOption = None,
+    data: DataOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is not the same in two versions.
+
+    With --json, a list: object_kind, object_id, name, change, text.
+
+    Example: lowmark catalog diff 4 9
+    """
+    history = _read(ctx, node, data).history
+    found: list[Difference] = diff(history.version(old), history.version(new))
+    if as_json:
+        show_json([asdict(each) for each in found])
+        return
+    for each in found:
+        print(each.text)
+    if not found:
+        print(f"versions {old} and {new} are the same")

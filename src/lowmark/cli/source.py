@@ -1,0 +1,81 @@
+"""Where a command reads from: a running node, or a data directory that nobody has open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import typer
+
+from lowmark.cli.session import WrongUse, settings_of, wrong_use
+from lowmark.errors import Rejected
+from lowmark.node import (
+    DEFAULT_DOOR,
+    DoorClient,
+    GetReply,
+    HistoryPage,
+    RangePage,
+    Status,
+    open_offline,
+)
+
+__all__ = ["NODE_VARIABLE", "DataOption", "NodeOption", "Source", "door_client", "opened_source"]
+
+NODE_VARIABLE = "LOWMARK_NODE"
+
+NodeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--node",
+        metavar="ADDR",
+        help=f"Ask the node with this door; else ${NODE_VARIABLE}, else {DEFAULT_DOOR}.",
+    ),
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Read a data directory that nobody has open."),
+]
+
+
+class Source(Protocol):
+    """What both can say."""
+
+    def status(self) -> Status: ...
+    def get(self, key: bytes, *, at: int | None = None) -> GetReply: ...
+    def range(
+        self,
+        prefix: bytes = b"",
+        *,
+        at: int | None = None,
+        limit: int | None = None,
+        keys_only: bool = False,
+    ) -> Iterator[RangePage]: ...
+    def history(self, key: bytes) -> Iterator[HistoryPage]: ...
+
+
+def door_client(node: str | None) -> DoorClient:
+    """A client of the node that was named, or of the usual one."""
+    with wrong_use():
+        return DoorClient(node or os.environ.get(NODE_VARIABLE) or DEFAULT_DOOR)
+
+
+@contextlib.contextmanager
+def opened_source(ctx: typer.Context, node: str | None, data: Path | None) -> Iterator[Source]:
+    """What the command line names."""
+    if node is not None and data is not None:
+        raise WrongUse("--node and --data can't be given together", hint="Leave one of them out.")
+    if data is None:
+        with door_client(node) as client:
+            yield client
+        return
+    with wrong_use():
+        if not data.is_dir():
+            raise Rejected(f"there is no directory {data}")
+    with open_offline(str(data), settings_of(ctx).log) as store:
+        if store.problem or store.doubt:
+            print(f"note: {data}: {store.problem or store.doubt}", file=sys.stderr)
+        yield store

@@ -1,0 +1,122 @@
+"""`lowmark status`: who is up, who leads, who is behind."""
+
+from __future__ import annotations
+
+import msgspec
+import typer
+
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
+from lowmark.cli.source import DataOption, NodeOption, opened_source
+from lowmark.node import Status
+
+__all__ = ["status"]
+
+
+def status(
+    ctx: typer.Context, node: NodeOption = None, data: DataOption = None, as_json: Json = False
+) -> None:
+    """Show nodes, groups, leaders, lag, and where the metastore and the catalog are.
+
+    A node that is asked asks all others. From a data directory: what its node knew at the end.
+
+    With --json, one object: source, cluster, nodes, groups (each with its members), metastore,
+    catalog.
+
+    Example: lowmark status --node 127.0.0.1:6572
+    """
+    with opened_source(ctx, node, data) as source:
+        found = source.status()
+    if as_json:
+        show_json(msgspec.to_builtins(found))
+    else:
+        _show(found)
+
+
+def _show(found: Status) -> None:
+    _show_cluster(found)
+    print()
+    show_table(
+        [
+            {
+                "node": node.name,
+                "up": node.up,
+                "role": node.role or None,
+                "door": node.door,
+                "peers": node.address,
+                "rack": node.rack or None,
+                "attributes": ", ".join(f"{k}={v}" for k, v in sorted(node.attributes.items()))
+                or None,
+                "problem": node.problem or None,
+            }
+            for node in found.nodes
+        ],
+        columns=("node", "up", "role", "door", "peers", "rack", "attributes", "problem"),
+        as_json=False,
+    )
+    for group in found.groups:
+        print()
+        words = f"group {group.group}: {_leader(group.leader_name)}, term {group.term}"
+        show_table(
+            [
+                {
+                    "member": member.name,
+                    "role": member.role,
+                    "applied": member.applied,
+                    "committed": member.committed,
+                    "behind": member.entries_behind,
+                    "bytes_behind": member.bytes_behind,
+                    "problem": member.problem or None,
+                }
+                for member in group.members
+            ],
+            columns=(
+                "member",
+                "role",
+                "applied",
+                "committed",
+                "behind",
+                "bytes_behind",
+                "problem",
+            ),
+            as_json=False,
+            title=words if group.stage in {"none", "stopped"} else f"{words}, {group.stage}",
+        )
+    _show_leases(found)
+
+
+def _leader(name: str) -> str:
+    return f"{name} leads" if name else "nobody leads"
+
+
+def _show_cluster(found: Status) -> None:
+    facts: dict[str, Cell] = {"source": found.source}
+    if found.cluster is not None:
+        facts["cluster"] = found.cluster.id
+        facts["topology_version"] = found.cluster.topology_version
+    if found.metastore is not None:
+        facts["metastore_revision"] = found.metastore.revision
+        facts["metastore_cut"] = found.metastore.compacted
+        facts["metastore_keys"] = found.metastore.keys
+        facts["metastore_watches"] = found.metastore.watches
+    facts["catalog_version"] = found.catalog.version if found.catalog is not None else None
+    facts["catalog_earliest"] = found.catalog.earliest if found.catalog is not None else None
+    show_facts(facts, as_json=False)
+
+
+def _show_leases(found: Status) -> None:
+    if found.metastore is None or not found.metastore.leases:
+        return
+    print()
+    show_table(
+        [
+            {
+                "lease": lease.name,
+                "holds_from": lease.hold or None,
+                "until": time_text(lease.expires_at_ms) + (" (over)" if lease.expired else ""),
+                "why": lease.why,
+            }
+            for lease in found.metastore.leases
+        ],
+        columns=("lease", "holds_from", "until", "why"),
+        as_json=False,
+    )

@@ -1,0 +1,190 @@
+"""Asks a node through its door. Blocking, for commands and tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Self, TypeVar
+
+import msgspec
+from pyarrow import flight
+
+from lowmark.errors import Corrupt, LowmarkError, Unavailable
+from lowmark.node.addresses import joined
+from lowmark.node.faults import decode_fault
+from lowmark.node.messages import (
+    GetAsk,
+    GetReply,
+    HistoryAsk,
+    HistoryPage,
+    Nothing,
+    PeerAddress,
+    PutAsk,
+    RangeAsk,
+    RangePage,
+    RemoveAsk,
+    Status,
+    WatchAlive,
+    WatchAsk,
+    WatchEvent,
+    WatchStarted,
+    WrittenReply,
+)
+from lowmark.runtime import host_and_port
+
+__all__ = ["DoorClient", "NodeUnreachable", "ask_peer_address"]
+
+T = TypeVar("T")
+_TOLD: Any = WatchStarted | WatchEvent | WatchAlive
+
+TIMEOUT_S = 30.0
+JOIN_PATIENCE_S = 30.0
+RETRY_S = 0.2
+_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),  # a door is on this machine
+    # Else a client would inherit the rest that an earlier one of the same address has to take.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+class NodeUnreachable(Unavailable):
+    """Nobody answers at an address, or not any more."""
+
+    def __init__(self, address: str, *, why: str) -> None:
+        super().__init__(
+            f"no node answers at {address}",
+            detail=why,
+            hint="Start one with `lowmark serve`, or name another one by --node or $LOWMARK_NODE;"
+            " --data reads the directory of a node that does not run.",
+        )
+
+
+class DoorClient:
+    """One node, by the address of its door. Close it when done."""
+
+    def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.address = joined(*host_and_port(address))
+        self._timeout_s = timeout_s
+        self._flight = flight.FlightClient(f"grpc+tcp://{self.address}", generic_options=_OPTIONS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all streams and the connection."""
+        self._flight.close()
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """Nodes, groups and the metastore."""
+        return self._ask("status", Nothing(), Status)
+
+    def peer_address(self) -> str:
+        """Where other nodes reach the node."""
+        return self._ask("cluster.peer-address", Nothing(), PeerAddress).address
+
+    def get(self, key: bytes, *, at: int | None = None) -> GetReply:
+        """A key's value, now or as of a revision."""
+        return self._ask("meta.get", GetAsk(key=key, at=at), GetReply)
+
+    def range(
+        self,
+        prefix: bytes = b"",
+        *,
+        at: int | None = None,
+        limit: int | None = None,
+        keys_only: bool = False,
+    ) -> Iterator[RangePage]:
+        """Keys that begin so, page by page, all as of one revision."""
+        asked = RangeAsk(prefix=prefix, at=at, limit=limit, keys_only=keys_only)
+        return self._stream("meta.range", asked, RangePage, timeout_s=self._timeout_s)
+
+    def history(self, key: bytes) -> Iterator[HistoryPage]:
+        """All that is known of a key, oldest first."""
+        asked = HistoryAsk(key=key)
+        return self._stream("meta.history", asked, HistoryPage, timeout_s=self._timeout_s)
+
+    def watch(
+        self, prefix: bytes = b"", *, from_revision: int | None = None
+    ) -> Iterator[WatchStarted | WatchEvent]:
+        """First where it begins; then every revision from there on, once, in order.
+
+        It ends with an error, or when it is closed.
+        """
+        asked = WatchAsk(prefix=prefix, from_revision=from_revision)
+        for told in self._stream("meta.watch", asked, _TOLD, timeout_s=None):
+            # While Flight waits for a result, Python hears no Ctrl-C: that is what these are for.
+            if not isinstance(told, WatchAlive):
+                yield told
+
+    # -- changes --------------------------------------------------------------------------------
+
+    def put(self, key: bytes, value: bytes) -> WrittenReply:
+        """Give a key a value."""
+        return self._ask("meta.put", PutAsk(key=key, value=value), WrittenReply)
+
+    def remove(self, key: bytes) -> WrittenReply:
+        """Take a key's value away."""
+        return self._ask("meta.remove", RemoveAsk(key=key), WrittenReply)
+
+    # -- the way there --------------------------------------------------------------------------
+
+    def ask(self, action: str, body: msgspec.Struct, answer: type[T]) -> T:
+        """Any action that has one result."""
+        return self._ask(action, body, answer)
+
+    def _ask(self, action: str, body: msgspec.Struct, answer: type[T]) -> T:
+        results = list(self._stream(action, body, answer, timeout_s=self._timeout_s))
+        if len(results) != 1:
+            raise Corrupt(f"the node at {self.address} gave {len(results)} answers to {action}")
+        return results[0]
+
+    def _stream(
+        self, action: str, body: msgspec.Struct, answer: type[T], *, timeout_s: float | None
+    ) -> Iterator[T]:
+        options = flight.FlightCallOptions(timeout=timeout_s)
+        encoded = msgspec.json.encode(body)
+        try:
+            results = self._flight.do_action(flight.Action(action, encoded), options)
+            for result in results:
+                yield _decoded(result.body.to_pybytes(), answer)
+        except flight.FlightError as error:
+            raise self._in_our_words(error) from error
+
+    def _in_our_words(self, error: Any) -> LowmarkError:
+        said = decode_fault(error.extra_info) if error.extra_info else None
+        if said is not None:
+            return said
+        if isinstance(error, flight.FlightTimedOutError):
+            return NodeUnreachable(self.address, why=f"Nothing came in {self._timeout_s:g} s.")
+        # gRPC puts what it was told last behind everything it went through.
+        return NodeUnreachable(self.address, why=f"{str(error).rpartition(': ')[2]}.")
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(
+            f"what a node answered can't be read: {error}",
+            hint="Check that the command and the node are of versions that belong together.",
+        ) from error
+
+
+def ask_peer_address(door: str, *, patience_s: float = JOIN_PATIENCE_S) -> str:
+    """Where the node behind a door is reached by other nodes; waits while it starts."""
+    ends_at = time.monotonic() + patience_s
+    while True:
+        try:
+            with DoorClient(door, timeout_s=5.0) as client:
+                return client.peer_address()
+        except Unavailable:
+            if time.monotonic() > ends_at:
+                raise
+            time.sleep(RETRY_S)

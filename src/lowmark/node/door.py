@@ -1,0 +1,187 @@
+"""The node's first door: Arrow Flight actions, on a loopback address.
+
+Flight calls from threads of its own; the rooms know one thread, the loop's. An action decodes what
+it was sent, asks the loop by the bridge, and gives results one by one; Flight asks for the next one
+when the client has room for it. A result that is not asked for is not made: nothing piles up here.
+
+What every action promises
+    1. An error arrives with its name, what happened, why, and what to do (see `faults`).
+    2. A body that is too long, or not what the action takes, is refused before anything happens.
+    3. At most `CALLS_MAX` are under way at a time; one more is refused.
+    4. A client that goes away ends its stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+import pyarrow
+from pyarrow import flight
+
+from lowmark.errors import LowmarkError, Rejected, Unavailable
+from lowmark.node.addresses import check_free, joined
+from lowmark.node.bridge import NodeClosing
+from lowmark.node.faults import encode_fault
+from lowmark.node.messages import BODY_BYTES_MAX
+from lowmark.runtime import AddressUnusable, host_and_port
+
+__all__ = ["CALLS_MAX", "Action", "Door", "DoorBusy", "Gone", "reply", "stream"]
+
+logger = logging.getLogger(__name__)
+
+CALLS_MAX = 512
+
+Gone: TypeAlias = Callable[[], bool]
+"""Whether the client has gone away."""
+Action: TypeAlias = Callable[[bytes, Gone], Iterable[bytes]]
+
+AskT = TypeVar("AskT", bound=msgspec.Struct)
+encode = msgspec.json.Encoder().encode
+
+
+class ActionUnknown(Rejected):
+    """An action that this node does not have."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"there is no action {name[:100]!r}",
+            hint=f"Known here: {', '.join(sorted(known))}.",
+        )
+
+
+class BadRequest(Rejected):
+    """A body that is not what its action takes."""
+
+
+class DoorBusy(Unavailable):
+    """Too many calls are under way."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{CALLS_MAX} calls are under way at this node, and it takes no more",
+            hint="Retry, or ask another node.",
+        )
+
+
+class NodeFailed(Unavailable):
+    """The node could not answer, by a mistake of its own."""
+
+    def __init__(self, action: str, error: Exception) -> None:
+        super().__init__(
+            f"the node failed to answer {action}: {type(error).__name__}",
+            hint="See what the node says on stderr, and report it.",
+        )
+
+
+def reply(kind: type[AskT], answer: Callable[[AskT], msgspec.Struct]) -> Action:
+    """An action with one result."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def act(body: bytes, gone: Gone) -> Iterable[bytes]:
+        del gone
+        return [encode(answer(_decoded(decoder, body)))]
+
+    return act
+
+
+def stream(kind: type[AskT], answer: Callable[[AskT, Gone], Iterator[msgspec.Struct]]) -> Action:
+    """An action with any number of results."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def act(body: bytes, gone: Gone) -> Iterable[bytes]:
+        return map(encode, answer(_decoded(decoder, body), gone))
+
+    return act
+
+
+def _decoded(decoder: msgspec.json.Decoder[AskT], body: bytes) -> AskT:
+    try:
+        return decoder.decode(body or b"{}")
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(f"a request can't be read: {error}") from error
+
+
+class _Server(flight.FlightServerBase):  # type: ignore[misc]
+    """Flight's side of the door. It listens as soon as it is made."""
+
+    def __init__(self, door: Door, address: str) -> None:
+        self._door = door
+        super().__init__(f"grpc+tcp://{address}")
+
+    def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
+        return self._door.act(action.type, action.body, context.is_cancelled)
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        del context
+        return [(name, "") for name in sorted(self._door.actions)]
+
+
+class Door:
+    """Listens from the moment it is made; what it can do is in `actions`."""
+
+    def __init__(self, address: str) -> None:
+        self.actions: dict[str, Action] = {}
+        self._closed = False
+        self._lock = threading.Lock()
+        self._open = 0
+        check_free(address)
+        try:
+            self._server = _Server(self, address)
+        except pyarrow.ArrowException as error:
+            raise AddressUnusable(address, reason=str(error)) from error
+        self.address = joined(host_and_port(address)[0], self._server.port)
+        """Where clients reach it; a port 0 has been replaced by the real one."""
+
+    def refuse(self) -> None:
+        """Take nothing new; what is under way goes on."""
+        self._closed = True
+
+    def close(self) -> None:
+        """Wait until what is under way has ended, and stop to listen. Not on the loop's thread."""
+        self.refuse()
+        self._server.shutdown()
+
+    @property
+    def calls(self) -> int:
+        """How many calls are under way."""
+        return self._open
+
+    def act(self, name: str, body: Any, gone: Gone) -> Iterator[bytes]:
+        """Carry an action out, on one of Flight's threads."""
+        with self._lock:
+            if self._open >= CALLS_MAX:
+                raise _flight_error(DoorBusy())
+            self._open += 1
+        try:
+            if self._closed:
+                raise NodeClosing
+            action = self.actions.get(name)
+            if action is None:
+                raise ActionUnknown(name, self.actions)
+            if body.size > BODY_BYTES_MAX:
+                raise BadRequest(
+                    f"a request of {body.size} bytes is too long",
+                    hint=f"At most {BODY_BYTES_MAX} bytes are allowed.",
+                )
+            yield from action(body.to_pybytes(), gone)
+        except LowmarkError as error:
+            raise _flight_error(error) from error
+        except Exception as error:
+            logger.exception("an action failed", extra={"action": name})
+            raise _flight_error(NodeFailed(name, error)) from error
+        finally:
+            with self._lock:
+                self._open -= 1
+
+
+def _flight_error(error: LowmarkError) -> Exception:
+    kind = flight.FlightServerError
+    if isinstance(error, Unavailable):
+        kind = flight.FlightUnavailableError  # so that any Flight client knows that it may retry
+    # One line: it travels in a header of its own, too.
+    failure: Exception = kind(" ".join(error.message.split())[:500], extra_info=encode_fault(error))
+    return failure

@@ -1,0 +1,283 @@
+"""What goes through the door: the bodies of its actions, and of their results.
+
+All are JSON; bytes (keys and values) are base64 in it. An action's name, what it takes, what it
+gives; `*` marks a stream of several results:
+
+    status                 Nothing         Status, merged of what all nodes say
+    cluster.peer-address   Nothing         PeerAddress
+    meta.get               GetAsk          GetReply
+    meta.range             RangeAsk        RangePage *
+    meta.history           HistoryAsk      HistoryPage *
+    meta.watch             WatchAsk        WatchStarted, then WatchEvent or WatchAlive *
+    meta.put               PutAsk          WrittenReply
+    meta.remove            RemoveAsk       WrittenReply
+
+Times are in milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "CatalogStatus",
+    "ClusterStatus",
+    "GetAsk",
+    "GetReply",
+    "GroupRow",
+    "HistoryAsk",
+    "HistoryPage",
+    "LeaseRow",
+    "MemberRow",
+    "MetastoreStatus",
+    "NodeRow",
+    "Nothing",
+    "PeerAddress",
+    "PutAsk",
+    "RangeAsk",
+    "RangePage",
+    "RemoveAsk",
+    "Status",
+    "StoredEntry",
+    "WatchAlive",
+    "WatchAsk",
+    "WatchEvent",
+    "WatchStarted",
+    "WrittenReply",
+]
+
+BODY_BYTES_MAX = 10 << 20
+"""The largest value, in base64, and its key."""
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a client sends: a misspelt field is refused, never ignored."""
+
+
+class _Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node sends: a newer one may say more."""
+
+
+class Nothing(_Body, frozen=True):
+    """Nothing to say."""
+
+
+# -- the metastore ------------------------------------------------------------------------------
+
+
+class StoredEntry(_Reply, frozen=True):
+    """A key as one revision left it."""
+
+    key: bytes
+    revision: int
+    """The one that wrote it."""
+    time_ms: int
+    time: int
+    """The same as a hybrid time: 48 bits of milliseconds, 16 of a counter."""
+    removed: bool = False
+    created: int = 0
+    version: int = 0
+    """How often it was written since it was created; 0 if it was removed."""
+    size: int = 0
+    value: bytes | None = None
+    """None if it was removed, or not asked for."""
+
+
+class GetAsk(_Body, frozen=True):
+    """One key, now or as of a revision."""
+
+    key: bytes
+    at: int | None = None
+
+
+class GetReply(_Reply, frozen=True):
+    """The entry, if the key has a value."""
+
+    revision: int
+    entry: StoredEntry | None
+
+
+class RangeAsk(_Body, frozen=True):
+    """Keys that begin so, in order."""
+
+    prefix: bytes = b""
+    at: int | None = None
+    limit: int | None = None
+    keys_only: bool = False
+
+
+class RangePage(_Reply, frozen=True):
+    """Some of them; all pages of one answer are as of the same revision."""
+
+    revision: int
+    entries: tuple[StoredEntry, ...]
+
+
+class HistoryAsk(_Body, frozen=True):
+    """All that is known of one key."""
+
+    key: bytes
+
+
+class HistoryPage(_Reply, frozen=True):
+    """Some of it, oldest first."""
+
+    revision: int
+    compacted: int
+    entries: tuple[StoredEntry, ...]
+
+
+class WatchAsk(_Body, frozen=True):
+    """Changes of keys that begin so, from a revision on; without one, from now on."""
+
+    prefix: bytes = b""
+    from_revision: int | None = None
+
+
+class WatchStarted(_Reply, frozen=True, tag="started"):
+    """The watch stands: the first revision that it will look at."""
+
+    from_revision: int
+
+
+class WatchAlive(_Reply, frozen=True, tag="alive"):
+    """Nothing has happened. It comes so often that both sides notice soon when the other is gone,
+    and that a person can interrupt who waits.
+    """
+
+
+class WatchEvent(_Reply, frozen=True, tag="event"):
+    """All that one revision changed, as far as it was asked for."""
+
+    revision: int
+    time_ms: int
+    changes: tuple[StoredEntry, ...]
+
+
+class PutAsk(_Body, frozen=True):
+    """Give a key a value."""
+
+    key: bytes
+    value: bytes
+
+
+class RemoveAsk(_Body, frozen=True):
+    """Take a key's value away."""
+
+    key: bytes
+
+
+class WrittenReply(_Reply, frozen=True):
+    """What became of it."""
+
+    revision: int
+    time_ms: int
+    changed: bool
+
+
+# -- the cluster --------------------------------------------------------------------------------
+
+
+class PeerAddress(_Reply, frozen=True):
+    """Where other nodes reach a node."""
+
+    address: str
+
+
+class ClusterStatus(_Reply, frozen=True):
+    """What was settled when the cluster was founded."""
+
+    id: str
+    members: int
+    schema_sync_delay_ms: int
+    clock_max_skew_ms: int
+    topology_version: int
+
+
+class NodeRow(_Reply, frozen=True):
+    """A node that belongs to the cluster."""
+
+    number: int
+    name: str
+    up: bool | None
+    """None: a data directory can't tell."""
+    role: str
+    """In the metastore: `coordinator`, `voter`, `learner`, or nothing yet."""
+    door: str
+    address: str
+    rack: str = ""
+    attributes: dict[str, str] = {}
+    problem: str = ""
+    """Why it did not answer, if it is up and did not."""
+
+
+class MemberRow(_Reply, frozen=True):
+    """One copy of a group; what nobody could say is None."""
+
+    node: int
+    name: str
+    role: str
+    """`leader`, `voter` or `learner`."""
+    applied: int | None = None
+    committed: int | None = None
+    entries_behind: int | None = None
+    """What the leader has and this one has not acknowledged."""
+    bytes_behind: int | None = None
+    seconds_left: float | None = None
+    problem: str = ""
+
+
+class GroupRow(_Reply, frozen=True):
+    """A group, as its leader sees it; without one, as those see it who answered."""
+
+    group: str
+    leader: int
+    leader_name: str
+    term: int
+    voters: tuple[int, ...]
+    learners: tuple[int, ...]
+    stage: str
+    members: tuple[MemberRow, ...]
+
+
+class LeaseRow(_Reply, frozen=True):
+    """Somebody who is there, and may hold revisions."""
+
+    name: str
+    hold: int
+    """The first revision whose changes it needs; 0 for none."""
+    why: str
+    expires_at_ms: int
+    expired: bool
+
+
+class MetastoreStatus(_Reply, frozen=True):
+    """Where the metastore is, at the node that answered."""
+
+    revision: int
+    compacted: int
+    time_ms: int
+    keys: int
+    live_entries: int
+    watches: int
+    leases: tuple[LeaseRow, ...]
+
+
+class CatalogStatus(_Reply, frozen=True):
+    """Which versions of the catalog there are, at the node that answered."""
+
+    version: int
+    earliest: int
+
+
+class Status(_Reply, frozen=True):
+    """All that `lowmark status` shows."""
+
+    source: str
+    """Who says so: a node by name, or a data directory."""
+    cluster: ClusterStatus | None
+    nodes: tuple[NodeRow, ...]
+    groups: tuple[GroupRow, ...]
+    metastore: MetastoreStatus | None
+    catalog: CatalogStatus | None = None

@@ -1,0 +1,358 @@
+"""The metastore through the door: reads in pages, writes, and watches that wait for a reader."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+from lowmark.errors import LowmarkError, Rejected, Unavailable
+from lowmark.group import Future
+from lowmark.metastore import Answer, Entry, Event, Metastore, Watch
+from lowmark.metastore.state import Found, Record, State, prefix_end
+from lowmark.node.bridge import Bridge
+from lowmark.node.door import Action, Gone, reply, stream
+from lowmark.node.messages import (
+    GetAsk,
+    GetReply,
+    HistoryAsk,
+    HistoryPage,
+    PutAsk,
+    RangeAsk,
+    RangePage,
+    RemoveAsk,
+    StoredEntry,
+    WatchAlive,
+    WatchAsk,
+    WatchEvent,
+    WatchStarted,
+    WrittenReply,
+)
+from lowmark.runtime import HybridTime, millis_of
+
+__all__ = ["MetaActions", "bare", "history_entries", "page_of", "stored"]
+
+PAGE_ENTRIES_MAX = 512
+PAGE_BYTES_MAX = 4 << 20
+"""Of values in one result; or one entry."""
+WATCH_EVENTS_MAX = 64
+WATCH_BYTES_MAX = 1 << 20
+"""What may wait for the reader of one watch; or one event."""
+ALIVE_S = 0.5
+"""So often a watch that has nothing to tell says so."""
+WATCHES_MAX = 256
+"""Of clients at one node: each has a thread of Flight's."""
+SLACK_S = 5.0
+"""A request gives up by itself; this is for a loop that is stuck."""
+
+
+class TooManyWatches(Unavailable):
+    """As many clients watch at this node as it takes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{WATCHES_MAX} watches are open at this node, and it takes no more",
+            hint="Close some of them, or watch at another node.",
+        )
+
+
+def stored(entry: Entry) -> StoredEntry:
+    """An entry as it goes through the door."""
+    return StoredEntry(
+        key=entry.key,
+        revision=entry.revision,
+        time_ms=_millis(entry.time),
+        time=entry.time,
+        created=entry.created,
+        version=entry.version,
+        size=len(entry.value),
+        value=entry.value,
+    )
+
+
+def _millis(time: int) -> int:
+    return millis_of(HybridTime(time))
+
+
+def _removed(key: bytes, revision: int, time: int) -> StoredEntry:
+    return StoredEntry(key=key, revision=revision, time_ms=_millis(time), time=time, removed=True)
+
+
+def bare(found: Found) -> StoredEntry:
+    """An entry without its value."""
+    record = found.record
+    return StoredEntry(
+        key=found.key,
+        revision=record.revision,
+        time_ms=_millis(found.time),
+        time=found.time,
+        created=record.created,
+        version=record.version,
+        size=record.length,
+    )
+
+
+ReadValue = Callable[[bytes, int], Entry | None]
+"""A key's value as of a revision that can be read."""
+
+
+def page_of(state: State, asked: RangeAsk, *, start: bytes, at: int, left: int) -> list[Found]:
+    """The next keys of a range: so many that they and their values make one result."""
+    limit = min(left, PAGE_ENTRIES_MAX)
+    found = state.find_range(start, prefix_end(asked.prefix), at=at, limit=limit)
+    if asked.keys_only:
+        return found
+    return found[: _fitting([one.record for one in found])]
+
+
+def _fitting(records: list[Record]) -> int:
+    size = 0
+    for count, record in enumerate(records):
+        size += record.length
+        if size > PAGE_BYTES_MAX and count:
+            return count
+    return len(records)
+
+
+def history_entries(state: State, key: bytes, read: ReadValue, *, after: int) -> list[StoredEntry]:
+    """What became of a key behind a revision, oldest first: so much that it makes one result."""
+    records = [record for record in state.history(key) if record.revision > after]
+    records = records[:PAGE_ENTRIES_MAX]
+    entries = []
+    for record in records[: _fitting(records)]:
+        if record.removed:
+            time = state.made[record.revision].time
+            entries.append(_removed(key, record.revision, time))
+        # The record in force at the cut is older than the cut, and readable there.
+        elif (entry := read(key, max(record.revision, state.compacted))) is not None:
+            entries.append(stored(entry))
+    return entries
+
+
+class MetaActions:
+    """What clients may ask of the metastore."""
+
+    def __init__(self, metastore: Metastore, bridge: Bridge) -> None:
+        self._metastore = metastore
+        self._bridge = bridge
+        self._lock = threading.Lock()
+        self._watching = 0
+        self._timeout_s = metastore.config.request_timeout_ms / 1_000 + SLACK_S
+
+    def actions(self) -> dict[str, Action]:
+        """By name."""
+        return {
+            "meta.get": reply(GetAsk, self._get),
+            "meta.range": stream(RangeAsk, self._range),
+            "meta.history": stream(HistoryAsk, self._history),
+            "meta.watch": stream(WatchAsk, self._watch),
+            "meta.put": reply(PutAsk, self._put),
+            "meta.remove": reply(RemoveAsk, self._remove),
+        }
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def _get(self, asked: GetAsk) -> GetReply:
+        def get() -> Future[GetReply]:
+            page = self._metastore.get_all([asked.key], at=asked.at)
+            return page.map(
+                lambda found: GetReply(
+                    revision=found.revision,
+                    entry=stored(found.entries[0]) if found.entries else None,
+                )
+            )
+
+        return self._bridge.ask(get, timeout_s=self._timeout_s)
+
+    def _range(self, asked: RangeAsk, gone: Gone) -> Iterator[RangePage]:
+        start, at = asked.prefix, asked.at
+        left = _limit(asked.limit)
+        while True:
+            page = self._page(asked, start, at, left)
+            yield page
+            left -= len(page.entries)
+            if not page.entries or not left or gone():
+                return
+            # The next page is as of the same revision, and begins right behind this one.
+            start, at = page.entries[-1].key + b"\0", page.revision
+
+    def _page(self, asked: RangeAsk, start: bytes, at: int | None, left: int) -> RangePage:
+        metastore = self._metastore
+
+        def query(state: State) -> tuple[int, list[Found]]:
+            revision = state.latest if at is None else at
+            state.check_readable(revision)
+            return revision, page_of(state, asked, start=start, at=revision, left=left)
+
+        def page(answer: tuple[int, list[Found]]) -> RangePage:
+            revision, found = answer
+            if asked.keys_only:
+                return RangePage(revision=revision, entries=tuple(map(bare, found)))
+            # Still in the turn in which the state was asked: no value has gone or moved since.
+            entries = [metastore.get_local(one.key, at=revision) for one in found]
+            there = tuple(stored(entry) for entry in entries if entry is not None)
+            return RangePage(revision=revision, entries=there)
+
+        return self._bridge.ask(lambda: metastore.read(query).map(page), timeout_s=self._timeout_s)
+
+    def _history(self, asked: HistoryAsk, gone: Gone) -> Iterator[HistoryPage]:
+        metastore, after = self._metastore, 0
+
+        def page(after: int) -> HistoryPage:
+            state = metastore.state
+            entries = history_entries(
+                state, asked.key, lambda key, at: metastore.get_local(key, at=at), after=after
+            )
+            latest, compacted = state.latest, state.compacted
+            return HistoryPage(revision=latest, compacted=compacted, entries=tuple(entries))
+
+        while True:
+            found = self._bridge.ask(
+                lambda after=after: metastore.read(lambda _: None).map(  # type: ignore[misc]
+                    lambda _: page(after)
+                ),
+                timeout_s=self._timeout_s,
+            )
+            yield found
+            if len(found.entries) == 0 or gone():
+                return
+            after = found.entries[-1].revision
+
+    # -- changing -------------------------------------------------------------------------------
+
+    def _put(self, asked: PutAsk) -> WrittenReply:
+        return self._written(lambda: self._metastore.put(asked.key, asked.value))
+
+    def _remove(self, asked: RemoveAsk) -> WrittenReply:
+        return self._written(lambda: self._metastore.remove(asked.key))
+
+    def _written(self, change: Callable[[], Future[Answer]]) -> WrittenReply:
+        answer = self._bridge.ask(change, timeout_s=self._timeout_s)
+        time_ms = _millis(answer.time)
+        return WrittenReply(revision=answer.revision, time_ms=time_ms, changed=answer.changed)
+
+    # -- following ------------------------------------------------------------------------------
+
+    def _watch(
+        self, asked: WatchAsk, gone: Gone
+    ) -> Iterator[WatchStarted | WatchEvent | WatchAlive]:
+        told = _Told(self._bridge)
+        with self._lock:
+            if self._watching >= WATCHES_MAX:
+                raise TooManyWatches
+            self._watching += 1
+        try:
+            first = self._bridge.ask(lambda: self._open(asked, told), timeout_s=self._timeout_s)
+            yield WatchStarted(from_revision=first)
+            while not gone():
+                event = told.next(ALIVE_S)
+                if event is None:
+                    yield WatchAlive()
+                else:
+                    yield _event(event)
+                    told.taken(event)  # Flight has come back for more: the client has room
+        finally:
+            with self._lock:
+                self._watching -= 1
+            self._bridge.call(told.close)
+
+    def _open(self, asked: WatchAsk, told: _Told) -> Future[int]:
+        """Begin where the whole cluster is, not where this node happens to be; say where."""
+
+        def start(latest: int) -> int:
+            first = latest + 1 if asked.from_revision is None else asked.from_revision
+            watch = self._metastore.watch(
+                prefix=asked.prefix,
+                from_revision=first,
+                on_event=told.on_event,
+                on_end=told.on_end,
+                name="a client",
+            )
+            told.opened(watch)
+            return first
+
+        if asked.from_revision is not None and asked.from_revision < 1:
+            raise Rejected("revisions begin with 1")
+        return self._metastore.read(lambda state: state.latest).map(start)
+
+
+def _limit(asked: int | None) -> int:
+    if asked is not None and asked < 1:
+        raise Rejected("a limit is at least 1")
+    return asked if asked is not None else 1 << 62
+
+
+def _event(event: Event) -> WatchEvent:
+    time_ms = _millis(event.time)
+    changes = tuple(
+        _removed(change.key, event.revision, event.time)
+        if change.entry is None
+        else stored(change.entry)
+        for change in event.changes
+    )
+    return WatchEvent(revision=event.revision, time_ms=time_ms, changes=changes)
+
+
+def _value_bytes(event: Event) -> int:
+    return sum(len(change.entry.value) for change in event.changes if change.entry is not None)
+
+
+class _Told:
+    """What the loop has told a watch, and its stream has not taken yet: a bounded amount."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._queue: queue.SimpleQueue[Event | LowmarkError] = queue.SimpleQueue()
+        # Only the loop's thread looks at these:
+        self._events = 0
+        self._bytes = 0
+        self._room: Future[None] | None = None
+        self._watch: Watch | None = None
+        self._closed = False
+
+    def opened(self, watch: Watch) -> None:
+        """The watch stands; the client may have gone before it did."""
+        self._watch = watch
+        if self._closed:
+            watch.close()
+
+    def close(self) -> None:
+        """Be told nothing more."""
+        self._closed = True
+        if self._watch is not None:
+            self._watch.close()
+
+    def on_event(self, event: Event) -> Future[None] | None:
+        """Take an event; the future is there when there is room for the next."""
+        self._events += 1
+        self._bytes += _value_bytes(event)
+        self._queue.put(event)
+        if self._events < WATCH_EVENTS_MAX and self._bytes < WATCH_BYTES_MAX:
+            return None
+        self._room = Future()
+        return self._room
+
+    def on_end(self, error: LowmarkError) -> None:
+        """The watch goes no further; the stream says so when it has come to that."""
+        self._queue.put(error)
+
+    def next(self, timeout_s: float) -> Event | None:
+        """The next event, on the stream's thread; None if there is none yet."""
+        try:
+            told = self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(told, LowmarkError):
+            raise told
+        return told
+
+    def taken(self, event: Event) -> None:
+        """The client has it."""
+        self._bridge.call(lambda: self._taken(_value_bytes(event)))
+
+    def _taken(self, size: int) -> None:
+        self._events -= 1
+        self._bytes -= size
+        room, self._room = self._room, None
+        if room is not None:
+            room.resolve(None)

@@ -1,0 +1,261 @@
+"""One running node: the rooms below, built and started in order, and closed in the reverse one.
+
+    1. the data directory is locked, and the log recovered
+    2. who this node is, is read or drawn
+    3. groups, with the address for other nodes; the door, with the one for clients
+    4. the cluster: founded, joined, or come back to
+    5. what runs on top of it is started when the cluster is ready (`on_ready`)
+
+To stop: the door takes nothing new; leadership is handed over; the node gives its lease back, so
+that nobody waits for it; watches are ended, with a word; the metastore takes a snapshot, so that
+the directory says by itself all that the node knew; then everything is closed. A step that takes
+too long is left out: what was acknowledged is safe without any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from lowmark.errors import LowmarkError
+from lowmark.group import Group, Groups
+from lowmark.log import Log
+from lowmark.metastore import Cluster, NodeInfo, identify, load_identity
+from lowmark.node.addresses import DEFAULT_DOOR, check_loopback, peers_beside
+from lowmark.node.bridge import Bridge
+from lowmark.node.client import ask_peer_address
+from lowmark.node.door import Door, reply
+from lowmark.node.messages import Nothing, PeerAddress
+from lowmark.node.meta_actions import MetaActions
+from lowmark.node.settings import Settings
+from lowmark.node.status import StatusService
+from lowmark.runtime import RealDisk, RealLoop, real_runtime
+
+__all__ = ["Node", "NodeOptions"]
+
+logger = logging.getLogger(__name__)
+
+_NO_HURRY_MS = 1e11
+HAND_OVER_MS = 1_000
+GOODBYE_MS = 2_000
+SNAPSHOT_MS = 1_000
+DOOR_MS = 3_000
+STATUS_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """How one node is started."""
+
+    data: str
+    """Its data directory; made if it is not there."""
+    listen: str = DEFAULT_DOOR
+    """Where clients reach it."""
+    peers: str = ""
+    """Where other nodes reach it; else the port after `listen`."""
+    join: str = ""
+    """The door of any node of the cluster to join; not needed to come back to it."""
+    name: str = ""
+    rack: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def door(self) -> str:
+        """Where clients reach it; refused if that is not on this machine."""
+        return check_loopback(self.listen)
+
+    @property
+    def peer_address(self) -> str:
+        """Where other nodes reach it; refused if that is not on this machine."""
+        return check_loopback(self.peers or peers_beside(self.door))
+
+    def check(self) -> None:
+        """Refuse addresses that can't be used, before anything is tried."""
+        if self.join:
+            check_loopback(self.join)
+        _ = self.door, self.peer_address
+
+
+class Node:
+    """Build it, `run` it on one thread; `stop` it from any."""
+
+    def __init__(self, options: NodeOptions, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.stuck = False
+        """Whether a client kept the door from closing: its thread ends only with the process."""
+        self._stopping = False
+        options.check()
+        # Asked before anything is opened: nothing has to be closed if nobody answers.
+        join = _seed(options)
+        with contextlib.ExitStack() as undo:
+            runtime = real_runtime(options.data)
+            assert isinstance(runtime.loop, RealLoop)
+            self.runtime = runtime
+            self.loop = runtime.loop
+            undo.callback(self.loop.close)
+            self.bridge = Bridge(self.loop)
+            self.log = Log.open(runtime, self.settings.log)
+            undo.callback(self.log.close)
+            identity = identify(runtime.disk, draw=runtime.random.randrange, name=options.name)
+            self.groups = Groups(
+                runtime,
+                self.log,
+                node=identity.number,
+                address=options.peer_address,
+                config=self.settings.group,
+                limits=self.settings.transport,
+            )
+            undo.callback(self.groups.close)
+            self.door = Door(options.door)
+            undo.callback(self.door.close)
+            undo.callback(self.bridge.close)  # before the door, so that nobody keeps it open
+            self.info = NodeInfo(
+                number=identity.number,
+                name=identity.name,
+                address=self.groups.transport.address,
+                door=self.door.address,
+                rack=options.rack,
+                attributes=dict(options.attributes),
+            )
+            self.cluster = Cluster(
+                runtime, self.log, self.groups, node=self.info, config=self.settings.metastore
+            )
+            self.status = StatusService(self.groups, self.cluster)
+            self._open_door()
+            self.cluster.start(join=join, settings=self.settings.for_founding())
+            undo.pop_all()
+
+    def _open_door(self) -> None:
+        address = PeerAddress(address=self.info.address)
+        self.door.actions |= {
+            "cluster.peer-address": reply(Nothing, lambda _: address),
+            "status": reply(
+                Nothing, lambda _: self.bridge.ask(self.status.status, timeout_s=STATUS_S)
+            ),
+            **MetaActions(self.cluster.metastore, self.bridge).actions(),
+        }
+
+    # -- running --------------------------------------------------------------------------------
+
+    def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop` is called, on the thread of the caller; then close everything."""
+
+        def settled(_: object) -> None:
+            if self.cluster.ready.error is None:
+                self._start_rooms_above()
+                on_ready()
+            self.loop.call_soon(lambda: None)  # for `over` to be looked at
+
+        def over() -> bool:
+            return self._stopping or self.cluster.ready.error is not None
+
+        try:
+            self.cluster.ready.then(settled)
+            self.loop.run_until(over, timeout_ms=_NO_HURRY_MS)
+            if self.cluster.ready.error is not None:
+                raise self.cluster.ready.error.again()
+            self._say_goodbye()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Have `run` end, in good order. From any thread, and from a signal's handler."""
+
+        def stop() -> None:
+            self._stopping = True
+
+        self.loop.call_from_thread(stop)
+
+    def _start_rooms_above(self) -> None:
+        """What needs a cluster is built and started here, on the loop, once.
+
+        The catalog: make it of `self.runtime`, `self.cluster.metastore` and what the cluster has
+        settled, start it, add its actions to `self.door.actions`, and have `self.status.catalog`
+        say which versions it has. Close it in `_close`, before the cluster.
+        """
+
+    # -- stopping -------------------------------------------------------------------------------
+
+    def _say_goodbye(self) -> None:
+        self.door.refuse()
+        self._hand_over()
+        self._within(GOODBYE_MS, _done(self.cluster))
+        self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        """Write down what is known to be committed: the log alone does not say that."""
+        if not self.cluster.ready.done:
+            return  # there may not even be a copy yet
+        group = self.cluster.metastore.group
+        goal = group.applied
+        if group.stopped is None and group.log.row.snapshot_index < goal:
+            group.snapshot()
+            self._within(SNAPSHOT_MS, lambda: group.log.row.snapshot_index >= goal)
+
+    def _hand_over(self) -> None:
+        """Have somebody else lead what this node leads, if there is somebody."""
+        led = [group for group in self.groups.groups() if _transfer(group)]
+        self._within(HAND_OVER_MS, lambda: not any(group.leads for group in led))
+
+    def _within(self, limit_ms: float, condition: Callable[[], bool]) -> None:
+        # The loop looks at a condition after each callback: there is one at least this often.
+        def look() -> None:
+            if not looked:
+                self.loop.call_later(20, look)
+
+        looked: list[bool] = []
+        look()
+        with contextlib.suppress(TimeoutError):
+            self.loop.run_until(condition, timeout_ms=limit_ms)
+        looked.append(True)
+
+    def _close(self) -> None:
+        """Close everything that is open, whatever happened before."""
+        with contextlib.ExitStack() as last:
+            last.callback(self.loop.close)
+            last.callback(self.log.close)
+            last.callback(self.groups.close)
+            last.callback(self._close_door)
+            last.callback(self.bridge.close)
+            # Ends the watches, so that their streams end; it is fine if that was done.
+            last.callback(self.cluster.close)
+
+    def _close_door(self) -> None:
+        closing = threading.Thread(target=self.door.close, name="lowmark-door", daemon=True)
+        closing.start()
+        self._within(DOOR_MS, lambda: not closing.is_alive())
+        self.stuck = closing.is_alive()
+        if self.stuck:
+            logger.warning("a client does not take what it was sent; it is left alone")
+
+
+def _seed(options: NodeOptions) -> str:
+    """The address that a new node joins by; empty if it founds a cluster, or has one already."""
+    if not options.join:
+        return ""
+    with contextlib.suppress(LowmarkError):
+        known = load_identity(RealDisk(options.data, create=False))
+        if known is not None and known.cluster:
+            return ""
+    return ask_peer_address(options.join)
+
+
+def _done(cluster: Cluster) -> Callable[[], bool]:
+    closing = cluster.close(leave_topology=True)
+    return lambda: closing.done
+
+
+def _transfer(group: Group) -> bool:
+    """Whether leadership was asked to go to another voter."""
+    if not group.leads:
+        return False
+    peers = [peer for peer in group.status().peers if peer.active and not peer.learner]
+    if not peers:
+        return False
+    with contextlib.suppress(LowmarkError):
+        group.transfer(max(peers, key=lambda peer: (peer.match, -peer.node)).node)
+        return True
+    return False

@@ -1,0 +1,320 @@
+"""The metastore in a data directory that nobody has open, as that node knew it. Nothing is changed.
+
+The machine begins with the newest sound snapshot, and goes on with the entries after it that are
+known to be committed: up to the commit index that the node had written down, and while the group
+has this node as its only voter, all that is durable. A node that is stopped writes everything down;
+one that was killed may have known more than its directory can tell (`unknown_entries` says how much
+there is besides). Nothing is shown that was not so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
+from lowmark.group import Command, EntryTooNew, MachineTooOld, envelope
+from lowmark.group.state_record import GroupMeta, SnapshotMembers
+from lowmark.group.storage import raft_entry
+from lowmark.log import GroupLog, Log, LogConfig, is_log
+from lowmark.metastore import (
+    GROUP,
+    Entry,
+    Identity,
+    MetastoreMachine,
+    Topology,
+    load_identity,
+)
+from lowmark.metastore.nodes import (
+    CLUSTER_KEY,
+    NODE_PREFIX,
+    TOPOLOGY_KEY,
+    decode_cluster,
+    decode_node,
+    decode_topology,
+)
+from lowmark.metastore.state import Found, State, prefix_end
+from lowmark.metastore.watches import Values
+from lowmark.node.messages import (
+    CatalogStatus,
+    GetReply,
+    HistoryPage,
+    MetastoreStatus,
+    RangeAsk,
+    RangePage,
+    Status,
+)
+from lowmark.node.meta_actions import bare, history_entries, page_of, stored
+from lowmark.node.status import Copy, Known, lease_row, merged
+from lowmark.raft import Entry as RaftEntry
+from lowmark.raft import EntryKind, MembershipRefused, membership
+from lowmark.runtime import HybridTime, Locked, RealDisk, millis_of, real_runtime
+
+__all__ = ["DataInUse", "OfflineStore", "open_offline"]
+
+_READ_BYTES = 4 << 20
+
+
+class DataInUse(Unavailable):
+    """A data directory whose node is running."""
+
+    def __init__(self, path: str, locked: Locked) -> None:
+        super().__init__(
+            f"{path} is open: its node is running",
+            detail=locked.message[:1].upper() + locked.message[1:] + ".",
+            hint="Ask the node itself, by --node and its address.",
+        )
+
+
+@contextlib.contextmanager
+def open_offline(path: str, config: LogConfig | None = None) -> Iterator[OfflineStore]:
+    """Read a data directory; it stays locked meanwhile, and as it is."""
+    try:
+        disk = RealDisk(path, create=False)
+    except LowmarkError as error:
+        raise Rejected(f"there is no directory {path}") from error
+    if not is_log(disk):
+        raise Rejected(
+            f"{path} is not a data directory of Lowmark",
+            detail="It has neither a folder wal nor a folder groups.",
+            hint="Give the directory that the node was started with.",
+        )
+    with contextlib.ExitStack() as opened:
+        runtime = real_runtime(path)
+        opened.callback(runtime.loop.close)
+        try:
+            log = Log.open(runtime, config or LogConfig(), read_only=True)
+        except Locked as locked:
+            raise DataInUse(path, locked) from locked
+        opened.callback(log.close)
+        if GROUP in log.unreadable:
+            raise log.unreadable[GROUP].again()
+        identity = load_identity(disk)
+        if identity is None or GROUP not in {each.name for each in log.groups()}:
+            raise Rejected(
+                f"{path} has no metastore",
+                detail="Its node never was in a cluster, or was not let in yet.",
+            )
+        yield OfflineStore(path, identity, log)
+
+
+class OfflineStore:
+    """What one node knew. Made by `open_offline`."""
+
+    def __init__(self, path: str, identity: Identity, log: Log) -> None:
+        self._path = path
+        self._identity = identity
+        self._log = log.group(GROUP)
+        self._machine = MetastoreMachine()
+        self._replay = _Replay(identity.number, self._log, self._machine)
+        self._replay.run()
+        self._values = Values(self)
+        self.problem = self._replay.problem
+        """Why the machine did not come as far as it should, if so."""
+        self.unknown_entries = self._log.last_index - self._replay.applied
+        """Entries that are there, but of which nobody can tell here whether they are committed."""
+
+    @property
+    def doubt(self) -> str:
+        """What can't be told here, in words; empty if there is nothing."""
+        if not self.unknown_entries:
+            return ""
+        return f"{self.unknown_entries} more entries are not known to be committed"
+
+    # -- for values -----------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """What this node knew."""
+        return self._machine.state
+
+    def read_commands(self, indexes: list[int]) -> list[Command]:
+        """Entries of the log."""
+        return [envelope.open_command(entry.data) for entry in self._log.read(indexes)]
+
+    def soon(self, callback: object) -> None:
+        """Nobody follows anything here."""
+
+    def now_ms(self) -> int:
+        """Nobody waits for anything here."""
+        return 0
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def get(self, key: bytes, *, at: int | None = None) -> GetReply:
+        """A key's value, at the end or as of a revision."""
+        revision = self._revision(at)
+        entry = self._read(key, revision)
+        return GetReply(revision=revision, entry=stored(entry) if entry is not None else None)
+
+    def range(
+        self,
+        prefix: bytes = b"",
+        *,
+        at: int | None = None,
+        limit: int | None = None,
+        keys_only: bool = False,
+    ) -> Iterator[RangePage]:
+        """Keys that begin so, page by page."""
+        revision = self._revision(at)
+        asked = RangeAsk(prefix=prefix, keys_only=keys_only)
+        start, left = prefix, limit if limit is not None else 1 << 62
+        while left:
+            found = page_of(self.state, asked, start=start, at=revision, left=left)
+            if keys_only:
+                entries = tuple(map(bare, found))
+            else:
+                entries = tuple(map(stored, self._values.entries(found)))
+            yield RangePage(revision=revision, entries=entries)
+            if not found:
+                return
+            left -= len(found)
+            start = found[-1].key + b"\0"
+
+    def history(self, key: bytes) -> Iterator[HistoryPage]:
+        """All that is known of a key, oldest first."""
+        state, after = self.state, 0
+        while entries := history_entries(state, key, self._read, after=after):
+            yield HistoryPage(
+                revision=state.latest, compacted=state.compacted, entries=tuple(entries)
+            )
+            after = entries[-1].revision
+
+    def entries(self, prefix: bytes, *, at: int | None = None) -> list[Entry]:
+        """Keys that begin so, with their values, all at once."""
+        found = self.state.find_range(prefix, prefix_end(prefix), at=self._revision(at))
+        return self._values.entries(found)
+
+    def _revision(self, at: int | None) -> int:
+        if at is not None:
+            self.state.check_readable(at)
+        return self.state.latest if at is None else at
+
+    def _read(self, key: bytes, at: int) -> Entry | None:
+        found: Found | None = self.state.find(key, at)
+        return None if found is None else self._values.entries([found])[0]
+
+    # -- status ---------------------------------------------------------------------------------
+
+    def status(self, catalog: CatalogStatus | None = None) -> Status:
+        """As this node knew it; who is up, a directory can't tell."""
+        state, replay = self.state, self._replay
+        latest = state.latest
+        cluster = self._read(CLUSTER_KEY, latest)
+        topology = self._read(TOPOLOGY_KEY, latest)
+        nodes = sorted(self.entries(NODE_PREFIX), key=lambda one: (one.created, one.key))
+        known = Known(
+            source=f"directory {self._path}",
+            settings=decode_cluster(cluster.value) if cluster is not None else None,
+            nodes=[decode_node(entry.value) for entry in nodes],
+            topology=decode_topology(topology.value) if topology is not None else Topology(),
+            topology_is_current=False,
+            metastore=MetastoreStatus(
+                revision=latest,
+                compacted=state.compacted,
+                time_ms=millis_of(HybridTime(state.time)),
+                keys=len(state.keys),
+                live_entries=len(state.live),
+                watches=0,
+                leases=tuple(
+                    lease_row(state.leases[name], now=state.time) for name in sorted(state.leases)
+                ),
+            ),
+            catalog=catalog,
+        )
+        copy = Copy(
+            GROUP,
+            self._identity.number,
+            "stopped",
+            replay.hard_term,
+            0,
+            tuple(sorted(replay.members.voters)),
+            tuple(sorted(replay.members.learners)),
+            replay.committed,
+            replay.applied,
+            "stopped",
+            self.problem or self.doubt,
+            (),
+        )
+        others = {node.number for node in known.nodes} - {self._identity.number}
+        return merged(known, [copy], dict.fromkeys(others, "it was not asked"))
+
+
+class _Replay:
+    """Brings a machine as far as entries are known to be committed."""
+
+    def __init__(self, node: int, log: GroupLog, machine: MetastoreMachine) -> None:
+        meta = GroupMeta.decode(log.meta)
+        self._node = node
+        self._log = log
+        self._machine = machine
+        self.members = membership.restore(meta.founders)
+        self.hard_term = meta.hard.term
+        self.committed = meta.hard.commit
+        self.applied = 0
+        self.problem = ""
+        self._founded = False
+
+    def run(self) -> None:
+        """As far as it goes."""
+        snapshot = self._log.snapshot
+        if snapshot is not None:
+            needed, have = snapshot.meta.machine_version, self._machine.newest_version
+            if needed > have:
+                raise MachineTooOld(self._log.name, needed=needed, have=have)
+            self._machine.restore(self._log.read_snapshot(), needed)
+            self.members = membership.restore(SnapshotMembers.decode(snapshot.meta.members).members)
+            self.applied, self._founded = snapshot.meta.index, True
+        last = self._log.last_index
+        self.committed = max(min(self.committed, last), self.applied)
+        try:
+            while self.applied < last:
+                for entry in self._page(last):
+                    if entry.index > self.committed and not self._alone:
+                        return
+                    self._apply(entry)
+        except LowmarkError as error:
+            self.problem = error.message  # what is behind a damaged entry can't be known
+
+    @property
+    def _alone(self) -> bool:
+        """Whether nobody else need agree."""
+        return self.members.voters == {self._node}
+
+    def _page(self, last: int) -> Sequence[RaftEntry]:
+        found = self._log.read_range(self.applied + 1, last, bytes_max=_READ_BYTES)
+        invariant(found, "there are entries up to the last one")
+        return [raft_entry(entry) for entry in found]
+
+    def _apply(self, entry: RaftEntry) -> None:
+        data = entry.data
+        if entry.kind is not EntryKind.NORMAL:
+            self._change(entry)
+        elif data:
+            match data[0]:
+                case envelope.COMMAND:
+                    command = envelope.open_command(data)
+                    self._machine.apply(entry.index, command.time, command.data)
+                case envelope.COPY:
+                    self._machine.moved(envelope.old_index_of(data), entry.index)
+                case envelope.VERSION:
+                    self._upgrade(envelope.version_of(data))
+                case envelope.FOUNDING:
+                    if not self._founded:
+                        self._founded = True
+                        self.members = membership.restore(envelope.founders_of(data))
+                case kind:
+                    raise EntryTooNew(self._log.name, index=entry.index, kind=kind)
+        self.applied = entry.index
+        self.committed = max(self.committed, entry.index)
+
+    def _change(self, entry: RaftEntry) -> None:
+        with contextlib.suppress(MembershipRefused):  # as all members did
+            change = membership.ConfChange.decode(entry.data)
+            self.members, _ = membership.members_after(self.members, change, index=entry.index)
+
+    def _upgrade(self, version: int) -> None:
+        if version > self._machine.newest_version:
+            have = self._machine.newest_version
+            raise MachineTooOld(self._log.name, needed=version, have=have)
+        self._machine.upgrade(version)

@@ -1,0 +1,127 @@
+"""`lowmark catalog`: replayed here from what a node, or a directory, has of the update log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lowmark.catalog import (
+    AddColumns,
+    Catalogs,
+    CreateTable,
+    DropTable,
+    NewColumn,
+    Plain,
+)
+from lowmark.cli.app import app
+from lowmark.cli.catalog import parse_time
+from lowmark.cli.session import WrongUse
+from node.running import Running
+
+runner = CliRunner()
+
+
+def make(running: Running) -> None:
+    """Version 1 is the first one there is; 2, 3 and 4 make, change and drop tables."""
+    node = running.node
+
+    def start() -> Catalogs:
+        catalogs = Catalogs(node.runtime, node.cluster.metastore, delay_ms=1, max_skew_ms=0)
+        catalogs.start()
+        return catalogs
+
+    catalogs = node.bridge.ask_now(start, timeout_s=10)
+    orders = CreateTable(
+        name="orders", columns=(NewColumn(name="id", type=Plain.INT64, required=True),), key=("id",)
+    )
+    extra = CreateTable(name="extra", columns=(NewColumn(name="id", type=Plain.INT64),))
+    column = AddColumns(table="orders", columns=(NewColumn(name="note", type=Plain.STRING),))
+    for commands in ([orders, extra], [column], [DropTable(name="extra")]):
+        node.bridge.ask(lambda: catalogs.execute(commands), timeout_s=10)  # noqa: B023
+    node.bridge.ask_now(catalogs.close, timeout_s=10)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped")
+    with Running(folder, name="n1") as running:
+        make(running)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Running(tmp_path_factory.mktemp("running"), name="n1") as running:
+        make(running)
+        yield running.door
+
+
+@pytest.fixture(params=["--node", "--data"])
+def where(request: pytest.FixtureRequest, door: str, stopped: Path) -> list[str]:
+    return [request.param, door if request.param == "--node" else str(stopped)]
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = runner.invoke(app, ["catalog", *words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_log_says_when_who_and_what(where: list[str]) -> None:
+    rows = json.loads(run("log", *where, "--json"))
+    assert [row["version"] for row in rows] == [1, 2, 3, 4]
+    assert {row["author"] for row in rows} == {"n1"}
+    assert "created table public.orders" in rows[1]["changes"][0]
+    assert len(rows[1]["changes"]) == 2
+    assert all(row["active_from"] >= row["written"] for row in rows)
+    shown = run("log", "--limit", "1", *where)
+    assert "dropped table public.extra" in shown
+    assert "created" not in shown
+
+
+def test_a_version_is_shown_by_number_or_by_time(where: list[str]) -> None:
+    rows = json.loads(run("log", *where, "--json"))
+
+    def tables(*words: str) -> list[Any]:
+        shown = json.loads(run("show", *words, *where, "--json"))
+        return [(table["name"], len(table["columns"])) for table in shown["tables"]]
+
+    assert tables() == [("orders", 2)]
+    assert tables("--version", "2") == [("orders", 1), ("extra", 1)]
+    assert tables("--at", rows[3]["active_from"]) == [("orders", 2)]
+    assert tables("--at", "1999-12-31") == []
+    shown = run("show", "--version", "3", *where)
+    assert "note" in shown
+    assert "default zone" in shown
+
+
+def test_two_versions_are_compared(where: list[str]) -> None:
+    found = json.loads(run("diff", "2", "4", *where, "--json"))
+    assert [(each["name"], each["change"]) for each in found] == [
+        ("public.orders", "changed"),
+        ("public.extra", "dropped"),
+    ]
+    assert "dropped table public.extra" in run("diff", "2", "4", *where)
+    assert "created table public.extra" in run("diff", "4", "2", *where)
+    assert "are the same" in run("diff", "4", "4", *where)
+
+
+def test_what_is_not_there_is_refused(where: list[str]) -> None:
+    assert "9" in run("show", "--version", "9", *where, code=1)
+    assert "9" in run("diff", "1", "9", *where, code=1)
+    run("show", "--version", "1", "--at", "2026-01-01", *where, code=2)
+    run("show", "--at", "yesterday", *where, code=2)
+
+
+def test_a_time_is_read_as_utc_and_to_the_end_of_its_millisecond() -> None:
+    assert parse_time("1970-01-01") == (1 << 16) - 1
+    assert parse_time("1970-01-01T00:00:01.5Z") == (1_501 << 16) - 1
+    assert parse_time("1970-01-01T01:00:00+01:00") == (1 << 16) - 1
+    for wrong in ("", "now", "1969-12-31"):
+        with pytest.raises(WrongUse):
+            parse_time(wrong)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
+from lowmark.metastore import RevisionCompacted
+from lowmark.node.faults import FAULT_BYTES_MAX, decode_fault, encode_fault
+
+
+def there_and_back(error: LowmarkError) -> LowmarkError:
+    arrived = decode_fault(encode_fault(error))
+    assert arrived is not None
+    return arrived
+
+
+def test_a_class_that_is_known_arrives_as_itself_with_what_it_carries() -> None:
+    arrived = there_and_back(RevisionCompacted(wanted="revision 3", first_left=9))
+    assert type(arrived) is RevisionCompacted
+    assert arrived.message == "revision 3 was compacted away"
+    assert arrived.first_left == 9
+    with pytest.raises(RevisionCompacted):
+        raise arrived.again()
+
+
+@pytest.mark.parametrize("kind", [Rejected, Conflict, Unavailable, Corrupt])
+def test_a_class_that_nobody_knows_keeps_its_name_and_its_kind(kind: type[LowmarkError]) -> None:
+    # given an error of a class that this process does not have any more
+    made = type("OfTheFuture", (kind,), {})
+    data = encode_fault(made("no", detail="Why.", hint="Do this."))
+    data = data.replace(b"OfTheFuture", f"Of{kind.__name__}Alone".encode())
+    # when it arrives
+    arrived = decode_fault(data)
+    # then whoever catches the kind catches it, and its name can be shown
+    assert isinstance(arrived, kind)
+    assert type(arrived).__name__ == f"Of{kind.__name__}Alone"
+    assert (arrived.message, arrived.detail, arrived.hint) == ("no", "Why.", "Do this.")
+
+
+def test_a_long_story_is_cut_so_that_it_fits_into_a_header() -> None:
+    long = Rejected("m" * 9_000, detail="ü" * 9_000, hint="\n" * 9_000)
+    assert len(encode_fault(long)) <= FAULT_BYTES_MAX
+    assert there_and_back(long).message.startswith("mmm")
+
+
+@pytest.mark.parametrize("data", [b"", b"rubbish", b"{}", b'{"class": 1}', b"\xff"])
+def test_bytes_that_are_no_error_are_none(data: bytes) -> None:
+    assert decode_fault(data) is None
+
+
+def test_a_name_that_could_be_no_class_is_replaced_by_the_kind() -> None:
+    arrived = decode_fault(b'{"class": "a b", "kind": "Conflict", "message": "m"}')
+    assert type(arrived).__name__ == "Conflict"
+    assert isinstance(arrived, Conflict)
+
+
+def test_what_an_error_carries_can_t_replace_its_words() -> None:
+    data = b'{"class":"X","kind":"Rejected","message":"m","fields":{"message":"n","__class__":"y"}}'
+    arrived = decode_fault(data)
+    assert arrived is not None
+    assert arrived.message == "m"
+    assert "__class__" not in vars(arrived)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eventually import eventually
+from lowmark.errors import Rejected, Unavailable
+from lowmark.metastore import RevisionUnknown
+from lowmark.node import DataInUse, open_offline
+from node.running import QUICK, Running
+
+
+def files_below(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def test_a_directory_says_what_its_node_said(tmp_path: Path) -> None:
+    # given what a node with a snapshot and a log after it answered
+    with Running(tmp_path, name="n1") as running:
+        client = running.client()
+        for number in range(20):
+            client.put(b"key/%d" % (number % 7), b"%d" % number)
+        group = running.node.cluster.metastore.group
+        running.node.bridge.ask_now(group.snapshot, timeout_s=10)
+        client.remove(b"key/3")
+        last = client.put(b"after", b"\xff\x00")
+        pages = list(client.range())
+        story = [e for page in client.history(b"key/3") for e in page.entries]
+    before = files_below(tmp_path)
+    # when nobody has it open
+    with open_offline(str(tmp_path)) as store:
+        # then the directory says the same
+        assert [e for p in store.range() for e in p.entries] == [
+            e for p in pages for e in p.entries
+        ]
+        assert [e for page in store.history(b"key/3") for e in page.entries] == story
+        entry = store.get(b"after", at=last.revision).entry
+        assert entry is not None
+        assert entry.value == b"\xff\x00"
+        short = [e.key for p in store.range(b"key/", limit=2, keys_only=True) for e in p.entries]
+        assert short == [b"key/0", b"key/1"]
+        with pytest.raises(RevisionUnknown):
+            store.get(b"after", at=last.revision + 1)
+        status = store.status()
+    assert status.source == f"directory {tmp_path}"
+    assert [(node.name, node.up, node.role) for node in status.nodes] == [("n1", None, "voter")]
+    assert status.metastore is not None
+    assert status.metastore.revision == last.revision
+    # and is as it was
+    assert files_below(tmp_path) == before
+
+
+def test_a_member_of_several_that_was_stopped_says_all_that_it_knew(tmp_path: Path) -> None:
+    with Running(tmp_path / "1", name="n1") as first:
+        client = first.client()
+        with Running(tmp_path / "2", name="n2", join=first.door) as second:
+            for number in range(10):
+                client.put(b"k", b"%d" % number)
+            history = [e for page in second.client().history(b"k") for e in page.entries]
+        with open_offline(str(tmp_path / "2")) as store:
+            assert [e for page in store.history(b"k") for e in page.entries] == history
+            assert [node.name for node in store.status().nodes] == ["n1", "n2"]
+
+
+def test_what_no_majority_has_is_not_known_though_it_is_durable_here(tmp_path: Path) -> None:
+    # given two that vote
+    short = replace(QUICK.metastore, request_timeout_ms=700)
+    hasty = replace(QUICK, metastore=short, group=replace(QUICK.group, request_timeout_ms=700))
+    with Running(tmp_path / "1", name="n1", settings=hasty) as first:
+        client = first.client()
+        with Running(tmp_path / "2", name="n2", join=first.door, settings=hasty):
+            eventually(lambda: len(client.status().groups[0].voters) == 2)
+            client.put(b"k", b"agreed")
+            group = first.node.cluster.metastore.group
+            assert group.leads
+        # when the leader writes alone, after the other has gone
+        with pytest.raises(Unavailable):
+            client.put(b"k", b"alone")
+        status = first.node.bridge.ask_now(group.status, timeout_s=10)
+        assert status.written_index > status.committed
+    # then its directory does not take that for true
+    with open_offline(str(tmp_path / "1")) as store:
+        entry = store.get(b"k").entry
+        assert entry is not None
+        assert entry.value == b"agreed"
+        assert store.problem == ""
+        assert store.unknown_entries >= 1
+        assert "not known to be committed" in store.status().groups[0].members[0].problem
+
+
+def test_a_directory_whose_node_runs_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with Running(tmp_path), pytest.raises(DataInUse) as refused, open_offline(str(tmp_path)):
+        pass
+    assert str(os.getpid()) in refused.value.detail
+    assert "--node" in refused.value.hint
+
+
+def test_what_is_no_data_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(Rejected), open_offline(str(path)):
+            pass
+    assert list(tmp_path.iterdir()) == []
