@@ -134,7 +134,13 @@ from lowmark.catalog.types import (
     widens,
 )
 from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update, apply_update
-from lowmark.catalog.update_log import SNAPSHOT_KEY, UPDATE_PREFIX, VERSION_KEY, read_log
+from lowmark.catalog.update_log import (
+    SNAPSHOT_KEY,
+    UPDATE_PREFIX,
+    VERSION_KEY,
+    number_in,
+    read_log,
+)
 from lowmark.catalog.values import Value, parse_value, value_text
 from lowmark.catalog.wishes import COMMAND_NAMES, read_command, read_commands
 from lowmark.catalog.zone_commands import (
@@ -256,6 +262,7 @@ __all__ = [
     "encode_snapshot",
     "encode_update",
     "evaluate",
+    "number_in",
     "parse_filter",
     "parse_type",
     "parse_value",

@@ -26,7 +26,13 @@ from typing import TypeAlias
 from lowmark.catalog.catalog import Catalog, CatalogVersion
 from lowmark.catalog.commands import INITIAL_COMMANDS, Command, evaluate
 from lowmark.catalog.entries import Entry
-from lowmark.catalog.errors import CatalogBusy, CatalogRefused, NotInForce, VersionUnknown
+from lowmark.catalog.errors import (
+    CatalogBusy,
+    CatalogRefused,
+    NotInForce,
+    VersionCompacted,
+    VersionUnknown,
+)
 from lowmark.catalog.history import History, replay
 from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update
 from lowmark.catalog.update_log import (
@@ -50,6 +56,9 @@ logger = logging.getLogger(__name__)
 ATTEMPTS_MAX = 10
 _FAR_MS = 60_000
 """Nobody waits longer than this, beyond delay and skew, for a version to come into force."""
+_FOUND_AGAIN_MS = 300
+_GIVE_WAY_MS = 2
+"""After the first lost race; twice as long after each further one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,15 @@ class _Request:
     delay_ms: int
     token: bytes
     future: Future[Executed]
+    founds: bool = False
+    """Whether it makes version 1, or else nothing."""
     attempts: int = 0
+    tried: int = 0
+    """The version that the last attempt would make."""
+    unknown: bool = False
+    """Whether an attempt at that version may have gone in, or still may."""
+    passed_over: bool = False
+    """Whether this node came to a version after that one without having seen it."""
     applied: dict[int, tuple[bool, ...]] = field(default_factory=dict)
     """Which commands would change something, by the version that an attempt would make."""
 
@@ -109,6 +126,7 @@ class Catalogs:
         self._ready = 0
         self._when_ready: list[tuple[int, Future[Catalog]]] = []
         self._when_known: list[tuple[int, Future[None]]] = []
+        self._when_active: list[Future[None]] = []
         self._tokens: dict[bytes, int] = {}
         """In which version an update of this node went in, as long as its author waits."""
         self._queue: deque[_Request] = deque()
@@ -120,8 +138,12 @@ class Catalogs:
     # -- starting -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take what this node's copy of the metastore has, and follow it from there."""
+        """Take what this node's copy of the metastore has, and follow it from there.
+
+        Listeners are told of what comes after that: what is there already can be read.
+        """
         self._follow()
+        self._untold.clear()
         self._ready = self.history.latest.version
         self._metastore.on_elected(lambda _: self._found())
 
@@ -130,22 +152,19 @@ class Catalogs:
         self._closed = True
         if self._watch is not None:
             self._watch.close()
-        error = Unavailable("this node is closing", hint="Ask another node.")
-        waiting = [future for _, future in self._when_ready]
-        known = [future for _, future in self._when_known]
-        requests = [request.future for request in self._queue]
-        self._when_ready, self._when_known = [], []
-        self._queue.clear()
-        for ready in waiting:
-            ready.reject(error.again())
-        for one in known:
-            one.reject(error.again())
-        for request in requests:
-            request.reject(error.again())
+        error = _closing()
+        self._reject_queued(error)
+        self._reject_waiting(error)
+        for future in list(self._when_active):
+            future.reject(error.again())
 
     def _follow(self) -> None:
         """From the state as it is now; also when history was cut away under the watch."""
-        if self._closed or self._metastore.group.stopped is not None:
+        if self._closed or self.failed is not None:
+            return
+        stopped = self._metastore.group.stopped
+        if stopped is not None:
+            self._fail(stopped)
             return
         try:
             page = self._metastore.range_local(UPDATE_PREFIX)
@@ -164,8 +183,15 @@ class Catalogs:
 
     def _found(self) -> None:
         """The metastore's leader makes version 1; it is in force at once."""
-        if not self._closed and self._metastore.state.find(VERSION_KEY) is None:
-            self._execute(INITIAL_COMMANDS, delay_ms=0)
+
+        def made(future: Future[Executed]) -> None:
+            if future.error is not None:  # as long as this node leads, nobody else would do it
+                self._loop.call_later(_FOUND_AGAIN_MS, self._found)
+
+        if self._closed or self.failed is not None or not self._metastore.coordinates:
+            return
+        if self._metastore.state.find(VERSION_KEY) is None:
+            self._execute(INITIAL_COMMANDS, delay_ms=0, founds=True).then(made)
 
     # -- applying -------------------------------------------------------------------------------
 
@@ -182,6 +208,9 @@ class Catalogs:
         self, value: Update | Snapshot, before: Catalog, catalog: Catalog, revision: int
     ) -> None:
         if isinstance(value, Snapshot):
+            request = self._accepting
+            if request is not None and before.version < request.tried <= catalog.version:
+                request.passed_over = True
             self._untold.append((before, catalog, (None,), revision))
         else:
             if value.author == self._metastore.node and value.token in self._tokens:
@@ -195,12 +224,14 @@ class Catalogs:
         self.failed = error
         if self._watch is not None:
             self._watch.close()
-        waiting = [future for _, future in self._when_ready]
-        known = [future for _, future in self._when_known]
-        self._when_ready, self._when_known = [], []
-        for ready in waiting:
-            ready.reject(error.again())
-        for one in known:
+        self._reject_waiting(error)
+
+    def _reject_waiting(self, error: LowmarkError) -> None:
+        ready, self._when_ready = self._when_ready, []
+        known, self._when_known = self._when_known, []
+        for _, future in ready:
+            future.reject(error.again())
+        for _, one in known:
             one.reject(error.again())
 
     def _tell_known(self) -> None:
@@ -302,33 +333,44 @@ class Catalogs:
         if self.failed is not None:
             whole.reject(self.failed.again())
             return whole
-        # A version that is in force at `time` was written by then: the first one without a delay.
+        # A version that is in force at `time` was written a delay before; the first one has none.
         written_by = max(time - (self._delay_ms << COUNTER_BITS), 0)
 
-        def complete(future: Future[None]) -> None:
-            if future.error is not None:
-                whole.reject(future.error)
-            elif self._watch is not None and self._watch.position <= self._metastore.state.latest:
-                self._loop.call_soon(lambda: complete(future))  # the watch is about to be told
-            else:
-                look()
+        def ask(complete_to: int) -> None:
+            known = self._metastore.when_complete(complete_to, timeout_ms=timeout_ms)
+            known.then(lambda future: complete(complete_to, future))
 
-        def look() -> None:
+        def complete(complete_to: int, future: Future[None]) -> None:
+            error = future.error or self.failed
+            if error is None and self._closed:
+                error = _closing()
+            if error is not None:
+                whole.reject(error.again())
+            elif self._watch is not None and self._watch.position <= self._metastore.state.latest:
+                # The watch is about to be told, or is about to be made again.
+                self._loop.call_soon(lambda: complete(complete_to, future))
+            else:
+                look(complete_to)
+
+        def look(complete_to: int) -> None:
             try:
-                if self.failed is not None:
-                    raise self.failed.again()
-                whole.resolve(self.history.at(time))
+                found = self.history.at(time)
             except LowmarkError as error:
                 whole.reject(error)
+                return
+            if found.version == 0 and complete_to < time:
+                ask(time)
+            else:
+                whole.resolve(found)
 
-        self._metastore.when_complete(written_by, timeout_ms=timeout_ms).then(complete)
+        ask(written_by)
         return whole
 
     def when_ready(self, version: int) -> Future[Catalog]:
         """When a version is known here and all listeners of it are done; it may not be in force."""
         future: Future[Catalog] = Future()
         if self._closed or self.failed is not None:
-            future.reject(self.failed.again() if self.failed else Unavailable("closing"))
+            future.reject(self.failed.again() if self.failed else _closing())
         elif version <= self._ready:
             try:
                 future.resolve(self.history.version(version))
@@ -345,38 +387,58 @@ class Catalogs:
         wanted = tuple(commands) if isinstance(commands, Sequence) else (commands,)
         return self._execute(wanted, delay_ms=self._delay_ms)
 
-    def _execute(self, commands: Sequence[Command], *, delay_ms: int) -> Future[Executed]:
+    def _execute(
+        self, commands: Sequence[Command], *, delay_ms: int, founds: bool = False
+    ) -> Future[Executed]:
         future: Future[Executed] = Future()
         if self._closed or self.failed is not None:
-            future.reject(self.failed.again() if self.failed else Unavailable("closing"))
+            future.reject(self.failed.again() if self.failed else _closing())
             return future
         token = self._random.randbytes(TOKEN_BYTES)
-        self._queue.append(_Request(tuple(commands), delay_ms, token, future))
-        self._accept_next()
+        request = _Request(tuple(commands), delay_ms, token, future, founds)
+        if founds:
+            self._begin(request)  # whoever is first in the queue may wait for it
+        else:
+            self._queue.append(request)
+            self._accept_next()
         return future
+
+    def _begin(self, request: _Request) -> None:
+        self._tokens[request.token] = 0
+        self._attempt(request)
 
     def _accept_next(self) -> None:
         """One at a time, so that writers of one node do not make each other lose."""
         if self._accepting is None and self._queue and not self._closed:
-            self._accepting = request = self._queue.popleft()
-            self._tokens[request.token] = 0
-            self._attempt(request)
+            self._accepting = self._queue.popleft()
+            self._begin(self._accepting)
 
     def _accepted(self, request: _Request) -> None:
         """The accept phase is over, one way or the other."""
         del self._tokens[request.token]
-        self._accepting = None
-        self._accept_next()
+        if self._accepting is request:
+            self._accepting = None
+            self._accept_next()
 
     def _refuse(self, request: _Request, error: LowmarkError) -> None:
+        if request.unknown and not isinstance(error, OutcomeUnknown):
+            error = OutcomeUnknown("metastore", why=error.message)
         self._accepted(request)
         request.future.reject(error)
+
+    def _reject_queued(self, error: LowmarkError) -> None:
+        queued = list(self._queue)
+        self._queue.clear()
+        for request in queued:
+            request.future.reject(error.again())
 
     def _attempt(self, request: _Request) -> None:
         """Make sure that the latest version is here, then decide."""
 
         def read(future: Future[int]) -> None:
             if future.error is not None:
+                # Whoever waits behind this one would wait as long, one by one, to hear the same.
+                self._reject_queued(future.error)
                 self._refuse(request, future.error)
                 return
             self._when_latest(future.result()).then(known)
@@ -386,7 +448,12 @@ class Catalogs:
                 self._refuse(request, future.error)
             elif self._tokens[request.token]:
                 self._went_in(request, self._tokens[request.token])
+            elif request.unknown and request.passed_over:
+                why = f"version {request.tried} was compacted away before this node saw it"
+                self._refuse(request, OutcomeUnknown("metastore", why=why))
             else:
+                if request.tried <= self.history.latest.version:
+                    request.unknown = False  # somebody else made that version
                 self._decide(request)
 
         self._metastore.get(VERSION_KEY).map(
@@ -397,8 +464,8 @@ class Catalogs:
         """When this node has a version that exists."""
         future: Future[None] = Future()
         timeout_ms = self._metastore.config.request_timeout_ms
-        if self.failed is not None:
-            future.reject(self.failed.again())
+        if self._closed or self.failed is not None:
+            future.reject(self.failed.again() if self.failed else _closing())
         elif version <= self.history.latest.version:
             future.resolve(None)
         else:
@@ -409,7 +476,7 @@ class Catalogs:
 
     def _decide(self, request: _Request) -> None:
         latest = self.history.latest
-        if latest.version == 0 and request.commands != INITIAL_COMMANDS:
+        if latest.version == 0 and not request.founds:
             # The leader is about to make version 1.
             self._when_latest(1).then(
                 lambda future: (
@@ -419,7 +486,7 @@ class Catalogs:
                 )
             )
             return
-        if latest.version and request.commands == INITIAL_COMMANDS:
+        if latest.version and request.founds:
             self._accepted(request)
             request.future.resolve(Executed(latest, ()))
             return
@@ -428,7 +495,7 @@ class Catalogs:
         except CatalogRefused as error:
             refused = error
             self._accepted(request)
-            self._when_in_force(latest, lambda _: request.future.reject(refused))
+            self._when_seen(latest).then(lambda _: request.future.reject(refused))
             return
         except LowmarkError as error:
             self._refuse(request, error)
@@ -448,6 +515,7 @@ class Catalogs:
             token=request.token,
             entries=evaluation.entries,
         )
+        request.tried, request.passed_over = update.version, False
         request.applied[update.version] = evaluation.applied
         self._metastore.invoke(append(update)).then(
             lambda future: self._appended(request, update, future)
@@ -456,48 +524,87 @@ class Catalogs:
     def _appended(self, request: _Request, update: Update, future: Future[Answer]) -> None:
         if isinstance(future.error, OutcomeUnknown):
             # If it went in, or goes in before the next attempt, that one loses and finds the token.
+            request.unknown = True
             self._attempt(request)
         elif future.error is not None:
             self._refuse(request, future.error)
         elif future.result().answer == 1:
             self._went_in(request, update.version)
         else:
-            self._attempt(request)
+            # Somebody else is at it, perhaps nearer to the leader and with more to do. Who gives
+            # way for longer each time outlasts him.
+            wait_ms = _GIVE_WAY_MS * 2**request.attempts * (0.5 + self._random.random())
+            self._loop.call_later(wait_ms, lambda: self._attempt(request))
 
     def _went_in(self, request: _Request, version: int) -> None:
         self._accepted(request)
         applied = request.applied[version]
 
         def ready(future: Future[Catalog]) -> None:
-            if future.error is not None:
-                request.future.reject(OutcomeUnknown("metastore", why=future.error.message))
+            if isinstance(future.error, VersionCompacted):
+                self._finish(request, self.history.earliest, applied)
+            elif future.error is not None:
+                request.future.reject(_written(version, future.error))
             else:
-                try:
-                    self._finish(request, self.history.version(version), applied)
-                except LowmarkError:
-                    self._finish(request, self.history.latest, applied)  # it is cut already
+                self._finish(request, future.result(), applied)
 
         self.when_ready(version).then(ready)
 
     def _finish(self, request: _Request, catalog: Catalog, applied: tuple[bool, ...]) -> None:
-        def done(error: LowmarkError | None) -> None:
-            if error is not None:
-                request.future.reject(error)
-            else:
+        def done(future: Future[None]) -> None:
+            if future.error is None:
                 request.future.resolve(Executed(catalog, applied))
+            elif isinstance(future.error, NotInForce):
+                request.future.reject(future.error)
+            else:
+                request.future.reject(_written(catalog.version, future.error))
 
-        self._when_in_force(catalog, done)
+        self._when_seen(catalog).then(done)
 
-    def _when_in_force(self, catalog: Catalog, then: Callable[[LowmarkError | None], None]) -> None:
+    def _when_seen(self, catalog: Catalog) -> Future[None]:
+        """When a version is ready here and in force everywhere."""
+        seen: Future[None] = Future()
+
+        def ready(future: Future[Catalog]) -> None:
+            if future.error is not None and not isinstance(future.error, VersionCompacted):
+                seen.reject(future.error)
+            else:
+                self._when_in_force(catalog).then(active)
+
+        def active(future: Future[None]) -> None:
+            if future.error is not None:
+                seen.reject(future.error)
+            else:
+                seen.resolve(None)
+
+        self.when_ready(catalog.version).then(ready)
+        return seen
+
+    def _when_in_force(self, catalog: Catalog) -> Future[None]:
         """When a version is in force by every clock of the cluster."""
+        future: Future[None] = Future()
         due_ms = millis_of(catalog.activates_at) + self._max_skew_ms + 1
-        wait_ms = due_ms - millis_of(HybridTime(self._clock.now()))
-        if wait_ms <= 0 or self._closed:
-            then(None)
-        elif wait_ms > self._delay_ms + self._max_skew_ms + _FAR_MS:
-            then(NotInForce(catalog.version, wait_ms=wait_ms))
-        else:
-            self._loop.call_later(wait_ms, lambda: self._when_in_force(catalog, then))
+        patience_ms = self._delay_ms + self._max_skew_ms + _FAR_MS
+        until_us = self._loop.elapsed_us() + patience_ms * 1_000
+
+        def look() -> None:
+            wait_ms = due_ms - millis_of(HybridTime(self._clock.now()))
+            left_ms = (until_us - self._loop.elapsed_us()) / 1_000
+            if wait_ms <= 0:
+                future.resolve(None)
+            elif wait_ms > patience_ms or left_ms <= 0:
+                # A clock that was put back stands still until the wall has caught up with it.
+                future.reject(NotInForce(catalog.version, wait_ms=wait_ms))
+            else:
+                self._loop.call_later(min(wait_ms, left_ms), look)
+
+        if self._closed:
+            future.reject(_closing())
+            return future
+        self._when_active.append(future)
+        future.then(self._when_active.remove)
+        look()
+        return future
 
     # -- cutting --------------------------------------------------------------------------------
 
@@ -506,42 +613,50 @@ class Catalogs:
 
         Who still needs an older version must be asked before: this only cuts.
         """
+        if self._closed or self.failed is not None:
+            return Future.failed(self.failed.again() if self.failed else _closing())
+        latest = self.history.latest.version
+        if version > latest:
+            return Future.failed(VersionUnknown(version, latest=latest))
         whole: Future[bool] = Future()
+        self._cut(version, whole, attempts=1)
+        return whole
+
+    def _cut(
+        self, version: int, whole: Future[bool], *, attempts: int, unknown: bool = False
+    ) -> None:
+        """`unknown`: an earlier attempt may have done it already, which does no harm."""
 
         def read(future: Future[int]) -> None:
-            if future.error is not None:
-                whole.reject(future.error)
-                return
-            earliest = future.result()
             try:
+                earliest = future.result()
                 if version <= max(earliest, 1):
-                    whole.resolve(False)
+                    whole.resolve(unknown and version == earliest)
                     return
-                catalog = self.history.version(version)
+                statement = save_snapshot(self.history.version(version), earliest=earliest)
             except LowmarkError as error:
                 whole.reject(error)
                 return
-            written = self._metastore.invoke(save_snapshot(catalog, earliest=earliest))
-            written.then(done)
+            self._metastore.invoke(statement).then(done)
 
         def done(future: Future[Answer]) -> None:
-            if future.error is not None:
+            lost = isinstance(future.error, OutcomeUnknown)
+            if future.error is not None and (not lost or attempts == ATTEMPTS_MAX):
                 whole.reject(future.error)
-            elif future.result().answer == 1:
+            elif not lost and future.result().answer == 1:
                 whole.resolve(True)
-            else:
-                self.compact(version).then(again)  # somebody else has cut meanwhile
+            else:  # or somebody else has cut meanwhile
+                self._cut(version, whole, attempts=attempts + 1, unknown=unknown or lost)
 
-        def again(future: Future[bool]) -> None:
-            if future.error is not None:
-                whole.reject(future.error)
-            else:
-                whole.resolve(future.result())
-
-        if version > self.history.latest.version:
-            whole.reject(VersionUnknown(version, latest=self.history.latest.version))
-            return whole
         self._metastore.get(SNAPSHOT_KEY).map(
             lambda entry: number_in(entry.value if entry is not None else None)
         ).then(read)
-        return whole
+
+
+def _closing() -> Unavailable:
+    return Unavailable("this node is closing", hint="Ask another node.")
+
+
+def _written(version: int, error: LowmarkError) -> OutcomeUnknown:
+    """For whoever waited for a version that was made, and will not hear when it is in force."""
+    return OutcomeUnknown("metastore", why=f"version {version} was written, but {error.message}")

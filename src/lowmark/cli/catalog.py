@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from lowmark.catalog import (
@@ -18,13 +19,14 @@ from lowmark.catalog import (
     Snapshot,
     describe,
     diff,
+    read_commands,
     read_log,
     replay,
 )
 from lowmark.catalog import to_builtins as catalog_builtins
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
 from lowmark.cli.session import WrongUse, help_if_bare
-from lowmark.cli.source import DataOption, NodeOption, Source, opened_source
+from lowmark.cli.source import DataOption, NodeOption, Source, door_client, opened_source
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
@@ -36,7 +38,7 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def catalog(ctx: typer.Context) -> None:
-    """Look at the catalog, version by version."""
+    """Look at the catalog, version by version, and change it."""
     help_if_bare(ctx)
 
 
@@ -154,6 +156,8 @@ def show(
     if version is not None and at is not None:
         raise WrongUse("--version and --at can't be given together", hint="Leave one of them out.")
     time = parse_time(at) if at is not None else None
+    if time is not None and time > _now():
+        raise WrongUse(f"{at} is yet to come", hint="Until then, the catalog may change.")
     history = _read(ctx, node, data).history
     found = history.latest
     if version is not None:
@@ -165,6 +169,11 @@ def show(
         show_json(builtins)
     else:
         _show(found, builtins)
+
+
+def _now() -> int:
+    """To the end of this millisecond."""
+    return parse_time(datetime.now(UTC).isoformat())
 
 
 def parse_time(text: str) -> int:
@@ -218,6 +227,42 @@ def _cell(value: Any) -> Cell:
             return value
         case _:
             return str(value)
+
+
+@app.command()
+def apply(
+    file: Annotated[
+        typer.FileText,
+        typer.Argument(metavar="FILE", help="JSON: a command, or a list; - is stdin."),
+    ],
+    node: NodeOption = None,
+    as_json: Json = False,
+) -> None:
+    """Carry commands out: all of them, in one version, or none.
+
+    A command is an object with one key, its name: {"create_table": {"name": "orders", "key":
+    ["id"], "columns": [{"name": "id", "type": "int64", "required": true}]}}. It is done when the
+    version is in force on every node.
+
+    With --json, one object: version, active_from_ms, applied.
+
+    Example: lowmark catalog apply tables.json
+    """
+    try:
+        wishes = msgspec.json.decode(file.read())
+    except msgspec.MsgspecError as error:
+        raise WrongUse(f"{file.name} is not JSON: {error}") from error
+    read_commands(wishes)  # what is wrong on its face is said before a node is asked
+    with door_client(node) as client:
+        done = client.execute(wishes if isinstance(wishes, list) else [wishes])
+    if as_json:
+        show_json(msgspec.to_builtins(done))
+        return
+    changed = sum(done.applied)
+    if changed:
+        print(f"version {done.version} is in force; {changed} of {len(done.applied)} changed it")
+    else:
+        print(f"nothing to do: version {done.version} has it all")
 
 
 @app.command("diff")

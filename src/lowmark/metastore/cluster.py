@@ -1,24 +1,30 @@
 """This node's place in the cluster: it founds one, joins one, or comes back to its own.
 
-found   1. who this node is, and that it founds a cluster, is written and synced
-2. the metastore's group is made with this node as its only member
-3. its first command settles the cluster, this node and the topology; a crash before
-that is made good at the next start
-join    1. a node of the cluster is asked; its leader puts this node into the topology
-2. the cluster's id and everybody's address are written and synced
-3. a copy of the metastore is made that waits for the leader, who makes it a member
-return  the copy is opened; if this node is at another address, or was taken for gone, it asks
-to be let in again
+Each way has steps, and may be interrupted after any of them:
+
+    found   1. who this node is, and that it founds a cluster, is written and synced
+            2. the metastore's group is made with this node as its only member
+            3. its first command settles the cluster, this node and the topology; a crash before
+               that is made good at the next start
+    join    1. a node of the cluster is asked; its leader puts this node into the topology
+            2. the cluster's id and everybody's address are written and synced
+            3. a copy of the metastore is made that waits for the leader, who makes it a member
+    return  the copy is opened; if this node is at another address, or was taken for gone, it asks
+            to be let in again: the leader, or whomever it knows
+    leave   1. a conditional write takes this node out of the cluster; its lease is given back
+            2. the leader is asked until no majority needs this node any more
+            3. that it has left is written; a crash before is made good at the next start
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import assert_never
 
 import msgspec
 
-from lowmark.errors import Corrupt, LowmarkError, Rejected
+from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import Future, Groups
 from lowmark.log import Log
 from lowmark.metastore.config import MetastoreConfig
@@ -28,10 +34,12 @@ from lowmark.metastore.coordinating import (
     Elsewhere,
     JoinAsk,
     JoinReply,
+    Left,
     NotNow,
     Turned,
     Welcome,
     known,
+    reply_of,
 )
 from lowmark.metastore.errors import ClusterRefused, NotInCluster
 from lowmark.metastore.identity import Identity, load_identity, save_identity
@@ -55,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_MS = 300
 _ASK_MS = 3_000
+_HOPS_MAX = 3
+"""How often one question is sent on to where the leader is said to be."""
 _decode_reply = msgspec.msgpack.Decoder(JoinReply).decode
 
 
@@ -104,8 +114,13 @@ class Cluster:
         self._identity = found
         self._on_topology: list[Callable[[Topology], None]] = []
         self._told = Topology()
-        self._joining = False
+        self._seed = ""
+        self._asking = False
+        self._turn = 0
+        self._leaving: Future[None] | None = None
         self._closed = False
+        self.refused: ClusterRefused | None = None
+        """Why this node was not let in again, the last time it asked."""
 
     # -- starting -------------------------------------------------------------------------------
 
@@ -113,16 +128,14 @@ class Cluster:
         """Come back to a cluster, join one by way of an address, or found one."""
         identity = self._identity
         if identity.left:
-            raise ClusterRefused(
-                f"node {self.node.name} has left its cluster",
-                hint="Give it an empty data directory to have it join as a new node.",
-            )
+            raise _has_left(self.node)
+        self._seed = join
         for number, address in identity.peers.items():
             self._groups.transport.learn(int(number), address)
         if identity.cluster:
             self._come_back()
         elif join:
-            self._join(join, join)
+            self._join()
         else:
             chosen = settings or ClusterSettings(id="", members=self.config.members)
             chosen = msgspec.structs.replace(chosen, id=f"{self._random.getrandbits(64):016x}")
@@ -155,27 +168,25 @@ class Cluster:
     def _settle(self, settings: ClusterSettings) -> None:
         """Have the first command written, if it is not yet."""
 
-        def elected(_: int) -> None:
-            if self.metastore.state.find(CLUSTER_KEY) is None and not self._closed:
-                self._coordinating.found(settings, self.node)
+        def settle() -> None:
+            if self._closed or not self.metastore.coordinates:
+                return
+            if self.metastore.state.find(CLUSTER_KEY) is None:
+                self._coordinating.found(settings, self.node).then(settled)
 
-        self.metastore.on_elected(elected)
+        def settled(future: Future[bool]) -> None:
+            if future.error is not None:
+                self._loop.call_later(_RETRY_MS, settle)
+
+        self.metastore.on_elected(lambda _: settle())
 
     # -- joining --------------------------------------------------------------------------------
 
-    def _join(self, address: str, seed: str) -> None:
-        question = msgspec.msgpack.encode(JoinAsk(self.node, self._identity.cluster))
+    def _join(self) -> None:
+        self._ask(self._seed, self._joined)
 
-        def answered(future: Future[bytes]) -> None:
-            if not self._closed:
-                self._joined(future, seed)
-
-        self._groups.calls.ask_at(address, JOIN_SERVICE, question, timeout_ms=_ASK_MS).then(
-            answered
-        )
-
-    def _joined(self, future: Future[bytes], seed: str) -> None:
-        match _read_reply(future):
+    def _joined(self, reply: JoinReply) -> None:
+        match reply:
             case Welcome(cluster=cluster, nodes=nodes):
                 for node in nodes:
                     if node.number != self.node.number:
@@ -184,17 +195,31 @@ class Cluster:
                 self._save(cluster=cluster.id, peers=peers)
                 self.metastore.follow()
                 self._go()
-            case Elsewhere(address=address):
-                self._join(address, seed)
-            case NotNow(why=why):
-                logger.info("not let in yet", extra={"seed": seed, "reason": why})
-                self._loop.call_later(_RETRY_MS, lambda: self._again(seed))
+            case Elsewhere() | NotNow():
+                logger.info("not let in yet", extra={"seed": self._seed, "reason": repr(reply)})
+                self._loop.call_later(_RETRY_MS, lambda: None if self._closed else self._join())
             case Turned(message=message, detail=detail, hint=hint):
                 self.ready.reject(ClusterRefused(message, detail=detail, hint=hint))
+            case Left():
+                self.ready.reject(_has_left(self.node))
+            case _:
+                assert_never(reply)
 
-    def _again(self, seed: str) -> None:
-        if not self._closed:
-            self._join(seed, seed)
+    def _ask(self, address: str, answered: Callable[[JoinReply], None], hops: int = 0) -> None:
+        """Ask to be let in, at an address and where it says the leader is."""
+        question = msgspec.msgpack.encode(JoinAsk(self.node, self._identity.cluster))
+
+        def done(future: Future[bytes]) -> None:
+            if self._closed:
+                return
+            reply = _read_reply(future)
+            if isinstance(reply, Elsewhere) and hops < _HOPS_MAX:
+                self._ask(reply.address, answered, hops + 1)
+            else:
+                answered(reply)
+
+        asked = self._groups.calls.ask_at(address, JOIN_SERVICE, question, timeout_ms=_ASK_MS)
+        asked.then(done)
 
     # -- being there ----------------------------------------------------------------------------
 
@@ -212,10 +237,14 @@ class Cluster:
             prefix=NODE_PREFIX,
             keys=[CLUSTER_KEY, TOPOLOGY_KEY],
             on_event=self._changed,
-            on_end=lambda _: self._loop.call_soon(self._watch),
+            on_end=self._watch_later,
             name="nodes and topology",
         )
         self._learn()
+
+    def _watch_later(self, error: LowmarkError) -> None:
+        del error  # whatever it was: what is there then is looked at, whole
+        self._loop.call_later(_RETRY_MS, self._watch)
 
     def _changed(self, event: Event) -> None:
         del event
@@ -224,7 +253,9 @@ class Cluster:
 
     def _learn(self) -> None:
         """Take note of who is where and who is up, from what this node knows."""
-        now = known(self.metastore)
+        now = self._coordinating.look()
+        if now is None:
+            return
         peers = {
             str(node.number): node.address
             for node in now.nodes.values()
@@ -232,9 +263,18 @@ class Cluster:
         }
         for number, address in peers.items():
             self._groups.transport.learn(int(number), address)
+        # A node that has left is a member until its place is taken, and a majority may need it.
+        addresses = self._groups.transport.addresses
+        for member in sorted(self.metastore.group.members().everybody - {self.node.number}):
+            if member in addresses:
+                peers.setdefault(str(member), addresses[member])
         if peers and peers != self._identity.peers:
             self._save(peers=peers)
         if now.settings is not None:
+            if self._identity.founding is not None:
+                # Done. If the copy were ever lost, the cluster must not be founded once more.
+                self._save(founding=None)
+            self.metastore.clock.allow_skew(now.settings.clock_max_skew_ms)
             self.ready.resolve(now.settings)
         if now.topology.version > self._told.version:
             self._told = now.topology
@@ -246,25 +286,57 @@ class Cluster:
         if self._closed:
             return
         self._loop.call_later(self.config.lease_ms / 3, self._every)
-        leader = self.metastore.leadership.node
-        if not leader or self._joining or not self.ready.done:
-            return
-        if known(self.metastore).topology.find(self.node.number) == self.node:
-            return
-        self._joining = True
-        ask = JoinAsk(self.node, self._identity.cluster)
+        # Also one that is leaving: it may be out already, and have crashed before it knew.
+        if not self._identity.left and not self._is_in():
+            self._ask_again()
 
-        def done(error: LowmarkError | None) -> None:
-            self._joining = False
-            if error is not None:
-                logger.info("not let in again yet", extra={"reason": error.message})
+    def _is_in(self) -> bool:
+        """Whether the leader can be heard and asked, and everybody knows where this node is.
 
-        if leader == self.node.number:
-            self._coordinating.let_in(ask).then(lambda future: done(future.error))
-        else:
-            question = msgspec.msgpack.encode(ask)
-            asked = self._groups.calls.ask(leader, JOIN_SERVICE, question, timeout_ms=_ASK_MS)
-            asked.then(lambda future: done(future.error))
+        A leader that does not know where this node is can't be heard here; and one that has moved
+        is not where this node asks it.
+        """
+        if not self.metastore.leadership.node or self._presence.error is not None:
+            return False
+        now = self._coordinating.look()
+        return now is not None and now.topology.find(self.node.number) == self.node
+
+    def _ask_again(self) -> None:
+        """Ask the leader; without one, those that this node knows, one after another."""
+        if self._asking:
+            return
+        if self.metastore.coordinates:
+            self._asking = True
+            asked = self._coordinating.let_in(JoinAsk(self.node, self._identity.cluster))
+            asked.then(lambda future: self._let_in(reply_of(future)))
+            return
+        leader = self._groups.transport.addresses.get(self.metastore.leadership.node)
+        known_at = [leader] if leader is not None else []
+        if not known_at or self._turn % 2:  # who was the leader may be so no more
+            known_at += [*self._identity.peers.values(), *([self._seed] if self._seed else [])]
+        if not known_at:
+            return
+        self._asking = True
+        self._turn += 1
+        self._ask(known_at[self._turn // 2 % len(known_at)], self._let_in)
+
+    def _let_in(self, reply: JoinReply) -> None:
+        self._asking = False
+        self.refused = None
+        match reply:
+            case Welcome(nodes=nodes):
+                for node in nodes:
+                    if node.number != self.node.number:
+                        self._groups.transport.learn(node.number, node.address)
+            case Elsewhere() | NotNow():
+                logger.info("not let in again yet", extra={"reason": repr(reply)})
+            case Turned(message=message, detail=detail, hint=hint):
+                self.refused = ClusterRefused(message, detail=detail, hint=hint)
+                logger.warning("not let in again", extra={"reason": message})
+            case Left():
+                self._has_left()
+            case _:
+                assert_never(reply)
 
     def _save(self, **changes: object) -> None:
         self._identity = msgspec.structs.replace(self._identity, **changes)
@@ -294,26 +366,60 @@ class Cluster:
         callback(self._told)
 
     def leave(self) -> Future[None]:
-        """Take this node out of the cluster, for good. Stop it when the future resolves."""
-        whole: Future[None] = Future()
+        """Take this node out of the cluster, for good. Stop it when the future resolves.
+
+        Not before: until the metastore has other members, a majority may need this one.
+        """
+        if self._leaving is not None:
+            return self._leaving
+        whole = self._leaving = Future()
 
         def done(future: Future[bool]) -> None:
             if future.error is not None:
+                self._leaving = None
                 whole.reject(future.error)
             elif not future.result():
+                # What this node knows may be old: it may be out since an earlier attempt, and then
+                # it hears nothing new.
+                self._ask_again()
                 self._loop.call_later(_RETRY_MS, attempt)
             else:
-                self._save(left=True)
-                self._presence.stop(release=True).then(lambda _: whole.resolve(None))
+                self._presence.stop(release=True).then(lambda _: wait())
+
+        def wait() -> None:
+            if not whole.done and not self._closed:
+                self._loop.call_later(_RETRY_MS, wait)
+                self._ask_again()
 
         def attempt() -> None:
+            if whole.done or self._closed:
+                return
             if self.metastore.state.find(TOPOLOGY_KEY) is None:
+                self._leaving = None
                 whole.reject(NotInCluster())
             else:
                 self._coordinating.leave(self.node.number).then(done)
 
         attempt()
         return whole
+
+    def _has_left(self) -> None:
+        """Nobody needs this node any more."""
+        if self._identity.left:
+            return
+        self._save(left=True)
+        self.refused = _has_left(self.node)
+        logger.warning("this node has left its cluster", extra={"node": self.node.name})
+        self._presence.stop(release=False)
+        if self._leaving is not None:
+            self._leaving.resolve(None)
+
+
+def _has_left(node: NodeInfo) -> ClusterRefused:
+    return ClusterRefused(
+        f"node {node.name} has left its cluster",
+        hint="Give it an empty data directory to have it join as a new node.",
+    )
 
 
 def _read_reply(future: Future[bytes]) -> JoinReply:
@@ -322,5 +428,5 @@ def _read_reply(future: Future[bytes]) -> JoinReply:
     try:
         reply: JoinReply = _decode_reply(future.result())
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"the answer to a request to join can't be read: {error}") from error
+        return NotNow(f"the answer can't be read: {error}")
     return reply

@@ -26,6 +26,7 @@ from lowmark.runtime import Buffer
 __all__ = [
     "DEPTH_MAX",
     "KEY_BYTES_MAX",
+    "LEASE_MS_MAX",
     "OPERATIONS_MAX",
     "VALUE_BYTES_MAX",
     "AllOf",
@@ -62,6 +63,7 @@ __all__ = [
     "check",
     "check_key",
     "decode",
+    "decode_checked",
     "digest_of",
     "encode",
     "exists",
@@ -80,6 +82,8 @@ OPERATIONS_MAX = 1_024
 """Operations, and conditions, of one statement in all its branches."""
 DEPTH_MAX = 16
 """Branches within branches, and conditions within conditions."""
+LEASE_MS_MAX = 7 * 24 * 3_600_000
+"""Longer ones would be forgotten about; and a time has to have room for them."""
 DIGEST_BYTES = 16
 _LENGTH = struct.Struct("<I")
 
@@ -424,11 +428,20 @@ def check_key(key: bytes) -> None:
 
 def check(data: Buffer) -> None:
     """Refuse bytes that somebody else made, unless they are a command as `encode` makes them."""
+    decode_checked(data)
+
+
+def decode_checked(data: Buffer) -> tuple[StoredCommand, int]:
+    """As `decode`; raises `InvokeRefused` for what `encode` would not have made.
+
+    It is a rule of the machine: what was once accepted must always be.
+    """
     command, at = decode(data)
     _check(command)
     size = command.statement.value_bytes if isinstance(command, StoredInvoke) else 0
     if at + size != len(data):
         raise InvokeRefused("a command whose values are not as long as it says")
+    return command, at
 
 
 def _check(command: StoredCommand) -> None:
@@ -441,10 +454,14 @@ def _check(command: StoredCommand) -> None:
                     hint=f"At most {OPERATIONS_MAX} are allowed; split it.",
                 )
         case Take(ttl_ms=ttl_ms):
-            _check_lease(command.name)
-            if ttl_ms < 1 or command.hold < 0:
-                raise InvokeRefused("a lease lasts at least 1 ms, and holds no negative revision")
-        case Renew() | Release():
+            _check_lease(command.name, command.hold)
+            if not 1 <= ttl_ms <= LEASE_MS_MAX or len(command.why.encode()) > KEY_BYTES_MAX:
+                raise InvokeRefused(
+                    f"a lease lasts 1 to {LEASE_MS_MAX} ms, and says why in {KEY_BYTES_MAX} bytes"
+                )
+        case Renew():
+            _check_lease(command.name, command.hold)
+        case Release():
             _check_lease(command.name)
         case Compact() if command.revision < 1:
             raise InvokeRefused("revisions begin with 1")
@@ -452,9 +469,11 @@ def _check(command: StoredCommand) -> None:
             pass
 
 
-def _check_lease(name: str) -> None:
-    if not 0 < len(name.encode()) <= KEY_BYTES_MAX:
-        raise InvokeRefused(f"a lease's name has 1 to {KEY_BYTES_MAX} bytes")
+def _check_lease(name: str, hold: int = 0) -> None:
+    if not 0 < len(name.encode()) <= KEY_BYTES_MAX or hold < 0:
+        raise InvokeRefused(
+            f"a lease's name has 1 to {KEY_BYTES_MAX} bytes, and it holds no negative revision"
+        )
 
 
 def _check_statement(statement: StoredDo | StoredBranch, depth: int) -> int:
@@ -505,8 +524,12 @@ def _check_condition(condition: Condition, depth: int) -> int:
             check_key(condition.key)
             if condition.number < 0:
                 raise InvokeRefused("revisions and versions are not negative")
-        case Exists() | ValueIs():
+        case Exists():
             check_key(condition.key)
+        case ValueIs():
+            check_key(condition.key)
+            if len(condition.digest) != DIGEST_BYTES or condition.length < 0:
+                raise InvokeRefused(f"a value is compared by a digest of {DIGEST_BYTES} bytes")
     return 1
 
 

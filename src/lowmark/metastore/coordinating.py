@@ -6,6 +6,7 @@ work: the later one reads again.
 
     join    node.<number> and topology change together; a name belongs to one node
     gone    a node leaves the topology when its lease is over by the time of the write itself
+    leave   node.<number> goes; then its place among the members; only then it may be switched off
     members nodes that joined vote, up to the number that was settled; all others are learners. A
             node that is down stays a member until it leaves: it may come back any moment
 """
@@ -13,6 +14,8 @@ work: the later one reads again.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -47,9 +50,21 @@ from lowmark.metastore.nodes import (
     node_key,
 )
 from lowmark.metastore.store import Metastore
+from lowmark.raft import Members
 from lowmark.runtime import COUNTER_BITS, Buffer, Runtime
 
-__all__ = ["JOIN_SERVICE", "Coordinating", "Elsewhere", "JoinAsk", "JoinReply", "NotNow", "Welcome"]
+__all__ = [
+    "JOIN_SERVICE",
+    "Coordinating",
+    "Elsewhere",
+    "JoinAsk",
+    "JoinReply",
+    "Left",
+    "NotNow",
+    "Turned",
+    "Welcome",
+    "reply_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +85,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     cluster: ClusterSettings
     nodes: tuple[NodeInfo, ...]
+    """Where everybody is who may speak to it."""
 
 
 class Elsewhere(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -92,7 +108,11 @@ class Turned(msgspec.Struct, frozen=True, array_like=True, tag=4):
     hint: str
 
 
-JoinReply: TypeAlias = Welcome | Elsewhere | NotNow | Turned
+class Left(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """It has left the cluster, and no majority needs it any more: it may be switched off."""
+
+
+JoinReply: TypeAlias = Welcome | Elsewhere | NotNow | Turned | Left
 _decode_ask = msgspec.msgpack.Decoder(JoinAsk).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -142,6 +162,14 @@ class Coordinating:
         groups.calls.serve(JOIN_SERVICE, self._asked, strangers=True)
         metastore.coordinator = self
 
+    def look(self) -> Known | None:
+        """What this node knows of the cluster; None if its copy can't be read."""
+        try:
+            return known(self._metastore)
+        except LowmarkError as error:
+            logger.warning("the metastore can't be read here", extra={"reason": error.message})
+            return None
+
     def start(self) -> None:
         """Look after the cluster from now on, whenever this node leads."""
         self._every()
@@ -184,25 +212,28 @@ class Coordinating:
         except (msgspec.MsgspecError, LowmarkError) as error:
             reply(_encode(_turned(error)))
             return
-        self.let_in(asked).then(lambda future: reply(_encode(_reply_of(future))))
+        self.let_in(asked).then(lambda future: reply(_encode(reply_of(future))))
 
     def let_in(self, asked: JoinAsk, attempts: int = _JOIN_ATTEMPTS) -> Future[JoinReply]:
         """Put a node into the topology, or say who can."""
         leader = self._metastore.leadership.node
         if not self._metastore.coordinates:
+            self._heard_of(asked)
             where = self._groups.transport.addresses.get(leader)
             if where is not None:
                 return Future.of(Elsewhere(where))
             return Future.of(NotNow("nobody leads the metastore at the moment"))
-        now = known(self._metastore)
+        now = self.look()
+        if now is None or now.settings is None:
+            return Future.of(NotNow("the cluster is being founded, or its leader is damaged"))
         settings, node = now.settings, asked.node
-        if settings is None:
-            return Future.of(NotNow("the cluster is being founded"))
+        if asked.cluster == settings.id and node.number not in now.nodes:
+            return self._may_go(node.number)
         try:
             _check_welcome(asked, settings, now)
         except Rejected as error:
             return Future.failed(error)
-        welcome = Welcome(settings, tuple(now.nodes.values()))
+        welcome = Welcome(settings, (*now.nodes.values(), *self._on_their_way_out(now)))
         if now.nodes.get(node.number) == node == now.topology.find(node.number):
             return Future.of(welcome)
         whole: Future[JoinReply] = Future()
@@ -227,9 +258,49 @@ class Coordinating:
         ).then(done)
         return whole
 
+    def _on_their_way_out(self, now: Known) -> list[NodeInfo]:
+        """Members that have left: one of them may lead until the new ones are near enough."""
+        transport = self._groups.transport
+        addresses = {**transport.addresses, self._metastore.node: transport.address}
+        return [
+            NodeInfo(number=number, name=f"node-{number}", address=addresses[number])
+            for number in sorted(self._metastore.group.members().everybody)
+            if number not in now.nodes and number in addresses
+        ]
+
+    def _heard_of(self, asked: JoinAsk) -> None:
+        """Take a member's word for where it is: if all have moved, none leads to write it down."""
+        now, node = self.look(), asked.node
+        if now is not None and now.settings is not None and asked.cluster == now.settings.id:
+            if node.number in now.nodes and node.number != self._metastore.node:
+                self._groups.transport.learn(node.number, node.address)
+
+    def _may_go(self, number: int) -> Future[JoinReply]:
+        """What a node is told that has left: a majority may need it until others have its place."""
+        whole: Future[JoinReply] = Future()
+
+        def certain(future: Future[None]) -> None:
+            members = self._metastore.group.members()
+            if future.error is not None:
+                whole.resolve(NotNow(future.error.message))
+            elif number in known(self._metastore).nodes:
+                whole.resolve(NotNow("it has just come in"))
+            elif members.joint or number in members.everybody or self.stage is not Stage.NONE:
+                whole.resolve(NotNow("the metastore has it as a member still"))
+            else:
+                whole.resolve(Left())
+
+        # It leaves for good by this word: one who led until a moment ago, and does not know yet of
+        # a node that came since, must not say it.
+        self._metastore.read(lambda _: None).then(certain)
+        return whole
+
     def leave(self, number: int) -> Future[bool]:
         """Take a node out of the cluster, for good; False if somebody else was faster."""
-        now = known(self._metastore)
+        try:
+            now = known(self._metastore)
+        except LowmarkError as error:
+            return Future.failed(error)
         if now.nodes.keys() == {number}:
             return Future.failed(
                 ClusterRefused(
@@ -237,9 +308,22 @@ class Coordinating:
                     hint="Stop it, and keep or delete its data directory.",
                 )
             )
-        operations: list[Operation] = [Remove(node_key(number))]
-        if now.topology.find(number) is not None:
-            operations.append(Put(TOPOLOGY_KEY, encode(now.topology.without(number))))
+        up = {node.number for node in now.topology.nodes} - {number}
+        left = {other: node for other, node in now.nodes.items() if other != number}
+        voters, _ = _places(self._metastore.group.members(), left, up, now.settings)
+        if 2 * len(up.intersection(voters)) <= len(voters):
+            return Future.failed(
+                ClusterRefused(
+                    f"node {number} can't leave now: the others have no majority without it",
+                    detail=f"Of nodes {voters}, only {sorted(up.intersection(voters))} are up.",
+                    hint="Start the nodes that are down, or have those leave first.",
+                )
+            )
+        # The topology changes in any case: two that leave at once must see each other.
+        operations: list[Operation] = [
+            Remove(node_key(number)),
+            Put(TOPOLOGY_KEY, encode(now.topology.without(number))),
+        ]
         return self._metastore.invoke_if(
             revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision), operations
         )
@@ -249,9 +333,12 @@ class Coordinating:
     def _drop_gone(self) -> None:
         """Take nodes whose lease is over out of the topology, one at a time."""
         lease_ms = self._metastore.config.lease_ms
-        if self._writing or self._metastore.now_ms() - self._elected_at_ms < lease_ms:
+        since_ms = self._metastore.now_ms() - self._elected_at_ms
+        if self._closed or self._writing or since_ms < lease_ms:
             return  # after an election, nodes get the time to find their new leader
-        now, time = known(self._metastore), self._clock.now()
+        now, time = self.look(), self._clock.now()
+        if now is None:
+            return
         for node in now.topology.nodes:
             lease = self._metastore.state.lease(lease_of(node.number), time)
             joined_ms = (time - now.joined_at.get(node.number, 0)) >> COUNTER_BITS
@@ -283,16 +370,12 @@ class Coordinating:
         metastore = self._metastore
         if self._closed or not metastore.coordinates:
             return
-        now, group = known(metastore), metastore.group
-        if now.settings is None:
+        now, group = self.look(), metastore.group
+        if now is None or now.settings is None:
             return
         members = group.members()
-        voters = [number for number in sorted(members.incoming) if number in now.nodes]
         up = {node.number for node in now.topology.nodes}
-        for number in now.nodes:  # in the order in which they came
-            if len(voters) < now.settings.members and number in up and number not in voters:
-                voters.append(number)
-        learners = [number for number in now.nodes if number not in voters]
+        voters, learners = _places(members, now.nodes, up, now.settings)
         if (
             not voters
             or members.joint
@@ -329,6 +412,21 @@ class Coordinating:
         )
 
 
+def _places(
+    members: Members,
+    nodes: Mapping[int, NodeInfo],
+    up: AbstractSet[int],
+    settings: ClusterSettings | None,
+) -> tuple[list[int], list[int]]:
+    """Who shall vote, and who shall follow."""
+    voters = [number for number in sorted(members.incoming) if number in nodes]
+    wanted = 0 if settings is None else settings.members
+    for number in nodes:  # in the order in which they came
+        if len(voters) < wanted and number in up and number not in voters:
+            voters.append(number)
+    return voters, [number for number in nodes if number not in voters]
+
+
 def _check_welcome(asked: JoinAsk, settings: ClusterSettings, now: Known) -> None:
     node = asked.node
     if asked.cluster and asked.cluster != settings.id:
@@ -337,13 +435,15 @@ def _check_welcome(asked: JoinAsk, settings: ClusterSettings, now: Known) -> Non
             detail=f"It belongs to {asked.cluster}, this is {settings.id}.",
             hint="Give it an empty data directory, or let it join its own cluster.",
         )
-    if asked.cluster and node.number not in now.nodes:
-        raise ClusterRefused(
-            f"node {node.name} has left the cluster",
-            hint="Give it an empty data directory to have it join as a new node.",
-        )
     for other in now.nodes.values():
         if other.number == node.number:
+            moved = other.address != node.address and now.topology.find(other.number) is not None
+            if not asked.cluster and (other.name != node.name or moved):
+                raise ClusterRefused(
+                    f"number {node.number} belongs to node {other.name}, at {other.address}",
+                    detail="A data directory was copied before its node joined.",
+                    hint="Give each node an empty data directory of its own.",
+                )
             continue
         if other.name == node.name:
             raise ClusterRefused(
@@ -364,7 +464,8 @@ def _turned(error: Exception) -> Turned:
     return Turned(f"a request to join that can't be read: {error}", "", "")
 
 
-def _reply_of(future: Future[JoinReply]) -> JoinReply:
+def reply_of(future: Future[JoinReply]) -> JoinReply:
+    """An error as an answer."""
     return future.result() if future.error is None else _turned(future.error)
 
 

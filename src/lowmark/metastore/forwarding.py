@@ -188,8 +188,8 @@ def _reply_of(future: Future[object]) -> _Reply:
     error = future.error
     if error is None:
         return _Done(future.result())  # type: ignore[arg-type]
-    if isinstance(error, _UNTOUCHED):
-        return _Again(error.message)
     if isinstance(error, OutcomeUnknown):
         return _Unknown(error.message)
-    return _Refused(error.message, error.detail, error.hint)
+    if isinstance(error, Rejected):
+        return _Refused(error.message, error.detail, error.hint)
+    return _Again(error.message)  # whatever it was, it says that nothing happened

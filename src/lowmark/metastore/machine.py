@@ -23,8 +23,9 @@ from lowmark.metastore.commands import (
     StoredInvoke,
     Take,
     Tick,
-    decode,
+    decode_checked,
 )
+from lowmark.metastore.errors import InvokeRefused
 from lowmark.metastore.state import Answer, Cut, Lease, LeaseAnswer, Made, Record, State, Ticked
 from lowmark.runtime import Buffer
 
@@ -77,13 +78,12 @@ class MetastoreMachine:
         state = self.state
         state.time = max(state.time, time)
         try:
-            asked, at = decode(command)
-        except Corrupt as error:
+            # Whoever proposed it has checked it. But no bytes may stop members, or divide them.
+            asked, at = decode_checked(command)
+        except (Corrupt, InvokeRefused) as error:
             return Refused(error.message)
         match asked:
             case StoredInvoke(statement=statement):
-                if at + statement.value_bytes > len(command):
-                    return Refused("a command of the metastore ends within its values")
                 return state.invoke(statement, index=index, command=command, at=at)
             case Take():
                 return state.take(asked)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lowmark.errors import LowmarkError
 from lowmark.group import Future
-from lowmark.metastore.errors import LeaseOver
+from lowmark.metastore.errors import LeaseOver, RevisionCompacted
 from lowmark.metastore.nodes import lease_of
 from lowmark.metastore.state import LeaseAnswer
 from lowmark.metastore.store import Metastore
@@ -27,7 +27,9 @@ class Presence:
         self._holder = 0
         self._ttl_ms = metastore.config.lease_ms
         self._asking = False
-        self._waiting: list[Future[object]] = []
+        self._waiting: list[Future[LeaseAnswer]] = []
+        self._first_left = 0
+        """Revisions before this one are gone, whoever at this node still waits for them."""
         self._closed = True
         self.expires_at = 0
         """Until when this node may count on its lease."""
@@ -51,9 +53,9 @@ class Presence:
         released.then(lambda _: done.resolve(None))
         return done
 
-    def renew(self) -> Future[object]:
+    def renew(self) -> Future[LeaseAnswer]:
         """Renew it now, with what is needed now."""
-        future: Future[object] = Future()
+        future: Future[LeaseAnswer] = Future()
         self._waiting.append(future)
         if not self._asking:
             self._ask()
@@ -72,7 +74,7 @@ class Presence:
             return
         self._asking = True
         waiting, self._waiting = self._waiting, []
-        hold = self._metastore.needed_from()
+        hold = max(self._metastore.needed_from(), self._first_left)
         if self._holder:
             asked = self._metastore.renew_lease(self._name, holder=self._holder, hold=hold)
         else:
@@ -88,21 +90,27 @@ class Presence:
             )
         asked.then(lambda future: self._asked(waiting, future))
 
-    def _asked(self, waiting: list[Future[object]], future: Future[LeaseAnswer]) -> None:
+    def _asked(self, waiting: list[Future[LeaseAnswer]], future: Future[LeaseAnswer]) -> None:
         self._asking = False
-        self.error = future.error
-        if future.error is None:
+        self.error = error = future.error
+        if isinstance(error, LeaseOver):
+            self._holder = 0
+        if isinstance(error, RevisionCompacted):
+            # This node was away, or is behind. It is up all the same; who waits here for what is
+            # gone is told by itself.
+            self._first_left = error.first_left
+        if isinstance(error, LeaseOver | RevisionCompacted):
+            self._waiting = waiting + self._waiting
+            self._ask()
+            return
+        if error is None:
             self.expires_at = future.result().expires_at
-            for one in waiting:
-                one.resolve(None)
-        else:
-            for one in waiting:
-                one.reject(future.error.again())
-            if isinstance(future.error, LeaseOver):
-                self._holder = 0
-                self._ask()
-                return
-        if self._waiting:
+        for one in waiting:
+            if error is None:
+                one.resolve(future.result())
+            else:
+                one.reject(error.again())
+        if self._waiting and not self._asking:
             self._ask()
 
     def _answer(self, error: LowmarkError) -> None:

@@ -272,6 +272,7 @@ class State:
                 record = self.record(key)
                 return (
                     record is not None
+                    and not record.removed
                     and record.digest == condition.digest
                     and record.length == condition.length
                 )

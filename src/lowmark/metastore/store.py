@@ -85,6 +85,21 @@ class Standing:
     leases: tuple[Lease, ...]
 
 
+class _Elected:
+    """Somebody who is told once a term."""
+
+    __slots__ = ("_callback", "_term")
+
+    def __init__(self, callback: Callable[[int], None]) -> None:
+        self._callback = callback
+        self._term = 0
+
+    def tell(self, term: int) -> None:
+        if term > self._term:
+            self._term = term
+            self._callback(term)
+
+
 class Coordinator(Protocol):
     """Who is told what becomes of the metastore's members."""
 
@@ -111,11 +126,11 @@ class Metastore:
         self._readers: dict[int, int] = {}
         self._reader_numbers = 0
         self._on_leader: list[Callable[[Leadership], None]] = []
-        self._on_elected: list[Callable[[int], None]] = []
+        self._on_elected: list[_Elected] = []
         self._complete: list[tuple[int, int, int, Future[None]]] = []
         self._ticking = False
         self.coordinator: Coordinator | None = None
-        self.renew_holds: Callable[[], Future[object]] = lambda: Future.failed(NotInCluster())
+        self.renew_holds: Callable[[], Future[LeaseAnswer]] = lambda: Future.failed(NotInCluster())
         """Has this node's lease renewed now; set by whoever keeps that lease."""
 
     # -- the copy -------------------------------------------------------------------------------
@@ -203,7 +218,7 @@ class Metastore:
         def query(state: State) -> tuple[int, list[Found]]:
             _check_revision(state, at)
             found = [state.find(key, at) for key in wanted]
-            return at or state.latest, [one for one in found if one is not None]
+            return _as_of(state, at), [one for one in found if one is not None]
 
         return self._paged(query)
 
@@ -216,12 +231,14 @@ class Metastore:
         at: int | None = None,
         limit: int | None = None,
     ) -> Future[Page]:
-        """The values of keys that begin with `prefix`, or from `start` up to `end`, in order."""
-        first, last = (prefix, prefix_end(prefix)) if start is None else (start, end)
+        """The values of keys that begin with `prefix`, from `start` up to `end`, in order."""
+        first = prefix if start is None else max(prefix, start)
+        ends = [one for one in (prefix_end(prefix), end) if one is not None]
+        last = min(ends, default=None)
 
         def query(state: State) -> tuple[int, list[Found]]:
             _check_revision(state, at)
-            return at or state.latest, state.find_range(first, last, at=at, limit=limit)
+            return _as_of(state, at), state.find_range(first, last, at=at, limit=limit)
 
         return self._paged(query)
 
@@ -237,7 +254,7 @@ class Metastore:
         state = self.state
         _check_revision(state, at)
         found = state.find_range(prefix, prefix_end(prefix), at=at)
-        return Page(at or state.latest, tuple(self._values.entries(found)))
+        return Page(_as_of(state, at), tuple(self._values.entries(found)))
 
     def get_local(self, key: bytes, *, at: int | None = None) -> Entry | None:
         """As this node knows it; it may be old."""
@@ -363,7 +380,10 @@ class Metastore:
         def let_go() -> None:
             self._readers.pop(number, None)
 
-        def held(_: object) -> Callable[[], None]:
+        def held(answer: LeaseAnswer) -> Callable[[], None]:
+            if answer.compacted > revision:  # this node was behind
+                wanted = f"revision {revision}"
+                raise RevisionCompacted(wanted=wanted, first_left=answer.compacted)
             return let_go
 
         renewed = self.renew_holds().map(held)
@@ -373,8 +393,7 @@ class Metastore:
     def needed_from(self) -> int:
         """The first revision whose changes somebody at this node needs; never 0."""
         patience = self.now_ms() - self.config.watch_patience_ms
-        moving = [watch for watch in self._watches.all() if watch.moved_at_ms > patience]
-        positions = [watch.position for watch in moving]
+        positions = [watch.position for watch in self._watches.all() if watch.moves(patience)]
         return min([self.state.latest + 1, *positions, *self._readers.values()])
 
     # -- following ------------------------------------------------------------------------------
@@ -400,9 +419,7 @@ class Metastore:
         first = state.latest + 1 if from_revision is None else from_revision
         if first <= state.compacted:
             raise RevisionCompacted(wanted=f"revision {first}", first_left=state.compacted + 1)
-        if first <= state.latest:
-            self.renew_holds()  # it has something to catch up with
-        return self._watches.add(
+        watch = self._watches.add(
             prefix=prefix,
             keys=wanted,
             from_revision=first,
@@ -410,6 +427,9 @@ class Metastore:
             on_event=on_event,
             on_end=on_end,
         )
+        if first <= state.latest:
+            self.renew_holds()  # it has something to catch up with; only now it is asked what
+        return watch
 
     def watches(self) -> list[Watch]:
         """All that are open at this node."""
@@ -474,30 +494,35 @@ class Metastore:
 
     def on_elected(self, callback: Callable[[int], None]) -> None:
         """Be told when this node leads, with its term; once a term, when it knows all there is."""
-        self._on_elected.append(callback)
+        told = _Elected(callback)
+        self._on_elected.append(told)
         if self.coordinates:
-            callback(self.group.term)
+            told.tell(self.group.term)
 
     # -- told by the group ----------------------------------------------------------------------
 
     def on_applied(self) -> None:
         """More commands were applied."""
-        state, group = self.state, self.group
-        with contextlib.suppress(ClockSkew):  # the catalog says what that means
-            self.clock.observe(HybridTime(state.time))
-        self._watches.moved_on()
-        self._tell_complete()
+        self._moved_on()
+        group = self._group
+        if group is None:
+            return  # a copy that is damaged: it is still being opened
         if group.applied - group.log.row.snapshot_index >= self.config.snapshot_entries:
             group.snapshot()
 
     def on_restored(self) -> None:
         """The state was replaced."""
+        self._moved_on()
+
+    def _moved_on(self) -> None:
+        with contextlib.suppress(ClockSkew):  # the catalog says what that means
+            self.clock.observe(HybridTime(self.state.time))
         self._watches.moved_on()
         self._tell_complete()
 
     def on_leader_changed(self, leader: int, term: int) -> None:
         """Another node leads."""
-        for callback in self._on_leader:
+        for callback in list(self._on_leader):
             callback(Leadership(leader, term))
 
     def on_stopped(self, error: LowmarkError) -> None:
@@ -506,8 +531,8 @@ class Metastore:
 
     def on_leader_elected(self, term: int) -> None:
         """This node leads."""
-        for callback in self._on_elected:
-            callback(term)
+        for told in list(self._on_elected):
+            told.tell(term)
         if self.coordinator is not None:
             self.coordinator.on_leader_elected(term)
 
@@ -543,6 +568,10 @@ class Metastore:
 def _check_revision(state: State, at: int | None) -> None:
     if at is not None:
         state.check_readable(at)
+
+
+def _as_of(state: State, at: int | None) -> int:
+    return state.latest if at is None else at
 
 
 def _an_answer(outcome: Outcome) -> Answer:

@@ -17,12 +17,13 @@ from typing import Protocol, TypeAlias
 from lowmark.errors import LowmarkError
 from lowmark.group import Command, Future
 from lowmark.metastore.errors import RevisionCompacted
-from lowmark.metastore.state import Found, Made, Record, State
+from lowmark.metastore.state import Found, Record, State
 
 __all__ = ["Change", "Entry", "Event", "OnEnd", "OnEvent", "Values", "Watch", "Watches"]
 
 _REVISIONS_PER_TURN = 512
-_EVENTS_KEPT_MAX = 512
+_MADE_AT_ONCE = 128
+_MADE_BYTES_MAX = 4 << 20
 _CACHED_BYTES_MAX = 16 << 20
 
 
@@ -55,11 +56,6 @@ class Event:
     time: int
     changes: tuple[Change, ...]
 
-    @property
-    def value_bytes(self) -> int:
-        """How much its values take."""
-        return sum(len(change.entry.value) for change in self.changes if change.entry is not None)
-
 
 OnEvent: TypeAlias = Callable[[Event], Future[None] | None]
 OnEnd: TypeAlias = Callable[[LowmarkError], None]
@@ -90,19 +86,6 @@ class Values:
         wanted = list(found)
         commands = self._commands({one.record.revision: one.index for one in wanted})
         return [_entry(one, commands[one.record.revision]) for one in wanted]
-
-    def event(self, revision: int, made: Made, records: list[tuple[bytes, Record]]) -> Event:
-        """A revision with its values."""
-        commands: dict[int, bytes] = {}
-        if any(not record.removed for _, record in records):
-            commands = self._commands({revision: made.index})
-        changes = []
-        for key, record in records:
-            entry = None
-            if not record.removed:
-                entry = _entry(Found(key, record, made.index, made.time), commands[revision])
-            changes.append(Change(key, entry))
-        return Event(revision, made.time, tuple(changes))
 
     def _commands(self, indexes: dict[int, int]) -> dict[int, bytes]:
         got: dict[int, bytes] = {}
@@ -136,17 +119,73 @@ def _entry(found: Found, command: bytes) -> Entry:
     return Entry(found.key, value, record.revision, record.created, record.version, found.time)
 
 
+class Interest:
+    """A prefix and keys that somebody watches. Watchers with the same one share what they are told.
+
+    Most of them want the same revisions in the same turn, so what is made is kept for one turn.
+    """
+
+    def __init__(
+        self, source: Source, values: Values, prefix: bytes | None, keys: frozenset[bytes]
+    ):
+        self._source = source
+        self._values = values
+        self._prefix = prefix
+        self._keys = keys
+        self._made: dict[int, Event | None] = {}
+        self._made_bytes = 0
+        self.watchers = 0
+
+    def wants(self, key: bytes) -> bool:
+        """Whether changes of a key are told."""
+        return key in self._keys or (self._prefix is not None and key.startswith(self._prefix))
+
+    def event(self, revision: int) -> Event | None:
+        """What a revision above the cut has for these watchers, if anything."""
+        if revision not in self._made:
+            self._make(revision)
+        return self._made[revision]
+
+    def forget(self) -> None:
+        """The turn is over."""
+        self._made.clear()
+        self._made_bytes = 0
+
+    def _make(self, first: int) -> None:
+        """Make a few at once: their values are read from the log in one go."""
+        if self._made_bytes > _MADE_BYTES_MAX:
+            self.forget()
+        state, size = self._source.state, 0
+        wanted: dict[int, list[tuple[bytes, Record]]] = {}
+        found: list[Found] = []
+        for revision in range(first, min(state.latest, first + _MADE_AT_ONCE - 1) + 1):
+            made = state.changes(revision)
+            records = [(k, state.record_in(k, revision)) for k in made.keys if self.wants(k)]
+            size += sum(record.length for _, record in records)
+            if found and size > _MADE_BYTES_MAX:
+                break
+            wanted[revision] = records
+            found += [Found(k, r, made.index, made.time) for k, r in records if not r.removed]
+        entries = iter(self._values.entries(found))
+        for revision, records in wanted.items():
+            changes = tuple(
+                Change(key, None if record.removed else next(entries)) for key, record in records
+            )
+            time = state.changes(revision).time
+            self._made[revision] = Event(revision, time, changes) if changes else None
+        self._made_bytes += size
+
+
 class Watch:
     """One watcher. Close it when done."""
 
     __slots__ = (
         "_busy",
-        "_keys",
         "_on_end",
         "_on_event",
-        "_prefix",
         "_watches",
         "closed",
+        "interest",
         "moved_at_ms",
         "name",
         "number",
@@ -159,18 +198,16 @@ class Watch:
         number: int,
         *,
         name: str,
-        prefix: bytes | None,
-        keys: frozenset[bytes],
+        interest: Interest,
         position: int,
         on_event: OnEvent,
         on_end: OnEnd,
     ) -> None:
         self._watches = watches
-        self._prefix = prefix
-        self._keys = keys
         self._on_event = on_event
         self._on_end = on_end
         self._busy = False
+        self.interest = interest
         self.number = number
         self.closed = False
         self.name = name
@@ -178,10 +215,6 @@ class Watch:
         """The next revision to look at."""
         self.moved_at_ms = watches.source.now_ms()
         """When it last went on, or had nothing to wait for."""
-
-    def wants(self, key: bytes) -> bool:
-        """Whether changes of a key are told."""
-        return key in self._keys or (self._prefix is not None and key.startswith(self._prefix))
 
     def close(self) -> None:
         """Tell nothing more; `on_end` is not called."""
@@ -194,42 +227,46 @@ class Watch:
             self.close()
             self._on_end(error)
 
+    def moves(self, since_ms: int) -> bool:
+        """Whether it has gone on since a time; one that waits for nobody goes on in its turn."""
+        return not self._busy or self.moved_at_ms > since_ms
+
     def go_on(self) -> None:
         """Tell what there is to tell, for this turn."""
-        source, scanned = self._watches.source, 0
-        if self._busy:
+        source = self._watches.source
+        if self._cut_off(source.state) or self._busy:
             return
         self.moved_at_ms = source.now_ms()
-        while not self.closed and self.position <= source.state.latest:
-            cut = source.state.compacted
-            if self.position <= cut:
-                wanted = f"revision {self.position}"
-                self.end(RevisionCompacted(wanted=wanted, first_left=cut + 1))
+        # The state changes only between turns, so these hold for all of this one.
+        latest, next_event, tell = source.state.latest, self.interest.event, self._on_event
+        stop = min(latest, self.position + _REVISIONS_PER_TURN - 1)
+        while self.position <= stop:
+            try:
+                event = next_event(self.position)
+            except LowmarkError as error:  # a value that can't be read is no value to pass over
+                self.end(error)
                 return
-            if scanned == _REVISIONS_PER_TURN:
-                self._watches.again(self)
-                return
-            scanned += 1
-            event = self._next_event(source.state)
             self.position += 1
-            if event is not None and not self._tell(event):
+            if event is None:
+                continue
+            waits = tell(event)
+            if waits is not None and not waits.done:
+                self._wait_for(waits)
                 return
+            if self.closed:
+                return
+        if stop < latest:
+            self._watches.again(self)
 
-    def _next_event(self, state: State) -> Event | None:
-        wanted = [key for key in state.changes(self.position).keys if self.wants(key)]
-        if not wanted:
-            return None
-        event = self._watches.event(self.position)
-        if len(wanted) == len(event.changes):
-            return event
-        changes = tuple(change for change in event.changes if self.wants(change.key))
-        return Event(event.revision, event.time, changes)
+    def _cut_off(self, state: State) -> bool:
+        """Whether it has to be told, also while it is busy, that what it needs next is gone."""
+        if self.position > state.compacted or self.closed:
+            return self.closed
+        wanted = f"revision {self.position}"
+        self.end(RevisionCompacted(wanted=wanted, first_left=state.compacted + 1))
+        return True
 
-    def _tell(self, event: Event) -> bool:
-        """Whether the next one may follow at once."""
-        waits = self._on_event(event)
-        if waits is None or waits.done:
-            return True
+    def _wait_for(self, waits: Future[None]) -> None:
         self._busy = True
 
         def done(_: Future[None]) -> None:
@@ -237,7 +274,6 @@ class Watch:
             self._watches.again(self)
 
         waits.then(done)
-        return False
 
 
 class Watches:
@@ -247,12 +283,10 @@ class Watches:
         self.source = source
         self._values = values
         self._all: dict[int, Watch] = {}
+        self._interests: dict[tuple[bytes | None, frozenset[bytes]], Interest] = {}
         self._numbers = 0
         self._again: dict[int, Watch] = {}
         self._scheduled = False
-        self._events: OrderedDict[int, Event] = OrderedDict()
-        """The last ones that were told: watchers mostly want the same at the same time."""
-        self._event_bytes = 0
 
     def add(
         self,
@@ -266,12 +300,16 @@ class Watches:
     ) -> Watch:
         """Watch from a revision on; it may be one that was not made yet."""
         self._numbers += 1
+        wanted = (prefix, frozenset(keys))
+        interest = self._interests.get(wanted)
+        if interest is None:
+            interest = self._interests[wanted] = Interest(self.source, self._values, *wanted)
+        interest.watchers += 1
         watch = Watch(
             self,
             self._numbers,
             name=name,
-            prefix=prefix,
-            keys=frozenset(keys),
+            interest=interest,
             position=from_revision,
             on_event=on_event,
             on_end=on_end,
@@ -286,25 +324,10 @@ class Watches:
 
     def forget(self, watch: Watch) -> None:
         """It was closed."""
-        self._all.pop(watch.number, None)
-
-    def event(self, revision: int) -> Event:
-        """A revision, with all that it changed."""
-        known = self._events.get(revision)
-        if known is None:
-            state = self.source.state
-            made = state.changes(revision)
-            records = [(key, state.record_in(key, revision)) for key in made.keys]
-            known = self._values.event(revision, made, records)
-            self._keep(known)
-        return known
-
-    def _keep(self, event: Event) -> None:
-        self._events[event.revision] = event
-        self._event_bytes += event.value_bytes
-        while len(self._events) > _EVENTS_KEPT_MAX or self._event_bytes > _CACHED_BYTES_MAX:
-            _, old = self._events.popitem(last=False)
-            self._event_bytes -= old.value_bytes
+        if self._all.pop(watch.number, None) is not None:
+            watch.interest.watchers -= 1
+            if not watch.interest.watchers:
+                self._interests = {k: i for k, i in self._interests.items() if i.watchers}
 
     def moved_on(self) -> None:
         """There may be new revisions."""
@@ -332,3 +355,5 @@ class Watches:
         waiting, self._again = self._again, {}
         for watch in waiting.values():
             watch.go_on()
+        for interest in self._interests.values():
+            interest.forget()

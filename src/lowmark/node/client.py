@@ -13,6 +13,8 @@ from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.node.addresses import joined
 from lowmark.node.faults import decode_fault
 from lowmark.node.messages import (
+    ExecuteAsk,
+    ExecutedReply,
     GetAsk,
     GetReply,
     HistoryAsk,
@@ -132,6 +134,10 @@ class DoorClient:
     def remove(self, key: bytes) -> WrittenReply:
         """Take a key's value away."""
         return self._ask("meta.remove", RemoveAsk(key=key), WrittenReply)
+
+    def execute(self, commands: list[dict[str, object]]) -> ExecutedReply:
+        """Have commands of the catalog carried out, all or none; see `catalog.wishes`."""
+        return self._ask("catalog.execute", ExecuteAsk(commands=commands), ExecutedReply)
 
     # -- the way there --------------------------------------------------------------------------
 

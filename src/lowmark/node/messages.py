@@ -11,6 +11,7 @@ gives; `*` marks a stream of several results:
     meta.watch             WatchAsk        WatchStarted, then WatchEvent or WatchAlive *
     meta.put               PutAsk          WrittenReply
     meta.remove            RemoveAsk       WrittenReply
+    catalog.execute        ExecuteAsk      ExecutedReply
 
 Times are in milliseconds since 1970.
 """
@@ -23,6 +24,8 @@ __all__ = [
     "BODY_BYTES_MAX",
     "CatalogStatus",
     "ClusterStatus",
+    "ExecuteAsk",
+    "ExecutedReply",
     "GetAsk",
     "GetReply",
     "GroupRow",
@@ -61,6 +64,24 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 class Nothing(_Body, frozen=True):
     """Nothing to say."""
+
+
+# -- the catalog --------------------------------------------------------------------------------
+
+
+class ExecuteAsk(_Body, frozen=True):
+    """Commands, all or none of which are carried out, as `catalog.wishes` reads them."""
+
+    commands: list[dict[str, object]]
+
+
+class ExecutedReply(_Reply, frozen=True):
+    """They are done, and in force on every node."""
+
+    version: int
+    active_from_ms: int
+    applied: tuple[bool, ...]
+    """Which of them changed something."""
 
 
 # -- the metastore ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
     2. who this node is, is read or drawn
     3. groups, with the address for other nodes; the door, with the one for clients
     4. the cluster: founded, joined, or come back to
-    5. what runs on top of it is started when the cluster is ready (`on_ready`)
+    5. the catalog, when the cluster is ready (`on_ready`)
 
 To stop: the door takes nothing new; leadership is handed over; the node gives its lease back, so
 that nobody waits for it; watches are ended, with a word; the metastore takes a snapshot, so that
@@ -20,12 +20,14 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from lowmark.catalog import Catalogs
 from lowmark.errors import LowmarkError
 from lowmark.group import Group, Groups
 from lowmark.log import Log
 from lowmark.metastore import Cluster, NodeInfo, identify, load_identity
 from lowmark.node.addresses import DEFAULT_DOOR, check_loopback, peers_beside
 from lowmark.node.bridge import Bridge
+from lowmark.node.catalog_actions import CatalogActions
 from lowmark.node.client import ask_peer_address
 from lowmark.node.door import Door, reply
 from lowmark.node.messages import Nothing, PeerAddress
@@ -87,6 +89,8 @@ class Node:
         self.stuck = False
         """Whether a client kept the door from closing: its thread ends only with the process."""
         self._stopping = False
+        self.catalogs: Catalogs | None = None
+        """The catalog; there as soon as the cluster is ready."""
         options.check()
         # Asked before anything is opened: nothing has to be closed if nobody answers.
         join = _seed(options)
@@ -170,12 +174,18 @@ class Node:
         self.loop.call_from_thread(stop)
 
     def _start_rooms_above(self) -> None:
-        """What needs a cluster is built and started here, on the loop, once.
-
-        The catalog: make it of `self.runtime`, `self.cluster.metastore` and what the cluster has
-        settled, start it, add its actions to `self.door.actions`, and have `self.status.catalog`
-        say which versions it has. Close it in `_close`, before the cluster.
-        """
+        """What needs a cluster is built and started here, on the loop, once."""
+        settled = self.cluster.settings
+        self.catalogs = Catalogs(
+            self.runtime,
+            self.cluster.metastore,
+            delay_ms=settled.schema_sync_delay_ms,
+            max_skew_ms=settled.clock_max_skew_ms,
+        )
+        self.catalogs.start()
+        actions = CatalogActions(self.catalogs, self.bridge)
+        self.status.catalog = actions.status
+        self.door.actions |= actions.actions()
 
     # -- stopping -------------------------------------------------------------------------------
 
@@ -222,6 +232,8 @@ class Node:
             last.callback(self.bridge.close)
             # Ends the watches, so that their streams end; it is fine if that was done.
             last.callback(self.cluster.close)
+            if self.catalogs is not None:
+                last.callback(self.catalogs.close)
 
     def _close_door(self) -> None:
         closing = threading.Thread(target=self.door.close, name="lowmark-door", daemon=True)

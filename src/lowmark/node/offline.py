@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from lowmark.catalog import SNAPSHOT_KEY, VERSION_KEY, number_in
 from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
 from lowmark.group import Command, EntryTooNew, MachineTooOld, envelope
 from lowmark.group.state_record import GroupMeta, SnapshotMembers
@@ -196,7 +197,16 @@ class OfflineStore:
 
     # -- status ---------------------------------------------------------------------------------
 
-    def status(self, catalog: CatalogStatus | None = None) -> Status:
+    def _catalog(self) -> CatalogStatus | None:
+        version, snapshot = (
+            self._read(key, self.state.latest) for key in (VERSION_KEY, SNAPSHOT_KEY)
+        )
+        if version is None:
+            return None
+        earliest = number_in(snapshot.value if snapshot is not None else None)
+        return CatalogStatus(version=number_in(version.value), earliest=earliest)
+
+    def status(self) -> Status:
         """As this node knew it; who is up, a directory can't tell."""
         state, replay = self.state, self._replay
         latest = state.latest
@@ -220,7 +230,7 @@ class OfflineStore:
                     lease_row(state.leases[name], now=state.time) for name in sorted(state.leases)
                 ),
             ),
-            catalog=catalog,
+            catalog=self._catalog(),
         )
         copy = Copy(
             GROUP,

@@ -47,6 +47,10 @@ class HybridClock:
         self._max_skew_ms = max_skew_ms
         self._last = 0
 
+    def allow_skew(self, max_skew_ms: int) -> None:
+        """What the cluster has settled, once this node knows it."""
+        self._max_skew_ms = max_skew_ms
+
     def now(self) -> HybridTime:
         """A time above every one that this clock has given or observed."""
         # A counter that overflows carries into the milliseconds: still monotone, and 65,536 times
