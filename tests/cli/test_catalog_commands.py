@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from lowmark.catalog import (
     AddColumns,
-    Catalogs,
     CreateTable,
     DropTable,
     NewColumn,
@@ -30,12 +29,8 @@ def make(running: Running) -> None:
     """Version 1 is the first one there is; 2, 3 and 4 make, change and drop tables."""
     node = running.node
 
-    def start() -> Catalogs:
-        catalogs = Catalogs(node.runtime, node.cluster.metastore, delay_ms=1, max_skew_ms=0)
-        catalogs.start()
-        return catalogs
-
-    catalogs = node.bridge.ask_now(start, timeout_s=10)
+    assert node.catalogs is not None
+    catalogs = node.catalogs
     orders = CreateTable(
         name="orders", columns=(NewColumn(name="id", type=Plain.INT64, required=True),), key=("id",)
     )
@@ -43,7 +38,6 @@ def make(running: Running) -> None:
     column = AddColumns(table="orders", columns=(NewColumn(name="note", type=Plain.STRING),))
     for commands in ([orders, extra], [column], [DropTable(name="extra")]):
         node.bridge.ask(lambda: catalogs.execute(commands), timeout_s=10)  # noqa: B023
-    node.bridge.ask_now(catalogs.close, timeout_s=10)
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +119,62 @@ def test_a_time_is_read_as_utc_and_to_the_end_of_its_millisecond() -> None:
     for wrong in ("", "now", "1969-12-31"):
         with pytest.raises(WrongUse):
             parse_time(wrong)
+
+
+@pytest.fixture
+def own_door(tmp_path: Path) -> Iterator[str]:
+    """Of a node whose catalog a test may change."""
+    with Running(tmp_path / "data", name="n1") as running:
+        yield running.door
+
+
+def test_commands_in_a_file_are_carried_out_together_or_not_at_all(
+    own_door: str, tmp_path: Path
+) -> None:
+    # given two commands in a file
+    file = tmp_path / "tables.json"
+    file.write_text(
+        json.dumps(
+            [
+                {"create_schema": {"name": "shop"}},
+                {
+                    "create_table": {
+                        "schema": "shop",
+                        "name": "carts",
+                        "columns": [{"name": "id", "type": "uuid", "required": True}],
+                        "key": ["id"],
+                        "if_not_exists": True,
+                    }
+                },
+            ]
+        )
+    )
+    before = json.loads(run("log", "--node", own_door, "--json"))[-1]["version"]
+    # when they are applied
+    done = json.loads(run("apply", str(file), "--node", own_door, "--json"))
+    # then they made one version
+    assert (done["version"], done["applied"]) == (before + 1, [True, True])
+    # and a list in which one can't be done changes nothing, and says which and why
+    refused = runner.invoke(app, ["catalog", "apply", str(file), "--node", own_door])
+    assert refused.exit_code == 1
+    assert json.loads(run("log", "--node", own_door, "--json"))[-1]["version"] == before + 1
+    # and what is there already need not be made
+    file.write_text('{"create_schema": {"name": "shop", "if_not_exists": true}}')
+    assert "nothing to do" in run("apply", str(file), "--node", own_door)
+    file.write_text('{"drop_schema": {"name": "shop", "cascade": true}}')
+    assert "is in force" in run("apply", str(file), "--node", own_door)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("{", 2), ('{"make": {}}', 1), ('{"drop_table": {}}', 1), ("[3]", 1)]
+)
+def test_a_file_that_holds_no_commands_is_refused_without_asking_a_node(
+    text: str, code: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "wrong.json"
+    file.write_text(text)
+    run("apply", str(file), "--node", "127.0.0.1:1", code=code)
+
+
+def test_a_time_that_is_yet_to_come_has_no_version(where: list[str]) -> None:
+    run("show", "--at", "2999-01-01", *where, code=2)
