@@ -47,9 +47,10 @@ sim: $(READY) ## Many simulated worlds; SEED=17 replays one, LOWMARK_SIM_SEEDS=9
 	$(PY) -m pytest tests/sim $(if $(SEED),-vv,-n auto)
 
 .PHONY: bench
-bench: $(READY) ## Measure the log and groups, side by side with the bare disk and etcd
+bench: $(READY) ## Measure log, groups and catalog, side by side with the bare disk and etcd
 	@.venv/bin/lowmark bench log
 	@.venv/bin/lowmark bench group
+	@.venv/bin/lowmark bench catalog
 
 .PHONY: lock
 lock: ## Choose the newest versions again and write requirements.lock (needs uv)

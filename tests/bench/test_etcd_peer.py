@@ -20,7 +20,17 @@ from lowmark.bench.etcd_peer import (
     free_ports,
     run_puts,
 )
-from lowmark.bench.etcd_wire import FED_BYTES_MAX, KEYS, key_of, percentile, put_request, requests
+from lowmark.bench.etcd_wire import (
+    FED_BYTES_MAX,
+    KEYS,
+    Order,
+    key_of,
+    percentile,
+    put_request,
+    requests,
+    transactions,
+    txn_request,
+)
 from lowmark.bench.processes import ChildDied
 from lowmark.errors import InvariantBroken
 
@@ -46,6 +56,33 @@ needs_etcd = pytest.mark.skipif(not _etcd_is_here(), reason="needs the extra low
 def test_a_put_is_a_key_and_a_value_with_their_lengths(length: int, encoded: bytes) -> None:
     value = b"v" * length
     assert put_request(b"key", value) == b"\x0a\x03key\x12" + encoded + value
+
+
+@pytest.mark.parametrize(
+    ("version", "encoded"), [(0, b"\x00"), (1, b"\x01"), (127, b"\x7f"), (300, b"\xac\x02")]
+)
+def test_a_transaction_is_a_comparison_and_a_put(version: int, encoded: bytes) -> None:
+    compare = b"\x1a\x03key\x20" + encoded
+    put = b"\x12\x08\x0a\x03key\x12\x01v"
+    expected = b"\x0a%c%b\x12%c%b" % (len(compare), compare, len(put), put)
+    assert txn_request(b"key", b"v", version=version) == expected
+
+
+def test_conditions_follow_the_versions_of_their_keys() -> None:
+    # given more transactions than there are keys
+    made = transactions(value_bytes=4, count=KEYS + 2)
+    assert len(made) == len(set(made)) == KEYS + 2
+    # then the second round is on the same keys, each written once before
+    keys = [request[4:21] for request in made]
+    assert keys[:2] == keys[KEYS:]
+    assert [request[22] for request in (made[0], made[1], *made[KEYS:])] == [0, 0, 1, 1]
+    # and nobody else has them
+    assert keys[0] != transactions(value_bytes=4, count=1)[0][4:21]
+
+
+def test_an_order_feeds_its_warm_up_too() -> None:
+    order = Order(address="here:1", value_bytes=4, in_flight=3, first_key=0, count=10, kind="txn")
+    assert len(order.feed()) == 13
 
 
 @pytest.mark.parametrize("value_bytes", [100, 256 << 10])
@@ -225,6 +262,21 @@ def test_puts_go_to_a_cluster_that_leaves_nothing_behind(tmp_path: Path, by: Cli
         assert large.count >= 2
         assert 0 < small.p50_ms <= small.p99_ms
         assert small.rate == small.count / small.seconds
+        # when transactions are made, to the leader and by way of another member
+        before = cluster.revision()
+        for through in (False, True):
+            made = run_puts(
+                cluster,
+                value_bytes=100,
+                in_flight=8,
+                count=100,
+                by=by,
+                kind="txn",
+                through_follower=through,
+            )
+            assert made.count == 100
+        # then all conditions held: each made a revision
+        assert cluster.revision() - before == 216
         # and the only processes left are the members'
         cluster.children.check()
     # and after the end there are no processes, no ports and no files

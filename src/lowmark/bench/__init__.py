@@ -17,6 +17,8 @@ A figure that misses its target is a result, not a failure: it comes with a prof
 turn.
 """
 
+from lowmark.bench.catalog_sizes import CatalogSizes
+from lowmark.bench.catalog_suite import CATALOG_FIELDS, run_catalog
 from lowmark.bench.figure import Figure, Side, Target
 from lowmark.bench.group_sizes import GroupSizes
 from lowmark.bench.group_suite import GROUP_FIELDS, group_report, run_groups
@@ -24,8 +26,10 @@ from lowmark.bench.sizes import Sizes
 from lowmark.bench.suite import FIELDS, report, run
 
 __all__ = [
+    "CATALOG_FIELDS",
     "FIELDS",
     "GROUP_FIELDS",
+    "CatalogSizes",
     "Figure",
     "GroupSizes",
     "Side",
@@ -34,5 +38,6 @@ __all__ = [
     "group_report",
     "report",
     "run",
+    "run_catalog",
     "run_groups",
 ]

@@ -14,7 +14,7 @@ from itertools import cycle
 import grpc
 import grpc.aio
 
-from lowmark.bench.etcd_wire import PUT, Done, Go, Order, Ready, requests
+from lowmark.bench.etcd_wire import PATHS, Done, Go, Order, Ready
 from lowmark.bench.processes import Parent
 
 __all__: list[str] = []
@@ -26,8 +26,8 @@ async def _work(parent: Parent) -> None:
     async with grpc.aio.insecure_channel(
         order.address, options=[("grpc.enable_http_proxy", 0)]
     ) as channel:
-        put = channel.unary_unary(PUT)  # bytes in, bytes out
-        feed = cycle(requests(value_bytes=order.value_bytes, first_key=order.first_key))
+        put = channel.unary_unary(PATHS[order.kind])  # bytes in, bytes out
+        feed = cycle(order.feed())
         # The first call connects, and etcd has a window to open: neither is measured.
         await asyncio.gather(*(put(next(feed)) for _ in range(order.in_flight)))
         parent.send(Ready(warmed_up_with=order.in_flight))

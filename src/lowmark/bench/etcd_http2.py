@@ -6,7 +6,8 @@ be read at all. So a put costs this client about 20 µs, where `grpc.aio` takes 
 benchmark, in Go, takes 70. On a machine that both sides share, the rest is etcd's to use.
 
 What is left out: the headers of an answer are not decoded. A put that etcd refused is known by an
-answer without a message. Whether all puts were taken, the other end checks by etcd's revision.
+answer without a message. Whether all puts were taken, the other end checks by etcd's revision; a
+transaction whose condition does not hold makes none.
 Numbers of frames and settings are from RFC 9113, indexes of headers from RFC 7541, appendix A.
 """
 
@@ -17,7 +18,7 @@ import struct
 import time
 from collections.abc import Sequence
 
-from lowmark.bench.etcd_wire import PUT, Done, Go, Order, Ready, requests
+from lowmark.bench.etcd_wire import PATHS, Done, Go, Kind, Order, Ready
 from lowmark.bench.processes import Parent
 from lowmark.errors import Unavailable
 
@@ -54,12 +55,12 @@ class _Rest:
 class Http2Puts:
     """One connection, without the socket: bytes in, finished puts and bytes out."""
 
-    def __init__(self, authority: str, puts: Sequence[bytes]) -> None:
+    def __init__(self, authority: str, puts: Sequence[bytes], *, kind: Kind = "put") -> None:
         self._messages = [b"\0" + len(put).to_bytes(4) + put for put in puts]
         self._headers = b"".join(
             (
                 b"\x83\x86",  # :method POST, :scheme http
-                _header(b":path", PUT.encode()),
+                _header(b":path", PATHS[kind].encode()),
                 _header(b":authority", authority.encode()),
                 _header(b"content-type", b"application/grpc"),
                 _header(b"te", b"trailers"),
@@ -215,8 +216,7 @@ def _exchange(
 def _work(parent: Parent) -> None:
     order = parent.receive(Order)
     host, _, port = order.address.partition(":")
-    feed = requests(value_bytes=order.value_bytes, first_key=order.first_key)
-    puts = Http2Puts(order.address, feed)
+    puts = Http2Puts(order.address, order.feed(), kind=order.kind)
     with socket.create_connection((host, int(port)), timeout=SILENCE_DEADLINE_S) as wire:
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The first puts meet a window that etcd has yet to open: they are not measured.

