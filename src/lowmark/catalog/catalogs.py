@@ -493,9 +493,8 @@ class Catalogs:
         try:
             evaluation = evaluate(latest, request.commands)
         except CatalogRefused as error:
-            refused = error
             self._accepted(request)
-            self._when_seen(latest).then(lambda _: request.future.reject(refused))
+            self._finish_refused(request, latest, error)
             return
         except LowmarkError as error:
             self._refuse(request, error)
@@ -558,6 +557,15 @@ class Catalogs:
                 request.future.reject(future.error)
             else:
                 request.future.reject(_written(catalog.version, future.error))
+
+        self._when_seen(catalog).then(done)
+
+    def _finish_refused(self, request: _Request, catalog: Catalog, error: LowmarkError) -> None:
+        def done(future: Future[None]) -> None:
+            if future.error is None or isinstance(future.error, NotInForce):
+                request.future.reject(error)
+            else:
+                request.future.reject(future.error)
 
         self._when_seen(catalog).then(done)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ PROTOCOL = 1
 """What this release writes, and the newest that it reads."""
 
 _VARINT_BITS = 64
+_SHARED_MAX = 4_096
 _SINCE = re.compile(r"\d+\.\d+\.\d+")
 _Made = TypeVar("_Made")
 _Build = Callable[[dict[str, Any]], _Made]
@@ -73,29 +74,40 @@ def zigzag(number: int) -> int:
 
 
 class Cursor:
-    """Reads bytes from front to back; what is missing or too much is named."""
+    """Reads bytes from front to back, up to `stop`; what is missing or too much is named."""
+
+    __slots__ = ("_data", "at", "stop")
 
     def __init__(self, data: Buffer) -> None:
-        self._data = memoryview(data)
-        self._at = 0
+        self._data = bytes(data)
+        self.at = 0
+        self.stop = len(self._data)
 
     @property
     def at_end(self) -> bool:
         """Whether all is read."""
-        return self._at == len(self._data)
+        return self.at == self.stop
 
-    def take(self, size: int) -> memoryview:
+    def take(self, size: int) -> bytes:
         """The next bytes."""
-        end = self._at + size
-        if end > len(self._data):
-            raise CatalogUnreadable(f"{end - len(self._data)} bytes are missing at its end")
-        taken = self._data[self._at : end]
-        self._at = end
-        return taken
+        at = self.at
+        end = at + size
+        if end > self.stop:
+            raise CatalogUnreadable(f"{end - self.stop} bytes are missing at its end")
+        self.at = end
+        return self._data[at:end]
 
     def rest(self) -> bytes:
         """All that is left."""
-        return bytes(self.take(len(self._data) - self._at))
+        at, self.at = self.at, self.stop
+        return self._data[at : self.stop]
+
+    def peek(self, size: int) -> bytes:
+        """The next bytes, which are read all the same later."""
+        at = self.at
+        taken = self.take(size)
+        self.at = at
+        return taken
 
     def uint16(self) -> int:
         """Two bytes as a number."""
@@ -103,6 +115,15 @@ class Cursor:
 
     def varint(self) -> int:
         """The next number."""
+        at = self.at
+        if at < self.stop:
+            byte = self._data[at]
+            if byte < 0x80:  # nearly all of them
+                self.at = at + 1
+                return byte
+        return self._long_varint()
+
+    def _long_varint(self) -> int:
         number = shift = 0
         while True:
             byte = self.take(1)[0]
@@ -123,8 +144,8 @@ class Cursor:
 
     def end(self) -> None:
         """Refuse what should not be there."""
-        if not self.at_end:
-            raise CatalogUnreadable(f"{len(self._data) - self._at} bytes are too many at its end")
+        if self.at != self.stop:
+            raise CatalogUnreadable(f"{self.stop - self.at} bytes are too many at its end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +239,15 @@ class Serializer:
     since: str
     fields: tuple[Field, ...]
     build: _Build[Any]
+    shared: bool = False
+    """Whether equal bytes give the same object: many versions repeat it."""
+    by_tag: Mapping[int, Field] = field(init=False)
+    carries: bool = field(init=False)
+    """Whether fields of a newer release are carried along; all descriptors do."""
 
-    @property
-    def carries(self) -> bool:
-        """Whether fields of a newer release are carried along; all descriptors do."""
-        return "unknown" in self.kind.__dataclass_fields__
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_tag", {one.tag: one for one in self.fields})
+        object.__setattr__(self, "carries", "unknown" in self.kind.__dataclass_fields__)
 
 
 class Registry:
@@ -232,6 +257,7 @@ class Registry:
         self._found: list[Serializer] = []
         self._by_type: dict[int, list[Serializer]] = {}
         self._newest: dict[type[Any], Serializer] = {}
+        self._known: dict[tuple[int, int, bytes], Any] = {}
 
     def serializer(
         self,
@@ -241,6 +267,7 @@ class Registry:
         version: int,
         since: str,
         fields: Iterable[Field],
+        shared: bool = False,
     ) -> Callable[[_Build[_Made]], _Build[_Made]]:
         """Registers a function that makes an object of its fields."""
 
@@ -253,6 +280,7 @@ class Registry:
                     since=since,
                     fields=tuple(fields),
                     build=build,
+                    shared=shared,
                 )
             )
             return build
@@ -318,7 +346,6 @@ class Registry:
     def decode(self, cursor: Cursor, *kinds: type[Any]) -> Any:
         """The next object, which is of one of these classes."""
         type_id, version, size = cursor.uint16(), cursor.varint(), cursor.varint()
-        body = Cursor(cursor.take(size))
         versions = self._by_type.get(type_id)
         if versions is None:
             if type_id > max(self._by_type):
@@ -334,10 +361,24 @@ class Registry:
             raise CatalogTooNew(what, found=version, known=newest.version)
         serializer = versions[min(version, newest.version) - 1]
         try:
-            return _read(serializer, version, _contents(body))
+            if serializer.shared:
+                return self._shared(serializer, version, cursor, size)
+            return _read(serializer, version, cursor, size)
         except CatalogRefused as error:
             # What is refused from people can't have been written.
             raise CatalogUnreadable(error.message) from error
+
+    def _shared(self, serializer: Serializer, version: int, cursor: Cursor, size: int) -> Any:
+        written = (serializer.type_id, version, cursor.peek(size))
+        known = self._known.get(written)
+        if known is not None:
+            cursor.take(size)
+            return known
+        made = _read(serializer, version, cursor, size)
+        if len(self._known) >= _SHARED_MAX:
+            self._known.clear()
+        self._known[written] = made
+        return made
 
 
 def object_codec(registry: Registry, kind: type[Any]) -> Codec:
@@ -362,40 +403,48 @@ def objects_codec(registry: Registry, *kinds: type[Any]) -> Codec:
     return Codec("objects", encode, decode)
 
 
-def _contents(body: Cursor) -> dict[int, memoryview]:
-    contents: dict[int, memoryview] = {}
+def _read(serializer: Serializer, version: int, cursor: Cursor, size: int) -> Any:
+    """An object of so many bytes. Its fields are read in place, each within bounds of its own."""
+    outer, stop = cursor.stop, cursor.at + size
+    if stop > outer:
+        raise CatalogUnreadable(f"{stop - outer} bytes are missing at its end")
+    values: dict[str, Any] = {}
+    strange: list[tuple[int, bytes]] = []
     last = 0
-    while not body.at_end:
-        tag = body.varint()
+    while cursor.at < stop:
+        cursor.stop = stop
+        tag, length = cursor.varint(), cursor.varint()
         if tag <= last:
             raise CatalogUnreadable(f"tag {tag} is out of order")
-        contents[tag] = body.take(body.varint())
         last = tag
-    return contents
-
-
-def _read(serializer: Serializer, version: int, contents: dict[int, memoryview]) -> Any:
-    values: dict[str, Any] = {}
-    name = serializer.kind.__name__
-    for field in serializer.fields:
-        content = contents.pop(field.tag, None)
-        if content is None:
-            if field.required:
-                raise CatalogUnreadable(f"{name} lacks its {field.name}")
-            values[field.name] = field.default
+        known = serializer.by_tag.get(tag)
+        if known is None:
+            strange.append((tag, cursor.take(length)))
             continue
-        cursor = Cursor(content)
-        values[field.name] = field.codec.decode(cursor)
+        end = cursor.at + length
+        if end > stop:
+            raise CatalogUnreadable(f"{end - stop} bytes are missing at its end")
+        cursor.stop = end
+        values[known.name] = known.codec.decode(cursor)
         cursor.end()
+    cursor.stop = outer
+    if len(values) < len(serializer.fields):
+        _fill(serializer, values)
     if serializer.carries:
-        if contents or version > serializer.version:
-            fields = tuple((tag, bytes(content)) for tag, content in contents.items())
-            values["unknown"] = Unknown(version, fields)
-    elif contents:
-        raise CatalogTooNew(
-            f"{name} with field", found=max(contents), known=serializer.fields[-1].tag
-        )
+        if strange or version > serializer.version:
+            values["unknown"] = Unknown(version, tuple(strange))
+    elif strange:
+        what = f"{serializer.kind.__name__} with field"
+        raise CatalogTooNew(what, found=last, known=serializer.fields[-1].tag)
     return serializer.build(values)
+
+
+def _fill(serializer: Serializer, values: dict[str, Any]) -> None:
+    for one in serializer.fields:
+        if one.name not in values:
+            if one.required:
+                raise CatalogUnreadable(f"{serializer.kind.__name__} lacks its {one.name}")
+            values[one.name] = one.default
 
 
 def _check_one(found: Serializer) -> None:

@@ -338,6 +338,7 @@ def _table_schema_1(values: _Values) -> TableSchema:
         Field(4, "required", BOOL, default=False),
         Field(5, "default", VALUE, None),
     ),
+    shared=True,
 )
 def _column_1(values: _Values) -> Column:
     if values["default"] is not None:
