@@ -30,7 +30,7 @@ from lowmark.log import config as log_config
 from lowmark.log import entries as log_entries
 from lowmark.log.state import RUNS_KEPT
 from lowmark.log.wal_format import Kind
-from lowmark.metastore import commands, identify, machine
+from lowmark.metastore import ClusterSettings, Identity, commands, identify, machine
 from lowmark.runtime import NetworkLimits, frames, sim_runtime
 from lowmark.runtime.network import FRAME_HEADER_BYTES
 
@@ -151,6 +151,7 @@ MAPS: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("group.md", "`runs`"): CompactionRun,
     ("group.md", "`installing/` and `installed/`"): install._Plan,
     ("entries.md", "The note of a lost copy"): lost._Lost,
+    ("metastore.md", "`node`: who a node is"): Identity,
 }
 
 
@@ -167,7 +168,10 @@ def test_the_keys_of_json_and_messagepack_are_those_of_the_code() -> None:
         int: "int",
         str: "str",
         bytes: "bin",
+        bool: "bool",
         tuple[int, ...]: "array of int",
+        dict[str, str]: "object",
+        ClusterSettings | None: "object",
     }
     assert said == {
         where: [(f.encode_name, names[f.type]) for f in msgspec.structs.fields(of)]

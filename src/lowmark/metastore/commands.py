@@ -494,7 +494,7 @@ def _check_statement(statement: StoredDo | StoredBranch, depth: int) -> int:
             check_key(operation.end)
             continue
         check_key(operation.key)
-        within = any(one.start <= operation.key < one.end for one in ranges)
+        within = ranges and any(one.start <= operation.key < one.end for one in ranges)
         if operation.key in keys or within:
             raise InvokeRefused(
                 f"key {operation.key!r:.80} is changed twice",
