@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -21,6 +22,7 @@ from lowmark.catalog import (
     Catalog,
     CatalogVersion,
     Command,
+    History,
     Update,
     apply_update,
     evaluate,
@@ -155,12 +157,15 @@ def lookup_growth(bench: Bench, sizes: CatalogSizes) -> Figure:
     name = "lookup_growth"
     bench.say(f"{name}: making {many} versions")
 
-    def looking(versions: int) -> Turn:
+    @cache
+    def drawn(versions: int) -> tuple[History, list[int]]:
         history, dice = history_of(versions=versions, tables=tables), Random(versions)
         first, last = history.version(1).activates_at, history.latest.activates_at
-        times = [dice.randint(first, last) for _ in range(sizes.lookups)]
+        return history, [dice.randint(first, last) for _ in range(sizes.lookups)]
 
+    def looking(versions: int) -> Turn:
         def turn(_: Path) -> Side:
+            history, times = drawn(versions)
             look_up, took, found = history.at, list[float](), list[int]()
             with Stopwatch():
                 for at in range(0, len(times), LOOKED_UP_AT_ONCE):
@@ -174,19 +179,22 @@ def lookup_growth(bench: Bench, sizes: CatalogSizes) -> Figure:
 
         return turn
 
-    return bench.compare(
-        name,
-        looking(many),
-        looking(few),
-        target=Target(2.0, at_least=False),
-        unit="look-ups/s",
-        notes=f"{sizes.lookups:,} look-ups of the version in force at a time, drawn evenly from a"
-        f" history of {many:,} versions; the median of runs of {LOOKED_UP_AT_ONCE:,}, only the"
-        " look-up itself; at a node: with the check that the node knows enough to answer, as"
-        f" transactions look up; peer: the same with {few} versions",
-        variants={"at_a_node": _at_a_node(sizes)},
-        runs=sizes.short_runs,
-    )
+    with bench.fresh_folder() as folder, CatalogCluster(folder) as cluster:
+        return bench.compare(
+            name,
+            _at_a_node(cluster, sizes, many),
+            _at_a_node(cluster, sizes, few),
+            target=Target(2.0, at_least=False),
+            unit="look-ups/s",
+            notes=f"{sizes.lookups // 10:,} look-ups of the version in force at a time, drawn"
+            f" evenly from a history of {many:,} versions, as a node offers them: with the check"
+            f" that it knows enough to answer; peer: the same with {few} versions, in the same"
+            " process; bare: only the search in memory, the median of runs of"
+            f" {LOOKED_UP_AT_ONCE:,}",
+            variants={"bare": (looking(many), looking(few))},
+            runs=sizes.short_runs,
+            profile=False,
+        )
 
 
 def _check_found(first: Catalog, found: Sequence[int], versions: int) -> None:
@@ -196,24 +204,15 @@ def _check_found(first: Catalog, found: Sequence[int], versions: int) -> None:
     invariant(len(found) < 100 or spread > versions // 2, "look-ups reach all of the history")
 
 
-def _at_a_node(sizes: CatalogSizes) -> tuple[Turn, Turn]:
+def _at_a_node(cluster: CatalogCluster, sizes: CatalogSizes, versions: int) -> Turn:
     """The look-up that a node offers: it makes sure first that it knows enough."""
 
-    def looking(versions: int) -> Turn:
-        def turn(folder: Path) -> Side:
-            with CatalogCluster(folder) as cluster:
-                said = cluster.ask(
-                    1,
-                    do="look_up",
-                    count=sizes.lookups // 10,
-                    versions=versions,
-                    tables=sizes.lookup_tables,
-                )
-            return Side(said["count"], said["seconds"])
+    def turn(_: Path) -> Side:
+        count, tables = sizes.lookups // 10, sizes.lookup_tables
+        said = cluster.ask(1, do="look_up", count=count, versions=versions, tables=tables)
+        return Side(said["count"], said["seconds"])
 
-        return turn
-
-    return looking(sizes.lookup_versions), looking(sizes.lookup_versions_few)
+    return turn
 
 
 def apply_growth(bench: Bench, sizes: CatalogSizes) -> Figure:

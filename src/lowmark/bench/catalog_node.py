@@ -59,6 +59,7 @@ class _Node:
         self._parent = Parent()
         self._over = False
         self._runs = 0
+        self._histories: dict[int, History] = {}
         self._runtime = real_runtime(str(folder))
         loop = self._runtime.loop
         assert isinstance(loop, RealLoop)
@@ -232,7 +233,9 @@ class _Node:
     def _do_look_up(self, count: int, versions: int, tables: int) -> None:
         """Look versions up by time, as a transaction does, in a history of another catalog."""
         catalogs, dice = self.catalogs, Random(count)
-        catalogs.history = history_of(versions=versions, tables=tables)
+        if versions not in self._histories:
+            self._histories[versions] = history_of(versions=versions, tables=tables)
+        catalogs.history = self._histories[versions]
         first, last = catalogs.history.version(1), catalogs.history.latest
         times = [dice.randint(first.activates_at, last.activates_at) for _ in range(count)]
         began = time.perf_counter()
