@@ -411,23 +411,34 @@ def test_of_a_stranger_only_questions_are_heard() -> None:
         pytest.param(NotHere(0, 8), id="something else to nobody"),
     ],
 )
-def test_who_speaks_to_somebody_else_is_cut_off(item: Item) -> None:
+def test_who_speaks_to_somebody_else_is_not_heard(item: Item) -> None:
+    """It may mean whoever was at this address before, and is no worse for that."""
     cluster = nodes()
     desk = desk_at(cluster[1], strangers=True)
     Wire(cluster).say(cluster[1], item)
     cluster.run_for(100)
-    assert "n8:1" in cluster[1].here.transport.last_cut
+    assert "n8:1" not in cluster[1].here.transport.last_cut
     assert desk.asked == []
 
 
-def test_a_known_node_can_not_ask_as_another() -> None:
+def test_a_new_node_where_another_one_was_is_a_stranger() -> None:
+    # given an address that is known to be node 8's
     cluster = nodes()
     cluster[1].here.transport.learn(8, "n8:1")
-    desk = desk_at(cluster[1])
-    Wire(cluster).say(cluster[1], Ask(0, 2, 1, b""))
+    closed, porch = desk_at(cluster[1]), Desk()
+    cluster[1].here.calls.serve("porch", porch, strangers=True)
+    wire = Wire(cluster)
+    # when node 9 asks from there
+    wire.say(cluster[1], Ask(0, 9, 1, b"let me in"))
+    wire.say(cluster[1], Ask(0, 9, 2, b"let me in"), name="porch")
+    cluster.run_for(100)
+    # then it is heard where strangers are, and nowhere else
+    assert closed.asked == []
+    assert len(porch.asked) == 1
+    # and what only a known node may say still has it cut off
+    wire.say(cluster[1], NotHere(1, 9))
     cluster.run_for(100)
     assert "n8:1" in cluster[1].here.transport.last_cut
-    assert desk.asked == []
 
 
 # -- what is not believed -------------------------------------------------------------------------

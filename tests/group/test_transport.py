@@ -57,7 +57,6 @@ RUBBISH: dict[str, bytes] = {
     "random bytes": b"\xde\xad\xbe\xef" * 10,
     "nothing": b"",
     "another node's name": b"".join(wire.encode(99, [("g", Heartbeat(1, 2, 1_000_000, 0, 0))])),
-    "a message for another node": b"".join(wire.encode(99, [("g", NotHere(3, 9))])),
     "members that can't be": b"".join(
         wire.encode(
             99,

@@ -209,6 +209,27 @@ def test_an_address_belongs_to_one_node_that_is_up() -> None:
     assert isinstance(world.wait(leader.here._coordinating.let_in(asked)), Welcome)
 
 
+def test_a_new_machine_at_the_address_of_a_lost_one_joins_as_a_new_node() -> None:
+    # given a node that was lost with its disk, and is taken for gone
+    world = World()
+    wait_members(world, vote={1, 2, 3}, follow=set())
+    leader = world.wait_leader()
+    lost = next(node for node in world.nodes.values() if node.number not in {1, leader.number})
+    world.wait(leader.metastore.put(b"key", b"value"))
+    lost.crash()
+    world.run_until(lambda: leader.here.topology.find(lost.number) is None)
+    # when another one comes up at its address
+    new = world.nodes[9] = world.new_node(9)
+    new.address = lost.address
+    new.start(join=world[1].address)
+    world.run_until(lambda: new.here.ready.done)
+    # then it is in, follows, and answers; the lost one keeps its place until it leaves
+    wait_members(world, vote={1, 2, 3}, follow={9})
+    entry = world.wait(new.metastore.get(b"key"))
+    assert entry is not None
+    assert entry.value == b"value"
+
+
 def test_a_node_of_another_cluster_is_not_let_in_and_does_no_harm() -> None:
     # given two clusters
     one, two = World(seed=1, nodes=2), World(seed=2, nodes=2)

@@ -112,10 +112,13 @@ class Transport:
         return self._addresses
 
     def learn(self, node: int, address: str) -> None:
-        """Where a node is."""
+        """Where a node is; whoever was there before is nowhere any more."""
         old = self._addresses.get(node)
         if old is not None and self._nodes.get(old) == node:
             del self._nodes[old]
+        before = self._nodes.get(address)
+        if before is not None and before != node:
+            del self._addresses[before]
         self._addresses[node] = address
         self._nodes[address] = node
 
@@ -191,15 +194,16 @@ class Transport:
         node = self._nodes.get(address)
         try:
             boot, items = wire.decode(frame)
-            for _, item in items:
-                blind = item.to == 0 and isinstance(item, Ask)
-                if (item.to != self.node and not blind) or item.sender != (node or item.sender):
-                    raise BadFrame(
-                        f"a message from node {item.sender} to node {item.to}, by node {node}"
-                    )
+            others = {item.sender for _, item in items} - {node}
+            if node is not None and others:
+                if not all(isinstance(item, Ask | Answer) for _, item in items):
+                    raise BadFrame(f"a message from node {min(others)}, by node {node}")
+                node = None  # a new node, where another one was: it asks to be known
         except BadFrame as bad:
             self._cut(address, bad.message)
             return
+        # What is for somebody else is for whoever was at this address before.
+        items = [(group, item) for group, item in items if _is_for(item, self.node)]
         if node is None:
             for service, item in items:
                 if isinstance(item, Ask | Answer):  # the rest will be heard when it is known
@@ -252,3 +256,7 @@ class Transport:
 
     def _now_ms(self) -> int:
         return self._loop.elapsed_us() // 1_000
+
+
+def _is_for(item: Item, node: int) -> bool:
+    return item.to == node or (item.to == 0 and isinstance(item, Ask))
