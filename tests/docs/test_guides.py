@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lowmark.bench import GROUP_FIELDS
+from lowmark.bench import CATALOG_FIELDS, GROUP_FIELDS
 from lowmark.group import GroupConfig, GroupStatus, PeerStatus
 from lowmark.log import config
 from lowmark.log.config import LogConfig
@@ -133,6 +133,6 @@ def test_what_the_guide_says_of_a_status_is_there() -> None:
     assert {"peers", "bytes_per_s", "seconds_left", "installing_bytes"} <= known
 
 
-def test_the_guide_lists_every_figure_of_groups() -> None:
+def test_the_guide_lists_every_figure_of_groups_and_of_the_catalog() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", _section("Figures"), re.MULTILINE)
-    assert rows == list(GROUP_FIELDS)
+    assert rows == [*GROUP_FIELDS, *CATALOG_FIELDS]

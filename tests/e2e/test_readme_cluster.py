@@ -1,0 +1,85 @@
+"""The cluster that the README shows: its commands, as they stand there, on ports that are free."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventually import eventually
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+WORD = ".venv/bin/lowmark"
+
+
+def free_pair() -> int:
+    """A port that is free, and the one after it: nodes take it for each other."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@pytest.fixture
+def block() -> str:
+    text = (ROOT / "README.md").read_text()
+    section = text[text.index("## A cluster on your machine") :]
+    found = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    shown = found[1]
+    for port in ("6570", "6580", "6590"):
+        assert port in shown
+        shown = shown.replace(port, str(free_pair()))
+    return shown.replace(WORD, f"{sys.executable} -m lowmark")
+
+
+@pytest.fixture
+def serving(block: str, tmp_path: Path) -> Iterator[str]:
+    """The nodes of the block, and the rest of it."""
+    lines = [line for line in block.splitlines() if line.endswith("&")]
+    doors = [re.findall(r"--listen (\S+)", line)[0] for line in lines]
+    processes = [
+        subprocess.Popen(line.removesuffix("&").split(), cwd=tmp_path, start_new_session=True)
+        for line in lines
+    ]
+    try:
+        yield f"export LOWMARK_NODE={doors[0]}\n" + block[block.index("echo") :]
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait(30)
+
+
+def test_the_readme_s_cluster_comes_up_and_takes_a_table(serving: str, tmp_path: Path) -> None:
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        words = ["sh", "-c", script]
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        return subprocess.run(
+            words, cwd=tmp_path, capture_output=True, text=True, check=False, env=env
+        )
+
+    # given the three nodes
+    head = serving.splitlines()[0]
+    status = f"{head}; {sys.executable} -m lowmark status --json"
+    eventually(lambda: run(status).stdout.count('"up": true') == 3, deadline_s=60)
+    # when the commands after them are run; a watch has no end of its own
+    script = re.sub(r"meta watch ''.*", "meta watch '' --from 1 --count 1", serving)
+    ran = run("set -e\n" + script)
+    # then the table is there, and every command has said something
+    assert ran.returncode == 0, ran.stderr
+    assert "version 2 is in force" in ran.stdout
+    assert "created table public.orders" in ran.stdout
