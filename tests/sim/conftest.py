@@ -1,4 +1,4 @@
-"""Says at the end what the lives of clusters went through; also when workers lived them."""
+"""Says at the end what lives went through, of each kind; also when workers lived them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from collections import Counter
 
 import pytest
 
-FIGURES = "cluster life"
-"""The property in which a test leaves the figures of a life."""
+FIGURES = {"cluster life": "lives of clusters", "metastore life": "lives of metastores"}
+"""The properties in which tests leave the figures of a life, and what they are figures of."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for figures, of_what in FIGURES.items():
+        _sum_up(terminalreporter, figures, of_what)
+
+
+def _sum_up(terminalreporter: pytest.TerminalReporter, figures: str, of_what: str) -> None:
     total: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if getattr(report, "when", "") != "call":
                 continue
             for name, value in report.user_properties:
-                if name == FIGURES:
+                if name == figures:
                     total.update(json.loads(value))
     if not total:
         return
     lives, virtual_s = total.pop("lives"), total.pop("virtual ms") / 1_000
-    terminalreporter.section("lives of clusters")
+    terminalreporter.section(of_what)
     terminalreporter.write_line(
         f"{lives} lives, {virtual_s:,.0f} s of virtual time, {total.pop('turns'):,} turns,"
         f" {total.pop('operations'):,} operations of clients"
