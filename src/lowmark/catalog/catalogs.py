@@ -2,10 +2,11 @@
 
 `execute` has two phases. *Accept*: the commands are held against the latest version, which a
 linearizable read has shown to be here, and their update is appended if that version is still the
-latest. Who loses waits for the winner, looks again, and tries a bounded number of times. The token
-of an update tells its author, who may not have heard the answer, that it went in. *Apply*: every
-node, this one too, takes the update from its watch, makes the version, and tells listeners, entry
-by entry; when they are done, the version is ready.
+latest. Who loses waits for the winner, looks again, and tries a bounded number of times, longer
+apart each time. The token of an update tells its author, who may not have heard the answer, that it
+went in; as long as he can't know, no other error takes the place of `OutcomeUnknown`. *Apply*:
+every node, this one too, takes the update from its watch, makes the version, and tells listeners,
+entry by entry; when they are done, the version is ready.
 
 A version comes into force a delay after its write; the delay gives it time to reach every node.
 `execute` completes when it is in force by every clock: at its time plus the largest skew. Refusals

@@ -1,0 +1,347 @@
+"""Nodes that can't know, clocks that are wrong, and bytes of a newer release."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from catalog.world import CatalogNode, table
+from lowmark.catalog import (
+    Catalogs,
+    CatalogTooNew,
+    CatalogUnreadable,
+    CatalogVersion,
+    NewTable,
+    NotInForce,
+    RenameTable,
+    Snapshot,
+    Table,
+    Unknown,
+    Update,
+    encode_update,
+    evaluate,
+)
+from lowmark.catalog.serialization import PROTOCOL
+from lowmark.catalog.update_log import append, update_key
+from lowmark.errors import LowmarkError, Unavailable
+from lowmark.group import Future, OutcomeUnknown
+from lowmark.metastore import Do, NotComplete, Put
+from lowmark.runtime import HybridTime, millis_of
+from metastore.world import World
+from sim.catalog_world import DAY_MS, DrivenNode, DrivenWorld, bytes_of, log_of, ms
+
+NODES = pytest.mark.parametrize("nodes", [1, 3], ids=["one node", "three nodes"])
+
+
+@pytest.fixture
+def world(nodes: int) -> DrivenWorld:
+    return DrivenWorld(nodes=nodes)
+
+
+# -- cut off ------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_cut_off_says_that_it_does_not_know() -> None:
+    world = DrivenWorld()
+    node = world.follower()
+    old = world.execute(node.number, table("a")).catalog
+    world.isolate(node.number)
+    other = next(one for one in world.all() if one is not node)
+    new = world.execute(other.number, table("b")).catalog
+    # then at its own time it can't tell, rather than give an older version
+    error = world.wait_error(node.catalog.at(node.now()))
+    assert isinstance(error, NotComplete)
+    assert isinstance(world.wait_error(node.catalog.at(new.activates_at)), NotComplete)
+    assert isinstance(world.wait_error(node.catalog.at(node.now(), timeout_ms=50)), NotComplete)
+    # but a time for which it knows everything is answered
+    assert world.wait(node.catalog.at(old.activates_at)) is old
+    assert world.wait(node.catalog.at(old.activates_at - 1)).version == 1
+    assert node.catalog.at_local(node.now()) is old
+    # and commands get through nowhere, and say so
+    waiting = [node.catalog.execute(commands) for commands in ([table("c")], [], [table("a")])]
+    for future in waiting:
+        assert isinstance(world.wait_error(future), Unavailable)
+    assert isinstance(world.wait_error(node.catalog.compact(2)), Unavailable)
+    # when it is connected again
+    world.heal()
+    assert world.wait(node.catalog.at(node.now())).version == new.version
+    assert world.execute(node.number, table("c")).catalog.version == 4
+    world.check_even()
+
+
+def test_who_waits_at_a_node_that_is_cut_off_is_answered_when_it_is_back() -> None:
+    world = DrivenWorld()
+    node = world.follower()
+    world.isolate(node.number)
+    other = next(one for one in world.all() if one is not node)
+    future = node.catalog.at(node.now() + ms(2_000), timeout_ms=20_000)
+    new = world.execute(other.number, table("b")).catalog
+    world.run_for(3_000)
+    assert not future.done
+    world.heal()
+    assert world.wait(future).version == new.version
+
+
+@NODES
+def test_nobody_waits_for_a_copy_that_has_stopped(world: DrivenWorld) -> None:
+    # given commands whose version is told to a listener that takes for ever
+    node = world[max(world.nodes)]
+    made = world.execute(node.number, table("a")).catalog
+    never: Future[None] = Future()
+    world.answer = lambda asked: never if asked is node else None
+    written = node.catalog.execute(table("b"))
+    world.run_until(lambda: node.catalog.latest.version == 3)
+    queued = node.catalog.execute(table("c"))
+    ready = node.catalog.when_ready(7)
+    # when this node's copy of the metastore stops
+    assert node.groups is not None
+    node.groups.close()
+    world.run_for(100)
+    # then all are told; that version 3 was written is not hidden from its author
+    assert isinstance(written.error, OutcomeUnknown)
+    assert "version 3 was written" in written.error.message
+    assert queued.error is not None
+    assert ready.error is not None
+    assert node.catalog.failed is not None
+    for future in (node.catalog.at(node.now()), node.catalog.at(made.activates_at)):
+        assert isinstance(world.wait_error(future), LowmarkError)
+    assert node.catalog.version(3).version == 3
+
+
+@NODES
+def test_a_look_up_for_a_time_to_come_waits_until_it_is_certain(world: DrivenWorld) -> None:
+    node = world[max(world.nodes)]
+    time = node.now() + ms(1_500)
+    future = node.catalog.at(time)
+    world.run_for(700)
+    assert not future.done
+    made = world.execute(node.number, table("a")).catalog
+    assert made.activates_at < time
+    assert world.wait(future).version == made.version
+    assert isinstance(world.wait_error(node.catalog.at(node.now() + ms(DAY_MS))), NotComplete)
+
+
+class Unfounded(World):
+    """A node whose catalog has no version 1 yet."""
+
+    def new_node(self, number: int) -> CatalogNode:
+        return CatalogNode(self, number)
+
+
+def test_an_empty_catalog_is_found_only_where_there_was_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a node that waits to found the catalog
+    found = Catalogs._found
+    monkeypatch.setattr(Catalogs, "_found", lambda self: None)
+    world = Unfounded(nodes=1)
+    node = world[1]
+    assert isinstance(node, CatalogNode)
+    assert node.runtime is not None
+    catalogs, now = node.catalog, node.runtime.clock.now()
+    # when it is asked for a time to come, and commands wait, too
+    future = catalogs.at(HybridTime(now + ms(300)))
+    waiting = catalogs.execute(table("a"))
+    world.run_for(100)
+    assert not future.done
+    found(catalogs)
+    # then it does not take its ignorance for an answer: version 1 has no delay
+    assert world.wait(future).version == 1
+    assert world.wait(catalogs.at(now)).version == 0
+    assert world.wait(waiting).catalog.version == 2
+
+
+# -- clocks -------------------------------------------------------------------------------------
+
+
+@NODES
+def test_a_clock_a_day_behind_makes_no_author_wait_a_day(world: DrivenWorld) -> None:
+    # given a version that was written by a leader with a right clock
+    node = world[max(world.nodes)]
+    world.execute(node.number, table("a"))
+    # when the clock of an author is put back by a day
+    node.restart()
+    node.clock.skew_ms = -DAY_MS
+    world.run_until(lambda: node.catalogs is not None)
+    world.wait_even(2)
+    began_us = world.loop.elapsed_us()
+    error = world.wait_error(node.catalog.execute(table("b")))
+    # then he is told that the change is made, soon
+    assert isinstance(error, NotInForce)
+    assert error.version == 3
+    assert "do not repeat" in error.hint
+    assert world.loop.elapsed_us() - began_us < 70_000_000
+    world.wait_even(3)
+    assert all(one.catalog.latest.table_named("public", "b") for one in world.all())
+    # and a refusal does not wait for a day either
+    assert world.wait_error(node.catalog.execute(table("b"))) is not None
+
+
+@NODES
+@pytest.mark.parametrize("jump_ms", [DAY_MS, -DAY_MS], ids=["ahead and back", "back and ahead"])
+def test_a_clock_that_jumps_and_comes_back_leaves_nobody_waiting(
+    world: DrivenWorld, jump_ms: int
+) -> None:
+    # given a leader whose clock was wrong for a while
+    leader = world[world.wait_leader().number]
+    leader.clock.skew_ms = jump_ms
+    first = leader.catalog.execute(table("a"))
+    world.run_until(lambda: first.done, timeout_ms=90_000)
+    leader.clock.skew_ms = 0
+    # when more is executed everywhere
+    futures = [node.catalog.execute(table(f"b{node.number}")) for node in world.all()]
+    world.run_until(lambda: all(future.done for future in futures), timeout_ms=90_000)
+    # then everybody has an answer, and what is said to be made is made
+    for future in [first, *futures]:
+        assert future.error is None or isinstance(future.error, NotInForce)
+    world.wait_even(2 + len(futures))
+    world.check_even()
+
+
+@NODES
+def test_a_clock_that_jumps_ahead_changes_no_answer_for_an_older_time(world: DrivenWorld) -> None:
+    made = [world.execute(1, table(name)).catalog for name in ("a", "b")]
+    world.wait_even(3)
+    for node in world.all():
+        node.clock.skew_ms = DAY_MS
+    for node in world.all():
+        for catalog in made:
+            assert world.wait(node.catalog.at(catalog.activates_at)).version == catalog.version
+            time = catalog.activates_at - 1
+            assert world.wait(node.catalog.at(time)).version == catalog.version - 1
+    # and the next version is in force after them, by a day
+    third = world.execute(1, table("c")).catalog
+    assert third.activates_at > made[1].activates_at + ms(DAY_MS - 10_000)
+
+
+# -- what a newer release wrote -----------------------------------------------------------------
+
+
+def write_by_hand(node: DrivenNode, version: int, value: bytes) -> Future[object]:
+    """As a newer release would, this one's rules notwithstanding."""
+    put = Do((Put(update_key(version), value), Put(b"catalog.version", b"%d" % version)))
+    return node.metastore.invoke(put).map(lambda answer: answer)
+
+
+@NODES
+@pytest.mark.parametrize("restarts", [False, True], ids=["at work", "at start"])
+def test_a_version_of_a_newer_protocol_stops_the_catalog_by_name(
+    world: DrivenWorld, restarts: bool
+) -> None:
+    node = world[max(world.nodes)]
+    made = world.execute(node.number, table("a")).catalog
+    world.wait_even(2)
+    # given somebody who waits for a version and for a time that never come
+    ready = node.catalog.when_ready(3)
+    soon = node.catalog.at(node.now() + ms(1_000))
+    update = Update(version=CatalogVersion(3), delay_ms=500, author=9, token=bytes(16), entries=())
+    value = (PROTOCOL + 1).to_bytes(2, "little") + encode_update(update)[2:]
+    # when a newer release writes the next version
+    world.wait(write_by_hand(world[1], 3, value))
+    world.run_for(2_000)
+    if restarts:
+        for one in world.all():
+            one.restart()
+        world.run_until(lambda: all(one.catalogs is not None for one in world.all()))
+        world.wait_leader()
+        world.run_until(lambda: all(one.catalog.failed is not None for one in world.all()))
+    else:
+        assert isinstance(ready.error, CatalogTooNew)
+        assert isinstance(soon.error, CatalogTooNew)
+    for one in world.all():
+        # then the catalog says why it goes no further, and so does whatever is asked of it
+        failed = one.catalog.failed
+        assert isinstance(failed, CatalogTooNew)
+        assert (failed.found, failed.known) == (PROTOCOL + 1, PROTOCOL)
+        asked: Sequence[Future[object]] = [
+            one.catalog.at(one.now()).map(lambda found: found),
+            one.catalog.execute(table("b")).map(lambda found: found),
+            one.catalog.execute([]).map(lambda found: found),
+            one.catalog.when_ready(3).map(lambda found: found),
+            one.catalog.compact(2).map(lambda found: found),
+        ]
+        for future in asked:
+            assert isinstance(world.wait_error(future), CatalogTooNew)
+        # and what was known stays readable
+        assert bytes_of(one.catalog.version(2)) == bytes_of(made)
+        assert one.catalog.at_local(made.activates_at).version == 2
+        assert one.catalog.latest.version == 2
+    # and the node lives: its metastore works
+    world.wait(node.metastore.put(b"mine", b"1"))
+
+
+@NODES
+@pytest.mark.parametrize("gap", [False, True], ids=["cut short", "a gap"])
+def test_bytes_that_make_no_sense_stop_the_catalog_by_name(world: DrivenWorld, gap: bool) -> None:
+    node = world[max(world.nodes)]
+    world.execute(node.number, table("a"))
+    latest = node.catalog.latest
+    entries = evaluate(latest, [table("b")]).entries
+    update = Update(
+        version=CatalogVersion(5 if gap else 3),
+        delay_ms=500,
+        author=9,
+        token=bytes(16),
+        entries=entries,
+    )
+    value = encode_update(update) if gap else encode_update(update)[:-2]
+    world.wait(write_by_hand(node, update.version, value))
+    world.run_for(1_000)
+    for one in world.all():
+        assert isinstance(one.catalog.failed, CatalogUnreadable)
+        assert isinstance(world.wait_error(one.catalog.execute(table("c"))), LowmarkError)
+        assert one.catalog.latest.version == 2
+
+
+def strange(table_: Table) -> Table:
+    """With a field that this release does not know."""
+    return replace(table_, unknown=Unknown(fields=((200, b"later"),)))
+
+
+@NODES
+def test_fields_of_a_newer_release_pass_through_apply_and_snapshot(world: DrivenWorld) -> None:
+    # given a table with a field that only a newer release knows
+    node = world[max(world.nodes)]
+    latest = node.catalog.latest
+    entries = tuple(
+        NewTable(strange(entry.table)) if isinstance(entry, NewTable) else entry
+        for entry in evaluate(latest, [table("a")]).entries
+    )
+    update = Update(
+        version=CatalogVersion(2), delay_ms=500, author=9, token=bytes(16), entries=entries
+    )
+    assert world.wait(node.metastore.invoke(append(update))).answer == 1
+    world.wait_even(2)
+    # when this release changes it, cuts the log there, and starts from the cut
+    world.execute(node.number, RenameTable(name="a", to="b"))
+    world.wait_even(3)
+    assert world.wait(node.catalog.compact(3))
+    world.run_for(500)
+    for one in world.all():
+        one.restart()
+    world.run_until(lambda: all(one.catalogs is not None for one in world.all()))
+    world.wait_even(3)
+    # then the field is still there, everywhere
+    for one in world.all():
+        [(value, _)] = log_of(one)
+        assert isinstance(value, Snapshot)
+        found = one.catalog.latest.table_named("public", "b")
+        assert found is not None
+        assert found.unknown.fields == strange(found).unknown.fields
+    world.execute(node.number, RenameTable(name="b", to="c"))
+    world.wait_even(4)
+    found = world[1].catalog.latest.table_named("public", "c")
+    assert found is not None
+    assert found.unknown.fields == strange(found).unknown.fields
+    world.check_even()
+
+
+@NODES
+def test_the_time_of_an_answer_is_within_that_of_its_version(world: DrivenWorld) -> None:
+    for name in ("a", "b"):
+        world.execute(1, table(name))
+    for node in world.all():
+        found = world.wait(node.catalog.at(node.now()))
+        assert millis_of(found.activates_at) <= millis_of(node.now())

@@ -1,0 +1,106 @@
+"""Many lives of a cluster with a catalog, each decided by one seed; and that they can fail.
+
+`make sim` runs thousands; `make sim SEED=17` replays one and prints its end when it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from sim.catalog_life import SEEDS_IN_TEST, live
+from sim.catalog_mutants import CATALOG_MUTANTS
+from sim.cluster_ledger import Broken
+
+SEEDS = (
+    [int(os.environ["SEED"])]
+    if os.environ.get("SEED")
+    else range(int(os.environ.get("LOWMARK_SIM_SEEDS", SEEDS_IN_TEST)))
+)
+SEEDS_PER_TEST = 5
+TESTS = Path(__file__).parents[1]
+
+TRACE = """
+import sys
+allocated = [object() for _ in range(int(sys.argv[2]))]
+from sim.catalog_life import live
+print(live(int(sys.argv[1])))
+"""
+
+FOUND_BY = {
+    "appends unconditionally": (0, "was made twice"),
+    "cuts unconditionally": (2, "was compacted away"),
+    "ignores its token": (26, "refused, but it is in version"),
+    "looks without waiting": (1, "is in force"),
+    "takes times from its own clock": (0, "at another time"),
+    "answers without the skew": (0, "was said to be done"),
+    "refuses at once": (0, "does not show why"),
+    "says that nothing was written": (30, "but it is in"),
+    "tells a jump to nobody": (5, "was told after"),
+}
+"""The seed, and a part of what is said then."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
+def test_a_catalog_keeps_its_promises_through_any_life(first: int) -> None:
+    for seed in SEEDS[SEEDS.index(first) :][:SEEDS_PER_TEST]:
+        live(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CATALOG_MUTANTS)
+def test_a_mutant_of_the_catalog_is_found(name: str) -> None:
+    # given the seed that is known to find it, then all others in their order
+    first, said = FOUND_BY[name]
+    others = [seed for seed in range(SEEDS_IN_TEST) if seed != first]
+    found = next(
+        (
+            promise
+            for seed in [first, *others]
+            if (promise := broken_promise(seed, CATALOG_MUTANTS[name])) is not None
+        ),
+        None,
+    )
+    # then some life of those in `make test` breaks, and for the right reason
+    assert found is not None, f"no life in {SEEDS_IN_TEST} finds that the catalog {name}"
+    assert said in found
+
+
+def broken_promise(seed: int, mutant: Callable[[], AbstractContextManager[None]]) -> str | None:
+    """What a life under a mutant breaks, if anything."""
+    try:
+        with mutant():
+            live(seed)
+    except (Broken, AssertionError) as broken:
+        return str(broken)
+    return None
+
+
+def trace(seed: int, *, hash_seed: int, allocated: int) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", TRACE, str(seed), str(allocated)],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 6])
+def test_one_seed_gives_one_catalog_life_in_any_process(seed: int) -> None:
+    # given two fresh processes with other hash seeds and other numbers of objects
+    one = trace(seed, hash_seed=1, allocated=10)
+    other = trace(seed, hash_seed=4242, allocated=100_003)
+    # then the same things happen at the same virtual times, frames and disk calls included
+    assert one == other
+    assert "digest=" in one
