@@ -21,6 +21,7 @@ from lowmark.catalog import (
     RenameTable,
     Update,
     VersionUnknown,
+    catalogs,
     evaluate,
 )
 from lowmark.catalog.update_log import append, update_key
@@ -242,6 +243,20 @@ def test_thirty_writers_at_one_node_all_get_in(nodes: int, seed: int) -> None:
     world.wait_even(31)
     assert all(names(node) == [f"t{n:02}" for n in range(30)] for node in world.all())
     world.check_even()
+
+
+def test_only_so_many_wait_at_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a node at which as many wait as may
+    monkeypatch.setattr(catalogs, "WAITING_MAX", 3)
+    world = DrivenWorld(nodes=1)
+    futures = [world[1].catalog.execute(table(f"t{n}")) for n in range(4)]  # one is not waiting
+    # when one more comes
+    error = world.wait_error(world[1].catalog.execute(table("late")))
+    # then it is told at once, and the others get in
+    assert isinstance(error, Unavailable)
+    assert "wait at this node" in error.message
+    assert [world.wait(future).catalog.version for future in futures] == [2, 3, 4, 5]
+    assert names(world[1]) == ["t0", "t1", "t2", "t3"]
 
 
 @pytest.mark.parametrize(("seed", "each"), [(0, 10), (1, 10), (2, 10), (3, 10), (4, 30)])

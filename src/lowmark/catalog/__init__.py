@@ -36,7 +36,7 @@ pyarrow and the rest of the room does not.
 """
 
 from lowmark.catalog.catalog import DEFAULT_SCHEMA, DEFAULT_ZONE, EMPTY, Catalog, CatalogVersion
-from lowmark.catalog.catalogs import CatalogEvent, Catalogs, Executed, Listener
+from lowmark.catalog.catalogs import Catalogs, Executed
 from lowmark.catalog.column_commands import (
     KEEP,
     AddColumns,
@@ -120,6 +120,7 @@ from lowmark.catalog.table_commands import (
     SetTableOptions,
     TrimTableSchemas,
 )
+from lowmark.catalog.telling import CatalogEvent, Listener
 from lowmark.catalog.types import (
     ColumnType,
     DecimalOf,

@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from lowmark.catalog.catalog import Catalog, CatalogVersion
 from lowmark.catalog.commands import INITIAL_COMMANDS, Command, evaluate
-from lowmark.catalog.entries import Entry
 from lowmark.catalog.errors import (
     CatalogBusy,
     CatalogRefused,
@@ -35,6 +33,7 @@ from lowmark.catalog.errors import (
     VersionUnknown,
 )
 from lowmark.catalog.history import History, replay
+from lowmark.catalog.telling import CatalogEvent, Listener, Telling
 from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update
 from lowmark.catalog.update_log import (
     SNAPSHOT_KEY,
@@ -50,11 +49,13 @@ from lowmark.group import Future, OutcomeUnknown
 from lowmark.metastore import Answer, Event, Metastore, NotComplete, Watch
 from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, millis_of
 
-__all__ = ["ATTEMPTS_MAX", "CatalogEvent", "Catalogs", "Executed", "Listener"]
+__all__ = ["ATTEMPTS_MAX", "WAITING_MAX", "CatalogEvent", "Catalogs", "Executed", "Listener"]
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 10
+WAITING_MAX = 1_000
+"""Lists of commands that wait at one node for their turn."""
 _FAR_MS = 60_000
 """Nobody waits longer than this, beyond delay and skew, for a version to come into force."""
 _FOUND_AGAIN_MS = 300
@@ -70,20 +71,6 @@ class Executed:
     """The version in which they are done."""
     applied: tuple[bool, ...]
     """Which of them changed something."""
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogEvent:
-    """One entry of a version that was just made; without one, versions in between are unknown."""
-
-    entry: Entry | None
-    before: Catalog
-    catalog: Catalog
-    revision: int
-    """Of the metastore: what caused it."""
-
-
-Listener: TypeAlias = Callable[[CatalogEvent], Future[None] | None]
 
 
 @dataclass(slots=True)
@@ -121,11 +108,7 @@ class Catalogs:
         self._delay_ms = delay_ms
         self._max_skew_ms = max_skew_ms
         self._watch: Watch | None = None
-        self._listeners: list[Listener] = []
-        self._untold: deque[tuple[Catalog, Catalog, tuple[Entry | None, ...], int]] = deque()
-        self._telling = False
-        self._ready = 0
-        self._when_ready: list[tuple[int, Future[Catalog]]] = []
+        self._telling = Telling(runtime.loop)
         self._when_known: list[tuple[int, Future[None]]] = []
         self._when_active: list[Future[None]] = []
         self._tokens: dict[bytes, int] = {}
@@ -144,13 +127,13 @@ class Catalogs:
         Listeners are told of what comes after that: what is there already can be read.
         """
         self._follow()
-        self._untold.clear()
-        self._ready = self.history.latest.version
+        self._telling.start_at(self.history.latest.version)
         self._metastore.on_elected(lambda _: self._found())
 
     def close(self) -> None:
         """Whoever waits is told."""
         self._closed = True
+        self._telling.close()
         if self._watch is not None:
             self._watch.close()
         error = _closing()
@@ -212,12 +195,11 @@ class Catalogs:
             request = self._accepting
             if request is not None and before.version < request.tried <= catalog.version:
                 request.passed_over = True
-            self._untold.append((before, catalog, (None,), revision))
+            self._telling.made(before, catalog, (None,), revision)
         else:
             if value.author == self._metastore.node and value.token in self._tokens:
                 self._tokens[value.token] = value.version
-            self._untold.append((before, catalog, value.entries, revision))
-        self._tell()
+            self._telling.made(before, catalog, value.entries, revision)
 
     def _fail(self, error: LowmarkError) -> None:
         """What was written can't be read here: older versions stay, newer ones never come."""
@@ -228,12 +210,10 @@ class Catalogs:
         self._reject_waiting(error)
 
     def _reject_waiting(self, error: LowmarkError) -> None:
-        ready, self._when_ready = self._when_ready, []
+        self._telling.reject(error)
         known, self._when_known = self._when_known, []
-        for _, future in ready:
+        for _, future in known:
             future.reject(error.again())
-        for _, one in known:
-            one.reject(error.again())
 
     def _tell_known(self) -> None:
         known = self.history.latest.version
@@ -250,58 +230,7 @@ class Catalogs:
         The version can be read by then. If the listener answers with a future, the version counts
         as ready, and the next one is told, when that is done.
         """
-        self._listeners.append(listener)
-
-    def _tell(self) -> None:
-        if not self._telling:
-            self._telling = True
-            self._loop.call_soon(self._tell_next)
-
-    def _tell_next(self) -> None:
-        if self._closed or not self._untold:
-            self._telling = False
-            return
-        before, catalog, entries, revision = self._untold.popleft()
-        waits: list[Future[None]] = []
-        for entry in entries:
-            event = CatalogEvent(entry, before, catalog, revision)
-            for listener in self._listeners:
-                try:
-                    answer = listener(event)
-                except LowmarkError as error:
-                    self._listener_failed(catalog, error)
-                else:
-                    if answer is not None:
-                        waits.append(answer)
-        left = len(waits)
-
-        def done(future: Future[None]) -> None:
-            nonlocal left
-            left -= 1
-            if future.error is not None:
-                self._listener_failed(catalog, future.error)
-            if not left:
-                self._told(catalog)
-
-        if not waits:
-            self._told(catalog)
-        for one in waits:
-            one.then(done)
-
-    def _listener_failed(self, catalog: Catalog, error: LowmarkError) -> None:
-        # The version is made, on every node: that somebody could not follow does not undo it.
-        logger.error(
-            "a listener failed",
-            extra={"catalog_version": catalog.version, "reason": error.message},
-        )
-
-    def _told(self, catalog: Catalog) -> None:
-        self._ready = catalog.version
-        done = [future for version, future in self._when_ready if version <= self._ready]
-        self._when_ready = [waits for waits in self._when_ready if waits[0] > self._ready]
-        for future in done:
-            future.resolve(catalog)
-        self._loop.call_soon(self._tell_next)
+        self._telling.add(listener)
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -318,7 +247,7 @@ class Catalogs:
     @property
     def ready_version(self) -> int:
         """Up to this version, all listeners were told and are done."""
-        return self._ready
+        return self._telling.ready
 
     def version(self, number: int) -> Catalog:
         """One version."""
@@ -372,13 +301,13 @@ class Catalogs:
         future: Future[Catalog] = Future()
         if self._closed or self.failed is not None:
             future.reject(self.failed.again() if self.failed else _closing())
-        elif version <= self._ready:
+        elif version <= self._telling.ready:
             try:
                 future.resolve(self.history.version(version))
             except LowmarkError as error:
                 future.reject(error)
         else:
-            self._when_ready.append((version, future))
+            return self._telling.when_ready(version)
         return future
 
     # -- executing ------------------------------------------------------------------------------
@@ -399,6 +328,8 @@ class Catalogs:
         request = _Request(tuple(commands), delay_ms, token, future, founds)
         if founds:
             self._begin(request)  # whoever is first in the queue may wait for it
+        elif len(self._queue) == WAITING_MAX:
+            future.reject(_busy())
         else:
             self._queue.append(request)
             self._accept_next()
@@ -664,6 +595,13 @@ class Catalogs:
 
 def _closing() -> Unavailable:
     return Unavailable("this node is closing", hint="Ask another node.")
+
+
+def _busy() -> Unavailable:
+    return Unavailable(
+        f"{WAITING_MAX} lists of commands wait at this node",
+        hint="Retry; or send commands that belong together as one list.",
+    )
 
 
 def _written(version: int, error: LowmarkError) -> OutcomeUnknown:

@@ -139,7 +139,7 @@ class NotInForce(Unavailable):
     def __init__(self, version: int, *, wait_ms: int) -> None:
         super().__init__(
             f"version {version} of the catalog was written, and is in force in {wait_ms} ms",
-            detail="This node's clock is behind that of the metastore's leader.",
+            detail="This node's clock is behind the metastore's time: one of the clocks is off.",
             hint="Synchronise the clocks. The change is made: do not repeat it.",
         )
         self.version = version

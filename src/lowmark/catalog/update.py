@@ -21,8 +21,8 @@ DELAY_MS_MAX = 10 * 365 * 24 * 3600 * 1000
 class Update:
     """What one version changes.
 
-    It is in force `delay_ms` after its write. The token is drawn anew for every attempt to write
-    it, so that an author who never heard the answer finds out whether it was his that went in.
+    It is in force `delay_ms` after its write. The token is drawn once, for all attempts to write
+    these commands, so that an author who never heard the answer finds out whether they went in.
     """
 
     version: CatalogVersion
