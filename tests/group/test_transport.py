@@ -56,7 +56,6 @@ VOTERS = ConfState(voters=(1, 2, 3))
 RUBBISH: dict[str, bytes] = {
     "random bytes": b"\xde\xad\xbe\xef" * 10,
     "nothing": b"",
-    "another node's name": b"".join(wire.encode(99, [("g", Heartbeat(1, 2, 1_000_000, 0, 0))])),
     "members that can't be": b"".join(
         wire.encode(
             99,
@@ -93,6 +92,23 @@ def test_a_peer_that_sends_rubbish_is_cut_off_by_name_and_alone(kind: str) -> No
     assert "n9:1" not in cluster[2].here.transport.last_cut
     serves(cluster)
     assert [m.group().term for m in cluster.members.values()] == terms
+
+
+@pytest.mark.parametrize(
+    "item", [Heartbeat(1, 2, 1_000_000, 0, 0), NotHere(3, 9)], ids=["another's name", "another's"]
+)
+def test_what_is_said_in_another_s_name_or_to_another_is_not_believed(item: Item) -> None:
+    # given a group, and a peer that one of its nodes knows
+    cluster = Cluster()
+    serves(cluster)
+    terms = [m.group().term for m in cluster.members.values()]
+    # when it speaks as somebody else, or to somebody else
+    Stranger(cluster).say(cluster[1], item)
+    cluster.run_for(100)
+    # then nothing has changed: an address may have had another node, or have another one now
+    serves(cluster)
+    assert [m.group().term for m in cluster.members.values()] == terms
+    assert "n9:1" not in cluster[1].here.transport.last_cut
 
 
 def test_a_peer_that_was_cut_off_is_heard_again_after_a_while() -> None:

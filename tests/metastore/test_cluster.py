@@ -27,7 +27,7 @@ from lowmark.metastore import (
 )
 from lowmark.metastore.coordinating import JOIN_SERVICE, JoinAsk, JoinReply, Turned, Welcome
 from lowmark.metastore.nodes import ATTRIBUTES_MAX, NAME_BYTES_MAX, check_node, decode_topology
-from lowmark.runtime import SimDisk, WorldStopped, sim_runtime
+from lowmark.runtime import DiskFull, SimDisk, WorldStopped, sim_runtime
 from metastore.world import QUICK, TINY_LOG, Node, Watcher, World
 
 LEASE_MS = QUICK.lease_ms
@@ -228,6 +228,61 @@ def test_a_new_machine_at_the_address_of_a_lost_one_joins_as_a_new_node() -> Non
     entry = world.wait(new.metastore.get(b"key"))
     assert entry is not None
     assert entry.value == b"value"
+    # and when the new one is gone and the lost one is found, it is the one that is there
+    new.crash()
+    world.run_until(lambda: world.wait_leader().here.topology.find(9) is None)
+    lost.start()
+    world.run_until(lambda: world.wait_leader().here.topology.find(lost.number) is not None)
+    world.wait(lost.metastore.put(b"key", b"again"))
+
+
+@pytest.mark.parametrize("days", [1, -1])
+def test_a_clock_that_jumps_makes_nobody_gone_and_keeps_nobody(days: int) -> None:
+    # given a cluster
+    world = World()
+    wait_members(world, vote={1, 2, 3}, follow=set())
+    leader = world.wait_leader()
+    version = leader.here.topology.version
+    # when the clock of its leader jumps, and is put right again
+    leader.clock.skew_ms += days * 86_400_000
+    world.run_for(4 * QUICK.lease_ms)
+    leader.clock.skew_ms -= days * 86_400_000
+    world.run_for(4 * QUICK.lease_ms)
+    # then nobody was taken for gone
+    assert world.wait_leader().here.topology.version == version
+    # and who is gone is noticed, whatever time it is in the log
+    gone = next(node for node in world.nodes.values() if node is not world.wait_leader())
+    gone.crash()
+    began = world.loop.elapsed_us()
+    world.run_until(lambda: world.wait_leader().here.topology.find(gone.number) is None)
+    assert (world.loop.elapsed_us() - began) / 1_000 < 3 * QUICK.lease_ms
+    # and what it held is not held any more
+    state = world.wait_leader().metastore.state
+    world.run_until(lambda: f"node.{gone.number}" not in state.leases)
+
+
+def test_a_full_disk_that_takes_no_address_ends_no_node() -> None:
+    # given a node whose disk takes no small files
+    world = World(nodes=2)
+    wait_members(world, vote={1, 2}, follow=set())
+    disk = world[2].disk
+    plain = type(disk).open
+    full = True
+
+    def refuses(path: str, mode: str) -> object:
+        if full and path.startswith("node") and mode == "create":
+            raise DiskFull(path)
+        return plain(disk, path, mode)  # type: ignore[arg-type]
+
+    disk.open = refuses  # type: ignore[method-assign,assignment]
+    # when another node joins, whose address is to be noted
+    world.add(3)
+    wait_members(world, vote={1, 2, 3}, follow=set())
+    world.run_for(2 * QUICK.lease_ms)
+    assert load_identity(disk).peers.keys() == {"1"}  # type: ignore[union-attr]
+    # then it goes on, and notes it as soon as there is room
+    full = False
+    world.run_until(lambda: load_identity(disk).peers.keys() == {"1", "3"})  # type: ignore[union-attr]
 
 
 def test_a_node_of_another_cluster_is_not_let_in_and_does_no_harm() -> None:

@@ -25,9 +25,11 @@ from lowmark.metastore import (
     RemoveRange,
     RevisionCompacted,
     RevisionUnknown,
+    TimeToCome,
     all_of,
     any_of,
     exists,
+    forwarding,
     missing,
     revision,
     unless,
@@ -560,3 +562,57 @@ def test_a_leader_that_is_cut_off_soon_stops_to_coordinate() -> None:
     # it takes no longer than two election timeouts
     assert world.loop.elapsed_us() - began <= 2_000 * world.config.election_ms
     assert leader.metastore.leadership.node == 0
+
+
+def test_a_write_does_not_wait_for_a_leader_that_is_gone_longer_than_for_the_next() -> None:
+    # given a node whose leader is cut off with a question of its own
+    world = World()
+    leader = world.wait_leader()
+    world.run_until(lambda: leader.metastore.group.members().incoming == {1, 2, 3})
+    asker = next(node for node in world.nodes.values() if node is not leader)
+    world.wait(asker.metastore.put(b"key", b"before"))
+    world.isolate(leader.number)
+    began = world.loop.elapsed_us()
+    future = asker.metastore.put(b"key", b"value")
+    # when another one leads
+    error = world.wait_error(future)
+    # then it is not known what became of it, and that is said at once
+    assert isinstance(error, OutcomeUnknown)
+    waited_ms = (world.loop.elapsed_us() - began) / 1_000
+    assert waited_ms < world.metastore_config.request_timeout_ms / 2
+    # and what may be repeated is repeated: time passes for who waits for it
+    assert asker.runtime is not None
+    world.wait(asker.metastore.when_complete(asker.runtime.clock.now()))
+
+
+def test_a_time_that_is_yet_to_come_is_refused_and_writes_nothing() -> None:
+    world = World(nodes=1)
+    node = world[1]
+    assert node.runtime is not None
+    applied = node.metastore.group.applied
+    to_come = node.runtime.clock.now() + (3_600_000 << 16)
+    error = world.wait_error(node.metastore.revision_at(to_come))
+    assert isinstance(error, TimeToCome)
+    world.run_for(100)
+    assert node.metastore.group.applied <= applied + 1  # a lease may have been renewed
+
+
+def test_only_so_much_is_on_its_way_from_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a node that reaches nobody, and room for three commands
+    world = World()
+    world.run_for(1_000)
+    monkeypatch.setattr(forwarding, "_WAITING_MAX", 3)
+    leader = world.wait_leader()
+    node = next(node for node in world.nodes.values() if node is not leader)
+    world.isolate(node.number)
+    world.run_until(lambda: node.metastore.group.leader == 0)
+    futures = [node.metastore.put(b"key", b"%d" % n) for n in range(5)]
+    # then who comes when it is full is told at once
+    errors = [future.error for future in futures if future.done]
+    assert errors
+    assert all(isinstance(error, GroupBusy) for error in errors)
+    # and there is room again when the others have given up
+    for future in futures:
+        world.wait_error(future)
+    world.heal()
+    world.wait(node.metastore.put(b"key", b"value"))

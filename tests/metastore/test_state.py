@@ -26,6 +26,7 @@ from lowmark.metastore import (
     Do,
     Exists,
     LeaseAnswer,
+    LeaseEnds,
     LeaseIsOver,
     MetastoreMachine,
     Not,
@@ -42,6 +43,7 @@ from lowmark.metastore import (
     all_of,
     any_of,
     exists,
+    lease_ends,
     lease_is_over,
     missing,
     revision,
@@ -119,6 +121,8 @@ class Twin:
                 return not self.holds(inner, values)
             case LeaseIsOver(name=name):
                 return name not in self.leases or self.leases[name].until <= self.now
+            case LeaseEnds(name=name, expires_at=until):
+                return (self.leases[name].until if name in self.leases else 0) == until
 
     # -- commands -------------------------------------------------------------------------------
 
@@ -174,6 +178,7 @@ conditions: st.SearchStrategy[Condition] = st.recursive(
         st.builds(revision, keys, compares, numbers),
         st.builds(version, keys, compares, st.integers(0, 4)),
         st.sampled_from(LEASES).map(lease_is_over),
+        st.builds(lease_ends, st.sampled_from(LEASES), st.just(0)),
     ),
     lambda inner: st.one_of(
         inner.map(unless),

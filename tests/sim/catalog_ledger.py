@@ -92,6 +92,12 @@ class Ledger:
     def shown(self, value: bytes, time: int, *, who: str) -> None:
         """A node shows what stands in its log."""
         found = decode(value)
+        if isinstance(found, PartedSnapshot):
+            confirm(found.version <= self.latest, f"{who} cut at {found.version}: nobody made it")
+            whole = self.bytes_of(found.version)
+            same = found.length == len(whole) and found.digest == blake2b(whole, digest_size=16).digest()
+            confirm(same, f"{who}: the snapshot of {found.version}, in parts, differs")
+            return
         if isinstance(found, Snapshot):
             version = found.catalog.version
             confirm(version <= self.latest, f"{who} cut the log at {version}, which nobody made")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from lowmark.catalog import Catalog, Catalogs, Snapshot, Update, catalogs, decode
+from lowmark.catalog import Catalog, Catalogs, Snapshot, Update, catalogs, cutting
 from lowmark.catalog.catalogs import _Request
-from lowmark.catalog.update_log import append, save_snapshot
+from lowmark.catalog.update_log import append, read_log, save_snapshot
 from lowmark.errors import LowmarkError
 from lowmark.group import Future
 from lowmark.metastore import Branch, Statement
@@ -35,7 +35,7 @@ def appends_unconditionally() -> AbstractContextManager[None]:
 
 
 def cuts_unconditionally() -> AbstractContextManager[None]:
-    return replaced(catalogs, "save_snapshot", _unconditional(save_snapshot))
+    return replaced(cutting, "save_snapshot", _unconditional(save_snapshot))
 
 
 def ignores_its_token() -> AbstractContextManager[None]:
@@ -66,8 +66,10 @@ def takes_times_from_its_own_clock() -> AbstractContextManager[None]:
     original = Catalogs._follow
 
     def follow(self: Catalogs) -> None:
-        def read(entries: Iterable[StoredEntry]) -> Iterator[tuple[Update | Snapshot, int]]:
-            return ((decode(entry.value), self._clock.now()) for entry in entries)
+        def read(
+            entries: Iterable[StoredEntry], **more: Any
+        ) -> Iterator[tuple[Update | Snapshot, int]]:
+            return ((value, self._clock.now()) for value, _ in read_log(entries, **more))
 
         with replaced(catalogs, "read_log", read):
             original(self)

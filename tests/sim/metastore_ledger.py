@@ -21,6 +21,7 @@ from lowmark.metastore import (
     Exists,
     Lease,
     LeaseAnswer,
+    LeaseEnds,
     LeaseIsOver,
     MetastoreMachine,
     Not,
@@ -212,6 +213,9 @@ class MetastoreLedger:
                 return not self._holds(condition.condition)
             case LeaseIsOver():
                 return self.in_force(condition.name) is None
+            case LeaseEnds():
+                lease = self.leases.get(condition.name)
+                return (lease.expires_at if lease else 0) == condition.expires_at
 
     def _check_cluster(self, changes: dict[bytes, Row | None], rows: dict[bytes, Row]) -> None:
         """What nodes write about themselves is consistent after every revision."""

@@ -252,6 +252,13 @@ class Calls:
             if asked is not None:
                 asked.future.reject(CallLost(asked.who, why="the connection broke"))
 
+    def abandon(self, service: str, *, but: int) -> None:
+        """Wait for nobody's answer but this node's: the others can't do what is asked any more."""
+        for number, asked in list(self._open.items()):
+            if asked.service == service and asked.node not in {0, but}:
+                self._take(number)
+                asked.future.reject(CallLost(asked.who, why="another node took its place"))
+
     def tick(self) -> None:
         """Give up on those that waited long enough."""
         now = self._now_ms()

@@ -174,10 +174,12 @@ class PeerChange:
         if self.stage in {Stage.JOINT, Stage.STABLE} or self._leader.members().joint:
             return ChangeAnswer.BUSY
         peers = tuple(sorted(set(peers)))
-        same = (token, peers, learners) == (self.token, self.peers, self.learners)
+        same = not self._own and (peers, learners) == (self.peers, self.learners)
+        newer, self.token = token > self.token, token
         if self.stage is Stage.CATCHING_UP and same:
+            if newer and not self._may_finish:
+                self._asked = 0  # who said no to it then may say yes now
             return ChangeAnswer.RECEIVED  # again: that is no reason to wait longer for anybody
-        self.token = token
         self._begin(peers, learners)
         return ChangeAnswer.RECEIVED
 

@@ -194,14 +194,11 @@ class Transport:
         node = self._nodes.get(address)
         try:
             boot, items = wire.decode(frame)
-            others = {item.sender for _, item in items} - {node}
-            if node is not None and others:
-                if not all(isinstance(item, Ask | Answer) for _, item in items):
-                    raise BadFrame(f"a message from node {min(others)}, by node {node}")
-                node = None  # a new node, where another one was: it asks to be known
         except BadFrame as bad:
             self._cut(address, bad.message)
             return
+        if any(item.sender != node for _, item in items):
+            node = None  # another one than we know there: it has to say first who it is
         # What is for somebody else is for whoever was at this address before.
         items = [(group, item) for group, item in items if _is_for(item, self.node)]
         if node is None:

@@ -39,6 +39,7 @@ from lowmark.metastore.commands import (
     Condition,
     Do,
     Exists,
+    LeaseEnds,
     LeaseIsOver,
     Not,
     Operation,
@@ -52,6 +53,7 @@ from lowmark.metastore.commands import (
     all_of,
     any_of,
     exists,
+    lease_ends,
     lease_is_over,
     missing,
     revision,
@@ -70,6 +72,7 @@ from lowmark.metastore.errors import (
     NotInCluster,
     RevisionCompacted,
     RevisionUnknown,
+    TimeToCome,
 )
 from lowmark.metastore.identity import Identity, load_identity
 from lowmark.metastore.machine import MetastoreMachine
@@ -100,6 +103,7 @@ __all__ = [
     "Leadership",
     "Lease",
     "LeaseAnswer",
+    "LeaseEnds",
     "LeaseIsOver",
     "LeaseOver",
     "LeaseTaken",
@@ -121,6 +125,7 @@ __all__ = [
     "RevisionUnknown",
     "Standing",
     "Statement",
+    "TimeToCome",
     "Topology",
     "ValueIs",
     "Version",
@@ -129,6 +134,7 @@ __all__ = [
     "any_of",
     "exists",
     "identify",
+    "lease_ends",
     "lease_is_over",
     "load_identity",
     "missing",

@@ -243,7 +243,10 @@ class Cluster:
         self._learn()
 
     def _watch_later(self, error: LowmarkError) -> None:
-        del error  # whatever it was: what is there then is looked at, whole
+        if self._closed:
+            return
+        # Whatever it was: what is there then is looked at, whole.
+        logger.warning("nodes are not followed for a moment", extra={"reason": error.message})
         self._loop.call_later(_RETRY_MS, self._watch)
 
     def _changed(self, event: Event) -> None:
@@ -258,7 +261,7 @@ class Cluster:
             return
         peers = {
             str(node.number): node.address
-            for node in now.nodes.values()
+            for node in now.by_presence()
             if node.number != self.node.number
         }
         for number, address in peers.items():
@@ -268,12 +271,18 @@ class Cluster:
         for member in sorted(self.metastore.group.members().everybody - {self.node.number}):
             if member in addresses:
                 peers.setdefault(str(member), addresses[member])
-        if peers and peers != self._identity.peers:
-            self._save(peers=peers)
+        changes: dict[str, object] = {}
+        if peers and list(peers.items()) != list(self._identity.peers.items()):
+            changes["peers"] = peers
+        if now.settings is not None and self._identity.founding is not None:
+            # Done. If the copy were ever lost, the cluster must not be founded once more.
+            changes["founding"] = None
+        if changes:
+            try:
+                self._save(**changes)
+            except LowmarkError as error:  # it is tried again by and by
+                logger.warning("addresses were not noted", extra={"reason": error.message})
         if now.settings is not None:
-            if self._identity.founding is not None:
-                # Done. If the copy were ever lost, the cluster must not be founded once more.
-                self._save(founding=None)
             self.metastore.clock.allow_skew(now.settings.clock_max_skew_ms)
             self.ready.resolve(now.settings)
         if now.topology.version > self._told.version:
@@ -286,6 +295,7 @@ class Cluster:
         if self._closed:
             return
         self._loop.call_later(self.config.lease_ms / 3, self._every)
+        self._learn()
         # Also one that is leaving: it may be out already, and have crashed before it knew.
         if not self._identity.left and not self._is_in():
             self._ask_again()
@@ -339,8 +349,9 @@ class Cluster:
                 assert_never(reply)
 
     def _save(self, **changes: object) -> None:
-        self._identity = msgspec.structs.replace(self._identity, **changes)
-        save_identity(self._disk, self._identity)
+        changed = msgspec.structs.replace(self._identity, **changes)
+        save_identity(self._disk, changed)
+        self._identity = changed
 
     # -- asking ---------------------------------------------------------------------------------
 
@@ -355,6 +366,17 @@ class Cluster:
     def topology(self) -> Topology:
         """The nodes that are up, as far as this node knows."""
         return self._told
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with this node's place among the others, in words; empty if nothing is."""
+        if self.refused is not None:
+            return f"it was not let in again: {self.refused.message}"
+        failed = self._coordinating.last_error
+        if failed is None or not self.metastore.coordinates:
+            return ""
+        by = f" by node {failed.node}" if failed.node else ""
+        return f"the metastore's members could not be changed{by}: {failed.error.value}"
 
     def nodes(self) -> list[NodeInfo]:
         """All that belong to the cluster, as far as this node knows, in the order they came."""

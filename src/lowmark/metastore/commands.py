@@ -39,6 +39,7 @@ __all__ = [
     "Do",
     "Exists",
     "Invoke",
+    "LeaseEnds",
     "LeaseIsOver",
     "Not",
     "Operation",
@@ -67,6 +68,7 @@ __all__ = [
     "digest_of",
     "encode",
     "exists",
+    "lease_ends",
     "lease_is_over",
     "missing",
     "revision",
@@ -181,7 +183,16 @@ class LeaseIsOver(_Part, frozen=True, tag=8):
     name: str
 
 
-Condition: TypeAlias = "Exists | ValueIs | Revision | Version | AllOf | AnyOf | Not | LeaseIsOver"
+class LeaseEnds(_Part, frozen=True, tag=9):
+    """The lease lasts until exactly this time: it was not renewed since. 0: there is none."""
+
+    name: str
+    expires_at: int
+
+
+Condition: TypeAlias = (
+    "Exists | ValueIs | Revision | Version | AllOf | AnyOf | Not | LeaseIsOver | LeaseEnds"
+)
 
 
 def exists(key: bytes) -> Condition:
@@ -227,6 +238,11 @@ def unless(condition: Condition) -> Condition:
 def lease_is_over(name: str) -> Condition:
     """Nobody has that lease."""
     return LeaseIsOver(name)
+
+
+def lease_ends(name: str, expires_at: int) -> Condition:
+    """A lease was not renewed since it was seen; 0: there is none."""
+    return LeaseEnds(name, expires_at)
 
 
 # -- statements ---------------------------------------------------------------------------------
@@ -518,7 +534,7 @@ def _check_condition(condition: Condition, depth: int) -> int:
             return 1 + _check_all(condition.conditions, depth)
         case Not():
             return 1 + _check_condition(condition.condition, depth + 1)
-        case LeaseIsOver():
+        case LeaseIsOver() | LeaseEnds():
             _check_lease(condition.name)
         case Revision() | Version():
             check_key(condition.key)

@@ -5,7 +5,8 @@ Every step is one conditional write on what was read, so two leaders in turn can
 work: the later one reads again.
 
     join    node.<number> and topology change together; a name belongs to one node
-    gone    a node leaves the topology when its lease is over by the time of the write itself
+    gone    a node leaves the topology when its lease was not renewed for as long as it lasts,
+            and is still as it was when that is written
     leave   node.<number> goes; then its place among the members; only then it may be switched off
     members nodes that joined vote, up to the number that was settled; all others are learners. A
             node that is down stays a member until it leaves: it may come back any moment
@@ -29,7 +30,7 @@ from lowmark.metastore.commands import (
     Put,
     Remove,
     all_of,
-    lease_is_over,
+    lease_ends,
     missing,
     revision,
 )
@@ -51,7 +52,7 @@ from lowmark.metastore.nodes import (
 )
 from lowmark.metastore.store import Metastore
 from lowmark.raft import Members
-from lowmark.runtime import COUNTER_BITS, Buffer, Runtime
+from lowmark.runtime import Buffer, Runtime
 
 __all__ = [
     "JOIN_SERVICE",
@@ -126,7 +127,12 @@ class Known:
     """All that belong to it, in the order in which they came."""
     topology: Topology
     topology_revision: int
-    joined_at: dict[int, int]
+
+    def by_presence(self) -> list[NodeInfo]:
+        """Those that are up behind those that are not: of two at one address, the last counts."""
+        return sorted(
+            self.nodes.values(), key=lambda node: self.topology.find(node.number) is not None
+        )
 
 
 def known(metastore: Metastore) -> Known:
@@ -143,7 +149,6 @@ def known(metastore: Metastore) -> Known:
         nodes,
         decode_topology(topology.value) if topology is not None else Topology(),
         topology.revision if topology is not None else 0,
-        {int(entry.key.removeprefix(NODE_PREFIX)): entry.time for entry in entries},
     )
 
 
@@ -152,10 +157,10 @@ class Coordinating:
 
     def __init__(self, runtime: Runtime, groups: Groups, metastore: Metastore) -> None:
         self._loop = runtime.loop
-        self._clock = runtime.clock
         self._groups = groups
         self._metastore = metastore
-        self._elected_at_ms = 0
+        self._seen: dict[int, tuple[int, int]] = {}
+        """Until when the leases of nodes last, and since when (by our time) that is so."""
         self._closed = False
         self._writing = False
         self.last_error: ChangeFailed | None = None
@@ -233,7 +238,7 @@ class Coordinating:
             _check_welcome(asked, settings, now)
         except Rejected as error:
             return Future.failed(error)
-        welcome = Welcome(settings, (*now.nodes.values(), *self._on_their_way_out(now)))
+        welcome = Welcome(settings, (*self._on_their_way_out(now), *now.by_presence()))
         if now.nodes.get(node.number) == node == now.topology.find(node.number):
             return Future.of(welcome)
         whole: Future[JoinReply] = Future()
@@ -331,34 +336,52 @@ class Coordinating:
     # -- who is gone ----------------------------------------------------------------------------
 
     def _drop_gone(self) -> None:
-        """Take nodes whose lease is over out of the topology, one at a time."""
-        lease_ms = self._metastore.config.lease_ms
-        since_ms = self._metastore.now_ms() - self._elected_at_ms
-        if self._closed or self._writing or since_ms < lease_ms:
-            return  # after an election, nodes get the time to find their new leader
-        now, time = self.look(), self._clock.now()
+        """Take nodes that do not renew their lease out of the topology, one at a time.
+
+        By this node's own time that only grows, from when it saw the lease as it is now: a clock
+        that jumps makes nobody gone, and one that stands still keeps nobody.
+        """
+        if self._closed or self._writing:
+            return
+        now = self.look()
         if now is None:
             return
+        up = {node.number for node in now.topology.nodes}
+        self._seen = {number: seen for number, seen in self._seen.items() if number in up}
         for node in now.topology.nodes:
-            lease = self._metastore.state.lease(lease_of(node.number), time)
-            joined_ms = (time - now.joined_at.get(node.number, 0)) >> COUNTER_BITS
-            if lease is None and joined_ms >= lease_ms and node.number != self._metastore.node:
+            if node.number != self._metastore.node and self._is_gone(node.number):
                 self._drop(node, now)
                 return
 
+    def _is_gone(self, number: int) -> bool:
+        lease = self._metastore.state.leases.get(lease_of(number))
+        until, now_ms = 0 if lease is None else lease.expires_at, self._metastore.now_ms()
+        last, since_ms = self._seen.get(number, (until, now_ms))
+        if last and not until:
+            return True  # it gave its lease back
+        if last != until:
+            since_ms = now_ms
+        self._seen[number] = until, since_ms
+        return now_ms - since_ms >= self._metastore.config.lease_ms
+
     def _drop(self, node: NodeInfo, now: Known) -> None:
         self._writing = True
+        name, (until, _) = lease_of(node.number), self._seen.get(node.number, (0, 0))
+        if self._metastore.state.leases.get(name) is None:
+            until = 0
 
         def done(future: Future[bool]) -> None:
             self._writing = False
             if future.error is None and future.result():
                 logger.warning("a node is gone", extra={"node": node.name})
+                # What it held is not needed any more, whatever the clocks say.
+                self._metastore.release_lease(name, holder=node.number)
                 self._drop_gone()
 
         self._metastore.invoke_if(
             all_of(
                 revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision),
-                lease_is_over(lease_of(node.number)),
+                lease_ends(name, until),
             ),
             [Put(TOPOLOGY_KEY, encode(now.topology.without(node.number)))],
         ).then(done)
@@ -394,7 +417,7 @@ class Coordinating:
     def on_leader_elected(self, term: int) -> None:
         """This node leads now."""
         del term
-        self._elected_at_ms = self._metastore.now_ms()
+        self._seen.clear()  # nodes get the time to find their new leader
         self.see_to_members()
 
     def on_change_peers_committed(self, peers: tuple[int, ...]) -> None:

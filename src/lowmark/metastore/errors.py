@@ -14,6 +14,7 @@ __all__ = [
     "NotInCluster",
     "RevisionCompacted",
     "RevisionUnknown",
+    "TimeToCome",
 ]
 
 
@@ -86,6 +87,16 @@ class NotComplete(Unavailable):
             hint="Retry when it is connected again, or ask for an earlier time.",
         )
         self.behind_ms = behind_ms
+
+
+class TimeToCome(Rejected):
+    """A time of which nobody can say yet what will have happened by then."""
+
+    def __init__(self, *, ahead_ms: int) -> None:
+        super().__init__(
+            f"that time is yet to come, in {ahead_ms} ms by this node's clock",
+            hint="Ask for a time that has passed.",
+        )
 
 
 class NotInCluster(Unavailable):

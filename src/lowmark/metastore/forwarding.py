@@ -20,10 +20,12 @@ from lowmark.group import (
     Future,
     Group,
     GroupBusy,
+    GroupStopped,
     NoService,
     NotAsked,
     NotLeader,
     OutcomeUnknown,
+    QuarantinedHere,
     Reply,
     Superseded,
 )
@@ -36,8 +38,13 @@ __all__ = ["Forwarding"]
 
 SERVICE = "metastore.propose"
 _RETRY_MS = 50
+_WAITING_MAX = 16_384
+_WAITING_BYTES_MAX = 64 << 20
+"""Of commands of this node that are on their way."""
 _UNTOUCHED = (NotLeader, Superseded, GroupBusy, NotAsked, NoService)
 """After these, the command was not applied and never will be."""
+_REPEATABLE = (commands.Tick, commands.Renew, commands.Release, commands.Compact)
+"""Twice does no harm: nobody need hear that the outcome is unknown."""
 
 
 class _Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -68,10 +75,11 @@ _decode = msgspec.msgpack.Decoder(_Reply).decode
 class _Request:
     """One command on its way."""
 
-    __slots__ = ("data", "deadline_ms", "future", "since_ms", "why")
+    __slots__ = ("data", "deadline_ms", "future", "repeatable", "since_ms", "why")
 
-    def __init__(self, data: bytes, since_ms: int, deadline_ms: int) -> None:
+    def __init__(self, data: bytes, since_ms: int, deadline_ms: int, *, repeatable: bool) -> None:
         self.data = data
+        self.repeatable = repeatable
         self.since_ms = since_ms
         self.deadline_ms = deadline_ms
         self.future: Future[Outcome] = Future()
@@ -86,6 +94,8 @@ class Forwarding:
         self._calls = calls
         self._group = group
         self._closed = False
+        self._waiting = 0
+        self._waiting_bytes = 0
         calls.serve(SERVICE, self._asked)
 
     def submit(self, command: commands.Command, *, timeout_ms: int) -> Future[Outcome]:
@@ -94,10 +104,27 @@ class Forwarding:
             data = commands.encode(command)
         except LowmarkError as error:
             return Future.failed(error)
+        full = self._waiting_bytes and self._waiting_bytes + len(data) > _WAITING_BYTES_MAX
+        if self._waiting == _WAITING_MAX or full:
+            why = f"{self._waiting} commands of {self._waiting_bytes} bytes wait at this node"
+            return Future.failed(GroupBusy("metastore", why=why))
         now = self._now_ms()
-        request = _Request(data, now, now + timeout_ms)
+        repeatable = isinstance(command, _REPEATABLE)
+        request = _Request(data, now, now + timeout_ms, repeatable=repeatable)
+        self._waiting += 1
+        self._waiting_bytes += len(data)
+        request.future.then(lambda _: self._over(request))
         self._try(request)
         return request.future
+
+    def _over(self, request: _Request) -> None:
+        self._waiting -= 1
+        self._waiting_bytes -= len(request.data)
+
+    def leader_changed(self, leader: int) -> None:
+        """Whatever another node was asked, it can't answer any more as a leader."""
+        if leader:
+            self._calls.abandon(SERVICE, but=leader)
 
     def close(self) -> None:
         """Try nothing again."""
@@ -130,13 +157,21 @@ class Forwarding:
             self._finish(request, future.result())
         elif isinstance(future.error, _UNTOUCHED):
             self._again(request, future.error.message)
+        elif isinstance(future.error, OutcomeUnknown):
+            self._unknown(request, future.error)
         else:
             request.future.reject(future.error)
+
+    def _unknown(self, request: _Request, error: OutcomeUnknown) -> None:
+        if request.repeatable:
+            self._again(request, error.message)
+        else:
+            request.future.reject(error)
 
     def _answered(self, request: _Request, future: Future[bytes]) -> None:
         error = future.error
         if isinstance(error, CallLost):
-            request.future.reject(OutcomeUnknown("metastore", why=error.message))
+            self._unknown(request, OutcomeUnknown("metastore", why=error.message))
             return
         if error is not None:
             self._again(request, error.message)
@@ -144,7 +179,7 @@ class Forwarding:
         try:
             reply: _Reply = _decode(future.result())
         except msgspec.MsgspecError as bad:
-            request.future.reject(OutcomeUnknown("metastore", why=f"a bad answer: {bad}"))
+            self._unknown(request, OutcomeUnknown("metastore", why=f"a bad answer: {bad}"))
             return
         match reply:
             case _Done(outcome=outcome):
@@ -152,7 +187,7 @@ class Forwarding:
             case _Again(why=why):
                 self._again(request, why)
             case _Unknown(why=why):
-                request.future.reject(OutcomeUnknown("metastore", why=why))
+                self._unknown(request, OutcomeUnknown("metastore", why=why))
             case _Refused(message=message, detail=detail, hint=hint):
                 request.future.reject(Rejected(message, detail=detail, hint=hint))
             case _:
@@ -188,8 +223,8 @@ def _reply_of(future: Future[object]) -> _Reply:
     error = future.error
     if error is None:
         return _Done(future.result())  # type: ignore[arg-type]
-    if isinstance(error, OutcomeUnknown):
-        return _Unknown(error.message)
+    if isinstance(error, (*_UNTOUCHED, GroupStopped, QuarantinedHere)):
+        return _Again(error.message)
     if isinstance(error, Rejected):
         return _Refused(error.message, error.detail, error.hint)
-    return _Again(error.message)  # whatever it was, it says that nothing happened
+    return _Unknown(error.message)  # also what nobody has thought of yet

@@ -19,7 +19,6 @@ Invariants
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -33,6 +32,7 @@ from lowmark.metastore.commands import (
     Compact,
     Condition,
     Exists,
+    LeaseEnds,
     LeaseIsOver,
     Not,
     Release,
@@ -291,6 +291,9 @@ class State:
                 return not self._holds(inner)
             case LeaseIsOver(name=name):
                 return self.lease(name, self.time) is None
+            case LeaseEnds(name=name, expires_at=expires_at):
+                lease = self.leases.get(name)
+                return (0 if lease is None else lease.expires_at) == expires_at
             case _:
                 assert_never(condition)
 
@@ -441,6 +444,3 @@ class State:
         if made.live:
             del self.by_index[made.index]
             self.live.discard(made.index)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.keys)

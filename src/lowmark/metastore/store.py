@@ -31,12 +31,12 @@ from lowmark.metastore.commands import (
     Take,
     Tick,
 )
+from lowmark.metastore.completeness import Completeness
 from lowmark.metastore.config import MetastoreConfig
 from lowmark.metastore.errors import (
     InvokeRefused,
     LeaseOver,
     LeaseTaken,
-    NotComplete,
     NotInCluster,
     RevisionCompacted,
 )
@@ -44,12 +44,11 @@ from lowmark.metastore.forwarding import Forwarding
 from lowmark.metastore.machine import MetastoreMachine, Outcome
 from lowmark.metastore.state import Answer, Cut, Found, Lease, LeaseAnswer, State, prefix_end
 from lowmark.metastore.watches import Entry, OnEnd, OnEvent, Values, Watch, Watches
-from lowmark.runtime import Buffer, ClockSkew, HybridTime, Runtime, millis_of
+from lowmark.runtime import Buffer, ClockSkew, HybridTime, Runtime
 
 __all__ = ["GROUP", "Leadership", "Metastore", "Page", "Standing"]
 
 GROUP = "metastore"
-_TICK_AGAIN_MS = 20
 _COMPACTED_PER_STEP = 10_000
 
 T = TypeVar("T")
@@ -127,8 +126,9 @@ class Metastore:
         self._reader_numbers = 0
         self._on_leader: list[Callable[[Leadership], None]] = []
         self._on_elected: list[_Elected] = []
-        self._complete: list[tuple[int, int, int, Future[None]]] = []
-        self._ticking = False
+        self._completeness = Completeness(
+            runtime.loop, runtime.clock, known=lambda: self.state.time, tick=self._tick
+        )
         self.coordinator: Coordinator | None = None
         self.renew_holds: Callable[[], Future[LeaseAnswer]] = lambda: Future.failed(NotInCluster())
         """Has this node's lease renewed now; set by whoever keeps that lease."""
@@ -157,9 +157,7 @@ class Metastore:
         self._forwarding.close()
         error = Unavailable("this node is closing", hint="Ask another node.")
         self._watches.end_all(error)
-        waiting, self._complete = self._complete, []
-        for *_, future in waiting:
-            future.reject(error.again())
+        self._completeness.close(error)
 
     @property
     def group(self) -> Group:
@@ -262,6 +260,10 @@ class Metastore:
         found = self.state.find(key, at)
         return None if found is None else self._values.entries([found])[0]
 
+    def entries(self, found: Iterable[Found]) -> list[Entry]:
+        """The values of what was found in the state, in its order; ask in the same turn."""
+        return self._values.entries(found)
+
     def history(self, key: bytes) -> Future[tuple[Entry | None, ...]]:
         """What a key was at each revision that changed it, oldest first; None: it was removed."""
 
@@ -341,6 +343,9 @@ class Metastore:
 
         step(min(revision, self.state.compacted + _COMPACTED_PER_STEP))
         return whole
+
+    def _tick(self, timeout_ms: int) -> Future[object]:
+        return self._forwarding.submit(Tick(), timeout_ms=timeout_ms).map(lambda outcome: outcome)
 
     def _submit(self, command: commands.Command) -> Future[Outcome]:
         return self._forwarding.submit(command, timeout_ms=self.config.request_timeout_ms)
@@ -442,48 +447,8 @@ class Metastore:
 
     def when_complete(self, time: int, *, timeout_ms: int | None = None) -> Future[None]:
         """When every revision up to a time was applied here."""
-        future: Future[None] = Future()
-        if self.state.time >= time:
-            future.resolve(None)
-            return future
-        now = self.now_ms()
         wait = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
-        self._complete.append((time, now, now + wait, future))
-        self._loop.call_later(wait, self._give_up_waiting)
-        self._tick()
-        return future
-
-    def _tick(self) -> None:
-        """Somebody waits for time to pass: have the leader put its time into the log."""
-        if not self._complete or self._ticking or self._closed:
-            return
-        self._ticking = True
-        left = max(deadline for _, _, deadline, _ in self._complete) - self.now_ms()
-        ticked = self._forwarding.submit(Tick(), timeout_ms=max(left, 1))
-        ticked.then(lambda _: self._ticked())
-
-    def _ticked(self) -> None:
-        def again() -> None:
-            self._ticking = False
-            self._tick()
-
-        self._loop.call_later(_TICK_AGAIN_MS, again)
-
-    def _tell_complete(self) -> None:
-        known = self.state.time
-        ready = [future for time, _, _, future in self._complete if time <= known]
-        if ready:
-            self._complete = [waiting for waiting in self._complete if waiting[0] > known]
-            for future in ready:
-                future.resolve(None)
-
-    def _give_up_waiting(self) -> None:
-        now = self.now_ms()
-        late = [waiting for waiting in self._complete if waiting[2] <= now]
-        self._complete = [waiting for waiting in self._complete if waiting[2] > now]
-        for time, since, _, future in late:
-            behind = millis_of(HybridTime(time)) - millis_of(HybridTime(self.state.time))
-            future.reject(NotComplete(waited_ms=now - since, behind_ms=max(behind, 1)))
+        return self._completeness.when(time, timeout_ms=wait)
 
     # -- who leads ------------------------------------------------------------------------------
 
@@ -518,10 +483,11 @@ class Metastore:
         with contextlib.suppress(ClockSkew):  # the catalog says what that means
             self.clock.observe(HybridTime(self.state.time))
         self._watches.moved_on()
-        self._tell_complete()
+        self._completeness.moved_on()
 
     def on_leader_changed(self, leader: int, term: int) -> None:
         """Another node leads."""
+        self._forwarding.leader_changed(leader)
         for callback in list(self._on_leader):
             callback(Leadership(leader, term))
 

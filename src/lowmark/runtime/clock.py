@@ -47,6 +47,11 @@ class HybridClock:
         self._max_skew_ms = max_skew_ms
         self._last = 0
 
+    @property
+    def max_skew_ms(self) -> int:
+        """How far clocks of the cluster may differ."""
+        return self._max_skew_ms
+
     def allow_skew(self, max_skew_ms: int) -> None:
         """What the cluster has settled, once this node knows it."""
         self._max_skew_ms = max_skew_ms
