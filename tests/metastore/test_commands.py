@@ -324,3 +324,26 @@ def test_every_comparison_compares(compare: Compare) -> None:
     }
     assert [compare.holds(left, 5) for left in (4, 5, 6)] == expected[compare]
     assert isinstance(revision(b"k", compare, 5), Revision)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Invoke(Do((Put(b"key", "text"),))),  # type: ignore[arg-type]
+        Invoke(Do((Put(b"key", None),))),  # type: ignore[arg-type]
+        when(revision(b"key", Compare.EQ, 2**70)),
+        Take("lease", 2**70, 1_000, 0, ""),
+        Take("lease \ud800", 1, 1_000, 0, ""),
+    ],
+)
+def test_what_can_not_be_written_down_is_refused_by_name(command: Command) -> None:
+    with pytest.raises(InvokeRefused):
+        encode(command)
+
+
+def test_branches_without_end_are_refused_by_name() -> None:
+    statement: Do | Branch = Do()
+    for _ in range(5_000):
+        statement = Branch(missing(b"key"), statement, Do())
+    with pytest.raises(InvokeRefused):
+        encode(Invoke(statement))

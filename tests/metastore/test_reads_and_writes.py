@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.group import GroupBusy, OutcomeUnknown, ReadTimedOut
+from lowmark.group import CommandTooLarge, GroupBusy, OutcomeUnknown, ReadTimedOut
 from lowmark.metastore import (
     Answer,
     Branch,
@@ -616,3 +616,20 @@ def test_only_so_much_is_on_its_way_from_one_node(monkeypatch: pytest.MonkeyPatc
         world.wait_error(future)
     world.heal()
     world.wait(node.metastore.put(b"key", b"value"))
+
+
+def test_a_statement_that_is_too_large_is_refused_by_name_on_every_node() -> None:
+    world = World()
+    big = Do(tuple(Put(b"key %d" % n, bytes(3 << 20)) for n in range(3)))
+    for node in world.nodes.values():
+        assert isinstance(world.wait_error(node.metastore.invoke(big)), CommandTooLarge)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_was_told_of_a_revision_can_hold_it_at_once(seed: int) -> None:
+    world = World(seed)
+    world.run_for(1_000)
+    for node in world.nodes.values():
+        made = world.wait(node.metastore.put(b"key", b"value")).revision
+        let_go = world.wait(node.metastore.hold(made))
+        let_go()

@@ -40,7 +40,10 @@ FOUND_BY = {
     "asks again after a lost call": (14, ("carried out", "came to")),
     "reads without asking the leader": (2, ("superseded long ago", "was known before")),
     "looks for a value where it was": (1, ("not in the log", "can't read")),
-    "ignores that an entry has moved": (5, ("has another state", "for live", "not in the log")),
+    "ignores that an entry has moved": (
+        7,
+        ("has another state", "for live", "not in the log", "there is no peace"),
+    ),
     "counts leases that are over": (0, ("should come to", "with leases")),
     "cuts what a lease holds": (0, ("should come to", "should be")),
     "takes its snapshot later": (1, ("not of one moment",)),

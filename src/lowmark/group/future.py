@@ -65,6 +65,13 @@ class Future(Generic[T]):
         future.reject(error)
         return future
 
+    def follow(self, other: Future[T]) -> None:
+        """Answer as another one did, which has its answer."""
+        if other.error is not None:
+            self.reject(other.error)
+        else:
+            self.resolve(other.result())
+
     def resolve(self, value: T) -> None:
         """Answer with a value; only the first answer counts."""
         if not self.done:

@@ -408,13 +408,19 @@ def encode(command: Command) -> bytes:
     """As bytes; raises `InvokeRefused` if it is wrong as it stands."""
     values = _Values()
     flat: StoredCommand
-    if isinstance(command, Invoke):
-        flat = StoredInvoke(values.flat(command.statement))
-    else:
-        flat = command
-    _check(flat)
-    head = _encoder.encode((FORMAT, flat))
-    return b"".join([_LENGTH.pack(len(head)), head, *values.all])
+    try:
+        if isinstance(command, Invoke):
+            flat = StoredInvoke(values.flat(command.statement))
+        else:
+            flat = command
+        _check(flat)
+        head = _encoder.encode((FORMAT, flat))
+        return b"".join([_LENGTH.pack(len(head)), head, *values.all])
+    except (TypeError, OverflowError, RecursionError, UnicodeEncodeError) as error:
+        raise InvokeRefused(
+            f"a command can't be written down: {error}",
+            hint="Keys and values are bytes, numbers have at most 63 bits.",
+        ) from error
 
 
 def decode(data: Buffer) -> tuple[StoredCommand, int]:

@@ -17,6 +17,7 @@ from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import (
     CallLost,
     Calls,
+    CommandTooLarge,
     Future,
     Group,
     GroupBusy,
@@ -104,6 +105,10 @@ class Forwarding:
             data = commands.encode(command)
         except LowmarkError as error:
             return Future.failed(error)
+        group = self._group()
+        if group is not None and len(data) > group.config.command_bytes_max:
+            limit = group.config.command_bytes_max
+            return Future.failed(CommandTooLarge(size=len(data), limit=limit))
         full = self._waiting_bytes and self._waiting_bytes + len(data) > _WAITING_BYTES_MAX
         if self._waiting == _WAITING_MAX or full:
             why = f"{self._waiting} commands of {self._waiting_bytes} bytes wait at this node"

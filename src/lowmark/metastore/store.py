@@ -374,10 +374,19 @@ class Metastore:
 
         It is held when the future resolves, and as long as this node keeps its lease.
         """
-        try:
-            self.state.check_readable(revision)
-        except LowmarkError as error:
-            return Future.failed(error)
+        whole: Future[Callable[[], None]] = Future()
+
+        def readable(future: Future[None]) -> None:
+            if future.error is not None:
+                whole.reject(future.error)
+            else:
+                self._hold(revision).then(whole.follow)
+
+        # This node may not have heard yet of a revision that somebody here was told of.
+        self.read(lambda state: state.check_readable(revision)).then(readable)
+        return whole
+
+    def _hold(self, revision: int) -> Future[Callable[[], None]]:
         self._reader_numbers += 1
         number = self._reader_numbers
         self._readers[number] = revision + 1
