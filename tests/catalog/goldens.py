@@ -43,6 +43,7 @@ from lowmark.catalog import (
     NewSchema,
     NewTable,
     NewZone,
+    PartedSnapshot,
     RemovedIndex,
     Schema,
     SchemaId,
@@ -56,6 +57,7 @@ from lowmark.catalog import (
     Zone,
     ZoneChange,
     ZoneId,
+    encode_parted,
     encode_snapshot,
     encode_update,
     parse_type,
@@ -66,6 +68,7 @@ from lowmark.runtime import HybridTime
 
 __all__ = [
     "FOLDER",
+    "encoded",
     "example",
     "golden_name",
     "golden_names",
@@ -184,8 +187,26 @@ _INSIDE: dict[type, type] = {
 }
 
 
-def example(kind: type) -> Update | Snapshot:
+PARTED = PartedSnapshot(
+    version=CatalogVersion(300), parts=3, length=10_000_000, digest=bytes(range(16))
+)
+
+
+def encoded(thing: Update | Snapshot | PartedSnapshot) -> bytes:
+    """A value as the update log has it."""
+    match thing:
+        case Update():
+            return encode_update(thing)
+        case Snapshot():
+            return encode_snapshot(thing)
+        case PartedSnapshot():
+            return encode_parted(thing)
+
+
+def example(kind: type) -> Update | Snapshot | PartedSnapshot:
     """A value of the update log that has an object of this type in it."""
+    if kind is PartedSnapshot:
+        return PARTED
     if kind is Catalog:
         return Snapshot(CATALOG)
     entries = [ENTRIES[_INSIDE.get(kind, kind)]] if kind is not Update else []
@@ -223,9 +244,7 @@ def _fresh() -> Iterator[tuple[str, bytes]]:
     newest = {serializer.kind: serializer for serializer in REGISTRY}
     for serializer in newest.values():
         if not is_released(serializer):
-            thing = example(serializer.kind)
-            encoded = encode_update(thing) if isinstance(thing, Update) else encode_snapshot(thing)
-            yield golden_name(serializer), encoded
+            yield golden_name(serializer), encoded(example(serializer.kind))
 
 
 def rewrite() -> None:

@@ -8,9 +8,11 @@ from catalog.making import execute, fresh, orders, table_of, update_of
 from lowmark.catalog import (
     EMPTY,
     INITIAL_COMMANDS,
+    TOKEN_BYTES,
     AddColumns,
     AlterColumn,
     AlterZone,
+    CatalogVersion,
     Command,
     CreateIndex,
     CreateSchema,
@@ -31,11 +33,14 @@ from lowmark.catalog import (
     SetTableOptions,
     StartBuildingIndex,
     TrimTableSchemas,
+    Update,
+    apply_update,
     describe,
     diff,
     evaluate,
     to_builtins,
 )
+from lowmark.runtime import HybridTime
 
 
 def test_every_entry_has_a_line() -> None:
@@ -154,3 +159,18 @@ def test_a_catalog_becomes_plain_values_for_json() -> None:
     }
     [index] = plain["indexes"]
     assert (index["columns"], index["status"]) == (["city"], "available")
+
+
+def test_the_default_zone_is_told_in_both_directions() -> None:
+    first = apply_update(EMPTY, initial(), time=HybridTime(5))
+    there = [one.text for one in diff(EMPTY, first) if one.object_kind == "default zone"]
+    back = [one.text for one in diff(first, EMPTY) if one.object_kind == "default zone"]
+    assert there == ["default zone: none → default"]
+    assert back == ["default zone: default → none"]
+
+
+def initial() -> Update:
+    entries = evaluate(EMPTY, INITIAL_COMMANDS).entries
+    token = bytes(TOKEN_BYTES)
+    version = CatalogVersion(1)
+    return Update(version=version, delay_ms=0, author=1, token=token, entries=entries)

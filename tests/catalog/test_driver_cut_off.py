@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,6 +18,7 @@ from lowmark.catalog import (
     RenameTable,
     Snapshot,
     Table,
+    TimeToCome,
     Unknown,
     Update,
     encode_update,
@@ -27,11 +28,13 @@ from lowmark.catalog.serialization import PROTOCOL
 from lowmark.catalog.update_log import append, update_key
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, OutcomeUnknown
-from lowmark.metastore import Do, NotComplete, Put
+from lowmark.metastore import Do, Event, NotComplete, Put
 from lowmark.runtime import HybridTime, millis_of
 from metastore.world import World
 from sim.catalog_world import DAY_MS, DrivenNode, DrivenWorld, bytes_of, log_of, ms
 
+SKEW_MS = 500
+"""What the clocks of these worlds may differ by."""
 NODES = pytest.mark.parametrize("nodes", [1, 3], ids=["one node", "three nodes"])
 
 
@@ -76,12 +79,13 @@ def test_who_waits_at_a_node_that_is_cut_off_is_answered_when_it_is_back() -> No
     node = world.follower()
     world.isolate(node.number)
     other = next(one for one in world.all() if one is not node)
-    future = node.catalog.at(node.now() + ms(2_000), timeout_ms=20_000)
+    soon = node.now() + ms(SKEW_MS)
+    future = node.catalog.at(soon, timeout_ms=20_000)
     new = world.execute(other.number, table("b")).catalog
     world.run_for(3_000)
     assert not future.done
     world.heal()
-    assert world.wait(future).version == new.version
+    assert world.wait(future).version == (new.version if new.activates_at <= soon else 1)
 
 
 @NODES
@@ -113,14 +117,120 @@ def test_nobody_waits_for_a_copy_that_has_stopped(world: DrivenWorld) -> None:
 @NODES
 def test_a_look_up_for_a_time_to_come_waits_until_it_is_certain(world: DrivenWorld) -> None:
     node = world[max(world.nodes)]
-    time = node.now() + ms(1_500)
-    future = node.catalog.at(time)
-    world.run_for(700)
-    assert not future.done
+    world.run_for(1_000)
+    early = node.catalog.execute(table("a"))
+    world.run_until(lambda: node.catalog.latest.version == 2)
+    # when somebody asks for a time at which version 2 is in force by the clock of another node
+    world.run_for(200)
+    time = node.now() + ms(SKEW_MS)
+    assert node.catalog.latest.activates_at < time
+    assert world.wait(node.catalog.at(time)).version == 2
+    assert millis_of(node.now()) <= millis_of(HybridTime(time))
+    assert world.wait(early).catalog.version == 2
+
+
+@NODES
+def test_a_look_up_for_a_time_that_is_yet_to_come_is_refused(world: DrivenWorld) -> None:
+    node = world[max(world.nodes)]
     made = world.execute(node.number, table("a")).catalog
-    assert made.activates_at < time
-    assert world.wait(future).version == made.version
-    assert isinstance(world.wait_error(node.catalog.at(node.now() + ms(DAY_MS))), NotComplete)
+    world.run_for(5_000)
+    index = node.metastore.group.applied
+    # when somebody asks for a time beyond what any clock can have
+    for ahead_ms in (SKEW_MS + 2, 2_000, DAY_MS):
+        error = node.catalog.at(node.now() + ms(ahead_ms)).error
+        # then he is told at once, and no leader writes anything for it
+        assert isinstance(error, TimeToCome)
+        assert "is yet to come" in error.message
+        assert abs(error.ahead_ms - ahead_ms) <= 1
+    assert node.metastore.group.applied == index
+    # but what another clock may show is answered
+    assert world.wait(node.catalog.at(node.now() + ms(SKEW_MS - 1))).version == 2
+    # and so is what the metastore's time says is past, by a clock that is a day behind
+    node.restart()
+    node.clock.skew_ms = -DAY_MS
+    world.run_until(lambda: node.catalogs is not None and node.catalog.latest.version == 2)
+    assert world.wait(node.catalog.at(made.activates_at)).version == 2
+    assert world.wait(node.catalog.at(node.metastore.complete_to)).version == 2
+
+
+def wait_behind(world: DrivenWorld, node: DrivenNode) -> None:
+    """Until there is a revision that the catalog's watch has not come to."""
+    world.wait(node.metastore.put(b"other", b"1"))
+    watch = node.catalog._watch
+    assert watch is not None
+    world.run_until(lambda: watch.position <= node.metastore.state.latest)
+
+
+@NODES
+def test_a_look_up_waits_for_its_watch_without_spinning(
+    world: DrivenWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = world[max(world.nodes)]
+    world.execute(node.number, table("a"))
+    # given a watch that is not told yet of a version that the copy has
+    told: list[Event] = []
+    changed = node.catalog._changed
+    assert node.catalog._watch is not None
+    held: Future[None] = Future()
+
+    def hold(event: Event) -> Future[None]:
+        told.append(event)
+        return held
+
+    node.catalog._watch._on_event = hold
+    done = node.catalog.execute(table("b"))
+    world.run_until(lambda: bool(told))
+    wait_behind(world, node)
+    assert node.catalog.latest.version == 2
+    future = node.catalog.at(node.now())
+    another = node.catalog.at(node.now())
+    loop, asked = node.catalog._loop, list[str]()
+    call_soon = loop.call_soon
+
+    def noted(callback: Callable[[], None]) -> None:
+        asked.append(getattr(callback, "__qualname__", ""))
+        call_soon(callback)
+
+    monkeypatch.setattr(loop, "call_soon", noted)
+    world.run_for(50)
+    assert not future.done
+    assert not [name for name in asked if name.startswith("Catalogs.")]
+    # when it is told
+    node.catalog._watch._on_event = changed
+    changed(told[0])
+    held.resolve(None)
+    # then whoever waited has an answer
+    assert world.wait(future).version in (2, 3)
+    assert world.wait(another).version in (2, 3)
+    assert world.wait(done).catalog.version == 3
+
+
+@NODES
+@pytest.mark.parametrize("how", ["closed", "failed"])
+def test_a_look_up_that_waits_for_its_watch_is_told_when_there_is_none(
+    world: DrivenWorld, how: str
+) -> None:
+    node = world[max(world.nodes)]
+    assert node.catalog._watch is not None
+    never: Future[None] = Future()
+    told: list[Event] = []
+
+    def hold(event: Event) -> Future[None]:
+        told.append(event)
+        return never
+
+    node.catalog._watch._on_event = hold
+    node.catalog.execute(table("a"))
+    world.run_until(lambda: bool(told))
+    wait_behind(world, node)
+    future = node.catalog.at(node.now())
+    world.run_for(50)
+    assert not future.done
+    if how == "closed":
+        node.catalog.close()
+    else:
+        node.catalog._fail(CatalogUnreadable("it is damaged"))
+    assert isinstance(future.error, Unavailable if how == "closed" else CatalogUnreadable)
 
 
 class Unfounded(World):
@@ -235,7 +345,7 @@ def test_a_version_of_a_newer_protocol_stops_the_catalog_by_name(
     world.wait_even(2)
     # given somebody who waits for a version and for a time that never come
     ready = node.catalog.when_ready(3)
-    soon = node.catalog.at(node.now() + ms(1_000))
+    soon = node.catalog.at(node.now() + ms(SKEW_MS), timeout_ms=2_000)
     update = Update(version=CatalogVersion(3), delay_ms=500, author=9, token=bytes(16), entries=())
     value = (PROTOCOL + 1).to_bytes(2, "little") + encode_update(update)[2:]
     # when a newer release writes the next version

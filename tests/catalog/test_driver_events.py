@@ -16,9 +16,10 @@ from lowmark.catalog import (
     Update,
     VersionCompacted,
 )
+from lowmark.catalog.catalogs import READY_MS_MAX
 from lowmark.catalog.update_log import update_key
 from lowmark.errors import Unavailable
-from lowmark.group import Future
+from lowmark.group import Future, OutcomeUnknown
 from sim.catalog_world import DrivenNode, DrivenWorld, check_told, late, log_of
 
 NODES = pytest.mark.parametrize("nodes", [1, 3], ids=["one node", "three nodes"])
@@ -154,6 +155,31 @@ def test_a_listener_that_fails_does_not_undo_a_version(world: DrivenWorld, later
     assert node.catalog.ready_version == 3
     check_told(node.heard, lambda version: entries_of(world[1], version), done=True)
     assert node.catalog.failed is None
+
+
+@NODES
+def test_an_author_does_not_wait_for_ever_for_a_listener(world: DrivenWorld) -> None:
+    # given a listener that never answers
+    node = world[max(world.nodes)]
+    never: Future[None] = Future()
+    world.answer = lambda asked: never if asked is node else None
+    written = node.catalog.execute(table("a"))
+    nothing = node.catalog.execute([])
+    refused = node.catalog.execute(table("a"))
+    world.run_for(READY_MS_MAX - 1_000)
+    assert not written.done
+    world.run_for(3_000)
+    # then its author is told that the version is written, and why he hears no more
+    assert isinstance(written.error, OutcomeUnknown)
+    assert "version 2 was written" in written.error.message
+    assert "a listener did not answer" in written.error.message
+    assert nothing.error is not None
+    assert refused.error is not None
+    assert node.catalog._telling._waiting == []
+    # and when it does answer after all, everything goes on
+    world.answer = lambda _: None
+    never.resolve(None)
+    assert world.execute(node.number, table("b")).catalog.version == 3
 
 
 @NODES

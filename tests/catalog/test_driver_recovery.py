@@ -9,13 +9,16 @@ import pytest
 from catalog.world import table
 from lowmark.catalog import (
     CatalogVersion,
+    CutRefused,
+    CutTooEarly,
     DropTable,
     Snapshot,
     Update,
     VersionCompacted,
     VersionUnknown,
 )
-from lowmark.runtime import HybridTime
+from lowmark.metastore import missing, value_is
+from lowmark.runtime import HybridTime, millis_of
 from metastore.world import QUICK
 from sim.catalog_world import DAY_MS, DrivenNode, DrivenWorld, bytes_of, log_of
 
@@ -32,6 +35,7 @@ def fill(world: DrivenWorld, number: int = 1, names: tuple[str, ...] = NAMES) ->
     """One version per table, from version 2 on, and all nodes know them."""
     done = [world.execute(number, table(name)).catalog.version for name in names]
     world.wait_even(done[-1])
+    world.run_for(10)  # by the clocks of all nodes
 
 
 def restart(world: DrivenWorld, *, power: bool = False, skew_ms: int = 0) -> None:
@@ -202,7 +206,11 @@ def test_a_start_after_a_cut_begins_there(world: DrivenWorld, skew_ms: int) -> N
         assert node.catalog.earliest.version == 4
         with pytest.raises(VersionCompacted):
             node.catalog.version(3)
-    # when the cut moves on, it begins there
+    # when the cut moves on, it begins there; by a clock that is behind, it is too early for that
+    if skew_ms < 0:
+        assert isinstance(world.wait_error(world[1].catalog.compact(6)), CutTooEarly)
+        restart(world)
+        world.wait_even(6)
     assert world.wait(world[1].catalog.compact(6))
     restart(world, skew_ms=skew_ms)
     world.wait_even(6)
@@ -211,17 +219,42 @@ def test_a_start_after_a_cut_begins_there(world: DrivenWorld, skew_ms: int) -> N
 
 
 @NODES
-def test_the_cut_may_be_at_a_version_that_is_not_in_force(world: DrivenWorld) -> None:
+def test_the_cut_waits_until_a_version_is_in_force_by_every_clock(world: DrivenWorld) -> None:
     node = world[max(world.nodes)]
     future = node.catalog.execute(table("a"))
     world.run_until(lambda: node.catalog.latest.version == 2)
+    due_ms = millis_of(node.catalog.latest.activates_at) + node.here.settings.clock_max_skew_ms + 1
+    # when it is to be cut there up to the last millisecond in which a clock may be before it
+    while (left_ms := due_ms - millis_of(node.now())) > 0:
+        error = node.catalog.compact(2).error
+        # then it is refused, says for how long, and the present can be answered
+        assert isinstance(error, CutTooEarly)
+        assert error.wait_ms == left_ms
+        assert world.wait(world.now(node.number)).version in (1, 2)
+        world.run_for(min(left_ms, 100) if left_ms > 1 else 1)
     assert world.wait(node.catalog.compact(2))
     wait_cut(world, 2)
-    # then what was in force until then can't be answered any more, but is not answered wrongly
-    assert isinstance(world.wait_error(node.catalog.at(node.now())), VersionCompacted)
     # and its author is not disturbed by it
     assert world.wait(future).catalog.version == 2
-    assert world.wait(node.catalog.at(node.now())).version == 2
+    for each in world.all():
+        assert world.wait(each.catalog.at(each.now())).version == 2
+
+
+@NODES
+def test_a_cut_is_made_only_if_its_condition_holds(world: DrivenWorld) -> None:
+    fill(world)
+    node = world[max(world.nodes)]
+    world.wait(node.metastore.put(b"held", b"4"))
+    # when it does not hold, nothing is cut, and that is said
+    error = world.wait_error(node.catalog.compact(5, condition=missing(b"held")))
+    assert isinstance(error, CutRefused)
+    assert node.metastore.get_local(b"catalog.snapshot.version") is None
+    # when it does
+    assert world.wait(node.catalog.compact(4, condition=value_is(b"held", b"4")))
+    wait_cut(world, 4)
+    # then it is not asked for where there is nothing to do
+    assert not world.wait(node.catalog.compact(4, condition=missing(b"held")))
+    world.check_even()
 
 
 # -- late comers --------------------------------------------------------------------------------

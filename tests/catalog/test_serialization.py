@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from catalog.goldens import (
     CATALOG,
     ENTRIES,
+    encoded,
     example,
     golden_name,
     golden_names,
@@ -37,6 +38,7 @@ from lowmark.catalog import (
     Index,
     NewColumn,
     NewTable,
+    PartedSnapshot,
     RenameColumn,
     RenameIndex,
     RenameTable,
@@ -67,15 +69,12 @@ from lowmark.catalog.serialization import (
     zigzag,
 )
 from lowmark.catalog.serializers import REGISTRY
+from lowmark.catalog.update import PARTS_MAX
 from lowmark.errors import Corrupt, InvariantBroken
 from lowmark.runtime import HybridTime
 
 SERIALIZERS = list(REGISTRY)
 CARRIERS = (Zone, Schema, Table, TableSchema, Column, Index, Catalog)
-
-
-def encoded(thing: Update | Snapshot) -> bytes:
-    return encode_update(thing) if isinstance(thing, Update) else encode_snapshot(thing)
 
 
 # -- golden bytes -------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ def test_every_serializer_has_golden_bytes_and_all_golden_bytes_have_a_serialize
 
 def test_every_entry_and_every_descriptor_has_a_serializer_and_an_example() -> None:
     kinds = {serializer.kind for serializer in SERIALIZERS}
-    assert kinds == {*get_args(Entry), *CARRIERS, Update}
+    assert kinds == {*get_args(Entry), *CARRIERS, Update, PartedSnapshot}
     assert set(ENTRIES) == set(get_args(Entry))
     assert {s.kind for s in SERIALIZERS if s.carries} == set(CARRIERS)
 
@@ -280,7 +279,7 @@ def test_what_a_newer_release_creates_reaches_an_older_one_whole() -> None:
 
 
 def test_the_next_protocol_is_refused_by_name() -> None:
-    for thing in (example(Update), example(Catalog)):
+    for thing in (example(Update), example(Catalog), example(PartedSnapshot)):
         data = (PROTOCOL + 1).to_bytes(2, "little") + encoded(thing)[2:]
         with pytest.raises(CatalogTooNew, match=rf"protocol version {PROTOCOL + 1}.*up to"):
             decode(data)
@@ -343,6 +342,9 @@ def test_damaged_bytes_give_a_named_error_or_a_value_that_can_be_used(
     # when they are read, and applied if they still look like something
     try:
         found = decode(bytes(wrong))
+        if isinstance(found, PartedSnapshot):
+            assert 1 <= found.parts <= PARTS_MAX
+            return
         if isinstance(found, Snapshot):
             after = found.catalog
         else:
@@ -357,7 +359,7 @@ def test_damaged_bytes_give_a_named_error_or_a_value_that_can_be_used(
 
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_named_error(data: bytes) -> None:
-    for start in (b"", b"\1\0\1\0\1", b"\1\0\2\0\1"):
+    for start in (b"", b"\1\0\1\0\1", b"\1\0\2\0\1", b"\1\0\3\0\1"):
         with pytest.raises((Corrupt, CatalogTooNew)):
             decode(start + data)
 
@@ -383,6 +385,8 @@ def test_bytes_in_a_form_that_nobody_writes_are_corrupt(entry: bytes) -> None:
 def test_an_update_is_no_snapshot() -> None:
     with pytest.raises(CatalogUnreadable):
         decode_snapshot(encoded(example(Update)))
+    with pytest.raises(CatalogUnreadable, match="PartedSnapshot stands"):
+        decode_snapshot(encoded(example(PartedSnapshot)))
     with pytest.raises(CatalogUnreadable):
         decode_update(encoded(example(Catalog)))
 

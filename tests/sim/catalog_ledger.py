@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from lowmark.catalog import (
     EMPTY,
@@ -19,6 +20,7 @@ from lowmark.catalog import (
     Entry,
     Executed,
     NotInForce,
+    PartedSnapshot,
     Snapshot,
     apply_update,
     decode,
@@ -95,7 +97,8 @@ class Ledger:
         if isinstance(found, PartedSnapshot):
             confirm(found.version <= self.latest, f"{who} cut at {found.version}: nobody made it")
             whole = self.bytes_of(found.version)
-            same = found.length == len(whole) and found.digest == blake2b(whole, digest_size=16).digest()
+            digest = blake2b(whole, digest_size=16).digest()
+            same = (found.length, found.digest) == (len(whole), digest)
             confirm(same, f"{who}: the snapshot of {found.version}, in parts, differs")
             return
         if isinstance(found, Snapshot):

@@ -33,6 +33,7 @@ from lowmark.catalog import (
     RenameTable,
     VersionUnknown,
     catalogs,
+    update_log,
 )
 from lowmark.errors import Unavailable
 from lowmark.group import Future
@@ -42,6 +43,7 @@ from lowmark.runtime.sim_network import Weather
 from sim.catalog_ledger import Asked, Ledger, Looked
 from sim.catalog_world import DAY_MS, DrivenNode, DrivenWorld, Told, bytes_of, check_told, late, ms
 from sim.cluster_ledger import Broken, confirm
+from sim.mutants import replaced
 
 __all__ = ["SEEDS_IN_TEST", "CatalogLife", "CatalogStory", "live"]
 
@@ -527,7 +529,9 @@ def live(seed: int) -> CatalogStory:
     """Live one life; a failure says what happened, and how to see it again."""
     life = None
     try:
-        with patience(1_500):
+        # In a third of all lives, a snapshot is in parts, as that of a large catalog is.
+        part_bytes_max = 400 if seed % 3 == 1 else update_log.PART_BYTES_MAX
+        with patience(1_500), replaced(update_log, "PART_BYTES_MAX", part_bytes_max):
             life = CatalogLife(seed)
             return life.run()
     except BaseException as failure:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lowmark.catalog import Catalog, Catalogs, Snapshot, Update, catalogs, cutting
 from lowmark.catalog.catalogs import _Request
-from lowmark.catalog.update_log import append, read_log, save_snapshot
+from lowmark.catalog.update_log import Parts, append, read_log, save_snapshot
 from lowmark.errors import LowmarkError
 from lowmark.group import Future
 from lowmark.metastore import Branch, Statement
@@ -36,6 +36,16 @@ def appends_unconditionally() -> AbstractContextManager[None]:
 
 def cuts_unconditionally() -> AbstractContextManager[None]:
     return replaced(cutting, "save_snapshot", _unconditional(save_snapshot))
+
+
+def reads_parts_as_they_are_now() -> AbstractContextManager[None]:
+    original = Catalogs._parts_at
+
+    def parts_at(self: Catalogs, revision: int) -> Parts:
+        del revision
+        return original(self, self._metastore.state.latest)
+
+    return replaced(Catalogs, "_parts_at", parts_at)
 
 
 def ignores_its_token() -> AbstractContextManager[None]:
@@ -125,6 +135,7 @@ def tells_a_jump_to_nobody() -> Iterator[None]:
 CATALOG_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "appends unconditionally": appends_unconditionally,
     "cuts unconditionally": cuts_unconditionally,
+    "reads parts as they are now": reads_parts_as_they_are_now,
     "ignores its token": ignores_its_token,
     "looks without waiting": looks_without_waiting,
     "takes times from its own clock": takes_times_from_its_own_clock,

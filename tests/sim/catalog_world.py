@@ -59,7 +59,6 @@ def bytes_of(catalog: Catalog) -> bytes:
 def log_of(node: CatalogNode) -> list[tuple[Update | Snapshot, int]]:
     """The update log as a node's copy of the metastore has it, each value with its time."""
 
-
     def part(key: bytes) -> bytes | None:
         entry = node.metastore.get_local(key)
         return entry.value if entry is not None else None

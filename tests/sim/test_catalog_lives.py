@@ -35,7 +35,8 @@ print(live(int(sys.argv[1])))
 
 FOUND_BY = {
     "appends unconditionally": (0, "was made twice"),
-    "cuts unconditionally": (2, "was compacted away"),
+    "cuts unconditionally": (15, "the log has"),
+    "reads parts as they are now": (10, "is missing"),
     "ignores its token": (26, "refused, but it is in version"),
     "looks without waiting": (1, "is in force"),
     "takes times from its own clock": (0, "at another time"),

@@ -88,8 +88,11 @@ from lowmark.catalog.errors import (
     CatalogRefused,
     CatalogTooNew,
     CatalogUnreadable,
+    CutRefused,
+    CutTooEarly,
     NotInForce,
     Reason,
+    TimeToCome,
     VersionCompacted,
     VersionUnknown,
 )
@@ -109,6 +112,7 @@ from lowmark.catalog.serializers import (
     decode,
     decode_snapshot,
     decode_update,
+    encode_parted,
     encode_snapshot,
     encode_update,
 )
@@ -134,8 +138,9 @@ from lowmark.catalog.types import (
     type_text,
     widens,
 )
-from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update, apply_update
+from lowmark.catalog.update import TOKEN_BYTES, PartedSnapshot, Snapshot, Update, apply_update
 from lowmark.catalog.update_log import (
+    PART_PREFIX,
     SNAPSHOT_KEY,
     UPDATE_PREFIX,
     VERSION_KEY,
@@ -161,6 +166,7 @@ __all__ = [
     "KEEP",
     "NOTHING_UNKNOWN",
     "OPTIONS",
+    "PART_PREFIX",
     "SNAPSHOT_KEY",
     "TOKEN_BYTES",
     "UPDATE_PREFIX",
@@ -187,6 +193,8 @@ __all__ = [
     "CreateSchema",
     "CreateTable",
     "CreateZone",
+    "CutRefused",
+    "CutTooEarly",
     "DecimalOf",
     "DefaultZoneSet",
     "Difference",
@@ -221,6 +229,7 @@ __all__ = [
     "NotInForce",
     "Option",
     "OptionValue",
+    "PartedSnapshot",
     "Plain",
     "Reason",
     "RemoveIndex",
@@ -242,6 +251,7 @@ __all__ = [
     "TableId",
     "TableOptions",
     "TableSchema",
+    "TimeToCome",
     "TrimTableSchemas",
     "Unknown",
     "Update",
@@ -260,6 +270,7 @@ __all__ = [
     "decode_update",
     "describe",
     "diff",
+    "encode_parted",
     "encode_snapshot",
     "encode_update",
     "evaluate",

@@ -13,7 +13,8 @@ A version comes into force a delay after its write; the delay gives it time to r
 wait in the same way, so that who hears "there is a table orders already" can read it at once.
 
 A look-up by time t waits until this node has every update that can be in force at t: those written
-up to t minus the delay. A node that can't know that says so.
+up to t minus the delay. A node that can't know that says so. A time that no clock of the cluster
+can have reached is refused, unless all that can be in force then is known already.
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from dataclasses import dataclass, field
 
 from lowmark.catalog.catalog import Catalog, CatalogVersion
 from lowmark.catalog.commands import INITIAL_COMMANDS, Command, evaluate
+from lowmark.catalog.cutting import Cutting
 from lowmark.catalog.errors import (
     CatalogBusy,
     CatalogRefused,
+    CutTooEarly,
     NotInForce,
+    TimeToCome,
     VersionCompacted,
     VersionUnknown,
 )
@@ -36,26 +40,35 @@ from lowmark.catalog.history import History, replay
 from lowmark.catalog.telling import CatalogEvent, Listener, Telling
 from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update
 from lowmark.catalog.update_log import (
-    SNAPSHOT_KEY,
     UPDATE_PREFIX,
     VERSION_KEY,
+    Parts,
     append,
     number_in,
     read_log,
-    save_snapshot,
 )
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, OutcomeUnknown
-from lowmark.metastore import Answer, Event, Metastore, NotComplete, Watch
+from lowmark.metastore import Answer, Condition, Event, Metastore, NotComplete, Watch
 from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, millis_of
 
-__all__ = ["ATTEMPTS_MAX", "WAITING_MAX", "CatalogEvent", "Catalogs", "Executed", "Listener"]
+__all__ = [
+    "ATTEMPTS_MAX",
+    "READY_MS_MAX",
+    "WAITING_MAX",
+    "CatalogEvent",
+    "Catalogs",
+    "Executed",
+    "Listener",
+]
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 10
 WAITING_MAX = 1_000
 """Lists of commands that wait at one node for their turn."""
+READY_MS_MAX = 60_000
+"""So long an author waits for listeners of this node to be done with his version."""
 _FAR_MS = 60_000
 """Nobody waits longer than this, beyond delay and skew, for a version to come into force."""
 _FOUND_AGAIN_MS = 300
@@ -152,7 +165,8 @@ class Catalogs:
             return
         try:
             page = self._metastore.range_local(UPDATE_PREFIX)
-            for value, before, catalog in replay(read_log(page.entries), self.history):
+            values = read_log(page.entries, parts=self._parts_at(page.revision))
+            for value, before, catalog in replay(values, self.history):
                 self._made(value, before, catalog, page.revision)
             self._watch = self._metastore.watch(
                 prefix=UPDATE_PREFIX,
@@ -164,6 +178,15 @@ class Catalogs:
         except LowmarkError as error:
             self._fail(error)
         self._tell_known()
+
+    def _parts_at(self, revision: int) -> Parts:
+        """Parts of a snapshot as of the revision that named them: a later cut removes them."""
+
+        def part(key: bytes) -> bytes | None:
+            entry = self._metastore.get_local(key, at=revision)
+            return entry.value if entry is not None else None
+
+        return part
 
     def _found(self) -> None:
         """The metastore's leader makes version 1; it is in force at once."""
@@ -182,7 +205,8 @@ class Catalogs:
     def _changed(self, event: Event) -> None:
         entries = [change.entry for change in event.changes if change.entry is not None]
         try:
-            for value, before, catalog in replay(read_log(entries), self.history):
+            values = read_log(entries, parts=self._parts_at(event.revision))
+            for value, before, catalog in replay(values, self.history):
                 self._made(value, before, catalog, event.revision)
         except LowmarkError as error:
             self._fail(error)
@@ -258,32 +282,39 @@ class Catalogs:
         return self.history.at(time)
 
     def at(self, time: int, *, timeout_ms: int | None = None) -> Future[Catalog]:
-        """The version in force at a time; waits until this node is sure of that."""
+        """The version in force at a time; waits until this node is sure of that.
+
+        One that is yet to come is refused: the leader would write its time into the log, again and
+        again, until then.
+        """
         whole: Future[Catalog] = Future()
         if self.failed is not None:
             whole.reject(self.failed.again())
             return whole
         # A version that is in force at `time` was written a delay before; the first one has none.
         written_by = max(time - (self._delay_ms << COUNTER_BITS), 0)
+        known = self._metastore.complete_to
+        if written_by > known:
+            # The metastore's time is ahead of a clock that was put back.
+            now_ms = max(self._now_ms(), millis_of(HybridTime(known)))
+            ahead_ms = millis_of(HybridTime(time)) - now_ms
+            if ahead_ms > self._max_skew_ms:
+                whole.reject(TimeToCome(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms))
+                return whole
 
         def ask(complete_to: int) -> None:
-            known = self._metastore.when_complete(complete_to, timeout_ms=timeout_ms)
-            known.then(lambda future: complete(complete_to, future))
+            complete = self._metastore.when_complete(complete_to, timeout_ms=timeout_ms)
+            complete.then(lambda future: follow(complete_to, future))
 
-        def complete(complete_to: int, future: Future[None]) -> None:
-            error = future.error or self.failed
-            if error is None and self._closed:
-                error = _closing()
-            if error is not None:
-                whole.reject(error.again())
-            elif self._watch is not None and self._watch.position <= self._metastore.state.latest:
-                # The watch is about to be told, or is about to be made again.
-                self._loop.call_soon(lambda: complete(complete_to, future))
+        def follow(complete_to: int, future: Future[None]) -> None:
+            if future.error is not None:
+                whole.reject(future.error.again())
             else:
-                look(complete_to)
+                self._when_followed().then(lambda followed: look(complete_to, followed))
 
-        def look(complete_to: int) -> None:
+        def look(complete_to: int, followed: Future[None]) -> None:
             try:
+                followed.result()
                 found = self.history.at(time)
             except LowmarkError as error:
                 whole.reject(error)
@@ -295,6 +326,19 @@ class Catalogs:
 
         ask(written_by)
         return whole
+
+    def _when_followed(self) -> Future[None]:
+        """When every version that this node's copy of the metastore has now is known here."""
+        watch, state = self._watch, self._metastore.state
+        if watch is None or watch.position > state.latest:
+            return self._when_latest(0)
+        # The watch is about to be told, or is about to be made again. It is not told of revisions
+        # that have nothing for it, so only a version is something to wait for.
+        try:
+            entry = self._metastore.get_local(VERSION_KEY)
+            return self._when_latest(number_in(entry.value if entry is not None else None))
+        except LowmarkError as error:
+            return Future.failed(error)
 
     def when_ready(self, version: int) -> Future[Catalog]:
         """When a version is known here and all listeners of it are done; it may not be in force."""
@@ -402,8 +446,13 @@ class Catalogs:
             future.resolve(None)
         else:
             self._when_known.append((version, future))
-            late = NotComplete(waited_ms=timeout_ms, behind_ms=timeout_ms)
-            self._loop.call_later(timeout_ms, lambda: future.reject(late))
+
+            def late() -> None:
+                self._when_known = [one for one in self._when_known if one[1] is not future]
+                future.reject(NotComplete(waited_ms=timeout_ms, behind_ms=timeout_ms))
+
+            timer = self._loop.call_later(timeout_ms, late)
+            future.then(lambda _: timer.cancel())
         return future
 
     def _decide(self, request: _Request) -> None:
@@ -446,9 +495,15 @@ class Catalogs:
             token=request.token,
             entries=evaluation.entries,
         )
+        try:
+            statement = append(update)
+        except CatalogRefused as error:
+            self._accepted(request)
+            self._finish_refused(request, latest, error)
+            return
         request.tried, request.passed_over = update.version, False
         request.applied[update.version] = evaluation.applied
-        self._metastore.invoke(append(update)).then(
+        self._metastore.invoke(statement).then(
             lambda future: self._appended(request, update, future)
         )
 
@@ -479,7 +534,7 @@ class Catalogs:
             else:
                 self._finish(request, future.result(), applied)
 
-        self.when_ready(version).then(ready)
+        self._when_ready_in_time(version).then(ready)
 
     def _finish(self, request: _Request, catalog: Catalog, applied: tuple[bool, ...]) -> None:
         def done(future: Future[None]) -> None:
@@ -517,18 +572,28 @@ class Catalogs:
             else:
                 seen.resolve(None)
 
-        self.when_ready(catalog.version).then(ready)
+        self._when_ready_in_time(catalog.version).then(ready)
         return seen
+
+    def _when_ready_in_time(self, version: int) -> Future[Catalog]:
+        """As `when_ready`; a listener that never answers is not waited for, for ever."""
+        future = self.when_ready(version)
+        if not future.done:
+            timer = self._loop.call_later(
+                READY_MS_MAX, lambda: self._telling.give_up(future, _not_ready(version))
+            )
+            future.then(lambda _: timer.cancel())
+        return future
 
     def _when_in_force(self, catalog: Catalog) -> Future[None]:
         """When a version is in force by every clock of the cluster."""
         future: Future[None] = Future()
-        due_ms = millis_of(catalog.activates_at) + self._max_skew_ms + 1
+        due_ms = self._due_ms(catalog)
         patience_ms = self._delay_ms + self._max_skew_ms + _FAR_MS
         until_us = self._loop.elapsed_us() + patience_ms * 1_000
 
         def look() -> None:
-            wait_ms = due_ms - millis_of(HybridTime(self._clock.now()))
+            wait_ms = due_ms - self._now_ms()
             left_ms = (until_us - self._loop.elapsed_us()) / 1_000
             if wait_ms <= 0:
                 future.resolve(None)
@@ -548,49 +613,40 @@ class Catalogs:
 
     # -- cutting --------------------------------------------------------------------------------
 
-    def compact(self, version: int) -> Future[bool]:
+    def compact(self, version: int, *, condition: Condition | None = None) -> Future[bool]:
         """Have the log begin with a version: what is before it goes; False if it does already.
 
-        Who still needs an older version must be asked before: this only cuts.
+        Who still needs an older version must be asked before: this only cuts. What must hold in the
+        same write may be given; if it does not, `CutRefused` says so. The version must be in force
+        by every clock, so that the present can always be answered.
         """
         if self._closed or self.failed is not None:
             return Future.failed(self.failed.again() if self.failed else _closing())
         latest = self.history.latest.version
         if version > latest:
             return Future.failed(VersionUnknown(version, latest=latest))
-        whole: Future[bool] = Future()
-        self._cut(version, whole, attempts=1)
-        return whole
+        if version > max(self.history.earliest.version, 1):
+            wait_ms = self._due_ms(self.history.version(version)) - self._now_ms()
+            if wait_ms > 0:
+                return Future.failed(CutTooEarly(version, wait_ms=wait_ms))
+        cutting = Cutting(
+            self._metastore,
+            version,
+            find=lambda: self.history.version(version),
+            condition=condition,
+        )
+        cutting.attempt()
+        return cutting.done
 
-    def _cut(
-        self, version: int, whole: Future[bool], *, attempts: int, unknown: bool = False
-    ) -> None:
-        """`unknown`: an earlier attempt may have done it already, which does no harm."""
+    # -- time -----------------------------------------------------------------------------------
 
-        def read(future: Future[int]) -> None:
-            try:
-                earliest = future.result()
-                if version <= max(earliest, 1):
-                    whole.resolve(unknown and version == earliest)
-                    return
-                statement = save_snapshot(self.history.version(version), earliest=earliest)
-            except LowmarkError as error:
-                whole.reject(error)
-                return
-            self._metastore.invoke(statement).then(done)
+    def _now_ms(self) -> int:
+        """By this node's clock."""
+        return millis_of(self._clock.now())
 
-        def done(future: Future[Answer]) -> None:
-            lost = isinstance(future.error, OutcomeUnknown)
-            if future.error is not None and (not lost or attempts == ATTEMPTS_MAX):
-                whole.reject(future.error)
-            elif not lost and future.result().answer == 1:
-                whole.resolve(True)
-            else:  # or somebody else has cut meanwhile
-                self._cut(version, whole, attempts=attempts + 1, unknown=unknown or lost)
-
-        self._metastore.get(SNAPSHOT_KEY).map(
-            lambda entry: number_in(entry.value if entry is not None else None)
-        ).then(read)
+    def _due_ms(self, catalog: Catalog) -> int:
+        """From when on a version is in force by every clock of the cluster, by this node's."""
+        return millis_of(catalog.activates_at) + self._max_skew_ms + 1
 
 
 def _closing() -> Unavailable:
@@ -601,6 +657,13 @@ def _busy() -> Unavailable:
     return Unavailable(
         f"{WAITING_MAX} lists of commands wait at this node",
         hint="Retry; or send commands that belong together as one list.",
+    )
+
+
+def _not_ready(version: int) -> Unavailable:
+    return Unavailable(
+        f"version {version} is not ready: a listener did not answer within {READY_MS_MAX} ms",
+        hint="Look at this node's log: something that follows the catalog here is stuck.",
     )
 
 

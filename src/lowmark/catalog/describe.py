@@ -156,16 +156,18 @@ def diff(old: Catalog, new: Catalog) -> list[Difference]:
         ("index", old.indexes, new.indexes),
     ):
         found += _differences(kind, (old, was), (new, now))
-    if old.default_zone_id != new.default_zone_id and new.default_zone is not None:
-        zone = new.default_zone
-        before = old.default_zone.name if old.default_zone else "none"
+    zone = new.default_zone or old.default_zone
+    if old.default_zone_id != new.default_zone_id and zone is not None:
+        before, after = (
+            one.default_zone.name if one.default_zone else "none" for one in (old, new)
+        )
         found.append(
             Difference(
                 object_kind="default zone",
                 object_id=zone.id,
                 name=zone.name,
                 change="changed",
-                text=f"default zone: {before} → {zone.name}",
+                text=f"default zone: {before} → {after}",
             )
         )
     return found

@@ -15,8 +15,11 @@ __all__ = [
     "CatalogRefused",
     "CatalogTooNew",
     "CatalogUnreadable",
+    "CutRefused",
+    "CutTooEarly",
     "NotInForce",
     "Reason",
+    "TimeToCome",
     "VersionCompacted",
     "VersionUnknown",
 ]
@@ -121,6 +124,41 @@ class VersionCompacted(Conflict):
             hint=f"Ask for version {earliest} or a later one.",
         )
         self.earliest = earliest
+
+
+class TimeToCome(Rejected):
+    """A look-up for a time at which the catalog may still become another one."""
+
+    def __init__(self, *, ahead_ms: int, max_skew_ms: int) -> None:
+        super().__init__(
+            f"a time {ahead_ms} ms ahead of this node's clock is yet to come",
+            detail="Until then, the catalog may change."
+            f" Clocks differ by at most {max_skew_ms} ms (clock.max_skew_ms).",
+            hint="Ask for the present, or for the latest version.",
+        )
+        self.ahead_ms = ahead_ms
+
+
+class CutTooEarly(Unavailable):
+    """The version before it may still be in force somewhere, and would be gone."""
+
+    def __init__(self, version: int, *, wait_ms: int) -> None:
+        super().__init__(
+            f"version {version} of the catalog can't be the earliest one yet:"
+            f" it is in force everywhere in {wait_ms} ms",
+            hint="Retry then, or cut at an older version.",
+        )
+        self.wait_ms = wait_ms
+
+
+class CutRefused(Conflict):
+    """What had to hold for the log to be cut did not. Nothing was cut."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"the log was not cut at version {version}: the condition for it does not hold",
+            hint="Look who needs older versions now, then retry.",
+        )
 
 
 class CatalogBusy(Conflict):

@@ -65,7 +65,14 @@ from lowmark.catalog.serialization import (
     zigzag,
 )
 from lowmark.catalog.types import parse_type, type_text
-from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update
+from lowmark.catalog.update import (
+    PARTS_MAX,
+    SNAPSHOT_DIGEST_BYTES,
+    TOKEN_BYTES,
+    PartedSnapshot,
+    Snapshot,
+    Update,
+)
 from lowmark.catalog.values import Value, canonical
 from lowmark.runtime import Buffer, HybridTime
 
@@ -74,6 +81,7 @@ __all__ = [
     "decode",
     "decode_snapshot",
     "decode_update",
+    "encode_parted",
     "encode_snapshot",
     "encode_update",
 ]
@@ -245,6 +253,24 @@ def _catalog_1(values: _Values) -> Catalog:
         indexes=values["indexes"],
         default_zone_id=values["default_zone_id"],
     )
+
+
+@_serializer(
+    3,
+    PartedSnapshot,
+    version=1,
+    since=_FIRST,
+    fields=(
+        Field(1, "version", UINT),
+        Field(2, "parts", UINT),
+        Field(3, "length", UINT),
+        Field(4, "digest", BYTES),
+    ),
+)
+def _parted_snapshot_1(values: _Values) -> PartedSnapshot:
+    if not 1 <= values["parts"] <= PARTS_MAX or len(values["digest"]) != SNAPSHOT_DIGEST_BYTES:
+        raise CatalogUnreadable("a snapshot's parts are not what they can be")
+    return PartedSnapshot(**values)
 
 
 # -- descriptors --------------------------------------------------------------------------------
@@ -464,7 +490,7 @@ def _removed_index_1(values: _Values) -> RemovedIndex:
 
 REGISTRY.check(
     [
-        *(Update, Catalog, Zone, Schema, Table, TableSchema, Column, Index),
+        *(Update, Catalog, PartedSnapshot, Zone, Schema, Table, TableSchema, Column, Index),
         *get_args(Entry),
     ]
 )
@@ -483,7 +509,12 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     return _framed(snapshot.catalog)
 
 
-def decode(value: Buffer) -> Update | Snapshot:
+def encode_parted(parted: PartedSnapshot) -> bytes:
+    """What stands in the update log for a whole version that is kept in parts."""
+    return _framed(parted)
+
+
+def decode(value: Buffer) -> Update | Snapshot | PartedSnapshot:
     """What a value of the update log is."""
     cursor = Cursor(value)
     protocol = cursor.uint16()
@@ -491,7 +522,9 @@ def decode(value: Buffer) -> Update | Snapshot:
         raise CatalogTooNew("protocol version", found=protocol, known=PROTOCOL)
     if protocol < 1:
         raise CatalogUnreadable("it has protocol version 0")
-    thing: Update | Catalog = REGISTRY.decode(cursor, Update, Catalog)
+    thing: Update | Catalog | PartedSnapshot = REGISTRY.decode(
+        cursor, Update, Catalog, PartedSnapshot
+    )
     cursor.end()
     return Snapshot(thing) if isinstance(thing, Catalog) else thing
 
@@ -505,12 +538,12 @@ def decode_update(value: Buffer) -> Update:
 
 
 def decode_snapshot(value: Buffer) -> Snapshot:
-    """A snapshot; an update in its place is an error."""
+    """A snapshot in one piece; anything else in its place is an error."""
     thing = decode(value)
     if not isinstance(thing, Snapshot):
-        raise CatalogUnreadable("an update stands where a snapshot should")
+        raise CatalogUnreadable(f"{type(thing).__name__} stands where a snapshot should")
     return thing
 
 
-def _framed(thing: Update | Catalog) -> bytes:
+def _framed(thing: Update | Catalog | PartedSnapshot) -> bytes:
     return PROTOCOL.to_bytes(2, "little") + REGISTRY.encode(thing)

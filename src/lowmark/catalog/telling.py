@@ -76,6 +76,11 @@ class Telling:
         self._waiting.append((version, future))
         return future
 
+    def give_up(self, future: Future[Catalog], error: LowmarkError) -> None:
+        """One who waits has waited long enough."""
+        self._waiting = [waits for waits in self._waiting if waits[1] is not future]
+        future.reject(error)
+
     def reject(self, error: LowmarkError) -> None:
         """Nobody need wait any longer."""
         waiting, self._waiting = self._waiting, []

@@ -1,4 +1,4 @@
-"""The two values of the update log: what made a version, and a whole version."""
+"""The values of the update log: what made a version, and a whole version, in one piece or not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,23 @@ from lowmark.catalog.errors import CatalogUnreadable
 from lowmark.errors import invariant
 from lowmark.runtime import COUNTER_BITS, HybridTime
 
-__all__ = ["DELAY_MS_MAX", "TOKEN_BYTES", "Snapshot", "Update", "apply_update"]
+__all__ = [
+    "DELAY_MS_MAX",
+    "PARTS_MAX",
+    "SNAPSHOT_DIGEST_BYTES",
+    "TOKEN_BYTES",
+    "PartedSnapshot",
+    "Snapshot",
+    "Update",
+    "apply_update",
+]
 
 TOKEN_BYTES = 16
 DELAY_MS_MAX = 10 * 365 * 24 * 3600 * 1000
 """Ten years: more is a slip, or damage."""
+PARTS_MAX = 1_000
+"""Of one snapshot: the write that names them has a condition for each."""
+SNAPSHOT_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +54,22 @@ class Snapshot:
     """
 
     catalog: Catalog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartedSnapshot:
+    """Stands for a snapshot that is too large for one value: its bytes are in parts elsewhere."""
+
+    version: CatalogVersion
+    parts: int
+    length: int
+    """Of all parts together, in bytes."""
+    digest: bytes
+    """BLAKE2b of all parts together."""
+
+    def __post_init__(self) -> None:
+        invariant(1 <= self.parts <= PARTS_MAX, f"a snapshot has 1 to {PARTS_MAX} parts")
+        invariant(len(self.digest) == SNAPSHOT_DIGEST_BYTES, "a digest has its length")
 
 
 def apply_update(catalog: Catalog, update: Update, *, time: HybridTime) -> Catalog:

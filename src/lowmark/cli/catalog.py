@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, Source, door_client, opened_source
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
+from lowmark.node import RangePage
 from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 
 __all__ = ["app", "parse_time"]
@@ -65,29 +66,37 @@ def _read(ctx: typer.Context, node: str | None, data: Path | None) -> _Log:
     log = _Log()
     with opened_source(ctx, node, data) as source:
         names = {one.number: one.name for one in map(decode_node, _values(source, NODE_PREFIX))}
-        entries = list(_entries(source, UPDATE_PREFIX))
-    for entry in entries:
-        for value, before, made in replay(read_log([entry]), log.history):
-            if isinstance(value, Snapshot):
-                log.versions.clear()
-                whole = [f"all of version {made.version}; those before it were cut away"]
-                log.versions.append(_Version(made, "", entry.revision, whole))
-            else:
-                author = names.get(value.author, str(value.author))
-                words = describe(before, value.entries)
-                log.versions.append(_Version(made, author, entry.revision, words))
+        pages = list(source.range(UPDATE_PREFIX))
+        # A large snapshot is in parts, which are read as of the same revision as the log.
+        revision = pages[0].revision if pages else 0
+        for entry in _entries(pages):
+            values = read_log([entry], parts=lambda key: _part(source, key, revision))
+            for value, before, made in replay(values, log.history):
+                if isinstance(value, Snapshot):
+                    log.versions.clear()
+                    whole = [f"all of version {made.version}; those before it were cut away"]
+                    log.versions.append(_Version(made, "", entry.revision, whole))
+                else:
+                    author = names.get(value.author, str(value.author))
+                    words = describe(before, value.entries)
+                    log.versions.append(_Version(made, author, entry.revision, words))
     return log
 
 
-def _entries(source: Source, prefix: bytes) -> Iterator[Entry]:
-    for page in source.range(prefix):
+def _part(source: Source, key: bytes, revision: int) -> bytes | None:
+    found = source.get(key, at=revision).entry
+    return found.value if found is not None else None
+
+
+def _entries(pages: Iterable[RangePage]) -> Iterator[Entry]:
+    for page in pages:
         for one in page.entries:
             value = one.value or b""
             yield Entry(one.key, value, one.revision, one.created, one.version, one.time)
 
 
 def _values(source: Source, prefix: bytes) -> Iterator[bytes]:
-    return (entry.value for entry in _entries(source, prefix))
+    return (entry.value for entry in _entries(source.range(prefix)))
 
 
 def _time(time: int) -> str:
