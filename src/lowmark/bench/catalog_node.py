@@ -22,7 +22,15 @@ from lowmark.bench.catalog_workload import batches, history_of, updates
 from lowmark.bench.closed_loop import ClosedLoop
 from lowmark.bench.etcd_wire import KEYS
 from lowmark.bench.processes import Parent
-from lowmark.catalog import UPDATE_PREFIX, VERSION_KEY, Catalogs, History, read_log, replay
+from lowmark.catalog import (
+    UPDATE_PREFIX,
+    VERSION_KEY,
+    Catalogs,
+    CutTooEarly,
+    History,
+    read_log,
+    replay,
+)
 from lowmark.catalog.update_log import append, number_in
 from lowmark.errors import invariant
 from lowmark.group import Future, GroupConfig, Groups
@@ -195,6 +203,9 @@ class _Node:
         version = self.catalogs.latest.version
 
         def cut(future: Future[bool]) -> None:
+            if isinstance(future.error, CutTooEarly):
+                self._loop.call_later(future.error.wait_ms, self._do_cut)
+                return
             invariant(future.result(), "the update log was not cut before")
             self._when(lambda: len(self.catalogs.history) == 1, self._compact)
 
@@ -225,10 +236,14 @@ class _Node:
         """Only decode and apply what the update log has."""
         entries = self._metastore.range_local(UPDATE_PREFIX).entries
         history, began = History(), time.perf_counter()
-        count = sum(1 for _ in replay(read_log(entries), history))
+        count = sum(1 for _ in replay(read_log(entries, parts=self._part), history))
         seconds = time.perf_counter() - began
         invariant(history.latest.version == self.catalogs.latest.version, "all of it was replayed")
         self._say({"count": count, "seconds": seconds})
+
+    def _part(self, key: bytes) -> bytes | None:
+        entry = self._metastore.get_local(key)
+        return None if entry is None else entry.value
 
     def _do_look_up(self, count: int, versions: int, tables: int) -> None:
         """Look versions up by time, as a transaction does, in a history of another catalog."""
