@@ -165,6 +165,15 @@ def test_wrong_use_and_silence_have_their_exit_codes(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_node_of_another_cluster_is_told_so_and_not_started(place: Place) -> None:
+    words = ["serve", "--data", str(place.directory), "--join", place.door, "--json"]
+    result = runner.invoke(app, [*words, "--listen", "127.0.0.1:0"])
+    assert result.exit_code == 1
+    said = json.loads(result.stderr.splitlines()[-1])
+    assert said["kind"] == "ClusterRefused"
+    assert "another cluster" in said["error"]
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [

@@ -220,6 +220,7 @@ def test_a_watch_whose_client_has_gone_is_closed(running: Running) -> None:
 def test_who_does_not_read_has_little_waiting_for_it_and_loses_nothing(
     running: Running, client: DoorClient
 ) -> None:
+    eventually(lambda: running.node.door.calls == 0)  # those of other tests have gone
     # given a watch that nobody reads, and far more than a connection takes
     first = client.put(b"slow", b"first").revision
     with DoorClient(running.door) as slow:
@@ -303,7 +304,7 @@ def test_a_status_says_who_is_there_and_who_leads(running: Running, client: Door
     assert status.metastore is not None
     assert status.metastore.revision > 0
     assert status.cluster is not None
-    assert client.peer_address() == node.address
+    assert client.peer() == PeerAddress(address=node.address, cluster=status.cluster.id)
 
 
 # -- starting and stopping ----------------------------------------------------------------------

@@ -3,13 +3,22 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from eventually import eventually
 from lowmark.errors import Rejected, Unavailable
-from lowmark.metastore import RevisionUnknown
+from lowmark.group import EntryTooNew, envelope
+from lowmark.group.storage import raft_entry
+from lowmark.log import Entry as LogEntry
+from lowmark.metastore import MetastoreMachine, RevisionUnknown
+from lowmark.metastore.commands import Tick, encode
 from lowmark.node import DataInUse, open_offline
+from lowmark.node.offline import _Replay
+from lowmark.raft import ConfState, EntryKind
+from lowmark.raft.membership import Change, ChangeKind, ConfChange
 from node.running import QUICK, Running
 
 
@@ -107,3 +116,33 @@ def test_what_is_no_data_directory_is_refused_and_left_alone(tmp_path: Path) -> 
         with pytest.raises(Rejected), open_offline(str(path)):
             pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_is_read_with_every_kind_of_entry_that_a_group_writes() -> None:
+    # given one entry of each kind; a new kind needs one here, and a word in `offline`
+    members = ConfState(voters=(1,))
+    change = ConfChange(changes=(Change(ChangeKind.ADD_LEARNER, 2),)).encode()
+    samples = {
+        envelope.COMMAND: envelope.wrap_command(1, encode(Tick())),
+        envelope.CHANGE: envelope.wrap_change(EntryKind.CHANGE, change),
+        envelope.JOINT_CHANGE: envelope.wrap_change(EntryKind.JOINT_CHANGE, change),
+        envelope.COPY: envelope.copy_of(1, envelope.wrap_command(1, encode(Tick()))),
+        envelope.VERSION: envelope.seal_version(1),
+        envelope.FOUNDING: envelope.seal_founders(members),
+    }
+    kinds = {
+        getattr(envelope, name)
+        for name in envelope.__all__
+        if name.isupper() and not name.endswith("_BYTES")
+    }
+    assert samples.keys() == kinds
+    for kind, data in samples.items():
+        # then each is known; and one that nobody knows is refused by name, not passed over
+        _apply(data)
+        with pytest.raises(EntryTooNew):
+            _apply(bytes([max(kinds) + kind]))
+
+
+def _apply(data: bytes) -> None:
+    log: Any = SimpleNamespace(meta=b"", name="metastore")
+    _Replay(1, log, MetastoreMachine())._apply(raft_entry(LogEntry(1, 1, data)))

@@ -51,7 +51,7 @@ def serve(
     """Run a node, until Ctrl-C or SIGTERM.
 
     Without --join, a new data directory founds a cluster. One that belongs to a cluster goes back
-    to it by itself.
+    to it by itself; with --join, only if that names a node of the same cluster.
 
     When the node is ready it says so in one line on stdout; with --json, as one object: name,
     number, listen, peers, data, pid.

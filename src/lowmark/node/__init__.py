@@ -25,7 +25,7 @@ nothing else. Quiet unless something needs a person.
 """
 
 from lowmark.node.addresses import DEFAULT_DOOR, NotLoopback
-from lowmark.node.client import DoorClient, NodeUnreachable
+from lowmark.node.client import AnswerLost, DoorClient, NodeUnreachable
 from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
 from lowmark.node.messages import (
     GetReply,
@@ -44,6 +44,7 @@ from lowmark.node.settings import Settings, load_settings
 
 __all__ = [
     "DEFAULT_DOOR",
+    "AnswerLost",
     "DataInUse",
     "DoorClient",
     "GetReply",

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from lowmark.errors import InvariantBroken, LowmarkError, Unavailable
 from lowmark.group import Future
-from lowmark.runtime import RealLoop
+from lowmark.runtime import RealLoop, Timer
 
-__all__ = ["Bridge", "NodeClosing", "NodeSilent"]
+__all__ = ["Bridge", "NodeClosed", "NodeClosing", "NodeSilent"]
 
 T = TypeVar("T")
 
@@ -21,6 +21,15 @@ class NodeClosing(Unavailable):
 
     def __init__(self) -> None:
         super().__init__("this node is closing", hint="Ask another node.")
+
+
+class NodeClosed(NodeClosing):
+    """A node that was stopped between a question and its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.detail = "What was asked may have been done all the same."
+        self.hint = "Look at another node whether it happened before you ask again."
 
 
 class NodeSilent(Unavailable):
@@ -46,6 +55,10 @@ class Bridge:
     def call(self, callback: Callable[[], None]) -> None:
         """Have something done on the loop; nobody waits for it."""
         self._loop.call_from_thread(callback)
+
+    def call_later(self, delay_ms: float, callback: Callable[[], None]) -> Timer:
+        """Have something done on the loop after a while. To be called on the loop."""
+        return self._loop.call_later(delay_ms, callback)
 
     def ask(self, function: Callable[[], Future[T]], *, timeout_s: float) -> T:
         """What the future comes to that the function gives on the loop; raises its error."""
@@ -73,7 +86,7 @@ class Bridge:
             self._closed = True
             waiting = list(self._waiting)
         for answer in waiting:
-            _settle(answer, error=NodeClosing())
+            _settle(answer, error=NodeClosed())
 
 
 def _run(function: Callable[[], Future[T]], answer: concurrent.futures.Future[T]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from pyarrow import flight
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
+from lowmark.group import OutcomeUnknown
 from lowmark.node.addresses import joined
 from lowmark.node.faults import decode_fault
 from lowmark.node.messages import (
@@ -34,12 +35,18 @@ from lowmark.node.messages import (
 )
 from lowmark.runtime import host_and_port
 
-__all__ = ["DoorClient", "NodeUnreachable", "ask_peer_address"]
+__all__ = ["AnswerLost", "DoorClient", "NodeUnreachable", "ask_peer"]
 
 T = TypeVar("T")
 _TOLD: Any = WatchStarted | WatchEvent | WatchAlive
 
 TIMEOUT_S = 30.0
+"""Longer than a node with the usual settings takes for any answer but these:"""
+TIMEOUTS_S = {"catalog.execute": 150.0, "meta.range": 60.0, "meta.history": 60.0}
+CHANGES = frozenset({"meta.put", "meta.remove", "catalog.execute"})
+"""Actions that must not be repeated without a look."""
+_NOT_SENT = "failed to connect"
+"""What gRPC says, and says only, when there was no connection to send anything by."""
 JOIN_PATIENCE_S = 30.0
 RETRY_S = 0.2
 _OPTIONS = [
@@ -63,10 +70,22 @@ class NodeUnreachable(Unavailable):
         )
 
 
+class AnswerLost(OutcomeUnknown):
+    """A change was sent, and no answer came: it may have been made, or may still be."""
+
+    def __init__(self, address: str, action: str, *, why: str) -> None:
+        LowmarkError.__init__(
+            self,
+            f"it is not known whether {action} was done: the node at {address} gave no answer",
+            detail=why,
+            hint="Look whether it happened before you repeat it.",
+        )
+
+
 class DoorClient:
     """One node, by the address of its door. Close it when done."""
 
-    def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: str, *, timeout_s: float | None = None) -> None:
         self.address = joined(*host_and_port(address))
         self._timeout_s = timeout_s
         self._flight = flight.FlightClient(f"grpc+tcp://{self.address}", generic_options=_OPTIONS)
@@ -87,9 +106,9 @@ class DoorClient:
         """Nodes, groups and the metastore."""
         return self._ask("status", Nothing(), Status)
 
-    def peer_address(self) -> str:
-        """Where other nodes reach the node."""
-        return self._ask("cluster.peer-address", Nothing(), PeerAddress).address
+    def peer(self) -> PeerAddress:
+        """Where other nodes reach the node, and to which cluster it belongs."""
+        return self._ask("cluster.peer-address", Nothing(), PeerAddress)
 
     def get(self, key: bytes, *, at: int | None = None) -> GetReply:
         """A key's value, now or as of a revision."""
@@ -105,12 +124,12 @@ class DoorClient:
     ) -> Iterator[RangePage]:
         """Keys that begin so, page by page, all as of one revision."""
         asked = RangeAsk(prefix=prefix, at=at, limit=limit, keys_only=keys_only)
-        return self._stream("meta.range", asked, RangePage, timeout_s=self._timeout_s)
+        return self._stream("meta.range", asked, RangePage, timeout_s=self.timeout_of("meta.range"))
 
     def history(self, key: bytes) -> Iterator[HistoryPage]:
         """All that is known of a key, oldest first."""
-        asked = HistoryAsk(key=key)
-        return self._stream("meta.history", asked, HistoryPage, timeout_s=self._timeout_s)
+        timeout_s = self.timeout_of("meta.history")
+        return self._stream("meta.history", HistoryAsk(key=key), HistoryPage, timeout_s=timeout_s)
 
     def watch(
         self, prefix: bytes = b"", *, from_revision: int | None = None
@@ -145,8 +164,17 @@ class DoorClient:
         """Any action that has one result."""
         return self._ask(action, body, answer)
 
+    def timeout_of(self, action: str) -> float:
+        """How long an action may take: longer than the node itself allows for it, so that it is the
+        node who says what became of it.
+        """
+        if self._timeout_s is not None:
+            return self._timeout_s
+        return TIMEOUTS_S.get(action, TIMEOUT_S)
+
     def _ask(self, action: str, body: msgspec.Struct, answer: type[T]) -> T:
-        results = list(self._stream(action, body, answer, timeout_s=self._timeout_s))
+        timeout_s = self.timeout_of(action)
+        results = list(self._stream(action, body, answer, timeout_s=timeout_s))
         if len(results) != 1:
             raise Corrupt(f"the node at {self.address} gave {len(results)} answers to {action}")
         return results[0]
@@ -161,16 +189,19 @@ class DoorClient:
             for result in results:
                 yield _decoded(result.body.to_pybytes(), answer)
         except flight.FlightError as error:
-            raise self._in_our_words(error) from error
+            raise self._in_our_words(action, error) from error
 
-    def _in_our_words(self, error: Any) -> LowmarkError:
+    def _in_our_words(self, action: str, error: Any) -> LowmarkError:
         said = decode_fault(error.extra_info) if error.extra_info else None
         if said is not None:
             return said
-        if isinstance(error, flight.FlightTimedOutError):
-            return NodeUnreachable(self.address, why=f"Nothing came in {self._timeout_s:g} s.")
         # gRPC puts what it was told last behind everything it went through.
-        return NodeUnreachable(self.address, why=f"{str(error).rpartition(': ')[2]}.")
+        why = f"{str(error).rpartition(': ')[2]}."
+        if isinstance(error, flight.FlightTimedOutError):
+            why = f"Nothing came in {self.timeout_of(action):g} s."
+        if action in CHANGES and _NOT_SENT not in str(error):
+            return AnswerLost(self.address, action, why=why)
+        return NodeUnreachable(self.address, why=why)
 
 
 def _decoded(data: bytes, kind: type[T]) -> T:
@@ -183,13 +214,13 @@ def _decoded(data: bytes, kind: type[T]) -> T:
         ) from error
 
 
-def ask_peer_address(door: str, *, patience_s: float = JOIN_PATIENCE_S) -> str:
+def ask_peer(door: str, *, patience_s: float = JOIN_PATIENCE_S) -> PeerAddress:
     """Where the node behind a door is reached by other nodes; waits while it starts."""
     ends_at = time.monotonic() + patience_s
     while True:
         try:
             with DoorClient(door, timeout_s=5.0) as client:
-                return client.peer_address()
+                return client.peer()
         except Unavailable:
             if time.monotonic() > ends_at:
                 raise

@@ -9,6 +9,8 @@ What every action promises
     2. A body that is too long, or not what the action takes, is refused before anything happens.
     3. At most `CALLS_MAX` are under way at a time; one more is refused.
     4. A client that goes away ends its stream.
+    5. Flight's own code for "unavailable", at which clients retry by themselves, is given only if
+       nothing has happened. What may have happened, or did, has another one.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ import msgspec
 import pyarrow
 from pyarrow import flight
 
+from lowmark.catalog import NotInForce
 from lowmark.errors import LowmarkError, Rejected, Unavailable
+from lowmark.group import CallLost, OutcomeUnknown
 from lowmark.node.addresses import check_free, joined
-from lowmark.node.bridge import NodeClosing
+from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.faults import encode_fault
 from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.runtime import AddressUnusable, host_and_port
@@ -73,8 +77,12 @@ class NodeFailed(Unavailable):
     def __init__(self, action: str, error: Exception) -> None:
         super().__init__(
             f"the node failed to answer {action}: {type(error).__name__}",
+            detail="What was asked may have been done all the same.",
             hint="See what the node says on stderr, and report it.",
         )
+
+
+_MAY_HAVE_HAPPENED = (OutcomeUnknown, CallLost, NodeSilent, NodeClosed, NodeFailed, NotInForce)
 
 
 def reply(kind: type[AskT], answer: Callable[[AskT], msgspec.Struct]) -> Action:
@@ -180,7 +188,7 @@ class Door:
 
 def _flight_error(error: LowmarkError) -> Exception:
     kind = flight.FlightServerError
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable) and not isinstance(error, _MAY_HAVE_HAPPENED):
         kind = flight.FlightUnavailableError  # so that any Flight client knows that it may retry
     # One line: it travels in a header of its own, too.
     failure: Exception = kind(" ".join(error.message.split())[:500], extra_info=encode_fault(error))

@@ -204,6 +204,8 @@ class PeerAddress(_Reply, frozen=True):
     """Where other nodes reach a node."""
 
     address: str
+    cluster: str = ""
+    """The id of its cluster; empty until it belongs to one."""
 
 
 class ClusterStatus(_Reply, frozen=True):
@@ -222,7 +224,7 @@ class NodeRow(_Reply, frozen=True):
     number: int
     name: str
     up: bool | None
-    """None: a data directory can't tell."""
+    """None: that can't be told, from a data directory or by a node that can't read its copy."""
     role: str
     """In the metastore: `coordinator`, `voter`, `learner`, or nothing yet."""
     door: str
@@ -230,7 +232,7 @@ class NodeRow(_Reply, frozen=True):
     rack: str = ""
     attributes: dict[str, str] = {}
     problem: str = ""
-    """Why it did not answer, if it is up and did not."""
+    """Why it did not answer, if it is up and did not; else what it says is wrong with it."""
 
 
 class MemberRow(_Reply, frozen=True):

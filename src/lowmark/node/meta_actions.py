@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import Future
@@ -28,7 +29,7 @@ from lowmark.node.messages import (
     WatchStarted,
     WrittenReply,
 )
-from lowmark.runtime import HybridTime, millis_of
+from lowmark.runtime import HybridTime, Timer, millis_of
 
 __all__ = ["MetaActions", "bare", "history_entries", "page_of", "stored"]
 
@@ -92,8 +93,8 @@ def bare(found: Found) -> StoredEntry:
     )
 
 
-ReadValue = Callable[[bytes, int], Entry | None]
-"""A key's value as of a revision that can be read."""
+ReadValues = Callable[[Iterable[Found]], list[Entry]]
+"""The values of what was found, in its order, read at once."""
 
 
 def page_of(state: State, asked: RangeAsk, *, start: bytes, at: int, left: int) -> list[Found]:
@@ -114,18 +115,25 @@ def _fitting(records: list[Record]) -> int:
     return len(records)
 
 
-def history_entries(state: State, key: bytes, read: ReadValue, *, after: int) -> list[StoredEntry]:
+def history_entries(state: State, key: bytes, read: ReadValues, *, after: int) -> list[StoredEntry]:
     """What became of a key behind a revision, oldest first: so much that it makes one result."""
     records = [record for record in state.history(key) if record.revision > after]
     records = records[:PAGE_ENTRIES_MAX]
+    records = records[: _fitting(records)]
+    # The record in force at the cut is older than the cut, and readable there.
+    found = [
+        state.find(key, max(record.revision, state.compacted))
+        for record in records
+        if not record.removed
+    ]
+    values = {entry.revision: entry for entry in read(one for one in found if one is not None)}
     entries = []
-    for record in records[: _fitting(records)]:
+    for record in records:
         if record.removed:
             time = state.made[record.revision].time
             entries.append(_removed(key, record.revision, time))
-        # The record in force at the cut is older than the cut, and readable there.
-        elif (entry := read(key, max(record.revision, state.compacted))) is not None:
-            entries.append(stored(entry))
+        elif record.revision in values:
+            entries.append(stored(values[record.revision]))
     return entries
 
 
@@ -138,6 +146,8 @@ class MetaActions:
         self._lock = threading.Lock()
         self._watching = 0
         self._timeout_s = metastore.config.request_timeout_ms / 1_000 + SLACK_S
+        self._page_timeout_s = 2 * self._timeout_s - SLACK_S
+        """For a page is read, and its revision held."""
 
     def actions(self) -> dict[str, Action]:
         """By name."""
@@ -167,42 +177,66 @@ class MetaActions:
     def _range(self, asked: RangeAsk, gone: Gone) -> Iterator[RangePage]:
         start, at = asked.prefix, asked.at
         left = _limit(asked.limit)
-        while True:
-            page = self._page(asked, start, at, left)
-            yield page
-            left -= len(page.entries)
-            if not page.entries or not left or gone():
-                return
-            # The next page is as of the same revision, and begins right behind this one.
-            start, at = page.entries[-1].key + b"\0", page.revision
+        held = _Held(self._metastore, self._bridge)
+        try:
+            while True:
+                page = self._page(asked, held, start=start, at=at, left=left)
+                yield page.page
+                if not page.more or gone():
+                    return
+                # The next page is as of the same revision, and begins right behind this one.
+                start, at = page.page.entries[-1].key + b"\0", page.page.revision
+                left -= len(page.page.entries)
+        finally:
+            self._bridge.call(held.let_go)
 
-    def _page(self, asked: RangeAsk, start: bytes, at: int | None, left: int) -> RangePage:
+    def _page(
+        self, asked: RangeAsk, held: _Held, *, start: bytes, at: int | None, left: int
+    ) -> _Page:
         metastore = self._metastore
 
-        def query(state: State) -> tuple[int, list[Found]]:
+        def query(state: State) -> _FoundPage:
             revision = state.latest if at is None else at
             state.check_readable(revision)
-            return revision, page_of(state, asked, start=start, at=revision, left=left)
+            found = page_of(state, asked, start=start, at=revision, left=left)
+            if not found or len(found) >= left:
+                return _FoundPage(revision, found, more=False)
+            behind, end = found[-1].key + b"\0", prefix_end(asked.prefix)
+            more = bool(state.find_range(behind, end, at=revision, limit=1))
+            return _FoundPage(revision, found, more=more)
 
-        def page(answer: tuple[int, list[Found]]) -> RangePage:
-            revision, found = answer
-            if asked.keys_only:
-                return RangePage(revision=revision, entries=tuple(map(bare, found)))
+        def page(there: _FoundPage) -> _Page:
             # Still in the turn in which the state was asked: no value has gone or moved since.
-            entries = [metastore.get_local(one.key, at=revision) for one in found]
-            there = tuple(stored(entry) for entry in entries if entry is not None)
-            return RangePage(revision=revision, entries=there)
+            if asked.keys_only:
+                entries = tuple(map(bare, there.found))
+            else:
+                entries = tuple(map(stored, metastore.entries(there.found)))
+            return _Page(RangePage(revision=there.revision, entries=entries), there.more)
 
-        return self._bridge.ask(lambda: metastore.read(query).map(page), timeout_s=self._timeout_s)
+        def ask() -> Future[_Page]:
+            whole: Future[_Page] = Future()
+
+            def answered(future: Future[_Page]) -> None:
+                if future.error is not None:
+                    whole.reject(future.error)
+                    return
+                made = future.result()
+                if made.more:
+                    held.hold(made.page.revision).then(lambda _: whole.resolve(made))
+                else:
+                    whole.resolve(made)
+
+            metastore.read(query).map(page).then(answered)
+            return whole
+
+        return self._bridge.ask(ask, timeout_s=self._page_timeout_s)
 
     def _history(self, asked: HistoryAsk, gone: Gone) -> Iterator[HistoryPage]:
         metastore, after = self._metastore, 0
 
         def page(after: int) -> HistoryPage:
             state = metastore.state
-            entries = history_entries(
-                state, asked.key, lambda key, at: metastore.get_local(key, at=at), after=after
-            )
+            entries = history_entries(state, asked.key, metastore.entries, after=after)
             latest, compacted = state.latest, state.compacted
             return HistoryPage(revision=latest, compacted=compacted, entries=tuple(entries))
 
@@ -295,6 +329,73 @@ def _event(event: Event) -> WatchEvent:
 
 def _value_bytes(event: Event) -> int:
     return sum(len(change.entry.value) for change in event.changes if change.entry is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundPage:
+    """Keys of one page, in the turn in which they were found."""
+
+    revision: int
+    found: list[Found]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """One page, and whether there is another one behind it."""
+
+    page: RangePage
+    more: bool
+
+
+class _Held:
+    """Keeps the revision of a range for the client that pages through it. All on the loop.
+
+    Not for ever: a client that asks for no further page for as long as a watch may stand still is
+    no longer held for. It is told (`RevisionCompacted`) if the cut has passed it meanwhile.
+    """
+
+    def __init__(self, metastore: Metastore, bridge: Bridge) -> None:
+        self._metastore = metastore
+        self._bridge = bridge
+        self._release: Callable[[], None] | None = None
+        self._timer: Timer | None = None
+        self._over = False
+
+    def hold(self, revision: int) -> Future[None]:
+        """Hold it from now on, or for longer; done when it is held, or can't be."""
+        if self._over:
+            return Future.of(None)
+        if self._timer is not None:
+            self._timer.cancel()
+        patience_ms = self._metastore.config.watch_patience_ms
+        self._timer = self._bridge.call_later(patience_ms, self._let_loose)
+        if self._release is not None:
+            return Future.of(None)
+        done: Future[None] = Future()
+        self._metastore.hold(revision).then(lambda future: self._holds(future, done))
+        return done
+
+    def _holds(self, future: Future[Callable[[], None]], done: Future[None]) -> None:
+        # Without a hold the pages go on: should one be cut away, it is refused by name.
+        if future.error is None:
+            self._release = future.result()
+            if self._timer is None:  # it was let go meanwhile
+                self._let_loose()
+        done.resolve(None)
+
+    def let_go(self) -> None:
+        """The client has all, or has gone."""
+        self._over = True
+        self._let_loose()
+
+    def _let_loose(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
 
 class _Told:

@@ -21,14 +21,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lowmark.catalog import Catalogs
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Group, Groups
 from lowmark.log import Log
-from lowmark.metastore import Cluster, NodeInfo, identify, load_identity
+from lowmark.metastore import (
+    Cluster,
+    ClusterRefused,
+    Identity,
+    NodeInfo,
+    identify,
+    load_identity,
+)
 from lowmark.node.addresses import DEFAULT_DOOR, check_loopback, peers_beside
 from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_actions import CatalogActions
-from lowmark.node.client import ask_peer_address
+from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.door import Door, reply
 from lowmark.node.messages import Nothing, PeerAddress
 from lowmark.node.meta_actions import MetaActions
@@ -59,7 +66,10 @@ class NodeOptions:
     peers: str = ""
     """Where other nodes reach it; else the port after `listen`."""
     join: str = ""
-    """The door of any node of the cluster to join; not needed to come back to it."""
+    """The door of any node of the cluster to join; not needed to come back to it.
+
+    Given all the same, it must be of that cluster.
+    """
     name: str = ""
     rack: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
@@ -130,17 +140,24 @@ class Node:
             self.status = StatusService(self.groups, self.cluster)
             self._open_door()
             self.cluster.start(join=join, settings=self.settings.for_founding())
+            known = load_identity(runtime.disk)
+            self._belongs_to(known.cluster if known is not None else "")
             undo.pop_all()
 
     def _open_door(self) -> None:
-        address = PeerAddress(address=self.info.address)
+        self._peer = PeerAddress(address=self.info.address)
         self.door.actions |= {
-            "cluster.peer-address": reply(Nothing, lambda _: address),
+            # Without the loop: a node that waits for others to start says so, too.
+            "cluster.peer-address": reply(Nothing, lambda _: self._peer),
             "status": reply(
                 Nothing, lambda _: self.bridge.ask(self.status.status, timeout_s=STATUS_S)
             ),
             **MetaActions(self.cluster.metastore, self.bridge).actions(),
         }
+
+    def _belongs_to(self, cluster: str) -> None:
+        """Say so at the door."""
+        self._peer = PeerAddress(address=self.info.address, cluster=cluster)
 
     # -- running --------------------------------------------------------------------------------
 
@@ -149,6 +166,7 @@ class Node:
 
         def settled(_: object) -> None:
             if self.cluster.ready.error is None:
+                self._belongs_to(self.cluster.settings.id)
                 self._start_rooms_above()
                 on_ready()
             self.loop.call_soon(lambda: None)  # for `over` to be looked at
@@ -245,14 +263,42 @@ class Node:
 
 
 def _seed(options: NodeOptions) -> str:
-    """The address that a new node joins by; empty if it founds a cluster, or has one already."""
+    """The address that a new node joins by, or an old one may come back by; empty without one.
+
+    A directory that belongs to another cluster is refused: whoever gave both meant something else.
+    """
     if not options.join:
         return ""
+    known: Identity | None = None
     with contextlib.suppress(LowmarkError):
         known = load_identity(RealDisk(options.data, create=False))
-        if known is not None and known.cluster:
-            return ""
-    return ask_peer_address(options.join)
+    if known is None or not known.cluster:
+        return ask_peer(options.join).address
+    if known.left:
+        return ""  # it is told so when it starts
+    try:
+        seed = ask_peer(options.join, patience_s=0.0 if known.peers else JOIN_PATIENCE_S)
+    except Unavailable as error:
+        if not known.peers:
+            raise
+        logger.warning(
+            "nobody answers where this node was to join; it goes back to the nodes it knows",
+            extra={"seed": options.join, "reason": error.message},
+        )
+        return ""
+    if seed.cluster and seed.cluster != known.cluster:
+        raise ClusterRefused(
+            f"{options.data} belongs to another cluster than the node at {options.join}",
+            detail=f"It belongs to {known.cluster}, and that node to {seed.cluster}.",
+            hint="Leave --join out to go back to its own cluster, or give an empty data directory.",
+        )
+    if not seed.cluster:
+        logger.warning(
+            "where this node was to join, no cluster is known; it goes back to its own",
+            extra={"seed": options.join},
+        )
+        return ""
+    return seed.address
 
 
 def _done(cluster: Cluster) -> Callable[[], bool]:

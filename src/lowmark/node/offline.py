@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from lowmark.catalog import SNAPSHOT_KEY, VERSION_KEY, number_in
 from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
@@ -20,9 +21,11 @@ from lowmark.group.storage import raft_entry
 from lowmark.log import GroupLog, Log, LogConfig, is_log
 from lowmark.metastore import (
     GROUP,
+    ClusterSettings,
     Entry,
     Identity,
     MetastoreMachine,
+    NodeInfo,
     Topology,
     load_identity,
 )
@@ -46,7 +49,7 @@ from lowmark.node.messages import (
     Status,
 )
 from lowmark.node.meta_actions import bare, history_entries, page_of, stored
-from lowmark.node.status import Copy, Known, lease_row, merged
+from lowmark.node.status import Copy, Known, Trying, lease_row, merged
 from lowmark.raft import Entry as RaftEntry
 from lowmark.raft import EntryKind, MembershipRefused, membership
 from lowmark.runtime import HybridTime, Locked, RealDisk, millis_of, real_runtime
@@ -175,7 +178,7 @@ class OfflineStore:
     def history(self, key: bytes) -> Iterator[HistoryPage]:
         """All that is known of a key, oldest first."""
         state, after = self.state, 0
-        while entries := history_entries(state, key, self._read, after=after):
+        while entries := history_entries(state, key, self._values.entries, after=after):
             yield HistoryPage(
                 revision=state.latest, compacted=state.compacted, entries=tuple(entries)
             )
@@ -206,21 +209,30 @@ class OfflineStore:
         earliest = number_in(snapshot.value if snapshot is not None else None)
         return CatalogStatus(version=number_in(version.value), earliest=earliest)
 
+    def _settings(self) -> ClusterSettings | None:
+        cluster = self._read(CLUSTER_KEY, self.state.latest)
+        return decode_cluster(cluster.value) if cluster is not None else None
+
+    def _nodes(self) -> list[NodeInfo]:
+        nodes = sorted(self.entries(NODE_PREFIX), key=lambda one: (one.created, one.key))
+        return [decode_node(entry.value) for entry in nodes]
+
+    def _topology(self) -> Topology:
+        topology = self._read(TOPOLOGY_KEY, self.state.latest)
+        return decode_topology(topology.value) if topology is not None else Topology()
+
     def status(self) -> Status:
         """As this node knew it; who is up, a directory can't tell."""
         state, replay = self.state, self._replay
-        latest = state.latest
-        cluster = self._read(CLUSTER_KEY, latest)
-        topology = self._read(TOPOLOGY_KEY, latest)
-        nodes = sorted(self.entries(NODE_PREFIX), key=lambda one: (one.created, one.key))
+        trying = Trying()
         known = Known(
             source=f"directory {self._path}",
-            settings=decode_cluster(cluster.value) if cluster is not None else None,
-            nodes=[decode_node(entry.value) for entry in nodes],
-            topology=decode_topology(topology.value) if topology is not None else Topology(),
+            settings=trying.get("the cluster's settings", self._settings, None),
+            nodes=trying.get("the nodes", self._nodes, []),
+            topology=trying.get("the topology", self._topology, Topology()),
             topology_is_current=False,
             metastore=MetastoreStatus(
-                revision=latest,
+                revision=state.latest,
                 compacted=state.compacted,
                 time_ms=millis_of(HybridTime(state.time)),
                 keys=len(state.keys),
@@ -230,7 +242,7 @@ class OfflineStore:
                     lease_row(state.leases[name], now=state.time) for name in sorted(state.leases)
                 ),
             ),
-            catalog=self._catalog(),
+            catalog=trying.get("the catalog", self._catalog, None),
         )
         copy = Copy(
             GROUP,
@@ -243,11 +255,12 @@ class OfflineStore:
             replay.committed,
             replay.applied,
             "stopped",
-            self.problem or self.doubt,
+            self.problem or trying.problem or self.doubt,
             (),
         )
         others = {node.number for node in known.nodes} - {self._identity.number}
-        return merged(known, [copy], dict.fromkeys(others, "it was not asked"))
+        known = replace(known, problems=dict.fromkeys(others, "it was not asked"))
+        return merged(known, [copy])
 
 
 class _Replay:

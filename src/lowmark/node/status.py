@@ -3,17 +3,22 @@
 A node knows its own copies, and as a leader how far the others are. Whoever is asked asks all nodes
 that are up, waits for them a short while, and lays their answers side by side; who did not answer
 is shown with the reason.
+
+A status is asked for when something is wrong, so nothing that is wrong keeps it from being shown:
+what can't be read (a copy may be damaged) is a problem of the node that can't read it, and the rest
+is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import msgspec
 
 from lowmark.errors import LowmarkError
-from lowmark.group import Future, Groups, Reply
+from lowmark.group import Future, Group, Groups, Reply
 from lowmark.metastore import GROUP, Cluster, ClusterSettings, Lease, NodeInfo, Topology
 from lowmark.node.messages import (
     CatalogStatus,
@@ -27,7 +32,7 @@ from lowmark.node.messages import (
 )
 from lowmark.runtime import Buffer, HybridTime, millis_of
 
-__all__ = ["Copy", "Known", "StatusService", "lease_row", "merged"]
+__all__ = ["Copy", "Known", "StatusService", "Trying", "lease_row", "merged"]
 
 SERVICE = "node.status"
 ANSWER_MS = 1_500
@@ -59,8 +64,16 @@ class Copy(msgspec.Struct, frozen=True, array_like=True):
     behind: tuple[Behind, ...]
 
 
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """What a node says of itself."""
+
+    copies: list[Copy]
+    problem: str
+
+
+T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Copy]).decode
+_decode = msgspec.msgpack.Decoder(Said).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,34 +87,55 @@ class Known:
     topology_is_current: bool = True
     metastore: MetastoreStatus | None
     catalog: CatalogStatus | None = None
+    problems: dict[int, str] = field(default_factory=dict)
+    """What is wrong with nodes, by number: what they say themselves, or why they say nothing."""
 
 
-def copies_of(groups: Groups) -> list[Copy]:
-    """All copies of a node."""
-    found = []
-    for group in groups.groups():
-        status = group.status()
-        behind = tuple(
-            Behind(peer.node, peer.entries_behind, peer.bytes_behind, peer.seconds_left)
-            for peer in status.peers
-        )
-        found.append(
-            Copy(
-                status.group,
-                status.node,
-                status.role,
-                status.term,
-                status.leader,
-                tuple(sorted({*status.voters, *status.voters_outgoing})),
-                status.learners,
-                status.committed,
-                status.applied,
-                status.stage.value,
-                status.stopped or status.install_refused,
-                behind,
-            )
-        )
-    return found
+def _copy_of(group: Group) -> Copy:
+    status = group.status()
+    behind = tuple(
+        Behind(peer.node, peer.entries_behind, peer.bytes_behind, peer.seconds_left)
+        for peer in status.peers
+    )
+    return Copy(
+        status.group,
+        status.node,
+        status.role,
+        status.term,
+        status.leader,
+        tuple(sorted({*status.voters, *status.voters_outgoing})),
+        status.learners,
+        status.committed,
+        status.applied,
+        status.stage.value,
+        status.stopped or status.install_refused,
+        behind,
+    )
+
+
+class Trying:
+    """Asks for one thing after another; what can't be had is a problem, and no reason to stop."""
+
+    def __init__(self) -> None:
+        self._problems: list[str] = []
+
+    def get(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+        """What the function gives, or something instead."""
+        try:
+            return ask()
+        except LowmarkError as error:
+            self.add(f"{what} can't be read: {error.message}")
+            return otherwise
+
+    def add(self, problem: str) -> None:
+        """Something is wrong."""
+        if problem and problem not in self._problems:
+            self._problems.append(problem)
+
+    @property
+    def problem(self) -> str:
+        """All of it, in words."""
+        return "; ".join(self._problems)
 
 
 def lease_row(lease: Lease, *, now: int) -> LeaseRow:
@@ -127,63 +161,95 @@ class StatusService:
 
     def _asked(self, address: str, sender: int, question: Buffer, answer: Reply) -> None:
         del address, sender, question
-        answer(_encode(copies_of(self._groups)))
+        answer(_encode(self._said(Trying())))
+
+    def _said(self, trying: Trying) -> Said:
+        """What this node says of itself."""
+        trying.add(self._cluster.problem)
+        copies = [
+            trying.get(f"group {group.name}", lambda group=group: _copy_of(group), None)  # type: ignore[misc]
+            for group in self._groups.groups()
+        ]
+        return Said([copy for copy in copies if copy is not None], trying.problem)
 
     def status(self) -> Future[Status]:
         """Of the whole cluster, as far as its nodes answer."""
         whole: Future[Status] = Future()
         own = self._groups.node
-        copies = copies_of(self._groups)
-        silent: dict[int, str] = {}
-        others = [node.number for node in self._cluster.topology.nodes if node.number != own]
+        said: dict[int, Said] = {}
+        up = [node.number for node in self._cluster.topology.nodes]
+        # A node that can't read its copy does not know who is up; but where others were, it does.
+        others = [node for node in up or self._groups.transport.addresses if node != own]
         left = set(others)
 
         def answered(node: int, future: Future[bytes]) -> None:
             try:
-                copies.extend(_decode(future.result()))
+                said[node] = _decode(future.result())
             except (LowmarkError, msgspec.MsgspecError) as error:
-                silent[node] = error.message if isinstance(error, LowmarkError) else str(error)
+                why = error.message if isinstance(error, LowmarkError) else str(error)
+                said[node] = Said([], why)
             left.discard(node)
             if not left:
-                whole.resolve(merged(self._known(), copies, silent))
+                whole.resolve(self._merged(said))
 
         if not others:
-            whole.resolve(merged(self._known(), copies, silent))
+            whole.resolve(self._merged(said))
         for node in others:
             asked = self._groups.calls.ask(node, SERVICE, b"", timeout_ms=ANSWER_MS)
             asked.then(lambda future, node=node: answered(node, future))  # type: ignore[misc]
         return whole
 
-    def _known(self) -> Known:
+    def _merged(self, said: dict[int, Said]) -> Status:
+        trying = Trying()
+        own = self._said(trying)
+        known = self._known(trying)
+        problems = {node: each.problem for node, each in said.items()}
+        problems[self._groups.node] = trying.problem  # with what could not be read just now
+        known = replace(known, problems=problems)
+        if trying.problem and all(node.number != self._groups.node for node in known.nodes):
+            # It has left, or does not know itself any more: its problem needs a place all the same.
+            known = replace(known, nodes=[*known.nodes, self._cluster.node])
+        return merged(
+            known, [*own.copies, *(copy for each in said.values() for copy in each.copies)]
+        )
+
+    def _known(self, trying: Trying) -> Known:
         cluster = self._cluster
-        standing = cluster.metastore.standing()
-        now = cluster.metastore.clock.now()
+        settled = cluster.ready.done and cluster.ready.error is None
         return Known(
             source=f"node {cluster.node.name}",
-            settings=cluster.settings if cluster.ready.done else None,
-            nodes=cluster.nodes(),
+            settings=cluster.settings if settled else None,
+            # Those that are up were told to this node while it could read.
+            nodes=trying.get("the metastore", cluster.nodes, list(cluster.topology.nodes)),
             topology=cluster.topology,
-            metastore=MetastoreStatus(
-                revision=standing.latest,
-                compacted=standing.compacted,
-                time_ms=millis_of(HybridTime(standing.time)),
-                keys=standing.keys,
-                live_entries=standing.live_entries,
-                watches=standing.watches,
-                leases=tuple(lease_row(lease, now=now) for lease in standing.leases),
-            ),
-            catalog=self.catalog(),
+            topology_is_current=cluster.topology.version > 0,
+            metastore=trying.get("the metastore", self._metastore, None),
+            catalog=trying.get("the catalog", self.catalog, None),
+        )
+
+    def _metastore(self) -> MetastoreStatus:
+        metastore = self._cluster.metastore
+        standing, now = metastore.standing(), metastore.clock.now()
+        return MetastoreStatus(
+            revision=standing.latest,
+            compacted=standing.compacted,
+            time_ms=millis_of(HybridTime(standing.time)),
+            keys=standing.keys,
+            live_entries=standing.live_entries,
+            watches=standing.watches,
+            leases=tuple(lease_row(lease, now=now) for lease in standing.leases),
         )
 
 
-def merged(known: Known, copies: Iterable[Copy], silent: dict[int, str]) -> Status:
+def merged(known: Known, copies: Iterable[Copy]) -> Status:
     """Everything side by side."""
     names = {node.number: node.name for node in known.nodes}
     by_group: dict[str, list[Copy]] = {}
     for copy in copies:
         by_group.setdefault(copy.group, []).append(copy)
     groups = tuple(
-        _group_row(name, by_group[name], names=names, silent=silent) for name in sorted(by_group)
+        _group_row(name, by_group[name], names=names, problems=known.problems)
+        for name in sorted(by_group)
     )
     metastore = next((group for group in groups if group.group == GROUP), None)
     settings = known.settings
@@ -199,7 +265,8 @@ def merged(known: Known, copies: Iterable[Copy], silent: dict[int, str]) -> Stat
             topology_version=known.topology.version,
         ),
         nodes=tuple(
-            _node_row(node, known, metastore, silent.get(node.number, "")) for node in known.nodes
+            _node_row(node, known, metastore, known.problems.get(node.number, ""))
+            for node in known.nodes
         ),
         groups=groups,
         metastore=known.metastore,
@@ -230,7 +297,7 @@ def _node_row(node: NodeInfo, known: Known, metastore: GroupRow | None, problem:
 
 
 def _group_row(
-    name: str, copies: list[Copy], *, names: dict[int, str], silent: dict[int, str]
+    name: str, copies: list[Copy], *, names: dict[int, str], problems: dict[int, str]
 ) -> GroupRow:
     # The leader of the newest term knows best; else whoever has heard of the newest term.
     best = max(copies, key=lambda copy: (copy.term, copy.role == "leader", copy.applied))
@@ -241,6 +308,7 @@ def _group_row(
     everybody = {*best.voters, *best.learners}
     for node in sorted(everybody, key=lambda one: (order.get(one, len(order)), one)):
         copy, lag = by_node.get(node), behind.get(node)
+        problem = problems.get(node, "it is down") or "it shows no copy"
         role = "learner" if node in best.learners else "voter"
         leads = node == best.leader
         members.append(
@@ -253,7 +321,7 @@ def _group_row(
                 entries_behind=0 if leads else lag.entries if lag is not None else None,
                 bytes_behind=0 if leads else lag.bytes if lag is not None else None,
                 seconds_left=lag.seconds_left if lag is not None else None,
-                problem=copy.problem if copy is not None else silent.get(node, "it is down"),
+                problem=copy.problem if copy is not None else problem,
             )
         )
     return GroupRow(

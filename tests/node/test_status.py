@@ -1,0 +1,207 @@
+"""`lowmark status` of a cluster in which something is wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from eventually import eventually
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.group import ChangeError, ChangeFailed
+from lowmark.log import GroupQuarantined
+from lowmark.metastore import ClusterRefused
+from lowmark.node import DoorClient, Node, NodeOptions, Status, open_offline
+from lowmark.runtime import DiskFailed
+from node.running import QUICK, Running
+
+UNREADABLE = [
+    Corrupt("a record is damaged"),
+    GroupQuarantined("metastore", cause="a flipped bit"),
+    DiskFailed("wal/1", call="read", reason="Input/output error"),
+]
+
+
+def break_reading(running: Running, error: LowmarkError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, no value can be read from this node's log."""
+
+    def read(_: object) -> None:
+        raise error.again()
+
+    monkeypatch.setattr(running.node.cluster.metastore._values, "entries", read)
+
+
+def damage(data: Path) -> None:
+    """Flip some bits early in the WAL, where the cluster's founding stands."""
+    [wal] = (data / "wal").glob("*.wal")
+    content = bytearray(wal.read_bytes())
+    for place in (300, 400, 500):
+        content[place] ^= 0xFF
+    wal.write_bytes(content)
+
+
+@contextmanager
+def started(data: Path) -> Iterator[Node]:
+    """A node that runs, but may never be ready."""
+    node = Node(NodeOptions(data=str(data), listen="127.0.0.1:0"), QUICK)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            node.run()
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert failures == []
+
+
+def problem_of(status: Status, name: str) -> str:
+    [row] = [node for node in status.nodes if node.name == name]
+    return row.problem
+
+
+@pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: type(error).__name__)
+def test_a_node_alone_that_can_t_read_its_copy_says_so_and_serves_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: LowmarkError
+) -> None:
+    with Running(tmp_path, name="n1") as running:
+        client = running.client()
+        break_reading(running, error, monkeypatch)
+        for _ in range(2):
+            status = client.status()
+            assert error.message in problem_of(status, "n1")
+            assert status.cluster is not None
+            assert status.metastore is not None
+            assert [group.group for group in status.groups] == ["metastore"]
+        monkeypatch.undo()
+        assert problem_of(client.status(), "n1") == ""
+
+
+@pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: type(error).__name__)
+def test_one_of_two_that_can_t_read_its_copy_shows_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: LowmarkError
+) -> None:
+    with (
+        Running(tmp_path / "1", name="n1") as first,
+        Running(tmp_path / "2", name="n2", join=first.door) as second,
+    ):
+        client = second.client()
+        eventually(lambda: len(client.status().groups[0].voters) == 2)
+        break_reading(second, error, monkeypatch)
+        # when the answer of the other comes in, on the loop
+        status = client.status()
+        # then nothing has ended, and only one of them has a problem
+        assert error.message in problem_of(status, "n2")
+        assert problem_of(status, "n1") == ""
+        assert {member.name for member in status.groups[0].members} == {"n1", "n2"}
+        assert all(member.applied for member in status.groups[0].members)
+        monkeypatch.undo()
+        assert first.client().status().nodes
+
+
+def test_a_copy_whose_status_can_t_be_had_is_a_problem_of_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        Running(tmp_path / "1", name="n1") as first,
+        Running(tmp_path / "2", name="n2", join=first.door) as second,
+    ):
+        client = first.client()
+        eventually(lambda: len(client.status().groups[0].voters) == 2)
+
+        def broken() -> None:
+            raise Corrupt("it is damaged")
+
+        monkeypatch.setattr(second.node.cluster.metastore.group, "status", broken)
+        # whoever is asked, and whoever asks
+        for asked in (client, second.client()):
+            status = asked.status()
+            assert "it is damaged" in problem_of(status, "n2")
+            problems = {member.name: member.problem for member in status.groups[0].members}
+            assert problems["n1"] == ""
+            assert "it is damaged" in problems["n2"]
+
+
+def test_a_node_with_a_damaged_directory_says_what_is_damaged(tmp_path: Path) -> None:
+    # given a node whose directory was damaged while it was down
+    with Running(tmp_path, name="n1") as running:
+        for number in range(30):
+            running.client().put(b"k%d" % number, bytes(100))
+    damage(tmp_path)
+    # when it is started and asked
+    with started(tmp_path) as node, DoorClient(node.info.door) as client:
+        for _ in range(2):
+            status = client.status()
+            # then it says what can't be read, and what it knows all the same
+            assert "the metastore can't be read" in problem_of(status, "n1")
+            assert status.nodes[0].up is None
+            assert "quarantine" in status.groups[0].members[0].problem
+            assert status.metastore is not None
+            assert status.metastore.revision > 30
+    # and the directory itself says it, too
+    with open_offline(str(tmp_path)) as store:
+        [member] = store.status().groups[0].members
+        assert "can't be read" in member.problem
+
+
+def test_a_damaged_member_shows_what_the_others_say(tmp_path: Path) -> None:
+    with Running(tmp_path / "1", name="n1") as first:
+        client = first.client()
+        with Running(tmp_path / "2", name="n2", join=first.door) as second:
+            for number in range(30):
+                client.put(b"k%d" % number, bytes(100))
+            eventually(lambda: len(second.client().status().groups[0].voters) == 2)
+            number = first.node.info.number
+        damage(tmp_path / "2")
+        with started(tmp_path / "2") as node, DoorClient(node.info.door) as damaged:
+
+            def said() -> bool:
+                [group] = damaged.status().groups
+                by_node = {member.node: member for member in group.members}
+                assert "quarantine" in by_node[node.info.number].problem
+                return bool(by_node[number].applied)
+
+            eventually(said)  # once the other knows where this one is now
+            assert problem_of(damaged.status(), "n2")
+
+
+def test_why_a_node_was_not_let_in_again_is_shown_to_whoever_asks(tmp_path: Path) -> None:
+    with (
+        Running(tmp_path / "1", name="n1") as first,
+        Running(tmp_path / "2", name="n2", join=first.door) as second,
+    ):
+        clients = [first.client(), second.client()]
+        eventually(lambda: len(clients[0].status().groups[0].voters) == 2)
+
+        def refuse() -> None:
+            second.node.cluster.refused = ClusterRefused("the address is taken")
+
+        def shown() -> bool:
+            # It asks again by and by, and is let in: so each look begins with a refusal.
+            second.node.bridge.ask_now(refuse, timeout_s=10)
+            return all("the address is taken" in problem_of(c.status(), "n2") for c in clients)
+
+        eventually(shown)
+
+
+def test_why_members_could_not_be_changed_is_shown_at_the_coordinator(tmp_path: Path) -> None:
+    with Running(tmp_path, name="n1") as running:
+        failed = ChangeFailed(error=ChangeError.STALLED, token=1, peers=(1, 7), node=7)
+        coordinating = running.node.cluster._coordinating
+        running.node.bridge.ask_now(
+            lambda: coordinating.on_change_peers_error(failed), timeout_s=10
+        )
+        problem = problem_of(running.client().status(), "n1")
+        assert "members could not be changed by node 7" in problem
+        assert "no progress" in problem
