@@ -27,9 +27,10 @@ from lowmark.catalog import to_builtins as catalog_builtins
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, Source, door_client, opened_source
+from lowmark.errors import Unavailable
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
-from lowmark.node import RangePage
+from lowmark.node import RangePage, Status
 from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 
 __all__ = ["app", "parse_time"]
@@ -59,12 +60,24 @@ class _Log:
 
     history: History = field(default_factory=History)
     versions: list[_Version] = field(default_factory=list)
+    known_until: int | None = None
+    """The last time for which a directory can tell which version was in force."""
+
+
+def _known_until(status: Status) -> int:
+    """What a node knew: everything that was written until then came into force a delay later."""
+    if status.metastore is None or status.cluster is None:
+        return 0
+    millis = status.metastore.time_ms + status.cluster.schema_sync_delay_ms
+    return millis << COUNTER_BITS
 
 
 def _read(ctx: typer.Context, node: str | None, data: Path | None) -> _Log:
     """Replay the update log here: the same function of the same values as on every node."""
     log = _Log()
     with opened_source(ctx, node, data) as source:
+        if data is not None:
+            log.known_until = _known_until(source.status())
         names = {one.number: one.name for one in map(decode_node, _values(source, NODE_PREFIX))}
         pages = list(source.range(UPDATE_PREFIX))
         # A large snapshot is in parts, which are read as of the same revision as the log.
@@ -167,7 +180,14 @@ def show(
     time = parse_time(at) if at is not None else None
     if time is not None and time > _now():
         raise WrongUse(f"{at} is yet to come", hint="Until then, the catalog may change.")
-    history = _read(ctx, node, data).history
+    log = _read(ctx, node, data)
+    history, until = log.history, log.known_until
+    if time is not None and until is not None and time > until:
+        raise Unavailable(
+            f"{data} can't tell what was in force at {at}",
+            detail=f"What its node knew ends at {_time(until)}.",
+            hint="Ask a running node, or for an earlier time.",
+        )
     found = history.latest
     if version is not None:
         found = history.version(version)
@@ -241,7 +261,7 @@ def _cell(value: Any) -> Cell:
 @app.command()
 def apply(
     file: Annotated[
-        typer.FileText,
+        typer.FileBinaryRead,
         typer.Argument(metavar="FILE", help="JSON: a command, or a list; - is stdin."),
     ],
     node: NodeOption = None,
@@ -259,8 +279,8 @@ def apply(
     """
     try:
         wishes = msgspec.json.decode(file.read())
-    except msgspec.MsgspecError as error:
-        raise WrongUse(f"{file.name} is not JSON: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WrongUse(f"what was given is not JSON: {error}") from error
     read_commands(wishes)  # what is wrong on its face is said before a node is asked
     with door_client(node) as client:
         done = client.execute(wishes if isinstance(wishes, list) else [wishes])

@@ -197,4 +197,4 @@ def bytes_of(words: str) -> bytes:
             return bytes.fromhex(words[2:])
         except ValueError:
             pass  # then it is text that begins so
-    return words.encode()
+    return words.encode(errors="surrogateescape")  # as the shell has them, text or not

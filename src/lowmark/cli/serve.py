@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,7 +24,7 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 def serve(
     ctx: typer.Context,
     data: Annotated[
-        Path, typer.Option(metavar="DIR", help="The data directory; made if it is not there.")
+        str, typer.Option(metavar="DIR", help="The data directory; made if it is not there.")
     ],
     listen: Annotated[
         str,
@@ -60,7 +59,7 @@ def serve(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     options = NodeOptions(
-        data=str(data),
+        data=data,
         listen=listen,
         peers=peers,
         join=join,
@@ -69,6 +68,8 @@ def serve(
         attributes=_attributes(attribute or []),
     )
     with wrong_use():
+        if not data.strip():
+            raise Rejected("--data names no directory", hint="Write --data ./n1.")
         options.check()
     node = Node(options, settings_of(ctx))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -93,7 +94,7 @@ def _attributes(words: list[str]) -> dict[str, str]:
     return found
 
 
-def _say_ready(node: Node, data: Path, *, as_json: bool) -> None:
+def _say_ready(node: Node, data: str, *, as_json: bool) -> None:
     info = node.info
     if as_json:
         facts = {
@@ -101,7 +102,7 @@ def _say_ready(node: Node, data: Path, *, as_json: bool) -> None:
             "number": info.number,
             "listen": info.door,
             "peers": info.address,
-            "data": str(data),
+            "data": data,
             "pid": os.getpid(),
         }
         print(json.dumps(facts, ensure_ascii=False), flush=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Protocol
 import typer
 
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
-from lowmark.errors import Rejected
+from lowmark.errors import Corrupt, Rejected
 from lowmark.node import (
     DEFAULT_DOOR,
     DoorClient,
@@ -64,8 +64,10 @@ def door_client(node: str | None) -> DoorClient:
 
 
 @contextlib.contextmanager
-def opened_source(ctx: typer.Context, node: str | None, data: Path | None) -> Iterator[Source]:
-    """What the command line names."""
+def opened_source(
+    ctx: typer.Context, node: str | None, data: Path | None, *, damaged_ok: bool = False
+) -> Iterator[Source]:
+    """What the command line names; a directory that can't be read whole only if that is ok."""
     if node is not None and data is not None:
         raise WrongUse("--node and --data can't be given together", hint="Leave one of them out.")
     if data is None:
@@ -76,6 +78,11 @@ def opened_source(ctx: typer.Context, node: str | None, data: Path | None) -> It
         if not data.is_dir():
             raise Rejected(f"there is no directory {data}")
     with open_offline(str(data), settings_of(ctx).log) as store:
+        if store.problem and not damaged_ok:
+            raise Corrupt(
+                f"{data} can't be read: {store.problem}",
+                hint=f"See `lowmark log verify {data}`; ask another node meanwhile.",
+            )
         if store.problem or store.doubt:
             print(f"note: {data}: {store.problem or store.doubt}", file=sys.stderr)
         yield store

@@ -24,7 +24,7 @@ def status(
 
     Example: lowmark status --node 127.0.0.1:6572
     """
-    with opened_source(ctx, node, data) as source:
+    with opened_source(ctx, node, data, damaged_ok=True) as source:
         found = source.status()
     if as_json:
         show_json(msgspec.to_builtins(found))
@@ -100,6 +100,8 @@ def _show_cluster(found: Status) -> None:
         facts["metastore_watches"] = found.metastore.watches
     facts["catalog_version"] = found.catalog.version if found.catalog is not None else None
     facts["catalog_earliest"] = found.catalog.earliest if found.catalog is not None else None
+    if found.catalog is not None and found.catalog.problem:
+        facts["catalog_problem"] = found.catalog.problem
     show_facts(facts, as_json=False)
 
 

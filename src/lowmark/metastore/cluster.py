@@ -50,6 +50,7 @@ from lowmark.metastore.nodes import (
     ClusterSettings,
     NodeInfo,
     Topology,
+    check_name,
     check_node,
 )
 from lowmark.metastore.presence import Presence
@@ -71,6 +72,8 @@ _decode_reply = msgspec.msgpack.Decoder(JoinReply).decode
 def identify(disk: Disk, *, draw: Callable[[int], int], name: str = "") -> Identity:
     """Who the node of a data directory is; a new one draws its number."""
     identity = load_identity(disk)
+    if name:
+        check_name(name)
     if identity is None:
         number = draw((1 << 53) - 1) + 1
         identity = Identity(number=number, name=name or f"node-{number:014x}")

@@ -136,14 +136,19 @@ def decode_topology(value: Buffer) -> Topology:
     return _decode(value, Topology)
 
 
-def check_node(node: NodeInfo) -> None:
-    """Refuse what can't be a node."""
-    if len(node.name) > NAME_BYTES_MAX or not _NAME.fullmatch(node.name):
+def check_name(name: str) -> None:
+    """Refuse what can't name a node."""
+    if len(name) > NAME_BYTES_MAX or not _NAME.fullmatch(name):
         raise Rejected(
-            f"{node.name!r} can't name a node",
+            f"{name!r} can't name a node",
             hint=f"Use 1 to {NAME_BYTES_MAX} letters, digits, '.', '_' and '-',"
             " starting with a letter or a digit.",
         )
+
+
+def check_node(node: NodeInfo) -> None:
+    """Refuse what can't be a node."""
+    check_name(node.name)
     if not 0 < node.number < 1 << 63 or not node.address:
         raise Rejected("a node has a number from 1 to 2^63 - 1, and an address")
     long = [*node.attributes.items(), ("rack", node.rack), ("door", node.door)]

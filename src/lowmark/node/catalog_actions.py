@@ -29,7 +29,12 @@ class CatalogActions:
     def status(self) -> CatalogStatus:
         """Which versions there are here. On the loop."""
         catalogs = self._catalogs
-        return CatalogStatus(version=catalogs.latest.version, earliest=catalogs.earliest.version)
+        failed = catalogs.failed
+        return CatalogStatus(
+            version=catalogs.latest.version,
+            earliest=catalogs.earliest.version,
+            problem=failed.message if failed is not None else "",
+        )
 
     def _execute(self, asked: ExecuteAsk) -> ExecutedReply:
         commands = read_commands(asked.commands)

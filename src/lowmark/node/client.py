@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Self, TypeVar
 
 import msgspec
+import pyarrow
 from pyarrow import flight
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
@@ -188,11 +189,12 @@ class DoorClient:
             results = self._flight.do_action(flight.Action(action, encoded), options)
             for result in results:
                 yield _decoded(result.body.to_pybytes(), answer)
-        except flight.FlightError as error:
+        except (flight.FlightError, pyarrow.ArrowException) as error:
             raise self._in_our_words(action, error) from error
 
     def _in_our_words(self, action: str, error: Any) -> LowmarkError:
-        said = decode_fault(error.extra_info) if error.extra_info else None
+        extra = getattr(error, "extra_info", None)
+        said = decode_fault(extra) if extra else None
         if said is not None:
             return said
         # gRPC puts what it was told last behind everything it went through.

@@ -292,6 +292,8 @@ class CatalogStatus(_Reply, frozen=True):
 
     version: int
     earliest: int
+    problem: str = ""
+    """Why it goes no further, if it does not."""
 
 
 class Status(_Reply, frozen=True):

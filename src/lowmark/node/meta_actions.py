@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import Future
 from lowmark.metastore import Answer, Entry, Event, Metastore, Watch
+from lowmark.metastore.nodes import CLUSTER_KEY, NODE_PREFIX, TOPOLOGY_KEY
 from lowmark.metastore.state import Found, Record, State, prefix_end
 from lowmark.node.bridge import Bridge
 from lowmark.node.door import Action, Gone, reply, stream
@@ -43,6 +44,16 @@ ALIVE_S = 0.5
 """So often a watch that has nothing to tell says so."""
 WATCHES_MAX = 256
 """Of clients at one node: each has a thread of Flight's."""
+RESERVED = (
+    CLUSTER_KEY,
+    NODE_PREFIX,
+    TOPOLOGY_KEY,
+    b"catalog.",
+    b"ledger.",
+    b"partition.",
+    b"zone.",
+)
+"""What keys of clients may not begin with."""
 SLACK_S = 5.0
 """A request gives up by itself; this is for a loop that is stuck."""
 
@@ -73,6 +84,15 @@ def stored(entry: Entry) -> StoredEntry:
 
 def _millis(time: int) -> int:
     return millis_of(HybridTime(time))
+
+
+def _check_free(key: bytes) -> None:
+    if key.startswith(RESERVED):
+        raise Rejected(
+            f"key {key!r:.80} belongs to Lowmark itself",
+            detail="What a client wrote there would be taken for what the cluster has decided.",
+            hint="Choose a key that does not begin so.",
+        )
 
 
 def _removed(key: bytes, revision: int, time: int) -> StoredEntry:
@@ -255,9 +275,11 @@ class MetaActions:
     # -- changing -------------------------------------------------------------------------------
 
     def _put(self, asked: PutAsk) -> WrittenReply:
+        _check_free(asked.key)
         return self._written(lambda: self._metastore.put(asked.key, asked.value))
 
     def _remove(self, asked: RemoveAsk) -> WrittenReply:
+        _check_free(asked.key)
         return self._written(lambda: self._metastore.remove(asked.key))
 
     def _written(self, change: Callable[[], Future[Answer]]) -> WrittenReply:

@@ -113,7 +113,7 @@ class OfflineStore:
         self._replay = _Replay(identity.number, self._log, self._machine)
         self._replay.run()
         self._values = Values(self)
-        self.problem = self._replay.problem
+        self.problem = self._replay.problem or self._log.quarantined or ""
         """Why the machine did not come as far as it should, if so."""
         self.unknown_entries = self._log.last_index - self._replay.applied
         """Entries that are there, but of which nobody can tell here whether they are committed."""
