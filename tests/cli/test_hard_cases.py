@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from datetime import UTC, datetime, timedelta
@@ -122,3 +123,15 @@ def test_somebody_else_behind_an_address_is_no_node() -> None:
         talking.join()
     # then that is said by name
     assert type(failure.value).__module__.startswith("lowmark")
+
+
+def test_a_watch_of_a_directory_tells_what_its_node_knew_and_ends(stopped: Path) -> None:
+    # when a directory is watched from the beginning
+    told = run("meta", "watch", "key", "--from", "1", "--data", str(stopped), "--json")
+    # then every revision that changed the key is there, and that is all
+    assert told.exit_code == 0
+    first, event = (json.loads(line) for line in told.stdout.splitlines())
+    assert first == {"from_revision": 1}
+    assert [(one["key"], one["value"]) for one in event["changes"]] == [("key", "value")]
+    # and from the end on there is nothing
+    assert run("meta", "watch", "--data", str(stopped)).stdout == ""

@@ -1,4 +1,4 @@
-"""The examples of seed 003, as they stand there, and the order of disk calls of DESIGN.md §4."""
+"""Examples of what a receiver of a snapshot gets, and the order of disk calls of a merge."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def test_values_of_a_page_are_read_at_once(
 
     def counted(found: Any) -> Any:
         wanted = list(found)
-        asked.append(len(wanted))
+        if any(one.key.startswith((b"page/", b"story")) for one in wanted):  # the node reads, too
+            asked.append(len(wanted))
         return read(wanted)
 
     monkeypatch.setattr(metastore._values, "entries", counted)

@@ -10,7 +10,7 @@ import typer
 
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
 from lowmark.cli.session import FAILED, help_if_bare
-from lowmark.cli.source import DataOption, NodeOption, door_client, opened_source
+from lowmark.cli.source import DataOption, NodeOption, opened_source
 from lowmark.node import StoredEntry, WatchEvent, WatchStarted
 
 __all__ = ["app", "words_of"]
@@ -120,6 +120,7 @@ def history(
 
 @app.command()
 def watch(
+    ctx: typer.Context,
     prefix: PrefixArgument = "",
     from_revision: Annotated[
         int | None,
@@ -131,17 +132,20 @@ def watch(
         int | None, typer.Option(min=1, metavar="N", help="Stop after this many revisions.")
     ] = None,
     node: NodeOption = None,
+    data: DataOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Print changes as they happen: every revision once, in order. Until Ctrl-C, or --count.
+
+    In a data directory nothing happens any more: what its node knew is printed, from --from on.
 
     With --json, one object a line: first {"from_revision"}, then revision, time, changes.
 
     Example: lowmark meta watch topology --from 1
     """
     seen = 0
-    with door_client(node) as client:
-        for told in client.watch(bytes_of(prefix), from_revision=from_revision):
+    with opened_source(ctx, node, data) as source:
+        for told in source.watch(bytes_of(prefix), from_revision=from_revision):
             _tell(told, as_json=as_json)
             seen += isinstance(told, WatchEvent)
             if seen == count:

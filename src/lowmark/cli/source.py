@@ -20,6 +20,8 @@ from lowmark.node import (
     HistoryPage,
     RangePage,
     Status,
+    WatchEvent,
+    WatchStarted,
     open_offline,
 )
 
@@ -55,6 +57,9 @@ class Source(Protocol):
         keys_only: bool = False,
     ) -> Iterator[RangePage]: ...
     def history(self, key: bytes) -> Iterator[HistoryPage]: ...
+    def watch(
+        self, prefix: bytes = b"", *, from_revision: int | None = None
+    ) -> Iterator[WatchStarted | WatchEvent]: ...
 
 
 def door_client(node: str | None) -> DoorClient:

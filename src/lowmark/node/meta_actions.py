@@ -32,7 +32,7 @@ from lowmark.node.messages import (
 )
 from lowmark.runtime import HybridTime, Timer, millis_of
 
-__all__ = ["MetaActions", "bare", "history_entries", "page_of", "stored"]
+__all__ = ["MetaActions", "bare", "history_entries", "page_of", "stored", "watch_event"]
 
 PAGE_ENTRIES_MAX = 512
 PAGE_BYTES_MAX = 4 << 20
@@ -305,7 +305,7 @@ class MetaActions:
                 if event is None:
                     yield WatchAlive()
                 else:
-                    yield _event(event)
+                    yield watch_event(event)
                     told.taken(event)  # Flight has come back for more: the client has room
         finally:
             with self._lock:
@@ -338,7 +338,8 @@ def _limit(asked: int | None) -> int:
     return asked if asked is not None else 1 << 62
 
 
-def _event(event: Event) -> WatchEvent:
+def watch_event(event: Event) -> WatchEvent:
+    """An event as it goes through the door."""
     time_ms = _millis(event.time)
     changes = tuple(
         _removed(change.key, event.revision, event.time)

@@ -26,6 +26,7 @@ from lowmark.metastore import (
     Identity,
     MetastoreMachine,
     NodeInfo,
+    RevisionCompacted,
     Topology,
     load_identity,
 )
@@ -38,7 +39,7 @@ from lowmark.metastore.nodes import (
     decode_topology,
 )
 from lowmark.metastore.state import Found, State, prefix_end
-from lowmark.metastore.watches import Values
+from lowmark.metastore.watches import Interest, Values
 from lowmark.node.messages import (
     CatalogStatus,
     GetReply,
@@ -47,8 +48,10 @@ from lowmark.node.messages import (
     RangeAsk,
     RangePage,
     Status,
+    WatchEvent,
+    WatchStarted,
 )
-from lowmark.node.meta_actions import bare, history_entries, page_of, stored
+from lowmark.node.meta_actions import bare, history_entries, page_of, stored, watch_event
 from lowmark.node.status import Copy, Known, Trying, lease_row, merged
 from lowmark.raft import Entry as RaftEntry
 from lowmark.raft import EntryKind, MembershipRefused, membership
@@ -57,6 +60,7 @@ from lowmark.runtime import HybridTime, Locked, RealDisk, millis_of, real_runtim
 __all__ = ["DataInUse", "OfflineStore", "open_offline"]
 
 _READ_BYTES = 4 << 20
+_REVISIONS_AT_ONCE = 1_024
 
 
 class DataInUse(Unavailable):
@@ -183,6 +187,23 @@ class OfflineStore:
                 revision=state.latest, compacted=state.compacted, entries=tuple(entries)
             )
             after = entries[-1].revision
+
+    def watch(
+        self, prefix: bytes = b"", *, from_revision: int | None = None
+    ) -> Iterator[WatchStarted | WatchEvent]:
+        """Every revision from one on, up to the last one that this node knew."""
+        state = self.state
+        first = state.latest + 1 if from_revision is None else from_revision
+        if first <= state.compacted:
+            raise RevisionCompacted(wanted=f"revision {first}", first_left=state.compacted + 1)
+        yield WatchStarted(from_revision=first)
+        interest = Interest(self, self._values, prefix, frozenset())
+        for revision in range(first, state.latest + 1):
+            event = interest.event(revision)
+            if event is not None:
+                yield watch_event(event)
+            if revision % _REVISIONS_AT_ONCE == 0:
+                interest.forget()
 
     def entries(self, prefix: bytes, *, at: int | None = None) -> list[Entry]:
         """Keys that begin so, with their values, all at once."""
