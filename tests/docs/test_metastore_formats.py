@@ -52,6 +52,7 @@ TAGGED: dict[str, tuple[type[msgspec.Struct], ...]] = {
         commands.AnyOf,
         commands.Not,
         commands.LeaseIsOver,
+        commands.LeaseEnds,
     ),
     "The service `metastore.propose`": get_args(forwarding._Reply),
     "Outcomes": get_args(Outcome),
