@@ -87,6 +87,11 @@ def test_one_seed_gives_one_life_in_any_process(seed: int) -> None:
     assert "digest=" in one
 
 
+def test_an_install_leaves_a_compaction_what_it_reads() -> None:
+    """A snapshot came in while phase 3 read segments that it replaced: their large file went."""
+    live(3255)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", METASTORE_MUTANTS)

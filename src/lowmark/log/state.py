@@ -109,8 +109,12 @@ class GroupState:
         return self.next_number - 1
 
     def larges_in_use(self) -> set[int]:
-        """The large files that something still refers to."""
-        used = {ref.large for ref in self.segments if ref.large}
+        """The large files that something still refers to.
+
+        Garbage counts until it is deleted: a run of phase 3 may be reading it, also after an
+        installed snapshot has taken its place. Its large file goes with it.
+        """
+        used = {ref.large for ref in [*self.segments, *self.garbage] if ref.large}
         runs = [*self.memtable.view, *(r for runs in self.memtable.by_wal.values() for r in runs)]
         return used | {run.large.number for run in runs if run.large is not None}
 
