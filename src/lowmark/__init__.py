@@ -1,5 +1,21 @@
 """Lowmark: a replicated, versioned table log for Python and Spark."""
 
-__all__ = ["__version__"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lowmark.client import open_database as open  # noqa: A004
+
+__all__ = ["__version__", "open"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # Later, not with `import lowmark`: most of what is here does without pyarrow and the client.
+    if name == "open":
+        from lowmark.client import open_database
+
+        return open_database
+    raise AttributeError(f"module 'lowmark' has no attribute {name!r}")

@@ -59,8 +59,8 @@ OPTIONS: Mapping[str, Option] = {
         Option(
             name="keyless_rows",
             words=("keep", "refuse"),
-            default="keep",
-            help="what to do with a row that has no key: keep it for good, or refuse it",
+            default="refuse",
+            help="what a table with a key does with a row without one: refuse it, or keep it",
         ),
         Option(
             name="max_lag_ms",

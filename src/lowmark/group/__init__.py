@@ -36,7 +36,7 @@ one link (`transport`, `wire`), which nodes also use to ask each other (`calls`)
 
 from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply, Service
 from lowmark.group.config import GroupConfig
-from lowmark.group.envelope import Command
+from lowmark.group.envelope import Command, open_command
 from lowmark.group.errors import (
     CommandTooLarge,
     EntryTooNew,
@@ -54,7 +54,7 @@ from lowmark.group.errors import (
     ShuttingDown,
     Superseded,
 )
-from lowmark.group.future import Future
+from lowmark.group.future import Future, when_all
 from lowmark.group.group import Group
 from lowmark.group.groups import Groups, SilentListener
 from lowmark.group.machine import Machine
@@ -104,4 +104,6 @@ __all__ = [
     "Stage",
     "Superseded",
     "TransportLimits",
+    "open_command",
+    "when_all",
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from lowmark.errors import LowmarkError, invariant
 
-__all__ = ["Future"]
+__all__ = ["Future", "when_all"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -89,3 +89,23 @@ class Future(Generic[T]):
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
+
+
+def when_all(futures: Sequence[Future[T]]) -> Future[list[T]]:
+    """All values, when the last one is there; or the first error."""
+    whole: Future[list[T]] = Future()
+    left = len(futures)
+
+    def done(future: Future[T]) -> None:
+        nonlocal left
+        left -= 1
+        if future.error is not None:
+            whole.reject(future.error)
+        elif not left:
+            whole.resolve([one.result() for one in futures])
+
+    for future in futures:
+        future.then(done)
+    if not futures:
+        whole.resolve([])
+    return whole

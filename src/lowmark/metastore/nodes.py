@@ -90,10 +90,18 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """So many nodes vote in the metastore."""
     schema_sync_delay_ms: int = 500
     clock_max_skew_ms: int = 500
+    watermark_availability_ms: int = 600_000
+    """So far back history stays exact, for tables to be read as they were; 0 is allowed."""
+    watermark_interval_ms: int = 10_000
+    """So often the low watermark is moved, and what it holds no longer is removed."""
 
     def __post_init__(self) -> None:
         if self.schema_sync_delay_ms < 1 or self.clock_max_skew_ms < 0:
             raise ValueError("schema_sync.delay_ms is at least 1, clock.max_skew_ms at least 0")
+        if self.watermark_availability_ms < 0 or self.watermark_interval_ms < 10:
+            raise ValueError(
+                "watermark.availability_ms is at least 0, watermark.interval_ms at least 10"
+            )
 
 
 T = TypeVar("T")

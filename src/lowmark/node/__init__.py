@@ -25,6 +25,7 @@ nothing else. Quiet unless something needs a person.
 """
 
 from lowmark.node.addresses import DEFAULT_DOOR, NotLoopback
+from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.client import AnswerLost, DoorClient, NodeUnreachable
 from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
 from lowmark.node.messages import (
@@ -54,8 +55,11 @@ __all__ = [
     "LogLevel",
     "Logging",
     "Node",
+    "NodeClosed",
+    "NodeClosing",
     "NodeOptions",
     "NodeRow",
+    "NodeSilent",
     "NodeUnreachable",
     "NotLoopback",
     "OfflineStore",

@@ -31,6 +31,7 @@ __all__ = [
     "GroupRow",
     "HistoryAsk",
     "HistoryPage",
+    "HolderRow",
     "LeaseRow",
     "MemberRow",
     "MetastoreStatus",
@@ -43,10 +44,13 @@ __all__ = [
     "RemoveAsk",
     "Status",
     "StoredEntry",
+    "TableRow",
+    "WarningRow",
     "WatchAlive",
     "WatchAsk",
     "WatchEvent",
     "WatchStarted",
+    "WatermarkStatus",
     "WrittenReply",
 ]
 
@@ -296,6 +300,49 @@ class CatalogStatus(_Reply, frozen=True):
     """Why it goes no further, if it does not."""
 
 
+class TableRow(_Reply, frozen=True):
+    """A table, as far as the nodes that lead its partitions have answered."""
+
+    name: str
+    partitions: int
+    """Of the whole table; 0 if it was dropped, and is kept for reads as of earlier times."""
+    here: int
+    """The partitions that are counted in what follows."""
+    rows: int
+    bytes: int
+    cursors: int
+
+
+class HolderRow(_Reply, frozen=True):
+    """Somebody who keeps history exact from a time on."""
+
+    holder: str
+    time_ms: int
+    since_ms: int
+    why: str
+
+
+class WatermarkStatus(_Reply, frozen=True):
+    """Where the low watermark is, at the node that answered."""
+
+    time_ms: int
+    """0: it was never moved."""
+    goal_ms: int
+    """Where it would be if nobody held it."""
+    holders: tuple[HolderRow, ...]
+    """The earliest first."""
+
+
+class WarningRow(_Reply, frozen=True):
+    """Something that a person should look at."""
+
+    kind: str
+    """`cursor-pins`, `cursor-waits`, `cursor-overdue` or `watermark-held`."""
+    text: str
+    table: str = ""
+    holder: str = ""
+
+
 class Status(_Reply, frozen=True):
     """All that `lowmark status` shows."""
 
@@ -306,3 +353,6 @@ class Status(_Reply, frozen=True):
     groups: tuple[GroupRow, ...]
     metastore: MetastoreStatus | None
     catalog: CatalogStatus | None = None
+    tables: tuple[TableRow, ...] = ()
+    watermark: WatermarkStatus | None = None
+    warnings: tuple[WarningRow, ...] = ()

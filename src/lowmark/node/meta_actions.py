@@ -51,6 +51,7 @@ RESERVED = (
     b"catalog.",
     b"ledger.",
     b"partition.",
+    b"watermark",
     b"zone.",
 )
 """What keys of clients may not begin with."""

@@ -4,7 +4,11 @@
     2. who this node is, is read or drawn
     3. groups, with the address for other nodes; the door, with the one for clients
     4. the cluster: founded, joined, or come back to
-    5. the catalog, when the cluster is ready (`on_ready`)
+    5. catalog, tables, placement and upkeep, when the cluster is ready (`on_ready`)
+
+Embedded, it is a node in somebody's process: it has no address and no door, so nobody can join it
+and it can join nobody. A version of the catalog is then in force as soon as it is written: there is
+no other node that could still be using the one before.
 
 To stop: the door takes nothing new; leadership is handed over; the node gives its lease back, so
 that nobody waits for it; watches are ended, with a word; the metastore takes a snapshot, so that
@@ -21,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lowmark.catalog import Catalogs
-from lowmark.errors import LowmarkError, Unavailable
+from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import Group, Groups
 from lowmark.log import Log
 from lowmark.metastore import (
@@ -41,12 +45,18 @@ from lowmark.node.messages import Nothing, PeerAddress
 from lowmark.node.meta_actions import MetaActions
 from lowmark.node.settings import Settings
 from lowmark.node.status import StatusService
+from lowmark.node.table_status import parts_here, watermark_status
+from lowmark.placement import Placement
 from lowmark.runtime import RealDisk, RealLoop, real_runtime
+from lowmark.table import LowWatermark, Tables
+from lowmark.upkeep import Upkeep
 
 __all__ = ["Node", "NodeOptions"]
 
 logger = logging.getLogger(__name__)
 
+EMBEDDED = "embedded"
+"""The address of a node that nobody can reach."""
 _NO_HURRY_MS = 1e11
 HAND_OVER_MS = 1_000
 GOODBYE_MS = 2_000
@@ -73,6 +83,8 @@ class NodeOptions:
     name: str = ""
     rack: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
+    embedded: bool = False
+    """Whether it lives in the process of its only client: without address and door."""
 
     @property
     def door(self) -> str:
@@ -86,6 +98,8 @@ class NodeOptions:
 
     def check(self) -> None:
         """Refuse addresses that can't be used, before anything is tried."""
+        if self.embedded:
+            return
         if self.join:
             check_loopback(self.join)
         _ = self.door, self.peer_address
@@ -99,13 +113,18 @@ class Node:
         self.stuck = False
         """Whether a client kept the door from closing: its thread ends only with the process."""
         self._stopping = False
+        self.embedded = options.embedded
         self.catalogs: Catalogs | None = None
         """The catalog; there as soon as the cluster is ready."""
+        self.tables: Tables | None = None
+        self.watermark: LowWatermark | None = None
+        self.placement: Placement | None = None
+        self.upkeep: Upkeep | None = None
         options.check()
         # Asked before anything is opened: nothing has to be closed if nobody answers.
         join = _seed(options)
         with contextlib.ExitStack() as undo:
-            runtime = real_runtime(options.data)
+            runtime = real_runtime(options.data, alone=options.embedded)
             assert isinstance(runtime.loop, RealLoop)
             self.runtime = runtime
             self.loop = runtime.loop
@@ -113,24 +132,27 @@ class Node:
             self.bridge = Bridge(self.loop)
             self.log = Log.open(runtime, self.settings.log)
             undo.callback(self.log.close)
+            if options.embedded:
+                _check_lone(options.data, load_identity(runtime.disk))
             identity = identify(runtime.disk, draw=runtime.random.randrange, name=options.name)
             self.groups = Groups(
                 runtime,
                 self.log,
                 node=identity.number,
-                address=options.peer_address,
+                address=EMBEDDED if options.embedded else options.peer_address,
                 config=self.settings.group,
                 limits=self.settings.transport,
             )
             undo.callback(self.groups.close)
-            self.door = Door(options.door)
-            undo.callback(self.door.close)
+            self.door = None if options.embedded else Door(options.door)
+            if self.door is not None:
+                undo.callback(self.door.close)
             undo.callback(self.bridge.close)  # before the door, so that nobody keeps it open
             self.info = NodeInfo(
                 number=identity.number,
                 name=identity.name,
                 address=self.groups.transport.address,
-                door=self.door.address,
+                door="" if self.door is None else self.door.address,
                 rack=options.rack,
                 attributes=dict(options.attributes),
             )
@@ -138,15 +160,16 @@ class Node:
                 runtime, self.log, self.groups, node=self.info, config=self.settings.metastore
             )
             self.status = StatusService(self.groups, self.cluster)
-            self._open_door()
+            if self.door is not None:
+                self._open_door(self.door)
             self.cluster.start(join=join, settings=self.settings.for_founding())
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
             undo.pop_all()
 
-    def _open_door(self) -> None:
+    def _open_door(self, door: Door) -> None:
         self._peer = PeerAddress(address=self.info.address)
-        self.door.actions |= {
+        door.actions |= {
             # Without the loop: a node that waits for others to start says so, too.
             "cluster.peer-address": reply(Nothing, lambda _: self._peer),
             "status": reply(
@@ -193,22 +216,53 @@ class Node:
 
     def _start_rooms_above(self) -> None:
         """What needs a cluster is built and started here, on the loop, once."""
-        settled = self.cluster.settings
-        self.catalogs = Catalogs(
-            self.runtime,
-            self.cluster.metastore,
-            delay_ms=settled.schema_sync_delay_ms,
+        settled, runtime, cluster = self.cluster.settings, self.runtime, self.cluster
+        self.catalogs = catalogs = Catalogs(
+            runtime,
+            cluster.metastore,
+            delay_ms=1 if self.embedded else settled.schema_sync_delay_ms,
+            max_skew_ms=0 if self.embedded else settled.clock_max_skew_ms,
+        )
+        self.tables = tables = Tables(self.groups, self.log)
+        self.watermark = LowWatermark(
+            runtime,
+            cluster.metastore,
+            node=self.info.number,
+            availability_ms=settled.watermark_availability_ms,
             max_skew_ms=settled.clock_max_skew_ms,
         )
-        self.catalogs.start()
-        actions = CatalogActions(self.catalogs, self.bridge)
+        self.placement = Placement(runtime, cluster, catalogs, tables)
+        self.upkeep = Upkeep(
+            runtime,
+            cluster,
+            catalogs,
+            tables,
+            self.placement,
+            self.watermark,
+            interval_ms=settled.watermark_interval_ms,
+        )
+        self.placement.start()  # before the catalog: it is told of every version
+        catalogs.start()
+        self.upkeep.start()
+        actions = CatalogActions(catalogs, self.bridge)
         self.status.catalog = actions.status
-        self.door.actions |= actions.actions()
+        self.status.tables = lambda: parts_here(
+            catalogs.latest, tables, now_ms=self.loop.wall_ms()
+        )
+        watermark, rooms = self.watermark, (self.placement, self.upkeep)
+        self.status.watermark = lambda: watermark_status(watermark.standing())
+        self.status.problems = lambda: [room.problem for room in rooms]
+        if self.door is not None:
+            self.door.actions |= actions.actions()
 
     # -- stopping -------------------------------------------------------------------------------
 
     def _say_goodbye(self) -> None:
-        self.door.refuse()
+        if self.door is not None:
+            self.door.refuse()
+        for room in (self.upkeep, self.placement):
+            if room is not None:
+                room.close()  # they follow the metastore, which is about to say goodbye
         self._hand_over()
         self._within(GOODBYE_MS, _done(self.cluster))
         self._take_snapshot()
@@ -250,16 +304,29 @@ class Node:
             last.callback(self.bridge.close)
             # Ends the watches, so that their streams end; it is fine if that was done.
             last.callback(self.cluster.close)
-            if self.catalogs is not None:
-                last.callback(self.catalogs.close)
+            for room in (self.catalogs, self.placement, self.upkeep):
+                if room is not None:
+                    last.callback(room.close)
 
     def _close_door(self) -> None:
+        if self.door is None:
+            return
         closing = threading.Thread(target=self.door.close, name="lowmark-door", daemon=True)
         closing.start()
         self._within(DOOR_MS, lambda: not closing.is_alive())
         self.stuck = closing.is_alive()
         if self.stuck:
             logger.warning("a client does not take what it was sent; it is left alone")
+
+
+def _check_lone(data: str, known: Identity | None) -> None:
+    """Refuse to run a node of a cluster where it can't reach the others."""
+    if known is not None and known.peers:
+        raise Rejected(
+            f"{data} belongs to a node of a cluster with other nodes",
+            detail="Inside a process it could not reach them.",
+            hint="Start it with `lowmark serve`.",
+        )
 
 
 def _seed(options: NodeOptions) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "ClockLimits",
     "SchemaSync",
     "Settings",
+    "WatermarkSettings",
     "load_settings",
 ]
 
@@ -51,6 +52,20 @@ class ClockLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WatermarkSettings:
+    """How far back history stays exact, and how often that moves on; settled by the founder."""
+
+    availability_ms: int = 600_000
+    interval_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.availability_ms < 0:
+            raise Rejected("watermark.availability_ms can't be negative")
+        if self.interval_ms < 10:
+            raise Rejected("watermark.interval_ms must be at least 10")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """One field per section; a room that can be tuned adds its own here and in `load_settings`."""
 
@@ -61,6 +76,7 @@ class Settings:
     metastore: MetastoreConfig = field(default_factory=MetastoreConfig)
     schema_sync: SchemaSync = field(default_factory=SchemaSync)
     transport: TransportLimits = field(default_factory=TransportLimits)
+    watermark: WatermarkSettings = field(default_factory=WatermarkSettings)
 
     def for_founding(self) -> ClusterSettings:
         """What a cluster that is founded with these settings keeps; it draws its own id."""
@@ -69,6 +85,8 @@ class Settings:
             members=self.metastore.members,
             schema_sync_delay_ms=self.schema_sync.delay_ms,
             clock_max_skew_ms=self.clock.max_skew_ms,
+            watermark_availability_ms=self.watermark.availability_ms,
+            watermark_interval_ms=self.watermark.interval_ms,
         )
 
 
@@ -109,6 +127,7 @@ def load_settings(
         metastore=section(MetastoreConfig, "metastore"),
         schema_sync=section(SchemaSync, "schema_sync"),
         transport=section(TransportLimits, "transport"),
+        watermark=section(WatermarkSettings, "watermark"),
     )
 
 

@@ -11,7 +11,7 @@ is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -29,7 +29,9 @@ from lowmark.node.messages import (
     MetastoreStatus,
     NodeRow,
     Status,
+    WatermarkStatus,
 )
+from lowmark.node.table_status import TablePart, table_rows, warnings_of
 from lowmark.runtime import Buffer, HybridTime, millis_of
 
 __all__ = ["Copy", "Known", "StatusService", "Trying", "lease_row", "merged"]
@@ -69,6 +71,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
 
     copies: list[Copy]
     problem: str
+    tables: list[TablePart] = []
 
 
 T = TypeVar("T")
@@ -89,6 +92,10 @@ class Known:
     catalog: CatalogStatus | None = None
     problems: dict[int, str] = field(default_factory=dict)
     """What is wrong with nodes, by number: what they say themselves, or why they say nothing."""
+    tables: Sequence[TablePart] = ()
+    """What each node leads of tables."""
+    watermark: WatermarkStatus | None = None
+    now_ms: int = 0
 
 
 def _copy_of(group: Group) -> Copy:
@@ -157,6 +164,11 @@ class StatusService:
         self._cluster = cluster
         self.catalog: Callable[[], CatalogStatus | None] = lambda: None
         """Which versions of the catalog this node has; set by whoever runs one."""
+        self.tables: Callable[[], list[TablePart]] = list
+        self.watermark: Callable[[], WatermarkStatus | None] = lambda: None
+        """The same of tables, and of the low watermark."""
+        self.problems: Callable[[], list[str]] = list
+        """What is wrong with what is built on the cluster."""
         groups.calls.serve(SERVICE, self._asked)
 
     def _asked(self, address: str, sender: int, question: Buffer, answer: Reply) -> None:
@@ -166,11 +178,14 @@ class StatusService:
     def _said(self, trying: Trying) -> Said:
         """What this node says of itself."""
         trying.add(self._cluster.problem)
+        for problem in self.problems():
+            trying.add(problem)
         copies = [
             trying.get(f"group {group.name}", lambda group=group: _copy_of(group), None)  # type: ignore[misc]
             for group in self._groups.groups()
         ]
-        return Said([copy for copy in copies if copy is not None], trying.problem)
+        tables = trying.get("the tables", self.tables, [])
+        return Said([copy for copy in copies if copy is not None], trying.problem, tables)
 
     def status(self) -> Future[Status]:
         """Of the whole cluster, as far as its nodes answer."""
@@ -205,7 +220,8 @@ class StatusService:
         known = self._known(trying)
         problems = {node: each.problem for node, each in said.items()}
         problems[self._groups.node] = trying.problem  # with what could not be read just now
-        known = replace(known, problems=problems)
+        tables = [*own.tables, *(part for each in said.values() for part in each.tables)]
+        known = replace(known, problems=problems, tables=tables)
         if trying.problem and all(node.number != self._groups.node for node in known.nodes):
             # It has left, or does not know itself any more: its problem needs a place all the same.
             known = replace(known, nodes=[*known.nodes, self._cluster.node])
@@ -225,6 +241,8 @@ class StatusService:
             topology_is_current=cluster.topology.version > 0,
             metastore=trying.get("the metastore", self._metastore, None),
             catalog=trying.get("the catalog", self.catalog, None),
+            watermark=trying.get("the low watermark", self.watermark, None),
+            now_ms=millis_of(cluster.metastore.clock.now()),
         )
 
     def _metastore(self) -> MetastoreStatus:
@@ -271,6 +289,9 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
         groups=groups,
         metastore=known.metastore,
         catalog=known.catalog,
+        tables=table_rows(known.tables),
+        watermark=known.watermark,
+        warnings=warnings_of(known.tables, known.watermark, now_ms=known.now_ms),
     )
 
 

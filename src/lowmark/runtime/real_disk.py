@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import stat as stat_bits
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal, ParamSpec, TypeVar
 
@@ -163,6 +164,7 @@ class _RealLock:
     def __init__(self, fd: int, *, signed: bool) -> None:
         self._fd = fd
         self._signed = signed
+        _held.add(self)
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1
@@ -173,8 +175,26 @@ class _RealLock:
                     os.ftruncate(fd, 0)
             os.close(fd)
 
+    def stay_behind(self) -> None:
+        """In a child process: the claim is the parent's, and must end with the parent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def __del__(self) -> None:
         self.release()
+
+
+_held: weakref.WeakSet[_RealLock] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    # A lock lives as long as any copy of its handle: a child would keep it for its parent.
+    for lock in list(_held):
+        lock.stay_behind()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class RealDisk:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random, SystemRandom
 
 from lowmark.runtime.clock import HybridClock
+from lowmark.runtime.lone_network import LONE_NETWORK
 from lowmark.runtime.loop import Runtime
 from lowmark.runtime.network import NetworkLimits
 from lowmark.runtime.real_disk import RealDisk
@@ -20,18 +21,24 @@ __all__ = ["real_runtime", "sim_runtime"]
 
 
 def real_runtime(
-    root: str, *, tls: TlsFiles | None = None, limits: NetworkLimits | None = None
+    root: str,
+    *,
+    tls: TlsFiles | None = None,
+    limits: NetworkLimits | None = None,
+    alone: bool = False,
 ) -> Runtime:
     """The machine's clock, threads, network and chance, and its disk below `root`.
 
-    With `tls` its network speaks only with those who can prove who they are. Whoever builds it
-    closes its loop.
+    With `tls` its network speaks only with those who can prove who they are; `alone`, it has none.
+    Whoever builds it closes its loop.
     """
     disk = RealDisk(root)
     loop = RealLoop()
     random = Random(SystemRandom().getrandbits(128))
     try:
-        network = RealNetwork(loop, random=random, limits=limits, tls=tls)
+        network = (
+            LONE_NETWORK if alone else RealNetwork(loop, random=random, limits=limits, tls=tls)
+        )
     except TlsUnusable:
         loop.close()
         raise

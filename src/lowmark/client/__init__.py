@@ -1,0 +1,69 @@
+"""The Python API: `open` a directory, and use its tables. Nothing else has to be started.
+
+    import lowmark
+
+    db = lowmark.open("./data")
+    orders = db.create_table("orders", {"id": "string", "status": "string"}, key="id")
+    orders.append([{"id": "o-1", "status": "new"}])
+    orders.get("o-1")
+
+What it guarantees
+    1. An append that returned is durable: a process that is killed right after it loses nothing.
+    2. A batch that was refused has left nothing behind.
+    3. `get` and `read` see every append that returned before them, from any thread.
+    4. Use after `close`, in a child process, or of a directory that is open elsewhere is refused
+       by name.
+    5. Errors are sorted by what the caller does next: `Rejected` (change the request), `Conflict`
+       (read again, then retry), `Unavailable` (retry later), `Corrupt` (stop, call a person).
+
+Callers come from any thread; the node inside this process has one loop. Batches are coerced, split
+and encoded, and read and decoded, on the caller's thread; the loop only numbers and orders them.
+"""
+
+from lowmark.client.appending import Part, Result
+from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
+from lowmark.client.database import Database, open_database
+from lowmark.client.errors import ValueRefused
+from lowmark.client.explaining import (
+    Explanation,
+    Holder,
+    KeyExplanation,
+    PartitionExplanation,
+    TableExplanation,
+)
+from lowmark.client.failures import AppendFailed, Closed, Forked, TableUnknown
+from lowmark.client.lookup import IndexSize
+from lowmark.client.producer import Producer
+from lowmark.client.reading import Gap, GapFound, Reader
+from lowmark.client.table import Snapshot, Table
+from lowmark.client.times import datetime_of, parse_time, time_text
+
+__all__ = [
+    "AppendFailed",
+    "Closed",
+    "CursorPlace",
+    "Cursors",
+    "Database",
+    "Explanation",
+    "Forked",
+    "Gap",
+    "GapFound",
+    "Holder",
+    "IndexSize",
+    "KeyExplanation",
+    "Part",
+    "PartitionExplanation",
+    "Producer",
+    "Reader",
+    "Result",
+    "Snapshot",
+    "Table",
+    "TableCursor",
+    "TableExplanation",
+    "TableUnknown",
+    "ValueRefused",
+    "datetime_of",
+    "open_database",
+    "parse_time",
+    "time_text",
+]

@@ -1,0 +1,196 @@
+"""Named durable readers of a table: an offset per partition, and a hold on what lies behind it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lowmark.catalog import Table
+from lowmark.client.embedded import Embedded
+from lowmark.client.times import time_text
+from lowmark.errors import Rejected
+from lowmark.group import when_all
+from lowmark.table import (
+    CreateCursor,
+    Cursor,
+    CursorUnknown,
+    DeleteCursor,
+    MoveCursor,
+    Partition,
+    View,
+)
+
+__all__ = ["CursorPlace", "Cursors", "TableCursor"]
+
+
+@dataclass(frozen=True, slots=True)
+class CursorPlace:
+    """Where a cursor stands in one partition."""
+
+    partition: int
+    offset: int
+    lag_rows: int
+    pinned_bytes: int
+    """What is kept in the log for it, at least; 0 if it holds nothing."""
+    moved: int
+    overdue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableCursor:
+    """A cursor, in all partitions."""
+
+    name: str
+    kind: Literal["raw", "compacted"]
+    places: tuple[CursorPlace, ...]
+    max_lag_rows: int = 0
+    max_lag_ms: int = 0
+
+    @property
+    def position(self) -> dict[int, int]:
+        """The next offset of each partition that it has not seen: where to start reading."""
+        return {place.partition: place.offset for place in self.places}
+
+    @property
+    def lag_rows(self) -> int:
+        """How many rows it has not seen."""
+        return sum(place.lag_rows for place in self.places)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What is kept in the log for it, at least."""
+        return sum(place.pinned_bytes for place in self.places)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it fell too far behind in a partition, and holds nothing there."""
+        return any(place.overdue for place in self.places)
+
+    @property
+    def moved(self) -> str:
+        """When it last moved."""
+        return time_text(max(place.moved for place in self.places))
+
+
+class Cursors:
+    """The cursors of one table."""
+
+    def __init__(
+        self, embedded: Embedded, table: Table, partitions: Callable[[], dict[int, Partition]]
+    ) -> None:
+        self._embedded = embedded
+        self._table = table
+        self._partitions = partitions
+
+    def create(
+        self,
+        name: str,
+        *,
+        kind: Literal["raw", "compacted"] = "raw",
+        start: Literal["earliest", "latest"] | Mapping[int, int] = "earliest",
+        max_lag_rows: int = 0,
+        max_lag_ms: int = 0,
+    ) -> TableCursor:
+        """Have a cursor. A raw one keeps the backlog from its place on, until it moves on.
+
+        With a maximum lag it is marked overdue when it falls further behind, and holds nothing
+        from then on; whoever uses it is told.
+        """
+        if kind not in {"raw", "compacted"}:
+            raise Rejected(f"a cursor is raw or compacted, not {kind!r}")
+        if max_lag_rows < 0 or max_lag_ms < 0:
+            raise Rejected("a maximum lag can't be negative", hint="Leave it out for none.")
+        token = int.from_bytes(os.urandom(7), "little")
+        partitions = self._partitions()
+        if isinstance(start, Mapping):
+            missing = sorted(partitions.keys() - start.keys())
+            if missing:
+                raise Rejected(
+                    f"the start of cursor {name!r} says nothing of partition {missing[0]}",
+                    hint="Give an offset for every partition.",
+                )
+        elif start not in {"earliest", "latest"}:
+            raise Rejected(f"a cursor starts at earliest, latest or at offsets, not {start!r}")
+
+        def command(number: int) -> CreateCursor:
+            return CreateCursor(
+                name,
+                token,
+                kind,
+                start[number] if isinstance(start, Mapping) else None,
+                earliest=start == "earliest",
+                max_lag_rows=max_lag_rows,
+                max_lag_ms=max_lag_ms,
+            )
+
+        asked = list(partitions.items())
+        self._embedded.ask(lambda: when_all([one.ask(command(number)) for number, one in asked]))
+        return self.get(name)
+
+    def move(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
+        """Move it to these offsets: forward only, unless it is reset."""
+        partitions = self._partitions()
+        unknown = sorted(to.keys() - partitions.keys())
+        if unknown:
+            raise Rejected(f"table {self._table.name} has no partition {unknown[0]}")
+        asked = [(partitions[number], offset) for number, offset in sorted(to.items())]
+        self._embedded.ask(
+            lambda: when_all([one.ask(MoveCursor(name, at, reset)) for one, at in asked])
+        )
+        return self.get(name)
+
+    def delete(self, name: str) -> None:
+        """Forget it, and hold nothing for it."""
+        there = [
+            partition
+            for partition in self._partitions().values()
+            if name in self._look(partition)[0]
+        ]
+        if not there:
+            raise CursorUnknown(name)
+        self._embedded.ask(lambda: when_all([one.ask(DeleteCursor(name)) for one in there]))
+
+    def get(self, name: str) -> TableCursor:
+        """A cursor by name."""
+        found = {cursor.name: cursor for cursor in self.list()}.get(name)
+        if found is None:
+            raise CursorUnknown(name)
+        return found
+
+    def list(self) -> list[TableCursor]:
+        """All cursors, by name."""
+        places: dict[str, list[CursorPlace]] = {}
+        kinds: dict[str, Cursor] = {}
+        for number, partition in self._partitions().items():
+            cursors, view = self._look(partition)
+            for cursor in cursors.values():
+                holds = cursor.kind == "raw" and not cursor.overdue
+                kinds[cursor.name] = cursor
+                places.setdefault(cursor.name, []).append(
+                    CursorPlace(
+                        number,
+                        cursor.offset,
+                        max(0, view.end - cursor.offset),
+                        view.bytes_from(cursor.offset) if holds else 0,
+                        cursor.moved,
+                        cursor.overdue,
+                    )
+                )
+        return [
+            TableCursor(
+                name,
+                kinds[name].kind,
+                tuple(where),
+                kinds[name].max_lag_rows,
+                kinds[name].max_lag_ms,
+            )
+            for name, where in sorted(places.items())
+        ]
+
+    def _look(self, partition: Partition) -> tuple[dict[str, Cursor], View]:
+        """The cursors of a partition, and the backlog in which they stand."""
+        return self._embedded.ask(
+            lambda: partition.read(lambda state: (dict(state.cursors), state.backlog.view))
+        )

@@ -1,0 +1,235 @@
+"""A database: tables by name, in a directory that belongs to this process while it is open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import pyarrow as pa
+
+from lowmark.catalog import (
+    DEFAULT_SCHEMA,
+    Catalog,
+    Command,
+    CreateTable,
+    DropTable,
+    Executed,
+    NewColumn,
+    TableId,
+    parse_type,
+)
+from lowmark.catalog import Table as TableDescriptor
+from lowmark.catalog.arrow import columns_from_arrow
+from lowmark.client.embedded import Embedded
+from lowmark.client.failures import TableUnknown
+from lowmark.client.table import Table
+from lowmark.client.times import parse_time
+from lowmark.errors import Rejected
+from lowmark.node import Settings, load_settings
+from lowmark.table.watermark import Advanced, WatermarkStanding
+
+__all__ = ["ColumnsLike", "Database", "open_database"]
+
+ColumnsLike: TypeAlias = Mapping[str, str] | pa.Schema | Sequence[NewColumn]
+_READY_S = 60.0
+
+
+def open_database(
+    data: str | os.PathLike[str],
+    *,
+    settings: Settings | None = None,
+    watermark_availability_ms: int | None = None,
+) -> Database:
+    """Open a directory, or make a new database in it. Nothing else has to be started.
+
+    A directory belongs to one process at a time; another one gets `Locked`. Close the database
+    when done, best by `with`; at exit it is closed by itself.
+
+    Settings come from `lowmark.toml` and the environment, unless given. How long history stays
+    exact (`watermark_availability_ms`, ten minutes if not given) is settled when the database is
+    made.
+    """
+    if settings is None:
+        watermark = {}
+        if watermark_availability_ms is not None:
+            watermark["availability_ms"] = watermark_availability_ms
+        settings = load_settings(arguments={"watermark": watermark})
+    return Database(Embedded(data, settings))
+
+
+class Database:
+    """Tables by name. Safe to use from any thread; not after a fork."""
+
+    def __init__(self, embedded: Embedded) -> None:
+        self._embedded = embedded
+        node = embedded.node
+        assert node.catalogs is not None
+        assert node.tables is not None
+        assert node.watermark is not None
+        self._catalogs = node.catalogs
+        self._watermark = node.watermark
+        embedded.ask(lambda: node.catalogs.when_ready(1), timeout_s=_READY_S)  # type: ignore[union-attr]
+        self._tables: dict[TableId, Table] = {}
+
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return str(self._embedded.data)
+
+    @property
+    def catalog(self) -> Catalog:
+        """The latest version of the catalog."""
+        self._embedded.check()
+        return self._catalogs.latest
+
+    # -- tables ---------------------------------------------------------------------------------
+
+    def create_table(
+        self,
+        name: str,
+        columns: ColumnsLike,
+        *,
+        key: str | Sequence[str] | None = None,
+        partitions: int | None = None,
+        options: Mapping[str, str | int] | None = None,
+        if_not_exists: bool = False,
+    ) -> Table:
+        """Create a table and give it.
+
+        `columns` are names and types as text (`{"id": "string", "amount": "decimal(12,2)"}`), an
+        Arrow schema, or a list of `NewColumn`. A type followed by `not null` makes a column
+        required; key columns always are. Key and number of partitions never change.
+        """
+        keys = (key,) if isinstance(key, str) else tuple(key or ())
+        schema, plain = _path(name)
+        command = CreateTable(
+            name=plain,
+            schema=schema,
+            columns=_columns(columns, keys),
+            key=keys,
+            partitions=partitions,
+            options=dict(options or {}),
+            if_not_exists=if_not_exists,
+        )
+        self.execute([command])
+        return self.table(name)
+
+    def table(self, name: str, *, as_of: int | str | datetime | None = None) -> Table:
+        """A table by name; one that was dropped or renamed since by a time at which it was there.
+
+        A table of an earlier time can be read as of then, until the low watermark passes its drop.
+        """
+        schema, plain = _path(name)
+        self._embedded.check()
+        if as_of is None:
+            found = self._catalogs.latest.table_named(schema, plain)
+        else:
+            time = parse_time(as_of, now=self._embedded.node.runtime.clock.now())
+            found = self._embedded.ask(lambda: self._catalogs.at(time)).table_named(schema, plain)
+        if found is None:
+            raise TableUnknown(name, known=_names(self._catalogs.latest))
+        return self._table(found)
+
+    def _table(self, descriptor: TableDescriptor) -> Table:
+        table = self._tables.get(descriptor.id)
+        if table is None:
+            table = self._tables[descriptor.id] = Table(self._embedded, descriptor)
+        return table
+
+    def tables(self) -> list[str]:
+        """The names of all tables; those outside of the default schema with their schema's."""
+        catalog = self.catalog
+        return _names(catalog)
+
+    def drop_table(self, name: str, *, if_exists: bool = False) -> None:
+        """Drop a table. Its rows go when the low watermark passes the drop."""
+        schema, plain = _path(name)
+        self.execute([DropTable(name=plain, schema=schema, if_exists=if_exists)])
+
+    def execute(self, commands: Sequence[Command]) -> Executed:
+        """Change the catalog: all commands or none, in one version."""
+        return self._embedded.ask(lambda: self._catalogs.execute(commands), timeout_s=_READY_S)
+
+    # -- the low watermark ----------------------------------------------------------------------
+
+    def watermark(self) -> WatermarkStanding:
+        """Where the low watermark is, where it would be if nobody held it, and who does."""
+        mark = self._watermark
+        return self._embedded.ask_now(mark.standing)
+
+    def advance_watermark(self, to: int | str | datetime | None = None) -> Advanced:
+        """Move it to where it should be by now, or to a time, as far as its holders allow."""
+        mark = self._watermark
+        time = None if to is None else parse_time(to, now=self._embedded.node.runtime.clock.now())
+        return self._embedded.ask(lambda: mark.advance(time))
+
+    # -- closing --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close it in good order; whatever is open of it ends with a named error."""
+        self._embedded.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._embedded.closed
+
+    def __enter__(self) -> Self:
+        self._embedded.check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> Table:
+        return self.table(name)
+
+    def __repr__(self) -> str:
+        return f"<lowmark.Database {self.path}{' (closed)' if self.closed else ''}>"
+
+
+def _names(catalog: Catalog) -> list[str]:
+    """Of all tables, as `Database.table` takes them."""
+    prefix = f"{DEFAULT_SCHEMA}."
+    return sorted(catalog.name_of(table).removeprefix(prefix) for table in catalog.all_tables())
+
+
+def _path(name: str) -> tuple[str, str]:
+    schema, dot, plain = name.rpartition(".")
+    return (schema, plain) if dot else (DEFAULT_SCHEMA, name)
+
+
+def _columns(columns: ColumnsLike, key: tuple[str, ...]) -> tuple[NewColumn, ...]:
+    if isinstance(columns, pa.Schema):
+        made = columns_from_arrow(columns)
+    elif isinstance(columns, Mapping):
+        made = tuple(_column(name, text) for name, text in columns.items())
+    elif isinstance(columns, Sequence) and not isinstance(columns, str):
+        made = tuple(columns)
+    else:
+        raise Rejected(
+            f"columns can't be given as {type(columns).__name__}",
+            hint='Use {"name": "type", ...}, a pyarrow.Schema, or NewColumn values.',
+        )
+    return tuple(
+        NewColumn(name=one.name, type=one.type, required=True, default=one.default)
+        if one.name in key
+        else one
+        for one in made
+    )
+
+
+def _column(name: str, text: str) -> NewColumn:
+    words = text.strip()
+    required = words.lower().endswith(" not null")
+    if required:
+        words = words[: -len(" not null")]
+    return NewColumn(name=name, type=parse_type(words), required=required)

@@ -1,0 +1,127 @@
+"""A node inside this process: a thread of its own, and the ways for others to ask it.
+
+The node's rooms know one thread, the loop's; callers come from any. What a caller waits for, it
+waits for here, and Ctrl-C ends the waiting. The thread is not one that keeps the interpreter alive:
+at exit the node is closed, and a process that is killed loses nothing that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from lowmark.client.failures import Closed, Forked
+from lowmark.errors import LowmarkError, Unavailable
+from lowmark.group import Future
+from lowmark.node import Node, NodeOptions, Settings
+
+__all__ = ["Embedded"]
+
+T = TypeVar("T")
+
+_START_S = 60.0
+_STOP_S = 30.0
+_SLACK_S = 5.0
+
+_open: weakref.WeakSet[Embedded] = weakref.WeakSet()
+
+
+class Embedded:
+    """Open it by making it; close it once."""
+
+    def __init__(self, data: str | os.PathLike[str], settings: Settings) -> None:
+        self.data = Path(data)
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        ready = threading.Event()
+        self.node = Node(NodeOptions(data=str(data), embedded=True), settings)
+        self._timeout_s = settings.group.request_timeout_ms / 1_000 + _SLACK_S
+
+        def run() -> None:
+            try:
+                self.node.run(ready.set)
+            except BaseException as failure:
+                self._failure = failure
+            finally:
+                ready.set()
+
+        self._thread = threading.Thread(target=run, name="lowmark", daemon=True)
+        self._thread.start()
+        if not ready.wait(_START_S):
+            self.close()
+            raise Unavailable(f"the node in {data} did not start within {_START_S:g} seconds")
+        self._check_started()
+        _open.add(self)
+
+    def _check_started(self) -> None:
+        if self._failure is not None:
+            self._thread.join(_STOP_S)
+            raise self._failure
+
+    def check(self) -> None:
+        """Refuse to go on in a child process, or after the end."""
+        if self._closed:
+            raise Closed(str(self.data))
+        if os.getpid() != self._pid:
+            raise Forked(str(self.data))
+        if self._failure is not None:
+            raise Unavailable(
+                f"the node in {self.data} has failed: {self._failure!r}",
+                hint="Close the database and open it again.",
+            ) from self._failure
+
+    def ask(self, function: Callable[[], Future[T]], *, timeout_s: float | None = None) -> T:
+        """What the future comes to that the function gives on the loop; raises its error."""
+        self.check()
+        return self.node.bridge.ask(
+            function, timeout_s=self._timeout_s if timeout_s is None else timeout_s
+        )
+
+    def ask_now(self, function: Callable[[], T]) -> T:
+        """What the function gives on the loop, in one turn."""
+        return self.ask(lambda: Future.of(function()))
+
+    def tell(self, function: Callable[[], None]) -> None:
+        """Have something done on the loop; nobody waits for it."""
+        self.node.bridge.call(function)
+
+    @property
+    def running(self) -> bool:
+        """Whether the loop still answers."""
+        return self._thread.is_alive()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed here, or belongs to another process."""
+        return self._closed or os.getpid() != self._pid
+
+    def close(self) -> None:
+        """Stop the node in good order. Closing twice is fine, and so is closing a parent's."""
+        with self._lock:
+            if self.closed:
+                self._closed = True
+                return
+            self._closed = True
+        _open.discard(self)
+        self.node.stop()
+        self._thread.join(_STOP_S)
+        if self._thread.is_alive():
+            raise Unavailable(
+                f"the node in {self.data} did not stop within {_STOP_S:g} seconds",
+                detail="What was acknowledged is safe.",
+            )
+        if isinstance(self._failure, LowmarkError):
+            raise self._failure
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in list(_open):
+        one.close()

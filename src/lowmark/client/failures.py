@@ -1,0 +1,71 @@
+"""What can go wrong with a database and its tables as a whole."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from lowmark.errors import LowmarkError, Rejected, Unavailable
+
+__all__ = ["AppendFailed", "Closed", "Forked", "RowsLost", "TableUnknown"]
+
+
+class Closed(Rejected):
+    """A database that was closed."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"the database {path} is closed", hint="Open it again.")
+
+
+class Forked(Rejected):
+    """A database that belongs to the parent process."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the database {path} was opened by the parent of this process",
+            detail="Its threads and its lock stayed there; both processes would write one log.",
+            hint="Open databases after the fork, or start processes by `spawn`.",
+        )
+
+
+class TableUnknown(Rejected):
+    """There is no table of that name."""
+
+    def __init__(self, name: str, *, known: Sequence[str]) -> None:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else "Create it first."
+        super().__init__(f"there is no table {name}", hint=hint)
+
+
+class AppendFailed(Unavailable):
+    """Rows that were not all stored: which partitions have theirs, and which may have.
+
+    A retry of the whole call would store twice what is stored already.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        stored: Sequence[int],
+        refused: Sequence[int],
+        unknown: Sequence[int],
+        cause: LowmarkError,
+    ) -> None:
+        super().__init__(
+            f"rows for table {table} were not all stored: {cause.message}",
+            detail=f"Partitions that have theirs: {_listed(stored)}; that refused theirs:"
+            f" {_listed(refused)}; of which nobody knows: {_listed(unknown)}.",
+            hint="Read what is there before you append again; with a key, appending the same rows"
+            " again is harmless.",
+        )
+        self.stored, self.refused, self.unknown = tuple(stored), tuple(refused), tuple(unknown)
+        self.cause = cause
+
+
+class RowsLost(LowmarkError):
+    """Rows that should be there can't be read."""
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) if numbers else "none"

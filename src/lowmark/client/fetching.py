@@ -1,0 +1,45 @@
+"""Entries of the log for a caller's thread: planned on the loop, read and checked here."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from lowmark.client.embedded import Embedded
+from lowmark.errors import Corrupt
+from lowmark.group import open_command
+from lowmark.log import EntryGone, ReferenceExpired
+from lowmark.runtime import Buffer
+from lowmark.table import Partition, View
+
+__all__ = ["Moved", "fetch"]
+
+_ATTEMPTS = 20
+
+
+class Moved(Exception):
+    """What a view names is no longer there: take a newer view."""
+
+
+def fetch(
+    embedded: Embedded, partition: Partition, view: View, low: int, high: int, *, held: bool
+) -> list[Buffer]:
+    """The commands of batches `low` to `high` of a view, every checksum checked.
+
+    Compaction may move entries between planning and reading: then it is planned again.
+    """
+    indexes = view.places[low:high].tolist()
+    disk = embedded.node.runtime.disk
+    for _ in range(_ATTEMPTS):
+        try:
+            plan = embedded.ask_now(partial(partition.plan, indexes, held=held))
+            return [open_command(entry.data).data for entry in plan.execute(disk)]
+        except ReferenceExpired:
+            continue
+        except EntryGone:
+            if partition.view.start > int(view.columns.first[low]):
+                raise Moved from None
+            # A copy at another place has taken over: the view of now names it.
+            fresh = partition.view
+            at = fresh.batch_at(int(view.columns.first[low]))
+            indexes = fresh.places[at : at + high - low].tolist()
+    raise Corrupt(f"batches of partition {partition.number} can't be read: they move all the time")

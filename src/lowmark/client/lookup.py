@@ -1,0 +1,331 @@
+"""The latest row of a key, found by an index of the backlog that is built when first asked for.
+
+The index is a value that never changes; whoever finds it behind brings it up to date on its own
+thread and puts the newer one in its place. It knows keys by a hash, with a seed of this process:
+the row that is found says whether it has the key, and if not, keys are compared one by one.
+Rows are decoded a batch at a time and the last ones used are kept, up to a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import eq
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lowmark.catalog import Table
+from lowmark.client.embedded import Embedded
+from lowmark.client.fetching import Moved, fetch
+from lowmark.errors import Rejected
+from lowmark.table import (
+    Change,
+    KeyForm,
+    KeyIndex,
+    Mask,
+    Partition,
+    Shape,
+    View,
+    decode_rows,
+    stored_schema,
+)
+
+__all__ = ["Found", "IndexSize", "Lookup"]
+
+CACHE_BYTES = 256 << 20
+"""Of decoded batches, for one table."""
+_BUILD_BYTES = 8 << 20
+_SEED = int.from_bytes(os.urandom(8), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The last change of a key."""
+
+    partition: int
+    offset: int
+    time: int
+    deleted: bool
+    row: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSize:
+    """What the index of a table costs."""
+
+    keys: int
+    bytes: int
+    cached_bytes: int
+
+    @property
+    def bytes_per_key(self) -> float:
+        """On average; 0 if there is no key."""
+        return self.bytes / self.keys if self.keys else 0.0
+
+
+class _Indexed:
+    """One partition, and how far it is indexed."""
+
+    __slots__ = ("index", "lock", "partition")
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.index = KeyIndex()
+        self.lock = threading.Lock()
+
+
+class _Cache:
+    """Decoded batches, the least recently used first."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._batches: OrderedDict[tuple[int, int], list[pa.Array]] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, key: tuple[int, int]) -> list[pa.Array] | None:
+        columns = self._batches.get(key)
+        if columns is not None:
+            # Another thread may have let it go just now.
+            with contextlib.suppress(KeyError):
+                self._batches.move_to_end(key)
+        return columns
+
+    def put(self, key: tuple[int, int], columns: list[pa.Array]) -> None:
+        with self._lock:
+            if key in self._batches:
+                return
+            self._batches[key] = columns
+            self.bytes += _size_of(columns)
+            while self.bytes > self._bytes_max and len(self._batches) > 1:
+                _, gone = self._batches.popitem(last=False)
+                self.bytes -= _size_of(gone)
+
+
+class Lookup:
+    """Finds keys of one table, as one version of the catalog describes it."""
+
+    def __init__(
+        self, embedded: Embedded, table: Table, partitions: Callable[[int], Partition]
+    ) -> None:
+        if not table.key:
+            raise Rejected(
+                f"table {table.name} has no key",
+                hint="Read it with `read`; only a table with a key can be looked up.",
+            )
+        self.table = table
+        self._embedded = embedded
+        self._partitions = partitions
+        self._form = KeyForm.of(table)
+        self._indexed: dict[int, _Indexed] = {}
+        self._cache = _Cache(CACHE_BYTES)
+        self.shape = Shape(table, [column.name for column in table.columns])
+        self._names = self.shape.names
+        self._key_forms: dict[int, tuple[KeyForm, dict[int, pa.Schema]]] = {}
+
+    def size(self) -> IndexSize:
+        """What it costs now."""
+        indexes = [one.index for one in list(self._indexed.values())]
+        return IndexSize(
+            sum(index.keys for index in indexes),
+            sum(index.bytes for index in indexes),
+            self._cache.bytes,
+        )
+
+    # -- one key --------------------------------------------------------------------------------
+
+    def get(self, values: Sequence[object]) -> dict[str, Any] | None:
+        """The latest row of a key; None if it was deleted, or never there.
+
+        The short way of `find`, for what nearly always is so: the index is up to date, the batch is
+        at hand, and the row has the key as it was given.
+        """
+        form = self._form
+        key = form.one(values)
+        number = form.bucket_one(key, self.table.partitions)
+        indexed = self._indexed.get(number)
+        if indexed is not None:
+            view = self._view(indexed.partition)
+            index = indexed.index
+            if index.end >= view.end:
+                place = index.find(form.hash_one(key, _SEED))
+                if place is None or place.offset < view.start:
+                    return None
+                at = view.batch_at(place.offset)
+                first = int(view.columns.first[at])
+                columns = self._cache.get((number, first))
+                if columns is not None and not place.deleted:
+                    at = place.offset - first
+                    row = {
+                        name: column[at].as_py()
+                        for name, column in zip(self._names, columns, strict=True)
+                    }
+                    if all(map(eq, values, [row[name] for name in form.names])):
+                        return row
+        found = self.find(values)
+        return None if found is None else found.row
+
+    def find(self, values: Sequence[object]) -> Found | None:
+        """The last change of a key, if there is one in the backlog."""
+        key = self._form.one(values)
+        number = self._form.bucket_one(key, self.table.partitions)
+        indexed = self._at(number)
+        while True:
+            view = self._view(indexed.partition)
+            index = indexed.index
+            try:
+                if index.end < view.end:
+                    index = self._catch_up(indexed, view)
+                place = index.find(self._form.hash_one(key, _SEED))
+                if place is None or place.offset < view.start:
+                    return None
+                found = self._row(indexed.partition, view, place.offset, deleted=place.deleted)
+                if not self._has(found, key):
+                    return self._scan(indexed.partition, view, key)
+            except Moved:
+                continue
+            return found[0]
+
+    def partition_of(self, values: Sequence[object]) -> int:
+        """Where a key belongs."""
+        return self._form.bucket_one(self._form.one(values), self.table.partitions)
+
+    def _at(self, number: int) -> _Indexed:
+        indexed = self._indexed.get(number)
+        if indexed is None:
+            indexed = self._indexed.setdefault(number, _Indexed(self._partitions(number)))
+        return indexed
+
+    def _view(self, partition: Partition) -> View:
+        """All that was acknowledged before this moment."""
+        self._embedded.check()
+        if partition.alone:
+            return partition.view
+        return self._embedded.ask(partition.latest)
+
+    def _row(
+        self, partition: Partition, view: View, offset: int, *, deleted: bool
+    ) -> tuple[Found, tuple[object, ...]]:
+        """The change at an offset, and its key."""
+        at = view.batch_at(offset)
+        first = int(view.columns.first[at])
+        columns = self._batch(partition, view, at, first)
+        row = offset - first
+        values = {
+            name: column[row].as_py() for name, column in zip(self._names, columns, strict=True)
+        }
+        key = tuple(values[name] for name in self._form.names)
+        time = int(view.columns.time[at])
+        return Found(partition.number, offset, time, deleted, None if deleted else values), key
+
+    def _has(self, found: tuple[Found, tuple[object, ...]], key: object) -> bool:
+        return self._form.one(found[1]) == key
+
+    def _batch(self, partition: Partition, view: View, at: int, first: int) -> list[pa.Array]:
+        """A batch as the table's columns are now: deletes with their key, and null elsewhere."""
+        key = (partition.number, first)
+        found = self._cache.get(key)
+        if found is None:
+            (command,) = fetch(self._embedded, partition, view, at, at + 1, held=False)
+            columns = view.columns
+            rows = int(columns.rows[at])
+            batch = self.shape.read(
+                command,
+                version=int(columns.schema[at]),
+                change=int(columns.change[at]),
+                partition=partition.number,
+                first=first,
+                time=int(columns.time[at]),
+                keep=np.ones(rows, bool) if columns.change[at] == Change.MIXED else None,
+            )
+            found = batch.columns
+            self._cache.put(key, found)
+        return found
+
+    # -- the index ------------------------------------------------------------------------------
+
+    def _catch_up(self, indexed: _Indexed, view: View) -> KeyIndex:
+        """Index what was appended since."""
+        with indexed.lock:
+            index = indexed.index
+            if index.end >= view.end:
+                return index
+            at = view.batch_at(max(index.end, view.start))
+            while at < view.count:
+                sizes = np.cumsum(view.size[at : at + 1_024], dtype=np.uint64)
+                high = at + max(1, int(np.searchsorted(sizes, np.uint64(_BUILD_BYTES), "right")))
+                high = min(high, view.count)
+                for position, keys, deletes in self._keys(indexed.partition, view, at, high):
+                    index = index.with_rows(
+                        self._form.hashes(keys, _SEED),
+                        int(view.columns.first[position]),
+                        deletes,
+                        valid=None if not keys.null_count else _valid(keys),
+                    )
+                at = high
+            indexed.index = index.without_below(view.start)
+            return indexed.index
+
+    def _keys(
+        self, partition: Partition, view: View, low: int, high: int
+    ) -> list[tuple[int, pa.Array, bool | Mask]]:
+        """The keys of batches, and which of their rows are deletes."""
+        commands = fetch(self._embedded, partition, view, low, high, held=False)
+        out = []
+        for at, command in zip(range(low, high), commands, strict=True):
+            keys, deletes = keys_of(
+                self.table,
+                command,
+                version=int(view.columns.schema[at]),
+                change=int(view.columns.change[at]),
+            )
+            out.append((at, keys, deletes))
+        return out
+
+    def _scan(self, partition: Partition, view: View, key: object) -> Found | None:
+        """Compare keys one by one, newest first: two keys of the index share a hash."""
+        wanted = pa.scalar(key, pa.int64() if isinstance(key, int) else pa.binary())
+        for at in range(view.count - 1, -1, -1):
+            ((_, keys, _deletes),) = self._keys(partition, view, at, at + 1)
+            hits = np.flatnonzero(
+                pc.equal(keys, wanted).fill_null(False).to_numpy(zero_copy_only=False)
+            )
+            if len(hits):
+                row = int(hits[-1])
+                deletes = _deletes
+                deleted = bool(deletes[row]) if isinstance(deletes, np.ndarray) else bool(deletes)
+                offset = int(view.columns.first[at]) + row
+                if offset < view.start:
+                    return None
+                return self._row(partition, view, offset, deleted=deleted)[0]
+        return None
+
+
+def keys_of(
+    table: Table, command: Any, *, version: int, change: int
+) -> tuple[pa.Array, bool | Mask]:
+    """The keys of a batch in canonical form, and which of its rows are deletes."""
+    written = table.schema_version(version)
+    if written is None:
+        raise Rejected(f"rows of table {table.name} name schema version {version}")
+    rows = decode_rows(command, stored_schema(written, table.key, Change(change)))
+    keys = KeyForm.of(table, written).array(rows)
+    if change == Change.MIXED:
+        return keys, rows.column("_change").to_numpy() == Change.DELETE
+    return keys, change == Change.DELETE
+
+
+def _size_of(columns: list[pa.Array]) -> int:
+    return sum(column.nbytes for column in columns)
+
+
+def _valid(keys: pa.Array) -> Mask:
+    valid: Mask = keys.is_valid().to_numpy(zero_copy_only=False)
+    return valid

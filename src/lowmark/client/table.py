@@ -1,0 +1,521 @@
+"""A table: append rows, read them, follow them, look keys up, look back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from lowmark.catalog import Catalog, TableSchema
+from lowmark.catalog import Table as TableDescriptor
+from lowmark.client.appending import Appender, Part, Parts, Pending, Result
+from lowmark.client.coerce import Coercion
+from lowmark.client.cursors import Cursors
+from lowmark.client.embedded import Embedded
+from lowmark.client.explaining import Explanation, explain_key, explain_table
+from lowmark.client.failures import TableUnknown
+from lowmark.client.looking_back import AsOfReader
+from lowmark.client.lookup import IndexSize, Lookup
+from lowmark.client.producer import Producer
+from lowmark.client.reading import BATCH_BYTES, Reader, Reading
+from lowmark.client.times import TimeLike, is_hybrid, parse_time, time_text
+from lowmark.errors import Rejected
+from lowmark.group import when_all
+from lowmark.runtime import COUNTER_BITS
+from lowmark.table import (
+    CHANGE,
+    Change,
+    KeyForm,
+    Partition,
+    Shape,
+    TimeInFuture,
+    Trim,
+    Trimmed,
+    View,
+    outgoing,
+    split,
+)
+
+__all__ = ["Snapshot", "Start", "Table"]
+
+SLICE_ROWS = 1 << 16
+"""Rows that are split and sent together."""
+
+Start: TypeAlias = str | int | Mapping[int, int] | datetime
+"""`earliest`, `latest`, a time, or offsets by partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A consistent set of end offsets: of every partition all rows up to one time, and no other."""
+
+    time: int
+    ends: Mapping[int, int]
+
+
+class Table:
+    """One table of a database. Safe to use from any thread; not after a fork."""
+
+    def __init__(self, embedded: Embedded, descriptor: TableDescriptor) -> None:
+        self._embedded = embedded
+        self._first = descriptor
+        self._seen: Catalog | None = None
+        """The version of the catalog that `_first` is of."""
+        self._there = True
+        node = embedded.node
+        assert node.catalogs is not None
+        assert node.tables is not None
+        assert node.watermark is not None
+        self._catalogs = node.catalogs
+        self._tables = node.tables
+        self._watermark = node.watermark
+        self._lock = threading.Lock()
+        self._appender = Appender(embedded, descriptor.id, descriptor.name)
+        self._coercions: dict[tuple[int, int, bool], Coercion] = {}
+        self._keyless_turn = 0
+        self._lookup: Lookup | None = None
+        self._partitions: dict[int, Partition] = {}
+
+    # -- what it is -----------------------------------------------------------------------------
+
+    @property
+    def descriptor(self) -> TableDescriptor:
+        """What the catalog says of it now; the last word, if it was dropped."""
+        self._refresh()
+        return self._first
+
+    def _refresh(self) -> bool:
+        """Take note of what the catalog says; False if the table is not there any more."""
+        latest = self._catalogs.latest
+        if latest is self._seen:
+            return self._there
+        catalog = self._catalogs.at_local(self._now())
+        found = catalog.table(self._first.id)
+        if found is not None:
+            self._first = found
+        self._there = found is not None
+        if catalog is latest:  # else one comes into force in a moment
+            self._seen = latest
+        return self._there
+
+    def _current(self) -> TableDescriptor:
+        """The table as it is now; refused if it was dropped."""
+        self._embedded.check()
+        if not self._refresh():
+            catalog = self._catalogs.latest
+            known = [table.name for table in catalog.all_tables()]
+            raise TableUnknown(self._first.name, known=known)
+        return self._first
+
+    def _now(self) -> int:
+        return (self._embedded.node.loop.wall_ms() << COUNTER_BITS) | ((1 << COUNTER_BITS) - 1)
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.descriptor.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns, as Arrow has them."""
+        descriptor = self.descriptor
+        return Shape(descriptor, [column.name for column in descriptor.columns]).schema
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The names of its key columns."""
+        return tuple(column.name for column in self.descriptor.key_columns)
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions it has."""
+        return self._first.partitions
+
+    def _partition(self, number: int) -> Partition:
+        """A copy at this node; may be asked on any thread."""
+        partition = self._partitions.get(number)
+        if partition is None:
+            partition = self._embedded.ask_now(lambda: self._tables.get(self._first.id, number))
+            self._partitions[number] = partition
+        return partition
+
+    def _all_partitions(self) -> dict[int, Partition]:
+        if len(self._partitions) < self.partitions:
+            for partition in self._embedded.ask_now(lambda: self._tables.of(self._first.id)):
+                self._partitions[partition.number] = partition
+        return {number: self._partition(number) for number in range(self.partitions)}
+
+    # -- appending ------------------------------------------------------------------------------
+
+    def append(self, rows: object, *, schema_version: int | None = None) -> Result:
+        """Store rows; done when they are durable. Gives where they went.
+
+        `rows`: a pyarrow Table or RecordBatch, a pandas or Polars data frame, anything with Arrow's
+        stream interface, a list of dicts, or any iterable of those. Values are coerced where
+        nothing is lost; else the whole call is refused, with row, column and value, and nothing of
+        it is stored. An iterable that is no list is taken by and by: then what came before a
+        refused chunk is stored.
+
+        A column `_change` may say of each row whether it is an `upsert` or a `delete`.
+        """
+        table = self._current()
+        schema = self._written_with(table, schema_version)
+        coercion = self._coercion(table, schema)
+        batches = coercion.batches(rows)
+        if not isinstance(rows, Iterator):
+            batches = iter(list(batches))  # all of it is checked before any of it is stored
+        return self._appender.append(self._parted(table, schema, batches))
+
+    def delete(self, keys: Iterable[object]) -> Result:
+        """Delete rows by their keys: a list of keys, each a value, or a tuple for several columns.
+
+        Deleting is a change like any other: it has an offset, and readers see it. A key that was
+        never there can be deleted, too.
+        """
+        table = self._current()
+        self._needs_key(table)
+        names = self.key
+        rows = [dict(zip(names, _key_values(table, key), strict=True)) for key in keys]
+        columns = tuple(column for column in table.columns if column.id in table.key)
+        schema = TableSchema(number=table.latest.number, columns=columns)
+        coercion = Coercion(schema, keyless_ok=False, key=frozenset(table.key))
+        batches = list(coercion.batches(rows))
+        return self._appender.append(self._parted(table, schema, iter(batches), Change.DELETE))
+
+    def _submit(self, rows: Sequence[Mapping[str, Any]]) -> list[Pending]:
+        """Hand rows over without waiting, for a producer."""
+        table = self._current()
+        batches = list(self._coercion(table, table.latest).batches(rows))
+        parted = self._parted(table, table.latest, iter(batches))
+        return [self._appender.submit(parts) for parts in parted]
+
+    def producer(
+        self, *, linger_ms: float = 5, batch_rows: int = 10_000, in_flight: int = 4
+    ) -> Producer:
+        """A producer for rows that come one at a time: they are gathered and sent together."""
+        return Producer(
+            _Sink(self), linger_ms=linger_ms, batch_rows=batch_rows, in_flight=in_flight
+        )
+
+    def _written_with(self, table: TableDescriptor, version: int | None) -> TableSchema:
+        if version is None or version == table.latest.number:
+            return table.latest
+        schema = table.schema_version(version)
+        if schema is None:
+            raise Rejected(
+                f"table {table.name} has no schema version {version}",
+                hint=f"It has {table.schemas[0].number} to {table.latest.number}.",
+            )
+        for column in table.columns:
+            if column.required and column.default is None and schema.column(column.id) is None:
+                raise Rejected(
+                    f"schema version {version} of table {table.name} is too old to write with",
+                    detail=f"Column {column.name} was added since, must have a value, and has no"
+                    " default.",
+                    hint=f"Write with schema version {table.latest.number}.",
+                )
+        return schema
+
+    def _coercion(self, table: TableDescriptor, schema: TableSchema) -> Coercion:
+        keyless_ok = not table.key or table.settings.keyless_rows == "keep"
+        name = (schema.number, len(schema.columns), keyless_ok)
+        coercion = self._coercions.get(name)
+        if coercion is None:
+            coercion = Coercion(
+                schema, keyless_ok=keyless_ok, key=frozenset(table.key), changes=bool(table.key)
+            )
+            self._coercions[name] = coercion
+        return coercion
+
+    def _parted(
+        self,
+        table: TableDescriptor,
+        schema: TableSchema,
+        batches: Iterator[pa.RecordBatch],
+        change: Change = Change.UPSERT,
+    ) -> Iterator[Parts]:
+        """What goes to which partition, slice by slice."""
+        form = KeyForm.of(table, schema) if table.key else None
+        compression = table.settings.compression
+        for batch in batches:
+            kind = Change.MIXED if batch.schema.names[-1:] == [CHANGE] else change
+            for at in range(0, batch.num_rows, SLICE_ROWS):
+                rows = batch.slice(at, SLICE_ROWS) if batch.num_rows > SLICE_ROWS else batch
+                keyless = self._keyless_turn = (self._keyless_turn + 1) % table.partitions
+                yield [
+                    (number, out)
+                    for number, part in split(
+                        rows, form, partitions=table.partitions, keyless=keyless
+                    )
+                    for out in outgoing(
+                        part, schema=schema.number, change=kind, compression=compression
+                    )
+                ]
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def read(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        start: Start = "earliest",
+        end: Start | Snapshot | None = None,
+        follow: bool = False,
+        as_of: TimeLike | None = None,
+        partitions: Sequence[int] | None = None,
+        limit: int | None = None,
+        batch_bytes: int = BATCH_BYTES,
+        on_gap: Literal["raise", "skip"] = "raise",
+        lease_ms: int | None = None,
+    ) -> Reader:
+        """Read the backlog forward; or, with `as_of`, the table as it was at a time.
+
+        Without `as_of` every change is given in the order of its offset, one partition after
+        another in turns. `start` and `end` are `"earliest"`, `"latest"`, a time, or offsets by
+        partition (a plain offset, if there is only one); `end` may be a `snapshot()`. Bounded, the
+        reader ends with what was there when it was made; with `follow` it waits for more.
+
+        `columns` may name system columns (`_partition`, `_offset`, `_time`, `_change`); without
+        any, all of the table's are given, and `_change` if it has a key. Deletes are given only
+        where `_change` is, since they could not be told from rows otherwise.
+
+        Rows that retention has removed before the reader came raise `GapFound`, or are counted in
+        `gaps` (`on_gap="skip"`). With `lease_ms` nothing is removed that this reader has not read,
+        as long as it does not pause for longer than that.
+        """
+        self._embedded.check()
+        if limit is not None and limit < 0:
+            raise Rejected(f"limit can't be {limit}", hint="Leave it out to read everything.")
+        if batch_bytes < 1:
+            raise Rejected(f"batch_bytes can't be {batch_bytes}", hint="Use at least 1.")
+        wanted = self._wanted(partitions)
+        if as_of is not None:
+            if follow or start != "earliest" or end is not None:
+                raise Rejected(
+                    "a table as of a time has no start, no end and no tail",
+                    hint="Leave start, end and follow out, or as_of.",
+                )
+            return self._read_as_of(as_of, columns, wanted, limit=limit, batch_bytes=batch_bytes)
+        if follow and end is not None:
+            raise Rejected("a reader that follows has no end", hint="Leave one of both out.")
+        shape = Shape(self._current(), columns)
+        views = self._views(wanted)
+        starts = self._offsets(start, views, what="start")
+        ends = None
+        if not follow:
+            ends = self._offsets("latest" if end is None else end, views, what="end")
+        name = f"a reader of {self.name}"
+        reading = Reading(shape, starts, ends, limit, batch_bytes, on_gap, name, lease_ms)
+        return Reader(self._embedded, wanted, reading)
+
+    def _read_as_of(
+        self,
+        as_of: TimeLike,
+        columns: Sequence[str] | None,
+        wanted: dict[int, Partition],
+        *,
+        limit: int | None,
+        batch_bytes: int,
+    ) -> Reader:
+        time = self._past(as_of)
+        # The catalog of then says which columns there were.
+        then = self._embedded.ask(lambda: self._catalogs.at(time)).table(self._first.id)
+        if then is None:
+            raise Rejected(
+                f"table {self._first.name} was not there at {time_text(time)}",
+                hint="Look back to a time between its creation and its drop.",
+            )
+        if columns is None:
+            columns = [column.name for column in then.columns]
+        let_go = self._embedded.ask(
+            lambda: self._watermark.hold(time, f"table {self._first.name} is read as of then")
+        )
+        try:
+            views = self._closed(wanted, time)
+            ends = {number: view.offset_after(time) for number, view in views.items()}
+            starts = {number: view.start for number, view in views.items()}
+            shape = Shape(then, columns)
+            reading = Reading(shape, starts, ends, limit, batch_bytes, "skip", "an as-of reader")
+            return AsOfReader(self._embedded, wanted, reading, time=time, let_go=let_go)
+        except BaseException:
+            self._embedded.tell(let_go)
+            raise
+
+    def snapshot(self) -> Snapshot:
+        """Where every partition ends at one moment: all rows up to its time, and no other."""
+        self._current()
+        time = self._embedded.ask_now(lambda: int(self._embedded.node.runtime.clock.now()))
+        views = self._closed(self._all_partitions(), time)
+        ends = {number: view.offset_after(time) for number, view in views.items()}
+        return Snapshot(time, ends)
+
+    def _past(self, given: TimeLike) -> int:
+        now = self._embedded.ask_now(lambda: int(self._embedded.node.runtime.clock.now()))
+        time = parse_time(given, now=now)
+        if time > now:
+            raise TimeInFuture(time=time, now=now)
+        return time
+
+    def _wanted(self, numbers: Sequence[int] | None) -> dict[int, Partition]:
+        if numbers is None:
+            return self._all_partitions()
+        bad = [number for number in numbers if not 0 <= number < self.partitions]
+        if bad:
+            raise Rejected(
+                f"table {self.name} has no partition {bad[0]}",
+                hint=f"It has 0 to {self.partitions - 1}.",
+            )
+        return {number: self._partition(number) for number in numbers}
+
+    def _views(self, wanted: dict[int, Partition]) -> dict[int, View]:
+        """All that was acknowledged before this moment."""
+        if all(partition.alone for partition in wanted.values()):
+            return {number: partition.view for number, partition in wanted.items()}
+        asked = list(wanted.items())
+        views = self._embedded.ask(lambda: when_all([one.latest() for _, one in asked]))
+        return {number: view for (number, _), view in zip(asked, views, strict=True)}
+
+    def _closed(self, wanted: dict[int, Partition], time: int) -> dict[int, View]:
+        asked = list(wanted.items())
+        views = self._embedded.ask(lambda: when_all([one.closed(time) for _, one in asked]))
+        return {number: view for (number, _), view in zip(asked, views, strict=True)}
+
+    def _offsets(
+        self, where: Start | Snapshot, views: dict[int, View], *, what: str
+    ) -> dict[int, int]:
+        if isinstance(where, Snapshot):
+            return {number: where.ends[number] for number in views}
+        if where == "earliest":
+            return {number: view.start for number, view in views.items()}
+        if where == "latest":
+            return {number: view.end for number, view in views.items()}
+        if isinstance(where, Mapping):
+            return {number: _offset(where[number], what) for number in views if number in where}
+        if isinstance(where, int) and not isinstance(where, bool):
+            if is_hybrid(where):
+                return {number: view.offset_from(where) for number, view in views.items()}
+            if self.partitions > 1:
+                raise Rejected(
+                    f"{what} is one offset, but table {self.name} has {self.partitions} partitions",
+                    hint="Give offsets by partition: {0: 17, 1: 4, ...}.",
+                )
+            return {number: _offset(where, what) for number in views}
+        time = parse_time(where, now=self._now())
+        first = time >> COUNTER_BITS << COUNTER_BITS  # from the beginning of that millisecond on
+        return {number: view.offset_from(first) for number, view in views.items()}
+
+    # -- looking up -----------------------------------------------------------------------------
+
+    def get(self, key: object) -> dict[str, Any] | None:
+        """The latest row of a key; None if it was deleted, or never there (see `explain`)."""
+        lookup = self._lookup
+        if lookup is None or self._catalogs.latest is not self._seen:
+            lookup = self._looking_up()
+        values = (
+            (key,) if len(lookup.table.key) == 1 and not isinstance(key, dict | tuple) else None
+        )
+        return lookup.get(values or _key_values(lookup.table, key))
+
+    def get_many(self, keys: Iterable[object]) -> list[dict[str, Any] | None]:
+        """The latest rows of keys, in the order of the keys."""
+        lookup = self._looking_up()
+        return [lookup.get(_key_values(lookup.table, key)) for key in keys]
+
+    def _looking_up(self) -> Lookup:
+        table = self._current()
+        with self._lock:
+            if self._lookup is None or self._lookup.table.latest != table.latest:
+                self._lookup = Lookup(self._embedded, table, self._partition)
+            self._lookup.table = table
+            return self._lookup
+
+    @property
+    def index_size(self) -> IndexSize | None:
+        """What the index of its keys costs in memory; None if nobody has looked a key up yet."""
+        return None if self._lookup is None else self._lookup.size()
+
+    # -- cursors, and what is kept for whom -------------------------------------------------------
+
+    @property
+    def cursors(self) -> Cursors:
+        """The named durable readers of this table."""
+        self._current()
+        return Cursors(self._embedded, self._first, self._all_partitions)
+
+    def explain(self, key: object = None) -> Explanation:
+        """What is kept, who still needs it, and what would be freed without them.
+
+        With a key: whether it is there, was deleted, or is unknown.
+        """
+        table = self._current()
+        if key is not None:
+            return explain_key(self._looking_up(), _key_values(table, key))
+        return explain_table(self._embedded, table, self._all_partitions())
+
+    def trim(self, offsets: Mapping[int, int]) -> dict[int, Trimmed]:
+        """Cut the backlog below offsets, as far as it is in ledgers and nobody holds it."""
+        wanted = self._wanted(list(offsets))
+        asked = list(wanted.items())
+        outcomes = self._embedded.ask(
+            lambda: when_all([one.ask(Trim(offsets[number])) for number, one in asked])
+        )
+        return {
+            number: outcome
+            for (number, _), outcome in zip(asked, outcomes, strict=True)
+            if isinstance(outcome, Trimmed)
+        }
+
+    def _needs_key(self, table: TableDescriptor) -> None:
+        if not table.key:
+            raise Rejected(
+                f"table {table.name} has no key",
+                hint="Only rows with a key can be deleted; others go by retention.",
+            )
+
+    def __repr__(self) -> str:
+        return f"<lowmark.Table {self._first.name}, {self.partitions} partitions>"
+
+
+class _Sink:
+    """A table as its producers see it."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def check(self) -> None:
+        self._table._embedded.check()
+
+    def submit(self, rows: list[Mapping[str, Any]]) -> list[Pending]:
+        return self._table._submit(rows)
+
+    def wait(self, pending: Pending) -> list[Part]:
+        return self._table._appender.wait(pending)
+
+
+def _offset(offset: object, what: str) -> int:
+    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+        raise Rejected(f"{what} can't be {offset!r}", hint="Offsets are whole numbers from 0 on.")
+    return offset
+
+
+def _key_values(table: TableDescriptor, key: object) -> tuple[object, ...]:
+    """A key as a caller gives it: one value, a tuple, or a dict by column."""
+    names = [column.name for column in table.key_columns]
+    if isinstance(key, Mapping):
+        if set(key) != set(names):
+            raise Rejected(
+                f"the key of table {table.name} is ({', '.join(names)}), not ({', '.join(key)})"
+            )
+        return tuple(key[name] for name in names)
+    if len(names) == 1 and not isinstance(key, tuple):
+        return (key,)
+    if not isinstance(key, tuple | list) or len(key) != len(names):
+        raise Rejected(
+            f"the key of table {table.name} has {len(names)} columns",
+            hint=f"Give a tuple of ({', '.join(names)}).",
+        )
+    return tuple(key)

@@ -1,0 +1,69 @@
+"""Times as callers give them: hybrid times, wall-clock times, and text."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from lowmark.errors import Rejected
+from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
+
+__all__ = ["TimeLike", "datetime_of", "is_hybrid", "parse_time", "time_text"]
+
+TimeLike = int | str | datetime
+
+_COUNTER_MAX = (1 << COUNTER_BITS) - 1
+_MILLIS_BEFORE_HYBRID = 1 << 45
+"""A smaller integer is milliseconds since 1970; as a hybrid time it would be of 1970, too."""
+
+
+def is_hybrid(number: int) -> bool:
+    """Whether an integer is a hybrid time: no offset comes near one."""
+    return number >= _MILLIS_BEFORE_HYBRID
+
+
+def parse_time(given: TimeLike, *, now: int) -> int:
+    """A hybrid time: the last one of the millisecond that a caller means, or exactly the one given.
+
+    An integer is a hybrid time, as `_time` gives it; a small one milliseconds since 1970. Text is
+    `now` or ISO 8601; without a zone it is UTC.
+    """
+    if isinstance(given, bool) or not isinstance(given, int | str | datetime):
+        raise Rejected(f"{given!r} is not a time", hint=_HINT)
+    if isinstance(given, int):
+        if given < 0:
+            raise Rejected(f"{given} is not a time", hint=_HINT)
+        return given if is_hybrid(given) else _last_of(given, now)
+    if isinstance(given, str):
+        if given.strip() == "now":
+            return now
+        try:
+            given = datetime.fromisoformat(given.strip())
+        except ValueError as error:
+            raise Rejected(f"{given!r} is not a time", hint=_HINT) from error
+    if given.tzinfo is None:
+        given = given.replace(tzinfo=UTC)
+    # Whole milliseconds, rounded down: floats lose the last digits.
+    since = given - datetime(1970, 1, 1, tzinfo=UTC)
+    millis = (since.days * 86_400 + since.seconds) * 1_000 + since.microseconds // 1_000
+    if millis < 0:
+        raise Rejected(f"{given} lies before 1970", hint=_HINT)
+    return _last_of(millis, now)
+
+
+_HINT = "Give a datetime, ISO 8601 text such as 2026-01-31T12:00:00Z, 'now', or a row's _time."
+
+
+def _last_of(millis: int, now: int) -> int:
+    """The last time of a millisecond: all that happened in it is included; of this one, so far."""
+    last = millis << COUNTER_BITS | _COUNTER_MAX
+    return min(last, now) if millis == millis_of(HybridTime(now)) else last
+
+
+def datetime_of(time: int) -> datetime:
+    """The wall-clock part of a time."""
+    return datetime.fromtimestamp(millis_of(HybridTime(time)) / 1_000, UTC)
+
+
+def time_text(time: int) -> str:
+    """The wall-clock part of a time, for people."""
+    return datetime_of(time).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,167 @@
+"""Tables as logs: keyed rows in Arrow batches, appended to partitions, each a replicated group.
+
+Words
+    row, change   a row as it was written; its change is an upsert or a delete
+    batch         rows that were appended together: one entry of the partition's log
+    offset        the number of a row in its partition: dense, assigned when the batch is applied
+    time          of a batch: the leader's hybrid time; it grows with the offset
+    backlog       the batches of a partition that are still there, from `start` to `end`
+    closed time   no row at or below it will ever be added
+    cursor        a named durable reader; a raw one holds the backlog from its offset on
+    lease         a hold of a reader that ends by itself unless it is renewed
+    low watermark the cluster's agreed time: history at or after it is exact
+
+A row's way: the caller's batch is split by the bucket of its key and written as Arrow IPC messages
+(`batches`), each behind a small header (`commands`). A partition's leader proposes it; when it is
+committed, every member applies the header alone (`machine`): offsets, time, producer. The rows
+stay in the log, where they are live entries, and are read from there. Nobody touches a single row.
+
+Invariants
+    1. An append that was acknowledged is in the log of a majority, and has its offsets for good.
+       One that was refused has left nothing behind but, at most, an entry that no snapshot keeps.
+    2. Offsets are dense: the next batch begins where the last one ended. Times never fall.
+    3. A producer's batches go into a partition in the order of their numbers, each once: a repeat
+       gets its first answer, a gap and a fenced epoch are refused. Snapshots keep what that needs.
+    4. A batch is live from its append until a cut passes its last row. A cut passes no hold that
+       came before it in the log, and nothing that is not in a ledger yet, unless it expires rows
+       by the table's retention. `start` says where the backlog begins; it never falls.
+    5. Everything else in the log (cursors, leases, ticks, finishes) is dead after the next
+       snapshot.
+    6. Staged rows have no offset and are not read. Finishing gives all of them offsets and one
+       time, or drops them; a repeated finish gets the first answer.
+    7. What readers see is a value that never changes (`View`); a newer one replaces it before
+       whoever appended is answered.
+    8. Applying looks at nothing but the state and the command.
+"""
+
+from lowmark.table.backlog import Backlog, View
+from lowmark.table.batches import (
+    CHANGE,
+    CHANGE_TYPE,
+    OFFSET,
+    PARTITION,
+    SYSTEM_COLUMNS,
+    TIME,
+    Compression,
+    Mask,
+    Shape,
+    decode_rows,
+    encode_rows,
+    stored_schema,
+)
+from lowmark.table.commands import (
+    NO_PRODUCER,
+    Change,
+    CreateCursor,
+    DeleteCursor,
+    Finish,
+    MoveCursor,
+    ReleaseLease,
+    RenewLease,
+    TakeLease,
+    Tick,
+    Trim,
+    encode_batch,
+    encode_control,
+)
+from lowmark.table.errors import (
+    BatchRefused,
+    BelowWatermark,
+    CursorExists,
+    CursorMovesBack,
+    CursorOverdue,
+    CursorUnknown,
+    LeaseExists,
+    LeaseExpired,
+    OffsetExpired,
+    OffsetToCome,
+    OutOfSequence,
+    PartitionNotHere,
+    ProducerFenced,
+    ProducerForgotten,
+    RepeatTooOld,
+    TimeInFuture,
+    TooMany,
+    TransactionUnknown,
+)
+from lowmark.table.fold import Fold
+from lowmark.table.key_index import KeyIndex
+from lowmark.table.keys import KeyForm
+from lowmark.table.machine import PartitionMachine
+from lowmark.table.partition import Partition, group_name, parse_group_name
+from lowmark.table.producers import Appended
+from lowmark.table.producing import Outgoing, Producing
+from lowmark.table.readers import Cursor, Lease, holds_of
+from lowmark.table.splitting import outgoing, split
+from lowmark.table.state import Finished, State, Ticked, Trimmed
+from lowmark.table.tables import Tables
+from lowmark.table.watermark import LowWatermark
+
+__all__ = [
+    "CHANGE",
+    "CHANGE_TYPE",
+    "NO_PRODUCER",
+    "OFFSET",
+    "PARTITION",
+    "SYSTEM_COLUMNS",
+    "TIME",
+    "Appended",
+    "Backlog",
+    "BatchRefused",
+    "BelowWatermark",
+    "Change",
+    "Compression",
+    "CreateCursor",
+    "Cursor",
+    "CursorExists",
+    "CursorMovesBack",
+    "CursorOverdue",
+    "CursorUnknown",
+    "DeleteCursor",
+    "Finish",
+    "Finished",
+    "Fold",
+    "KeyForm",
+    "KeyIndex",
+    "Lease",
+    "LeaseExists",
+    "LeaseExpired",
+    "LowWatermark",
+    "Mask",
+    "MoveCursor",
+    "OffsetExpired",
+    "OffsetToCome",
+    "OutOfSequence",
+    "Outgoing",
+    "Partition",
+    "PartitionMachine",
+    "PartitionNotHere",
+    "ProducerFenced",
+    "ProducerForgotten",
+    "Producing",
+    "ReleaseLease",
+    "RenewLease",
+    "RepeatTooOld",
+    "Shape",
+    "State",
+    "Tables",
+    "TakeLease",
+    "Tick",
+    "Ticked",
+    "TimeInFuture",
+    "TooMany",
+    "TransactionUnknown",
+    "Trim",
+    "Trimmed",
+    "View",
+    "decode_rows",
+    "encode_batch",
+    "encode_control",
+    "encode_rows",
+    "group_name",
+    "holds_of",
+    "outgoing",
+    "parse_group_name",
+    "split",
+    "stored_schema",
+]

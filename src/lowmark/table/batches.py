@@ -1,0 +1,274 @@
+"""Rows as they stand in the log: one Arrow IPC message a batch, its schema known by its number.
+
+What was stored with an older schema version is given out as a newer one says: columns are found by
+their id, widened by a cast, and filled with the default they were added with. Dropped columns are
+not given out, and a column that was dropped and added again is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import ipc
+
+from lowmark.catalog import Column, ColumnId, Table, TableSchema
+from lowmark.catalog.arrow import to_arrow
+from lowmark.errors import Corrupt, Rejected
+from lowmark.runtime import Buffer
+from lowmark.table.commands import HEADER_BYTES, Change
+
+__all__ = [
+    "CHANGE",
+    "CHANGE_TYPE",
+    "OFFSET",
+    "PARTITION",
+    "SYSTEM_COLUMNS",
+    "TIME",
+    "Compression",
+    "Shape",
+    "decode_rows",
+    "encode_rows",
+    "stored_schema",
+]
+
+PARTITION, OFFSET, TIME, CHANGE = "_partition", "_offset", "_time", "_change"
+CHANGE_TYPE = pa.dictionary(pa.int8(), pa.string())
+SYSTEM_COLUMNS = {
+    PARTITION: pa.int32(),
+    OFFSET: pa.int64(),
+    TIME: pa.int64(),
+    CHANGE: CHANGE_TYPE,
+}
+"""What every row has besides its columns; `_time` is the hybrid time as one integer."""
+_WORDS = pa.array(["upsert", "delete"])
+
+Compression = Literal["none", "lz4", "zstd"]
+Mask = npt.NDArray[np.bool_]
+
+
+@lru_cache(maxsize=1_024)
+def stored_schema(schema: TableSchema, key: tuple[ColumnId, ...], change: Change) -> pa.Schema:
+    """The Arrow schema of a message: nothing is ever asked of it but types and order.
+
+    Deletes have the key's columns only, in the table's order; batches of both have `_change` last,
+    and null where a delete has no value.
+    """
+    columns = schema.columns
+    if change is Change.DELETE:
+        columns = tuple(column for column in columns if column.id in key)
+    fields = [pa.field(column.name, to_arrow(column.type)) for column in columns]
+    if change is Change.MIXED:
+        fields.append(pa.field(CHANGE, pa.int8()))
+    return pa.schema(fields)
+
+
+def encode_rows(batch: pa.RecordBatch, compression: Compression = "none") -> pa.Buffer:
+    """A batch as an IPC message: only the slice that it is, not what it is a slice of."""
+    if compression == "none":
+        return batch.serialize()
+    # There is no other way to say how: a stream of two messages, of which the second is the batch.
+    sink = pa.BufferOutputStream()
+    options = ipc.IpcWriteOptions(compression=compression)
+    with ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    messages = ipc.MessageReader.open_stream(sink.getvalue())
+    messages.read_next_message()
+    return messages.read_next_message().serialize()
+
+
+def decode_rows(command: Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of a batch as it stands in the log; they stay where they are, if that will do.
+
+    Arrow's kernels may take numbers for aligned, and crash if they are not.
+    """
+    message = pa.py_buffer(memoryview(command)[HEADER_BYTES:])
+    if message.address % 8:
+        message = pa.py_buffer(message.to_pybytes())
+    try:
+        return ipc.read_record_batch(message, schema)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise Corrupt(f"a batch can't be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a column of the result comes from."""
+
+    field: pa.Field
+    at: int | None
+    """Its place in the message; None: it is not stored."""
+    cast: bool
+    filling: pa.Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How to read messages of one schema version and one kind of change."""
+
+    stored: pa.Schema
+    sources: tuple[_Source | None, ...]
+    as_stored: bool
+    """Whether the result is the message as it is."""
+
+
+class Shape:
+    """The columns that rows are given out with. May be used on any thread.
+
+    `columns` are names of the table's columns and of system columns, in any order; None stands for
+    all columns, and with a key for `_change`, too. Where `_change` is not among them, deletes are
+    left out: they could not be told from rows.
+    """
+
+    def __init__(self, table: Table, columns: Sequence[str] | None = None) -> None:
+        self.table = table
+        if columns is None:
+            columns = [column.name for column in table.columns]
+            columns += [CHANGE] if table.key else []
+        self.names = tuple(columns)
+        self._columns = [_find(table, name) for name in self.names]
+        self.schema = pa.schema(
+            [
+                pa.field(name, SYSTEM_COLUMNS[name])
+                if column is None
+                else pa.field(name, to_arrow(column.type))
+                for name, column in zip(self.names, self._columns, strict=True)
+            ]
+        )
+        self.with_deletes = CHANGE in self.names
+        self._readings: dict[tuple[int, int], _Reading] = {}
+
+    def read(
+        self,
+        command: Buffer,
+        *,
+        version: int,
+        change: int,
+        partition: int,
+        first: int,
+        time: int,
+        low: int = 0,
+        high: int | None = None,
+        keep: Mask | None = None,
+    ) -> pa.RecordBatch:
+        """Rows `low` to `high` of a batch whose first row has offset `first`; or those to keep."""
+        reading = self._reading(version, change)
+        rows = decode_rows(command, reading.stored)
+        if low or (high is not None and high < rows.num_rows):
+            high = rows.num_rows if high is None else high
+            rows = rows.slice(low, high - low)
+        if change == Change.MIXED and not self.with_deletes and keep is None:
+            keep = rows.column(CHANGE).to_numpy() == Change.UPSERT
+        offsets = None
+        if keep is not None:
+            offsets = np.flatnonzero(keep) + (first + low)
+            rows = rows.filter(pa.array(keep))
+        if reading.as_stored:
+            return rows
+        count = rows.num_rows
+        arrays = [
+            self._system(name, rows, change, partition, first + low, time, offsets)
+            if source is None
+            else _column(rows, source)
+            for name, source in zip(self.names, reading.sources, strict=True)
+        ]
+        if not arrays:
+            return pa.record_batch([pa.nulls(count)], names=["_"]).select([])
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _system(
+        self,
+        name: str,
+        rows: pa.RecordBatch,
+        change: int,
+        partition: int,
+        first: int,
+        time: int,
+        offsets: npt.NDArray[np.int64] | None,
+    ) -> pa.Array:
+        count = rows.num_rows
+        if name == OFFSET:
+            if offsets is None:
+                offsets = np.arange(first, first + count, dtype=np.int64)
+            return pa.array(offsets)
+        if name == TIME:
+            return pa.array(np.full(count, time, np.int64))
+        if name == PARTITION:
+            return pa.array(np.full(count, partition, np.int32))
+        codes = (
+            rows.column(CHANGE)
+            if change == Change.MIXED
+            else pa.array(np.full(count, change, np.int8))
+        )
+        return pa.DictionaryArray.from_arrays(codes, _WORDS)
+
+    def _reading(self, version: int, change: int) -> _Reading:
+        reading = self._readings.get((version, change))
+        if reading is None:
+            reading = self._readings[version, change] = self._new_reading(version, Change(change))
+        return reading
+
+    def _new_reading(self, version: int, change: Change) -> _Reading:
+        table = self.table
+        written = table.schema_version(version)
+        if written is None:
+            raise Corrupt(
+                f"rows of table {table.name} name schema version {version},"
+                " which the catalog does not have"
+            )
+        stored = stored_schema(written, table.key, change)
+        sources: list[_Source | None] = []
+        for column, field in zip(self._columns, self.schema, strict=True):
+            sources.append(
+                None if column is None else _source(table, written, stored, column, field)
+            )
+        as_stored = (
+            change is Change.UPSERT
+            and len(stored) == len(sources)
+            and all(
+                source is not None
+                and source.at == at
+                and not source.cast
+                and source.field.name == stored.field(at).name
+                for at, source in enumerate(sources)
+            )
+        )
+        return _Reading(stored, tuple(sources), as_stored)
+
+
+def _find(table: Table, name: str) -> Column | None:
+    if name in SYSTEM_COLUMNS:
+        return None
+    column = table.latest.column_named(name)
+    if column is None:
+        known = ", ".join([*(column.name for column in table.columns), *SYSTEM_COLUMNS])
+        raise Rejected(f"table {table.name} has no column {name!r}", hint=f"It has {known}.")
+    return column
+
+
+def _source(
+    table: Table, written: TableSchema, stored: pa.Schema, column: Column, field: pa.Field
+) -> _Source:
+    there = written.column(column.id)
+    if there is None:
+        filling = table.filling(column.id)
+        return _Source(field, None, cast=False, filling=pa.scalar(filling, field.type))
+    at = stored.get_field_index(there.name)
+    if at < 0:  # a delete has nothing but its key
+        return _Source(field, None, cast=False, filling=pa.scalar(None, field.type))
+    cast = stored.field(at).type != field.type
+    return _Source(field, at, cast, pa.scalar(None, field.type))
+
+
+def _column(rows: pa.RecordBatch, source: _Source) -> pa.Array:
+    if source.at is None:
+        if not source.filling.is_valid:
+            return pa.nulls(rows.num_rows, source.field.type)
+        return pa.repeat(source.filling, rows.num_rows)
+    array = rows.column(source.at)
+    return array.cast(source.field.type) if source.cast else array

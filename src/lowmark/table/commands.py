@@ -1,0 +1,220 @@
+"""What is proposed to a partition, as bytes (docs/formats/table.md).
+
+The first byte says what it is. Batches come with a fixed header, so that applying one costs no
+more than reading it; everything else is rare, and msgpack.
+
+    1  append   header, Arrow IPC message
+    2  stage    the same; its rows wait for a finish
+    3  control  msgpack of one of the structs below
+
+Header (47 bytes, little endian; behind the group's own 9 bytes the message is aligned to 8)
+
+    kind 1, change 1, flags 1, rows 4, schema version 4, producer 16, epoch 4, sequence 8,
+    transaction 8
+
+`change` says what all rows are: 0 upserts, 1 deletes (the message has key columns only), 2 both
+(the message has a column more, `_change`). A producer of sixteen zero bytes is none: such batches are
+not numbered. `transaction` is 0 in an append. `flags` are 0 so far.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from lowmark.errors import Corrupt
+from lowmark.runtime import Buffer
+
+__all__ = [
+    "HEADER_BYTES",
+    "NO_PRODUCER",
+    "ROWS_MAX",
+    "Batch",
+    "Change",
+    "Command",
+    "Control",
+    "CreateCursor",
+    "DeleteCursor",
+    "Finish",
+    "MoveCursor",
+    "ReleaseLease",
+    "RenewLease",
+    "TakeLease",
+    "Tick",
+    "Trim",
+    "decode",
+    "encode_batch",
+    "encode_control",
+    "header_of",
+]
+
+APPEND, STAGE, CONTROL = 1, 2, 3
+_HEADER = struct.Struct("<BBBII16sIQQ")
+HEADER_BYTES: Final = _HEADER.size
+NO_PRODUCER: Final = bytes(16)
+ROWS_MAX: Final = 1 << 24
+"""Of one batch."""
+
+
+class Change(IntEnum):
+    """What the rows of a batch are."""
+
+    UPSERT = 0
+    DELETE = 1
+    MIXED = 2
+
+
+class Batch(NamedTuple):
+    """The header of a batch."""
+
+    kind: int
+    change: int
+    flags: int
+    rows: int
+    schema: int
+    producer: bytes
+    epoch: int
+    sequence: int
+    transaction: int
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Give a transaction's staged rows their offsets, or drop them."""
+
+    transaction: int
+    commit: bool
+
+
+class CreateCursor(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Have a cursor, at an offset; `token` tells a repeat from another one's cursor."""
+
+    name: str
+    token: int
+    kind: Literal["raw", "compacted"]
+    offset: int | None
+    """None: at the end."""
+    earliest: bool = False
+    """At the start, wherever that is."""
+    max_lag_rows: int = 0
+    max_lag_ms: int = 0
+
+
+class MoveCursor(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Move a cursor forward; or anywhere, if it is reset."""
+
+    name: str
+    offset: int
+    reset: bool = False
+
+
+class DeleteCursor(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Forget a cursor."""
+
+    name: str
+
+
+class TakeLease(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Hold the backlog from an offset on, for a while."""
+
+    name: str
+    holder: int
+    offset: int
+    ttl_ms: int
+    why: str = ""
+
+
+class RenewLease(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Hold it for as long again, from an offset on that does not fall."""
+
+    name: str
+    holder: int
+    offset: int
+
+
+class ReleaseLease(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Hold nothing any more."""
+
+    name: str
+    holder: int
+
+
+class Trim(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Cut the backlog below an offset, as far as the horizon and the holds allow.
+
+    With `expire` the horizon does not count: that is retention, and leaves an expired gap.
+    """
+
+    offset: int
+    expire: bool = False
+
+
+class Tick(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Nothing but its time."""
+
+
+Control: TypeAlias = (
+    Finish
+    | CreateCursor
+    | MoveCursor
+    | DeleteCursor
+    | TakeLease
+    | RenewLease
+    | ReleaseLease
+    | Trim
+    | Tick
+)
+Command: TypeAlias = Batch | Control
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Control)
+
+
+def encode_batch(
+    message: Buffer,
+    *,
+    rows: int,
+    schema: int,
+    change: Change = Change.UPSERT,
+    producer: bytes = NO_PRODUCER,
+    epoch: int = 0,
+    sequence: int = 0,
+    transaction: int = 0,
+) -> bytes:
+    """A batch as it is proposed; with a transaction, it is staged."""
+    kind = STAGE if transaction else APPEND
+    header = _HEADER.pack(kind, change, 0, rows, schema, producer, epoch, sequence, transaction)
+    return b"".join((header, message))
+
+
+def encode_control(command: Control) -> bytes:
+    """Anything else as it is proposed."""
+    return bytes([CONTROL]) + _encoder.encode(command)
+
+
+def header_of(command: Buffer) -> Batch:
+    """The header of a batch that was stored: the message begins right behind it."""
+    try:
+        return Batch(*_HEADER.unpack_from(command))
+    except struct.error as error:
+        raise Corrupt(f"a batch has no header: {error}") from error
+
+
+def decode(command: Buffer) -> Command:
+    """A command as the machine takes it; raises `Corrupt` for what is none."""
+    kind = command[0] if len(command) else 0
+    if kind in {APPEND, STAGE}:
+        batch = header_of(command)
+        well = batch.change <= Change.MIXED and 0 < batch.rows <= ROWS_MAX and batch.flags == 0
+        if not well or (kind == STAGE) != (batch.transaction != 0):
+            raise Corrupt("a batch has a header that says nothing")
+        return batch
+    if kind != CONTROL:
+        raise Corrupt(f"there is no command of kind {kind}")
+    try:
+        control: Control = _decoder.decode(memoryview(command)[1:])
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"a command can't be read: {error}") from error
+    return control

@@ -1,0 +1,214 @@
+"""What a table refuses, by what the caller does next."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from lowmark.errors import Conflict, Rejected, Unavailable
+from lowmark.runtime import HybridTime, millis_of
+
+__all__ = [
+    "BatchRefused",
+    "BelowWatermark",
+    "CursorExists",
+    "CursorMovesBack",
+    "CursorOverdue",
+    "CursorUnknown",
+    "LeaseExists",
+    "LeaseExpired",
+    "OffsetExpired",
+    "OffsetToCome",
+    "OutOfSequence",
+    "PartitionNotHere",
+    "ProducerFenced",
+    "ProducerForgotten",
+    "RepeatTooOld",
+    "TimeInFuture",
+    "TooMany",
+    "TransactionUnknown",
+]
+
+
+class BatchRefused(Rejected):
+    """A batch that can't be stored as it is."""
+
+
+class OutOfSequence(Conflict):
+    """A producer's batch whose predecessor never came."""
+
+    def __init__(self, *, expected: int, got: int) -> None:
+        super().__init__(
+            f"batch {got} of this producer came before batch {expected}",
+            detail="Taken as it is, it would leave a gap, or change the order of its rows.",
+            hint=f"Send batch {expected} first.",
+        )
+        self.expected, self.got = expected, got
+
+
+class RepeatTooOld(Conflict):
+    """A repeat of a batch that is too long ago for its answer to be known."""
+
+    def __init__(self, *, got: int, oldest: int) -> None:
+        super().__init__(
+            f"batch {got} of this producer is stored, but its offsets are no longer known",
+            detail=f"Answers are kept from batch {oldest} on.",
+            hint="Go on with the next batch.",
+        )
+
+
+class ProducerFenced(Conflict):
+    """A producer that another one with its name has replaced."""
+
+    def __init__(self, *, epoch: int, current: int) -> None:
+        super().__init__(
+            f"this producer (epoch {epoch}) was replaced by a newer one (epoch {current})",
+            hint="Close it: whoever replaced it goes on with its work.",
+        )
+
+
+class ProducerForgotten(Conflict):
+    """A producer that a partition no longer remembers."""
+
+    def __init__(self, *, got: int) -> None:
+        super().__init__(
+            f"batch {got} comes from a producer that this partition does not know",
+            detail="It was idle while many others came, or it never sent its first batch.",
+            hint="Find out what was stored by reading, and go on with a new producer.",
+        )
+
+
+class CursorUnknown(Rejected):
+    """There is no cursor of that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no cursor {name!r}", hint="List the cursors of the table.")
+
+
+class CursorExists(Conflict):
+    """There is a cursor of that name already."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is a cursor {name!r} already",
+            hint="Choose another name, or delete that cursor first.",
+        )
+
+
+class CursorMovesBack(Rejected):
+    """A cursor only moves forward."""
+
+    def __init__(self, name: str, *, at: int, to: int) -> None:
+        super().__init__(
+            f"cursor {name!r} stands at {at} and can't move back to {to}",
+            detail="What lies behind a cursor may be gone.",
+            hint="Reset it by name if you mean it.",
+        )
+
+
+class CursorOverdue(Conflict):
+    """A cursor that fell too far behind, and no longer holds anything."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"cursor {name!r} is overdue: it fell further behind than its maximum lag",
+            detail="It holds nothing any more; rows that it did not see may be gone.",
+            hint="Reset it to where it shall go on, and take note of what it may have missed.",
+        )
+
+
+class LeaseExists(Conflict):
+    """Somebody else has a lease of that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"somebody else has the lease {name!r}", hint="Choose another name, or wait."
+        )
+
+
+class LeaseExpired(Conflict):
+    """A lease that is over can't be renewed: what it held may be gone."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the lease {name!r} is over", hint="Take a new one and look what is left."
+        )
+
+
+class OffsetExpired(Rejected):
+    """An offset below the backlog."""
+
+    def __init__(self, *, wanted: int, start: int) -> None:
+        super().__init__(
+            f"offset {wanted} is no longer in the backlog, which begins at {start}",
+            hint=f"Begin at {start}, or with the earliest.",
+        )
+        self.wanted, self.start = wanted, start
+
+
+class OffsetToCome(Rejected):
+    """An offset that nobody has written yet."""
+
+    def __init__(self, *, wanted: int, end: int) -> None:
+        super().__init__(
+            f"offset {wanted} is not written yet: the next one is {end}",
+            hint=f"Use an offset up to {end}, or the latest.",
+        )
+
+
+class TransactionUnknown(Conflict):
+    """A transaction that staged nothing here, or was finished long ago."""
+
+    def __init__(self, transaction: int) -> None:
+        super().__init__(f"transaction {transaction} has staged nothing in this partition")
+
+
+class TooMany(Rejected):
+    """More of something than a partition keeps."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(
+            f"a partition keeps at most {limit} {what}", hint=f"Delete {what} that nobody needs."
+        )
+
+
+class PartitionNotHere(Unavailable):
+    """This node has no copy of a partition (yet)."""
+
+    def __init__(self, table: int, number: int) -> None:
+        super().__init__(
+            f"partition {number} of table {table} is not at this node",
+            hint="Retry in a moment, or ask a node that holds it.",
+        )
+
+
+class BelowWatermark(Rejected):
+    """A time before the low watermark: what was removed since may have changed the answer."""
+
+    def __init__(self, *, time: int, watermark: int) -> None:
+        super().__init__(
+            f"{_shown(time)} is before the low watermark, which is at {_shown(watermark)}",
+            detail="Rows that were replaced or deleted before it may be gone.",
+            hint=f"Read as of {_shown(watermark)} or later; to have history stay for longer, found"
+            " a cluster with a larger watermark.availability_ms.",
+        )
+        self.time, self.watermark = time, watermark
+
+
+class TimeInFuture(Rejected):
+    """A time that has not come yet: what will have happened by then is open."""
+
+    def __init__(self, *, time: int, now: int) -> None:
+        super().__init__(
+            f"{_shown(time)} is yet to come: by this node's clock it is {_shown(now)}",
+            hint="Use a time that has passed, or leave it out.",
+        )
+        self.time, self.now = time, now
+
+
+def _shown(time: int) -> str:
+    """A hybrid time, for people; one that no calendar has is shown as its number."""
+    try:
+        moment = datetime.fromtimestamp(millis_of(HybridTime(time)) / 1_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"time {time}"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

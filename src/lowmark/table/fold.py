@@ -1,0 +1,97 @@
+"""The last row of each key over a sequence of batches.
+
+Batches come in the order of their offsets, each with its keys in canonical form. A row survives if
+no later row has its key, unless it is a delete: then the key is gone. Rows without a key replace
+nothing and are replaced by nothing; all of them survive.
+
+Keys are compared themselves, not by a hash. There is no Python per row: all keys are numbered by
+Arrow's dictionary, and the number of each row's key is where the row writes its own number down;
+what stands there in the end is the last one.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lowmark.errors import invariant
+
+__all__ = ["Fold"]
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+class Fold:
+    """Takes batches and says which of their rows are the last of their keys.
+
+    With `keep_deletes`, a delete that is the last of its key survives, too: whoever folds only a
+    part of the rows has to tell the rest that the key is gone.
+    """
+
+    __slots__ = ("_batches", "_keep_deletes")
+
+    def __init__(self, *, keep_deletes: bool = False) -> None:
+        self._keep_deletes = keep_deletes
+        self._batches: list[tuple[pa.Array | None, bool | Mask]] = []
+
+    def add(self, keys: pa.Array | None, deletes: bool | Mask | None = None) -> None:
+        """Take the next batch: its keys, or `None` if its table has none; and which of its rows are
+        deletes: none, all, or those of a mask.
+        """
+        if deletes is None:
+            deletes = False
+        if keys is None:
+            invariant(not np.any(deletes), "without a key, nothing can be deleted")
+        elif not isinstance(deletes, bool):
+            invariant(len(deletes) == len(keys), "each row is a delete or not")
+        self._batches.append((keys, deletes))
+
+    def masks(self) -> list[Mask | None]:
+        """For each batch which rows survive; `None` stands for all of them."""
+        last = _last_of_each([keys for keys, _ in self._batches if keys is not None])
+        masks: list[Mask | None] = []
+        at = 0
+        for keys, deletes in self._batches:
+            if keys is None:
+                masks.append(None)
+                continue
+            mask = last[at : at + len(keys)]
+            at += len(keys)
+            if deletes is not False and not self._keep_deletes:
+                mask = mask & np.logical_not(deletes)
+            masks.append(None if mask.all() else mask)
+        return masks
+
+
+def _last_of_each(arrays: list[pa.Array]) -> Mask:
+    """Over the rows of all arrays: whether a row is the last of its key, or has none."""
+    rows = sum(len(array) for array in arrays)
+    if not rows:
+        return np.ones(0, np.bool_)
+    if len({array.type for array in arrays}) > 1:
+        arrays = [array.cast(pa.large_binary()) for array in arrays]
+    chunks = pa.chunked_array(arrays).dictionary_encode().chunks
+    codes = np.concatenate([_codes_of(chunk.indices) for chunk in chunks])
+    numbers = np.arange(rows)
+    last = np.zeros(rows, np.bool_)
+    if any(array.null_count for array in arrays):
+        keyless = np.concatenate([_nulls_of(array) for array in arrays])
+        last[keyless] = True
+        codes, numbers = codes[~keyless], numbers[~keyless]
+    # Of several rows that write to one place, numpy lets the last one win.
+    latest = np.zeros(len(chunks[0].dictionary), np.int64)
+    latest[codes] = numbers
+    last[latest] = True
+    return last
+
+
+def _codes_of(indices: pa.Array) -> npt.NDArray[np.int32]:
+    return np.frombuffer(indices.buffers()[1], np.int32, len(indices), indices.offset * 4)
+
+
+def _nulls_of(array: pa.Array) -> Mask:
+    nulls: Mask = array.is_null().to_numpy(zero_copy_only=False)
+    return nulls

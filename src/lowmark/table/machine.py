@@ -1,0 +1,147 @@
+"""A partition as a group's state machine. Its rows stay in the log, where they are live entries.
+
+A snapshot is a run of blocks, each a length (4 bytes, little endian) and its bytes: a header
+(msgpack), the columns of the backlog, and the producers (docs/formats/table.md).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import cast
+
+import msgspec
+from pyroaring import BitMap64
+
+from lowmark.errors import Corrupt
+from lowmark.runtime import Buffer
+from lowmark.table.backlog import Backlog
+from lowmark.table.commands import decode
+from lowmark.table.producers import Producers
+from lowmark.table.readers import Cursor, Lease
+from lowmark.table.state import Finished, Outcome, Staged, State
+
+__all__ = ["PartitionMachine"]
+
+FORMAT = 1
+_LENGTH = struct.Struct("<I")
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    batches: int
+    start: int
+    end: int
+    closed: int
+    horizon: int
+    expired: int
+    cursors: tuple[Cursor, ...]
+    leases: tuple[Lease, ...]
+    staged: tuple[tuple[int, tuple[Staged, ...]], ...]
+    finished: tuple[tuple[int, tuple[bool, int, int, int]], ...]
+
+
+class PartitionMachine:
+    """Applies commands to a `State`."""
+
+    newest_version = 1
+
+    def __init__(self) -> None:
+        self.state = State()
+
+    def apply(self, index: int, time: int, command: Buffer) -> Outcome:
+        """Carry a command out; what it refuses is an error that is given back, not raised."""
+        try:
+            # Whoever proposed it has checked it. But no bytes may stop members, or divide them.
+            wanted = decode(command)
+        except Corrupt as error:
+            return error
+        return self.state.apply(wanted, index=index, time=time, size=len(command))
+
+    def moved(self, old: int, new: int) -> None:
+        """A batch has another place in the log."""
+        state = self.state
+        if state.backlog.moved(old, new):
+            state.backlog.publish(state.closed)
+            return
+        for transaction, batches in state.staged.items():
+            if any(batch.index == old for batch in batches):
+                state.staged[transaction] = [
+                    msgspec.structs.replace(batch, index=new) if batch.index == old else batch
+                    for batch in batches
+                ]
+
+    def upgrade(self, version: int) -> None:
+        """There is only one version yet."""
+
+    def live_indexes(self) -> BitMap64:
+        """The entries that hold rows."""
+        state = self.state
+        live = BitMap64(state.backlog.indexes())
+        for batches in state.staged.values():
+            live.update(batch.index for batch in batches)
+        return live
+
+    def read(self, query: object) -> object:
+        """A query is a function of the state."""
+        return cast("Callable[[State], object]", query)(self.state)
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    def snapshot(self) -> Iterable[Buffer]:
+        """The state as it is now."""
+        state = self.state
+        backlog = state.backlog
+        header = _Header(
+            FORMAT,
+            len(backlog),
+            backlog.start,
+            backlog.end,
+            state.closed,
+            state.horizon,
+            state.expired,
+            tuple(state.cursors.values()),
+            tuple(state.leases.values()),
+            tuple((number, tuple(batches)) for number, batches in state.staged.items()),
+            tuple(
+                (number, (done.commit, done.first, done.rows, done.time))
+                for number, done in state.finished.items()
+            ),
+        )
+        parts = (msgspec.msgpack.encode(header), backlog.encode(), state.producers.encode())
+        return [piece for part in parts for piece in (_LENGTH.pack(len(part)), part)]
+
+    def restore(self, chunks: Iterable[bytes], version: int) -> None:
+        """Become what a snapshot says."""
+        del version
+        try:
+            self.state = _restored(b"".join(chunks))
+        except (struct.error, msgspec.MsgspecError, ValueError) as error:
+            raise Corrupt(f"a snapshot of a partition can't be read: {error!r}") from error
+
+
+def _restored(data: bytes) -> State:
+    parts, at = [], 0
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if at + length > len(data):
+            raise Corrupt("a snapshot of a partition ends within a block")
+        parts.append(data[at : at + length])
+        at += length
+    head, columns, producers = parts
+    header = msgspec.msgpack.decode(head, type=_Header)
+    if header.format != FORMAT:
+        raise Corrupt(f"a snapshot of a partition is of format {header.format}, not {FORMAT}")
+    state = State()
+    state.backlog = Backlog.decode(
+        columns, count=header.batches, start=header.start, end=header.end
+    )
+    state.producers = Producers.decode(producers)
+    state.closed, state.horizon, state.expired = header.closed, header.horizon, header.expired
+    state.leases = {lease.name: lease for lease in header.leases}
+    state.staged = {number: list(batches) for number, batches in header.staged}
+    state.finished = {number: Finished(*done) for number, done in header.finished}
+    state.put_cursors(header.cursors)
+    state.backlog.publish(state.closed)
+    return state

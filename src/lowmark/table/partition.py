@@ -1,0 +1,156 @@
+"""One copy of a partition: its group, its machine, and those who follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar, cast
+
+from lowmark.catalog import TableId
+from lowmark.errors import LowmarkError
+from lowmark.group import Future, Group
+from lowmark.log import ReadPlan
+from lowmark.runtime import Buffer
+from lowmark.table.backlog import View
+from lowmark.table.commands import Control, Tick, encode_control
+from lowmark.table.errors import PartitionNotHere
+from lowmark.table.machine import PartitionMachine
+from lowmark.table.producers import Appended
+from lowmark.table.state import Outcome, State
+
+__all__ = ["Partition", "group_name", "parse_group_name"]
+
+T = TypeVar("T")
+
+_PREFIX = "table."
+
+
+def group_name(table: int, number: int) -> str:
+    """The group of a partition; ids are never used again, so neither is this name."""
+    return f"{_PREFIX}{table}.{number}"
+
+
+def parse_group_name(name: str) -> tuple[TableId, int] | None:
+    """Which partition a group is of; None: of none."""
+    table, _, number = name.removeprefix(_PREFIX).partition(".")
+    if not name.startswith(_PREFIX) or not (table.isdigit() and number.isdigit()):
+        return None
+    return TableId(int(table)), int(number)
+
+
+class Partition:
+    """All calls are made on the loop, but `view`, which any thread may ask."""
+
+    def __init__(self, table: TableId, number: int) -> None:
+        self.table = table
+        self.number = number
+        self.machine = PartitionMachine()
+        self._group: Group | None = None
+        self._followers: list[Callable[[], None]] = []
+
+    def opened(self, group: Group) -> None:
+        """Its group is there."""
+        self._group = group
+
+    @property
+    def group(self) -> Group:
+        """The copy of its group at this node."""
+        if self._group is None:
+            raise PartitionNotHere(self.table, self.number)
+        return self._group
+
+    @property
+    def state(self) -> State:
+        """What this copy knows."""
+        return self.machine.state
+
+    @property
+    def view(self) -> View:
+        """The backlog as this copy knows it now; may be asked on any thread."""
+        return self.machine.state.backlog.view
+
+    @property
+    def alone(self) -> bool:
+        """Whether this copy is the only one and leads: then what it knows is what there is."""
+        group = self._group
+        return group is not None and group.ready and group.raft.core.singleton
+
+    # -- changing -------------------------------------------------------------------------------
+
+    def append(self, command: Buffer) -> Future[Appended]:
+        """Have a batch stored (see `commands.encode_batch`); where it went, or why it did not."""
+        return self._propose(command).map(lambda outcome: cast("Appended", outcome))
+
+    def ask(self, command: Control) -> Future[Outcome]:
+        """Have anything else done; gives the outcome, or fails with what was refused."""
+        return self._propose(encode_control(command))
+
+    def _propose(self, command: Buffer) -> Future[Outcome]:
+        return self.group.propose(command).map(_accepted)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def read(self, query: Callable[[State], T]) -> Future[T]:
+        """Ask the state, linearizably."""
+        return self.group.read(query).map(lambda answer: cast("T", answer))
+
+    def latest(self) -> Future[View]:
+        """The backlog with all that was acknowledged before."""
+        if self.alone:
+            return Future.of(self.view)
+        return self.read(lambda state: state.backlog.view)
+
+    def closed(self, time: int) -> Future[View]:
+        """The backlog, when no row at or below a time can come any more."""
+        if self.group.leads and self.view.closed < time:
+            whole: Future[View] = Future()
+            self.ask(Tick()).then(
+                lambda done: (
+                    whole.reject(done.error) if done.error is not None else whole.resolve(self.view)
+                )
+            )
+            return whole
+        return self.latest()
+
+    def plan(self, indexes: Iterable[int], *, held: bool = False) -> ReadPlan:
+        """How to read batches that stand at these places in the log; carry it out on any thread."""
+        return self.group.log.plan_read(indexes, held=held)
+
+    # -- following ------------------------------------------------------------------------------
+
+    def follow(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Be told, on the loop, whenever something was applied; gives what ends that."""
+        self._followers.append(callback)
+
+        def end() -> None:
+            if callback in self._followers:
+                self._followers.remove(callback)
+
+        return end
+
+    def _tell(self) -> None:
+        for follower in list(self._followers):
+            follower()
+
+    # -- told by the group ----------------------------------------------------------------------
+
+    def on_applied(self) -> None:
+        """More was applied."""
+        self._tell()
+
+    def on_restored(self) -> None:
+        """The state was replaced."""
+        self._tell()
+
+    def on_leader_changed(self, leader: int, term: int) -> None:
+        """Nothing to do."""
+
+    def on_stopped(self, error: LowmarkError) -> None:
+        """Whoever follows finds out by asking."""
+        del error
+        self._tell()
+
+
+def _accepted(outcome: object) -> Outcome:
+    if isinstance(outcome, LowmarkError):
+        raise outcome.again()
+    return cast("Outcome", outcome)

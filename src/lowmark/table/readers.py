@@ -1,0 +1,81 @@
+"""Who reads a partition and holds its backlog for that: cursors, and leases.
+
+Both are plain records of the partition's state. Whether a lease is over, and whether a cursor is
+overdue, is decided by times that stand in the log, never by a clock: all members agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from lowmark.holds import Hold, Span
+from lowmark.runtime import HybridTime, millis_of
+
+__all__ = ["CURSORS_MAX", "LEASES_MAX", "NAME_CHARACTERS_MAX", "Cursor", "Lease", "holds_of"]
+
+CURSORS_MAX = 1_024
+LEASES_MAX = 4_096
+"""Of one partition."""
+NAME_CHARACTERS_MAX = 128
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """A named durable reader, where it stands in one partition."""
+
+    name: str
+    token: int
+    kind: Literal["raw", "compacted"]
+    offset: int
+    """The next row that it has not seen."""
+    created: int
+    moved: int
+    """When it last moved."""
+    max_lag_rows: int = 0
+    max_lag_ms: int = 0
+    """How far it may fall behind; 0: as far as it likes."""
+    overdue: bool = False
+    """Whether it fell further behind, and holds nothing since."""
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """A hold that ends by itself."""
+
+    name: str
+    holder: int
+    offset: int
+    ttl_ms: int
+    since: int
+    ends_ms: int
+    why: str = ""
+
+
+def holds_of(
+    cursors: dict[str, Cursor], leases: dict[str, Lease], *, now_ms: int
+) -> Iterator[Hold]:
+    """What holds the backlog at a time, and from which offset on."""
+    for cursor in cursors.values():
+        if cursor.kind == "raw" and not cursor.overdue:
+            yield Hold(
+                holder=cursor.name,
+                kind="cursor",
+                pins=Span(cursor.offset),
+                since_ms=_millis(cursor.moved),
+                why="a raw cursor stands here",
+            )
+    for lease in leases.values():
+        if lease.ends_ms > now_ms:
+            yield Hold(
+                holder=lease.name,
+                kind="lease",
+                pins=Span(lease.offset),
+                since_ms=_millis(lease.since),
+                why=lease.why or "a reader holds it",
+                expires_at_ms=lease.ends_ms,
+            )
+
+
+def _millis(time: int) -> int:
+    return millis_of(HybridTime(time))

@@ -1,0 +1,79 @@
+"""A batch of rows on its way to the partitions: each row goes to the bucket of its key.
+
+Rows keep their order within a partition. Rows without a key go together to one partition, which
+the producer chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from lowmark.table.batches import Compression, encode_rows
+from lowmark.table.commands import ROWS_MAX, Change
+from lowmark.table.errors import BatchRefused
+from lowmark.table.keys import KeyForm
+from lowmark.table.producing import Outgoing
+
+__all__ = ["MESSAGE_BYTES_MAX", "outgoing", "split"]
+
+MESSAGE_BYTES_MAX = 4 << 20
+"""Rows are sent in messages of at most this; or of one row."""
+_ROW_BYTES_MAX = 7 << 20
+
+
+def split(
+    rows: pa.RecordBatch, form: KeyForm | None, *, partitions: int, keyless: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each partition, by number; `keyless` is where rows without a key go."""
+    if not rows.num_rows:
+        return
+    if form is None or partitions == 1:
+        yield (keyless if form is None else 0), rows
+        return
+    keys = form.array(rows)
+    if rows.num_rows == 1:
+        # Many appends are of one row, and one value is found faster than an array of it.
+        key = keys[0].as_py()
+        yield (keyless if key is None else form.bucket_one(key, partitions)), rows
+        return
+    buckets = form.buckets(keys, partitions)
+    if int(buckets.min()) < 0:
+        buckets = np.where(buckets < 0, np.int32(keyless), buckets)
+    # Stable, and a sort of small numbers by radix: ten times as fast as one of wide ones.
+    narrow = buckets.astype(np.uint8 if partitions <= 1 << 8 else np.uint16)
+    order = np.argsort(narrow, kind="stable")
+    counts = np.bincount(buckets, minlength=partitions)
+    if int(counts.max()) == rows.num_rows:
+        yield int(counts.argmax()), rows
+        return
+    sorted_rows = rows.take(pa.array(order))
+    at = 0
+    for number, count in enumerate(counts.tolist()):
+        if count:
+            yield number, sorted_rows.slice(at, count)
+            at += count
+
+
+def outgoing(
+    rows: pa.RecordBatch, *, schema: int, change: Change, compression: Compression
+) -> Iterator[Outgoing]:
+    """The rows as messages, each small enough for one entry of the log."""
+    message = encode_rows(rows, compression)
+    if message.size <= MESSAGE_BYTES_MAX and rows.num_rows <= ROWS_MAX:
+        yield Outgoing(memoryview(message), rows.num_rows, schema, change)
+        return
+    if rows.num_rows == 1:
+        if message.size > _ROW_BYTES_MAX:
+            raise BatchRefused(
+                f"a row of {message.size} bytes is too large",
+                detail=f"A row has at most {_ROW_BYTES_MAX} bytes.",
+                hint="Store large values elsewhere, and their address here.",
+            )
+        yield Outgoing(memoryview(message), 1, schema, change)
+        return
+    half = rows.num_rows // 2
+    for part in (rows.slice(0, half), rows.slice(half)):
+        yield from outgoing(part, schema=schema, change=change, compression=compression)

@@ -1,0 +1,398 @@
+"""What a partition knows, and what each command does to it. Pure: no clock, no log, no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from lowmark.errors import LowmarkError
+from lowmark.holds import SafePoint, safe_point
+from lowmark.runtime import HybridTime, millis_of
+from lowmark.table.backlog import Backlog
+from lowmark.table.commands import (
+    NO_PRODUCER,
+    Batch,
+    Command,
+    CreateCursor,
+    DeleteCursor,
+    Finish,
+    MoveCursor,
+    ReleaseLease,
+    RenewLease,
+    TakeLease,
+    Tick,
+    Trim,
+)
+from lowmark.table.errors import (
+    BatchRefused,
+    CursorExists,
+    CursorMovesBack,
+    CursorOverdue,
+    CursorUnknown,
+    LeaseExists,
+    LeaseExpired,
+    OffsetExpired,
+    OffsetToCome,
+    TooMany,
+    TransactionUnknown,
+)
+from lowmark.table.producers import Appended, Producers
+from lowmark.table.readers import (
+    CURSORS_MAX,
+    LEASES_MAX,
+    NAME_CHARACTERS_MAX,
+    Cursor,
+    Lease,
+    holds_of,
+)
+
+__all__ = ["FINISHED_KEPT", "STAGED_MAX", "Finished", "Staged", "State", "Ticked", "Trimmed"]
+
+STAGED_MAX = 65_536
+"""Batches of open transactions in one partition."""
+FINISHED_KEPT = 1_024
+"""Of so many transactions a repeated finish gets its first answer."""
+
+
+class Ticked(NamedTuple):
+    """Nothing happened up to this time but what is known."""
+
+    time: int
+
+
+class Trimmed(NamedTuple):
+    """How far a cut went, and who held it back."""
+
+    safe: SafePoint
+    """As far as holds allow; `position` is where the backlog begins now."""
+    horizon: int
+    batches: int
+    """So many died."""
+
+
+class Finished(NamedTuple):
+    """What became of a transaction here."""
+
+    commit: bool
+    first: int
+    rows: int
+    time: int
+
+
+class Staged(msgspec.Struct, frozen=True, array_like=True):
+    """A batch that waits for its transaction."""
+
+    index: int
+    rows: int
+    schema: int
+    size: int
+    change: int
+    producer: bytes
+    epoch: int
+    sequence: int
+
+
+Outcome: TypeAlias = Appended | Finished | Ticked | Trimmed | Cursor | Lease | LowmarkError | None
+
+
+class State:
+    """See the room's docstring for what always holds."""
+
+    def __init__(self) -> None:
+        self.backlog = Backlog()
+        self.producers = Producers()
+        self.cursors: dict[str, Cursor] = {}
+        self.leases: dict[str, Lease] = {}
+        self.staged: dict[int, list[Staged]] = {}
+        """By transaction."""
+        self.finished: dict[int, Finished] = {}
+        """The last transactions, oldest first."""
+        self.closed = 0
+        """No row at or below this time will ever be added."""
+        self.horizon = 0
+        """Rows below it are in a ledger."""
+        self.expired = 0
+        """Rows below it went by retention, and are in no ledger."""
+        self._limited = False
+        """Whether a cursor has a maximum lag."""
+
+    # -- commands -------------------------------------------------------------------------------
+
+    def apply(self, command: Command, *, index: int, time: int, size: int) -> Outcome:
+        """Carry a command out."""
+        time = self.closed = max(self.closed, time)
+        outcome = self._apply(command, index, time, size)
+        if self._limited:
+            self._mark_overdue(time)
+        self.backlog.publish(time)
+        return outcome
+
+    def _apply(self, command: Command, index: int, time: int, size: int) -> Outcome:
+        match command:
+            case Batch():
+                return self._batch(command, index, time, size)
+            case Tick():
+                return Ticked(time)
+            case Finish():
+                return self._finish(command, time)
+            case CreateCursor():
+                return self._create_cursor(command, time)
+            case MoveCursor():
+                return self._move_cursor(command, time)
+            case DeleteCursor():
+                return self._delete_cursor(command)
+            case TakeLease():
+                return self._take_lease(command, time)
+            case RenewLease():
+                return self._renew_lease(command, time)
+            case ReleaseLease():
+                return self._release_lease(command)
+            case Trim():
+                return self._trim(command, time)
+            case _:
+                assert_never(command)
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def _batch(self, batch: Batch, index: int, time: int, size: int) -> Outcome:
+        numbered = batch.producer != NO_PRODUCER
+        if numbered:
+            known = self.producers.seen(batch.producer, batch.epoch, batch.sequence)
+            if known is not None:
+                return known
+        if batch.transaction:
+            return self._stage(batch, index, time, size)
+        first = self.backlog.add(
+            index,
+            rows=batch.rows,
+            time=time,
+            schema=batch.schema,
+            size=size,
+            change=batch.change,
+        )
+        answer = Appended(first, batch.rows, time)
+        if numbered:
+            self.producers.stored(batch.producer, batch.epoch, batch.sequence, answer)
+        return answer
+
+    def _stage(self, batch: Batch, index: int, time: int, size: int) -> Outcome:
+        if batch.transaction in self.finished:
+            return BatchRefused(f"transaction {batch.transaction} is finished")
+        if sum(map(len, self.staged.values())) >= STAGED_MAX:
+            return TooMany("staged batches", STAGED_MAX)
+        self.staged.setdefault(batch.transaction, []).append(
+            Staged(
+                index,
+                batch.rows,
+                batch.schema,
+                size,
+                batch.change,
+                batch.producer,
+                batch.epoch,
+                batch.sequence,
+            )
+        )
+        answer = Appended(-1, batch.rows, time)  # it has no offset yet
+        if batch.producer != NO_PRODUCER:
+            self.producers.stored(batch.producer, batch.epoch, batch.sequence, answer)
+        return answer
+
+    def _finish(self, finish: Finish, time: int) -> Outcome:
+        known = self.finished.get(finish.transaction)
+        if known is not None:
+            return known
+        staged = self.staged.pop(finish.transaction, None)
+        if staged is None and finish.commit:
+            return TransactionUnknown(finish.transaction)
+        first, rows = self.backlog.end, 0
+        for batch in staged or ():
+            if finish.commit:
+                self.backlog.add(
+                    batch.index,
+                    rows=batch.rows,
+                    time=time,
+                    schema=batch.schema,
+                    size=batch.size,
+                    change=batch.change,
+                )
+                rows += batch.rows
+        answer = Finished(finish.commit, first, rows, time)
+        self.finished[finish.transaction] = answer
+        if len(self.finished) > FINISHED_KEPT:
+            del self.finished[next(iter(self.finished))]
+        return answer
+
+    # -- cursors --------------------------------------------------------------------------------
+
+    def _create_cursor(self, wanted: CreateCursor, time: int) -> Outcome:
+        there = self.cursors.get(wanted.name)
+        if there is not None:
+            return there if there.token == wanted.token else CursorExists(wanted.name)
+        if len(self.cursors) >= CURSORS_MAX:
+            return TooMany("cursors", CURSORS_MAX)
+        if not _is_name(wanted.name):
+            return _bad_name(wanted.name)
+        offset = self.backlog.end if wanted.offset is None else wanted.offset
+        if wanted.earliest:
+            offset = self.backlog.start
+        refusal = self._not_there(offset)
+        if refusal is not None:
+            return refusal
+        cursor = Cursor(
+            wanted.name,
+            wanted.token,
+            wanted.kind,
+            offset,
+            time,
+            time,
+            wanted.max_lag_rows,
+            wanted.max_lag_ms,
+        )
+        self._put_cursor(cursor)
+        return cursor
+
+    def _move_cursor(self, move: MoveCursor, time: int) -> Outcome:
+        cursor = self.cursors.get(move.name)
+        if cursor is None:
+            return CursorUnknown(move.name)
+        if cursor.overdue and not move.reset:
+            return CursorOverdue(move.name)
+        if move.offset < cursor.offset and not move.reset:
+            return CursorMovesBack(move.name, at=cursor.offset, to=move.offset)
+        refusal = self._not_there(move.offset)
+        if refusal is not None:
+            return refusal
+        moved = replace(cursor, offset=move.offset, moved=time, overdue=False)
+        self._put_cursor(moved)
+        return moved
+
+    def _delete_cursor(self, delete: DeleteCursor) -> Outcome:
+        if delete.name not in self.cursors:
+            return CursorUnknown(delete.name)
+        cursor = self.cursors.pop(delete.name)
+        self._look_for_limits()
+        return cursor
+
+    def _put_cursor(self, cursor: Cursor) -> None:
+        self.cursors[cursor.name] = cursor
+        self._look_for_limits()
+
+    def put_cursors(self, cursors: Iterable[Cursor]) -> None:
+        """Have these, as a snapshot says."""
+        self.cursors = {cursor.name: cursor for cursor in cursors}
+        self._look_for_limits()
+
+    def _look_for_limits(self) -> None:
+        self._limited = any(
+            (cursor.max_lag_rows or cursor.max_lag_ms) and not cursor.overdue
+            for cursor in self.cursors.values()
+        )
+
+    def _not_there(self, offset: int) -> LowmarkError | None:
+        """Why nobody can stand at an offset."""
+        if offset < self.backlog.start:
+            return OffsetExpired(wanted=offset, start=self.backlog.start)
+        if offset > self.backlog.end:
+            return OffsetToCome(wanted=offset, end=self.backlog.end)
+        return None
+
+    def _mark_overdue(self, time: int) -> None:
+        late = [
+            cursor
+            for cursor in self.cursors.values()
+            if not cursor.overdue and self._is_overdue(cursor, time)
+        ]
+        for cursor in late:
+            self.cursors[cursor.name] = replace(cursor, overdue=True)
+        if late:
+            self._look_for_limits()
+
+    def _is_overdue(self, cursor: Cursor, time: int) -> bool:
+        backlog = self.backlog
+        if cursor.offset >= backlog.end:
+            return False
+        if cursor.max_lag_rows and backlog.end - cursor.offset > cursor.max_lag_rows:
+            return True
+        if not cursor.max_lag_ms:
+            return False
+        # How long the first row that it has not seen has been there.
+        return _millis(time) - _millis(backlog.time_of(cursor.offset)) > cursor.max_lag_ms
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    def _take_lease(self, take: TakeLease, time: int) -> Outcome:
+        now_ms = _millis(time)
+        there = self.leases.get(take.name)
+        if there is not None and there.ends_ms > now_ms and there.holder != take.holder:
+            return LeaseExists(take.name)
+        if there is None and len(self.leases) >= LEASES_MAX:
+            self._forget_ended(now_ms)
+            if len(self.leases) >= LEASES_MAX:
+                return TooMany("leases", LEASES_MAX)
+        if not _is_name(take.name):
+            return _bad_name(take.name)
+        refusal = self._not_there(take.offset)
+        if refusal is not None:
+            return refusal
+        lease = Lease(
+            take.name, take.holder, take.offset, take.ttl_ms, time, now_ms + take.ttl_ms, take.why
+        )
+        self.leases[take.name] = lease
+        return lease
+
+    def _renew_lease(self, renew: RenewLease, time: int) -> Outcome:
+        now_ms = _millis(time)
+        lease = self.leases.get(renew.name)
+        if lease is None or lease.holder != renew.holder or lease.ends_ms <= now_ms:
+            return LeaseExpired(renew.name)
+        offset = max(lease.offset, min(renew.offset, self.backlog.end))
+        renewed = replace(lease, offset=offset, ends_ms=now_ms + lease.ttl_ms)
+        self.leases[renew.name] = renewed
+        return renewed
+
+    def _release_lease(self, release: ReleaseLease) -> Outcome:
+        lease = self.leases.get(release.name)
+        if lease is not None and lease.holder == release.holder:
+            del self.leases[release.name]
+        return None
+
+    def _forget_ended(self, now_ms: int) -> None:
+        self.leases = {name: one for name, one in self.leases.items() if one.ends_ms > now_ms}
+
+    # -- cutting --------------------------------------------------------------------------------
+
+    def _trim(self, trim: Trim, time: int) -> Outcome:
+        self._forget_ended(_millis(time))
+        safe = self.would_trim(trim, time)
+        backlog = self.backlog
+        if safe.position <= backlog.start:
+            return Trimmed(safe, self.horizon, 0)
+        if trim.expire:
+            self.expired = max(self.expired, safe.position)
+        return Trimmed(safe, self.horizon, backlog.cut(safe.position))
+
+    def would_trim(self, trim: Trim, time: int) -> SafePoint:
+        """How far it would go, and who holds it back."""
+        goal = min(trim.offset, self.backlog.end)
+        if not trim.expire:
+            goal = min(goal, self.horizon)
+        goal = max(goal, self.backlog.start)
+        return safe_point(goal, holds_of(self.cursors, self.leases, now_ms=_millis(time)))
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= NAME_CHARACTERS_MAX and name.isprintable()
+
+
+def _bad_name(name: str) -> LowmarkError:
+    return BatchRefused(
+        f"{name[:40]!r} can't name a cursor or a lease",
+        hint=f"Use 1 to {NAME_CHARACTERS_MAX} printable characters.",
+    )
+
+
+def _millis(time: int) -> int:
+    return millis_of(HybridTime(time))

@@ -1,0 +1,85 @@
+"""The partitions that this node holds copies of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from lowmark.catalog import TableId
+from lowmark.group import Groups, PeerListener
+from lowmark.log import Log
+from lowmark.table.errors import PartitionNotHere
+from lowmark.table.partition import Partition, group_name, parse_group_name
+
+__all__ = ["Tables"]
+
+logger = logging.getLogger(__name__)
+
+
+class Tables:
+    """Opens, makes and destroys copies. All calls are made on the loop."""
+
+    def __init__(self, groups: Groups, log: Log) -> None:
+        self._groups = groups
+        self._log = log
+        self._partitions: dict[tuple[TableId, int], Partition] = {}
+
+    def start(
+        self,
+        table: TableId,
+        number: int,
+        *,
+        members: Iterable[int],
+        listener: PeerListener | None = None,
+    ) -> Partition:
+        """Have a copy of a partition at this node: the one that is here, or a new one.
+
+        `members` found the group, the same on each; they say nothing to a copy that is here.
+        """
+        there = self._partitions.get((table, number))
+        if there is not None:
+            return there
+        partition = Partition(table, number)
+        name = group_name(table, number)
+        if name in {log.name for log in self._log.groups() if log.meta}:
+            group = self._groups.open(
+                name, partition.machine, listener=listener, observer=partition
+            )
+        else:
+            group = self._groups.create(
+                name, partition.machine, members=members, listener=listener, observer=partition
+            )
+        partition.opened(group)
+        self._partitions[table, number] = partition
+        return partition
+
+    def get(self, table: TableId, number: int) -> Partition:
+        """A copy that is here."""
+        partition = self._partitions.get((table, number))
+        if partition is None:
+            raise PartitionNotHere(table, number)
+        return partition
+
+    def of(self, table: TableId) -> list[Partition]:
+        """The copies of a table's partitions that are here, by number."""
+        return [one for (owner, _), one in sorted(self._partitions.items()) if owner == table]
+
+    def all(self) -> list[Partition]:
+        """All copies that are here."""
+        return [one for _, one in sorted(self._partitions.items())]
+
+    def on_disk(self) -> list[tuple[TableId, int]]:
+        """Which partitions this node's log has anything of, started or not, damaged or unfinished."""
+        found = map(parse_group_name, self._names())
+        return sorted(one for one in found if one is not None)
+
+    def destroy(self, table: TableId, number: int) -> None:
+        """Nobody needs this partition any more, on any node: remove all that is here of it."""
+        self._partitions.pop((table, number), None)
+        name = group_name(table, number)
+        if name in self._names():
+            self._groups.delete(name)
+
+    def _names(self) -> set[str]:
+        # What could not be deleted the last time counts as unreadable, and can be deleted again.
+        return {*(log.name for log in self._log.groups()), *self._log.unreadable}

@@ -1,0 +1,30 @@
+"""What a cluster does by itself, every now and then: the low watermark, retention, dropped tables.
+
+Every node looks after what it has: retention of the partitions that it leads, files that a cut has
+freed, copies of dropped tables. What is there once for the whole cluster, the watermark and keys of
+dropped tables, is the coordinator's.
+
+Invariants
+    1. Nothing is done that the low watermark, or a hold in a partition, does not allow: each duty
+       asks them in the same step in which it cuts.
+    2. Every duty looks at what is there, and remembers nothing that matters. Whatever a crash left
+       half done, the next look finds and finishes.
+    3. One look at a time. A duty that fails is told in the log and in `problem`, and holds up
+       neither the others nor the next look.
+"""
+
+from lowmark.upkeep.dropped import Dropped, dropped_at
+from lowmark.upkeep.freeing import Freeing
+from lowmark.upkeep.retention import Retained, Retention, expired_before
+from lowmark.upkeep.upkeep import Look, Upkeep
+
+__all__ = [
+    "Dropped",
+    "Freeing",
+    "Look",
+    "Retained",
+    "Retention",
+    "Upkeep",
+    "dropped_at",
+    "expired_before",
+]

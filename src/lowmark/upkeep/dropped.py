@@ -1,0 +1,94 @@
+"""What is left of dropped tables goes when nobody can read them any more, on every node.
+
+Steps, and what is true after each
+
+    1. a version of the catalog without the table is in force. Its copies go on, so that it can be
+       read as of earlier times; it takes no rows
+    2. the low watermark reaches the time from which that version is in force. At no time that may
+       still be read was the table there
+    3. each node destroys its copies. A crash before a folder is gone leaves the copy as it was: it
+       is on the disk, and the next look destroys it, started or not
+    4. the coordinator removes the table's assignments, at any time after 2. A node that was down
+       finds copies without assignments at its next start. It needs none to destroy them: the
+       catalog says that the table was dropped, and ids are never used again
+
+A table that this node's catalog does not have may also be one that it has not heard of yet. Those
+have ids that its catalog has not given out.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+
+from lowmark.catalog import Catalogs, TableId
+from lowmark.errors import LowmarkError
+from lowmark.group import Future
+from lowmark.placement import Placement
+from lowmark.table import LowWatermark, Tables
+from lowmark.upkeep.together import together
+
+__all__ = ["Dropped", "dropped_at"]
+
+logger = logging.getLogger(__name__)
+
+
+def dropped_at(catalogs: Catalogs, table: TableId) -> int | None:
+    """From when on a table is no more; None: it is there, or was not heard of yet.
+
+    If no version is left that had it, that of the earliest one: it was dropped then or before.
+    """
+
+    def is_gone(version: int) -> bool:
+        catalog = catalogs.version(version)
+        return table < catalog.next_id and table not in catalog.tables
+
+    if not is_gone(catalogs.latest.version):
+        return None
+    versions = range(catalogs.earliest.version, catalogs.latest.version + 1)
+    first = versions[bisect_left(versions, True, key=is_gone)]
+    return catalogs.version(first).activates_at
+
+
+class Dropped:
+    """Finds and removes what is left of them."""
+
+    def __init__(
+        self, catalogs: Catalogs, tables: Tables, placement: Placement, watermark: LowWatermark
+    ) -> None:
+        self._catalogs = catalogs
+        self._tables = tables
+        self._placement = placement
+        self._watermark = watermark
+
+    def destroy_copies(self) -> list[tuple[TableId, int]]:
+        """Step 3, at this node; gives what went."""
+        gone = []
+        passed: dict[TableId, bool] = {}
+        for table, number in self._tables.on_disk():
+            if table not in passed:
+                passed[table] = self._has_passed(table)
+            if not passed[table]:
+                continue
+            try:
+                self._tables.destroy(table, number)
+            except LowmarkError as error:
+                logger.warning(
+                    "a copy of a dropped table could not be destroyed",
+                    extra={"table": table, "partition": number, "reason": error.message},
+                )
+            else:
+                gone.append((table, number))
+        return gone
+
+    def remove_assignments(self) -> Future[list[Future[TableId]]]:
+        """Step 4, for the cluster; gives the tables whose assignments went."""
+        passed = [table for table in self._placement.assigned() if self._has_passed(table)]
+        return together([self._remove(table) for table in passed])
+
+    def _remove(self, table: TableId) -> Future[TableId]:
+        return self._placement.remove(table).map(lambda _: table)
+
+    def _has_passed(self, table: TableId) -> bool:
+        at = dropped_at(self._catalogs, table)
+        return at is not None and self._watermark.current >= at

@@ -1,0 +1,148 @@
+"""A fold keeps the last row of each key, as a plain dict would."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowmark.errors import InvariantBroken
+from lowmark.table.fold import Fold, Mask
+
+Key: TypeAlias = int | bytes | None
+Batch: TypeAlias = tuple[list[Key], bool | list[bool] | None]
+
+
+def batches_of(keys: st.SearchStrategy[Key]) -> st.SearchStrategy[list[Batch]]:
+    def batch(of: list[Key]) -> st.SearchStrategy[Batch]:
+        masks = st.lists(st.booleans(), min_size=len(of), max_size=len(of))
+        return st.tuples(st.just(of), st.one_of(st.none(), st.booleans(), masks))
+
+    return st.lists(st.lists(keys, max_size=9).flatmap(batch), max_size=6)
+
+
+def model(batches: list[Batch], *, keep_deletes: bool) -> list[list[bool]]:
+    """Row by row: which survive."""
+    last: dict[Key, tuple[int, int]] = {}
+    for number, (keys, _) in enumerate(batches):
+        for row, key in enumerate(keys):
+            last[key] = (number, row)
+    survivors = []
+    for number, (keys, deletes) in enumerate(batches):
+        flags = deletes if isinstance(deletes, list) else [bool(deletes)] * len(keys)
+        survivors.append(
+            [
+                (key is None or last[key] == (number, row)) and (keep_deletes or not flags[row])
+                for row, key in enumerate(keys)
+            ]
+        )
+    return survivors
+
+
+def folded(batches: list[Batch], kind: pa.DataType, *, keep_deletes: bool) -> list[Mask | None]:
+    fold = Fold(keep_deletes=keep_deletes)
+    for keys, deletes in batches:
+        # each one is a slice of something larger
+        array = pa.array([None, *keys, None], kind).slice(1, len(keys))
+        fold.add(array, np.array(deletes, np.bool_) if isinstance(deletes, list) else deletes)
+    return fold.masks()
+
+
+def check(batches: list[Batch], kind: pa.DataType, *, keep_deletes: bool) -> None:
+    masks = folded(batches, kind, keep_deletes=keep_deletes)
+    expected = model(batches, keep_deletes=keep_deletes)
+    for mask, survive in zip(masks, expected, strict=True):
+        assert mask is None if all(survive) else mask is not None and mask.tolist() == survive
+
+
+@given(batches_of(st.one_of(st.none(), st.integers(-3, 3))), st.booleans())
+def test_of_integers_the_last_row_of_each_survives(batches: list[Batch], keep: bool) -> None:
+    check(batches, pa.int64(), keep_deletes=keep)
+
+
+@given(batches_of(st.one_of(st.none(), st.binary(max_size=1))), st.booleans())
+def test_of_bytes_the_last_row_of_each_survives(batches: list[Batch], keep: bool) -> None:
+    check(batches, pa.binary(), keep_deletes=keep)
+
+
+def test_a_delete_takes_its_key_away_and_itself_too() -> None:
+    # given a key that is written, deleted, and written again; and one that stays deleted
+    def fold(*, keep_deletes: bool) -> list[list[bool] | None]:
+        fold = Fold(keep_deletes=keep_deletes)
+        fold.add(pa.array([b"a", b"b"]))
+        fold.add(pa.array([b"a", b"b"]), deletes=True)
+        fold.add(pa.array([b"a", b"c"]), np.array([False, False]))
+        return [None if mask is None else mask.tolist() for mask in fold.masks()]
+
+    # then only what was written last is there; the last delete is, if it is asked for
+    assert fold(keep_deletes=False) == [[False, False], [False, False], None]
+    assert fold(keep_deletes=True) == [[False, False], [False, True], None]
+
+
+def test_rows_without_a_key_survive_each_other() -> None:
+    fold = Fold()
+    fold.add(pa.array([None, None], pa.int64()))
+    fold.add(pa.array([None, 1, 1], pa.int64()))
+    first, second = fold.masks()
+    assert first is None
+    assert second is not None
+    assert second.tolist() == [True, False, True]
+
+
+def test_batches_of_a_table_without_a_key_survive_whole() -> None:
+    fold = Fold()
+    fold.add(None)
+    fold.add(None, deletes=False)
+    assert fold.masks() == [None, None]
+
+
+def test_nothing_can_be_deleted_without_a_key() -> None:
+    for deletes in (True, np.array([False, True])):
+        with pytest.raises(InvariantBroken):
+            Fold().add(None, deletes=deletes)
+
+
+def test_a_mask_of_deletes_has_a_flag_for_each_row() -> None:
+    with pytest.raises(InvariantBroken):
+        Fold().add(pa.array([1, 2]), deletes=np.array([True]))
+
+
+def test_keys_in_small_and_in_large_arrays_are_the_same_keys() -> None:
+    fold = Fold()
+    fold.add(pa.array([b"a", b"b"], pa.binary()))
+    fold.add(pa.array([b"b", b"c"], pa.large_binary()))
+    first, second = fold.masks()
+    assert first is not None
+    assert first.tolist() == [True, False]
+    assert second is None
+
+
+def test_a_fold_may_be_asked_more_than_once_and_goes_on() -> None:
+    fold = Fold()
+    assert fold.masks() == []
+    fold.add(pa.array([], pa.int64()))
+    fold.add(pa.array([1, 2]))
+    assert fold.masks() == [None, None]
+    fold.add(pa.array([2]))
+    empty, first, second = fold.masks()
+    assert empty is second is None
+    assert first is not None
+    assert first.tolist() == [True, False]
+
+
+def test_the_last_of_very_many_rows_of_a_key_wins() -> None:
+    # given so many rows that a kernel works on them in pieces
+    rows, keys = 300_000, 1_000
+    numbers = np.random.default_rng(7).integers(0, keys, rows)
+    fold = Fold()
+    for at in range(0, rows, 30_000):
+        fold.add(pa.array(numbers[at : at + 30_000]))
+    # when they are folded
+    survive = np.concatenate([mask for mask in fold.masks() if mask is not None])
+    # then the survivors are the last of each
+    last = {int(number): row for row, number in enumerate(numbers)}
+    assert np.flatnonzero(survive).tolist() == sorted(last.values())
