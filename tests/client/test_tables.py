@@ -25,7 +25,15 @@ from lowmark.client import (
     ValueRefused,
 )
 from lowmark.errors import Rejected
-from lowmark.table import BelowWatermark, CursorMovesBack, CursorUnknown, TimeInFuture, Trim
+from lowmark.table import (
+    BelowWatermark,
+    CursorMovesBack,
+    CursorUnknown,
+    KeyForm,
+    ProducerFenced,
+    TimeInFuture,
+    Trim,
+)
 
 
 def row(number: int, **more: object) -> dict[str, object]:
@@ -264,7 +272,7 @@ def test_columns_and_bad_wishes(orders: Table) -> None:
         {"as_of": "now", "follow": True},
     ):
         with pytest.raises(Rejected):
-            orders.read(**wish)  # type: ignore[arg-type]
+            orders.read(**wish)
 
 
 def test_rows_that_retention_removed_are_a_gap_with_a_type(db: Database) -> None:
@@ -384,8 +392,55 @@ def test_looking_back_has_its_limits(db: Database, orders: Table) -> None:
     assert ids(orders, as_of=second.time) == ["o-1"]
 
 
+def test_many_keys_at_once_are_what_each_alone_is(db: Database) -> None:
+    table = db.create_table("t", {"k": "int64", "v": "int64"}, key="k", partitions=4)
+    for start in range(0, 400, 50):
+        table.append([{"k": number % 300, "v": number} for number in range(start, start + 50)])
+    table.delete(range(0, 300, 7))
+    keys = [*range(-5, 310), 3, 3, 7]
+    assert table.get_many(keys) == [table.get(key) for key in keys]
+    assert table.get_many([]) == []
+
+
+def test_keys_that_share_a_hash_are_told_apart(
+    orders: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given an index in which every key has the same hash
+    def same(keys: pa.Array, seed: int) -> object:
+        del seed
+        return np.zeros(len(keys), np.uint64)
+
+    monkeypatch.setattr(KeyForm, "hashes", staticmethod(same))
+    monkeypatch.setattr(KeyForm, "hash_one", staticmethod(lambda key, seed: 0))
+    orders.append([row(number) for number in range(20)])
+    orders.delete(["o-3"])
+    # then each key still has its own row
+    for number in (0, 5, 19):
+        found = orders.get(f"o-{number}")
+        assert found is not None
+        assert found["id"] == f"o-{number}"
+    assert orders.get("o-3") is None
+    assert orders.get("o-99") is None
+    many = orders.get_many(["o-5", "o-3", "o-99", "o-7"])
+    assert [one and one["id"] for one in many] == ["o-5", None, None, "o-7"]
+
+
+def test_a_newer_producer_of_a_name_fences_the_older_one(orders: Table) -> None:
+    old = orders.producer(name="etl", linger_ms=0)
+    old.send(row(1))
+    old.flush()
+    with orders.producer(name="etl", linger_ms=0) as new:
+        old.send(row(2))
+        with pytest.raises(ProducerFenced):
+            old.flush()
+        assert old.unsent == [row(2)]
+        new.send(row(3))
+    assert ids(orders) == ["o-1", "o-3"]
+    with pytest.raises(ProducerFenced):
+        old.close()
+
+
 def test_the_index_reports_what_it_costs(orders: Table) -> None:
-    assert orders.index_size is None
     orders.append([row(number) for number in range(1_000)])
     orders.get("o-1")
     for number in range(40):

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 
 from lowmark.catalog import Column, ColumnId, TableSchema, type_text
 from lowmark.catalog.arrow import schema_to_arrow
-from lowmark.client.coerce_arrow import from_arrow, is_text
+from lowmark.client.coerce_arrow import from_arrow, is_text, unwrapped
 from lowmark.client.coerce_nested import arrow_of, asks_inside
 from lowmark.client.coerce_objects import from_objects
 from lowmark.client.coerce_text import from_text
@@ -361,9 +361,7 @@ def _read_change(source: Source) -> pa.Array:
             row = codes.index(None)
             raise _no_change(row, source[row])
         return pa.array(codes, pa.int8())
-    array = source.array if isinstance(source, Text) else source
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = source.array if isinstance(source, Text) else unwrapped(source)
     if pa.types.is_integer(array.type):
         codes_of = array.cast(pa.int64())
         right = pc.is_in(codes_of, value_set=pa.array([UPSERT, DELETE]))

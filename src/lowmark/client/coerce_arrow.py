@@ -36,6 +36,7 @@ __all__ = [
     "has_overflown",
     "in_calendar",
     "is_text",
+    "unwrapped",
     "vectorised",
     "whole",
 ]
@@ -48,7 +49,7 @@ _UUID_TEXT = r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9
 _NIL_TEXT = "00000000-0000-0000-0000-000000000000"
 
 _DIGITS_128, _DIGITS_256 = 38, 76
-_EXPONENTS = np.frombuffer(b"eE", np.uint8)
+_EXPONENT, _LOWER = ord("e"), 0x20
 
 _FIRST_MICROS, _LAST_MICROS = (
     pa.scalar(moment, pa.timestamp("us")).cast(pa.int64()).as_py()
@@ -62,7 +63,7 @@ def from_arrow(kind: ColumnType, array: pa.Array) -> pa.Array:
     """The column in its own type; raises `Misfit` for the first value that does not fit."""
     if array.type == arrow_of(kind) and not asks_inside(kind):
         return array
-    array = _unwrapped(array)
+    array = unwrapped(array)
     if array.null_count == len(array):
         return pa.nulls(len(array), arrow_of(kind))
     match kind:
@@ -76,17 +77,26 @@ def from_arrow(kind: ColumnType, array: pa.Array) -> pa.Array:
             return _leaf(kind, array)
 
 
-def _unwrapped(array: pa.Array) -> pa.Array:
+def unwrapped(array: pa.Array) -> pa.Array:
     """Without what only says how values are kept, or what they mean to somebody."""
     while True:
         if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+            array = _without_views(array.dictionary).take(array.indices)
         elif pa.types.is_run_end_encoded(array.type):
             array = pc.run_end_decode(array)
         elif isinstance(array, pa.ExtensionArray):
             array = array.storage
         else:
             return array
+
+
+def _without_views(array: pa.Array) -> pa.Array:
+    """Values that can be taken by index; of views, Arrow does not know how."""
+    if pa.types.is_string_view(array.type):
+        return array.cast(pa.string())
+    if pa.types.is_binary_view(array.type):
+        return array.cast(pa.binary())
+    return array
 
 
 # -- leaves -------------------------------------------------------------------------------------
@@ -209,7 +219,7 @@ def decimals_of_text(kind: DecimalOf, array: pa.Array) -> pa.Array:
     To get to the scale, it multiplies in 128 or 256 bits, and what does not fit wraps around.
     """
     signs = array.buffers()[2]
-    if signs is not None and np.isin(np.frombuffer(signs, np.uint8), _EXPONENTS).any():
+    if signs is not None and ((np.frombuffer(signs, np.uint8) | _LOWER) == _EXPONENT).any():
         raise OverflowError  # maybe
     longest = pc.max(pc.binary_length(array)).as_py() or 0
     if longest + kind.scale <= _DIGITS_128:

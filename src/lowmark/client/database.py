@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -35,6 +36,8 @@ __all__ = ["ColumnsLike", "Database", "open_database"]
 
 ColumnsLike: TypeAlias = Mapping[str, str] | pa.Schema | Sequence[NewColumn]
 _READY_S = 60.0
+_COPIES_S = 30.0
+_LOOK_S = 0.05
 
 
 def open_database(
@@ -73,6 +76,31 @@ class Database:
         self._watermark = node.watermark
         embedded.ask(lambda: node.catalogs.when_ready(1), timeout_s=_READY_S)  # type: ignore[union-attr]
         self._tables: dict[TableId, Table] = {}
+        self._wait_for_copies()
+
+    def _wait_for_copies(self) -> None:
+        """Whoever has opened it can use what is there; what can't be started is told when used."""
+        ends_at, pause_s = time.monotonic() + _COPIES_S, 0.001
+        while not self._embedded.ask_now(self._copies_are_there) and time.monotonic() < ends_at:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_S)
+
+    def _copies_are_there(self) -> bool:
+        """On the loop."""
+        node = self._embedded.node
+        assert node.tables is not None
+        assert node.placement is not None
+        ready = {
+            (one.table, one.number)
+            for one in node.tables.all()
+            if one.group.ready or one.group.stopped is not None
+        }
+        wanted = {
+            (table.id, number)
+            for table in self._catalogs.latest.all_tables()
+            for number in range(table.partitions)
+        }
+        return wanted <= ready or bool(node.placement.problem)
 
     @property
     def path(self) -> str:

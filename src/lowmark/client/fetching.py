@@ -32,7 +32,7 @@ def fetch(
     for _ in range(_ATTEMPTS):
         try:
             plan = embedded.ask_now(partial(partition.plan, indexes, held=held))
-            return [open_command(entry.data).data for entry in plan.execute(disk)]
+            return [open_command(entry.data).data for entry in plan.execute(disk, mapped=True)]
         except ReferenceExpired:
             continue
         except EntryGone:

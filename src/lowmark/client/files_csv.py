@@ -28,7 +28,10 @@ from lowmark.client.errors import ColumnRefused, LineRefused, ValueRefused, in_f
 from lowmark.client.files_source import FileBatch, Source, lines_in, text_blocks
 from lowmark.errors import Rejected
 
-__all__ = ["read_csv"]
+__all__ = ["BLOCK_BYTES", "read_csv"]
+
+BLOCK_BYTES = 4 << 20
+"""How much is read and parsed at once."""
 
 _QUOTE, _X, _ZERO, _NEWLINE = (ord(sign) for sign in '"x0\n')
 _QUOTED = re.compile(rb'"([^"]*(?:""[^"]*)*)"(?!")(.*)', re.DOTALL)
@@ -44,15 +47,25 @@ def read_csv(
     dialect = _Dialect(delimiter)
     reader: _Reader | None = None
     row = 0
-    for block, line, done in text_blocks(source, dialect.whole_until):
+    for block, line, done in text_blocks(source, dialect.whole_until, size=BLOCK_BYTES):
+        if not block.strip(b"\r\n"):
+            continue
         if reader is None:
-            reader, header_end = _Reader.after_header(source, coercion, schema, dialect, block)
-            line += lines_in(block[:header_end])
-            block = block[header_end:]
+            begin, end = _header_place(source, dialect, block, line)
+            line += lines_in(block[:begin])
+            header = _header(source, schema, dialect.fields(block[begin:end]), line)
+            reader = _Reader(source, coercion, schema, dialect, header)
+            line += lines_in(block[begin:end])
+            block = block[end:]
         batch = reader.batch(block, line)
         if batch is not None:
             yield FileBatch(batch, row, done, source.size)
             row += batch.num_rows
+    if reader is None:
+        raise Rejected(
+            f"{source.name} has no header",
+            hint="Its first line names the columns, as in id,status,amount.",
+        )
 
 
 class _Dialect:
@@ -161,25 +174,6 @@ class _Reader:
         self._as_text = _converting(as_text)
         self._typed = _converting(as_text | typed)
 
-    @classmethod
-    def after_header(
-        cls,
-        source: Source,
-        coercion: Coercion,
-        schema: TableSchema,
-        dialect: _Dialect,
-        block: bytes,
-    ) -> tuple[_Reader, int]:
-        """Read the header; give the reader, and where in the block the header ends."""
-        for begin, end in dialect.records(block):
-            if block[begin:end].strip(b"\r\n"):
-                header = _header(source, schema, dialect.fields(block[begin:end]))
-                return cls(source, coercion, schema, dialect, header), end
-        raise Rejected(
-            f"{source.name} has no header",
-            hint="Its first line names the columns, as in id,status,amount.",
-        )
-
     def batch(self, block: bytes, line: int) -> pa.RecordBatch | None:
         """The rows of a block that begins with a line; nothing if it has none."""
         if not block.strip(b"\r\n"):
@@ -287,24 +281,28 @@ class _Reader:
         )
 
 
-def _header(source: Source, schema: TableSchema, fields: list[bytes]) -> list[str]:
+def _header_place(source: Source, dialect: _Dialect, block: bytes, line: int) -> tuple[int, int]:
+    """Where the first record with something in it begins and ends."""
+    for begin, end in dialect.records(block):
+        if block[begin:end].strip(b"\r\n"):
+            return begin, end
+    raise LineRefused("a quote of the header is not closed", file=source.name, line=line)
+
+
+def _header(source: Source, schema: TableSchema, fields: list[bytes], line: int) -> list[str]:
     known = [column.name for column in schema.columns]
     header: list[str] = []
     for field in fields:
         name = field.decode(errors="replace").strip()
-        if name not in known and name not in PASSED_OVER and name != CHANGE:
-            refused = ColumnRefused(
-                f"line 1: the table has no column {name or repr(name)}",
-                column=name,
-                hint=near(name, known),
-            )
-            raise in_file(refused, source.name)
         if name in header:
-            refused = ColumnRefused(
-                f"line 1: column {name} is there twice", column=name, hint="Drop one of them."
-            )
-            raise in_file(refused, source.name)
-        header.append(name)
+            what, hint = f"column {name} is there twice", "Drop one of them."
+        elif name in known or name in PASSED_OVER or name == CHANGE:
+            header.append(name)
+            continue
+        else:
+            what, hint = f"the table has no column {name or repr(name)}", near(name, known)
+        refused = ColumnRefused(f"line {line}: {what}", column=name, hint=hint)
+        raise in_file(refused, source.name)
     return header
 
 

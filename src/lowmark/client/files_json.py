@@ -21,9 +21,9 @@ from lowmark.client.coerce_values import WrittenFloat
 from lowmark.client.errors import ColumnRefused, LineRefused, ValueRefused, in_file, shown
 from lowmark.client.files_source import FileBatch, Source, text_blocks
 
-__all__ = ["read_json_lines"]
+__all__ = ["BLOCK_BYTES", "read_json_lines"]
 
-_BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 """Less than for CSV: the more objects there are at once, the longer the collector walks them."""
 
 _BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -33,7 +33,7 @@ def read_json_lines(source: Source, coercion: Coercion, schema: TableSchema) -> 
     """All rows of a file of JSON lines, a batch per block."""
     reader = _Reader(source, coercion, schema)
     row = 0
-    for block, line, done in text_blocks(source, _whole_until, size=_BLOCK_BYTES):
+    for block, line, done in text_blocks(source, _whole_until, size=BLOCK_BYTES):
         batch = reader.batch(block, line)
         if batch is not None:
             yield FileBatch(batch, row, done, source.size)

@@ -15,14 +15,12 @@ import pyarrow as pa
 
 from lowmark.client.errors import LineRefused
 
-__all__ = ["BLOCK_BYTES", "RECORD_BYTES_MAX", "FileBatch", "Source", "lines_in", "text_blocks"]
-
-BLOCK_BYTES = 4 << 20
-"""How much text is read and parsed at once."""
+__all__ = ["RECORD_BYTES_MAX", "FileBatch", "Source", "lines_in", "text_blocks"]
 
 RECORD_BYTES_MAX = 64 << 20
 """How long one row may be as text; a quote that is never closed would else take all memory."""
 
+_COPY_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -114,18 +112,19 @@ class Source:
         copy = self._temporary.enter_context(made)
         copy.write(self._ahead)
         self._ahead = b""
-        shutil.copyfileobj(self._stream, copy, BLOCK_BYTES)
+        shutil.copyfileobj(self._stream, copy, _COPY_BYTES)
         copy.flush()
         self.size = os.fstat(copy.fileno()).st_size
         return self._temporary.enter_context(pa.OSFile(copy.name))
 
 
 def text_blocks(
-    source: Source, whole_until: Callable[[bytes], int], *, size: int = BLOCK_BYTES
+    source: Source, whole_until: Callable[[bytes], int], *, size: int
 ) -> Iterator[tuple[bytes, int, int]]:
     """Blocks of whole rows, each with the line that it begins with, and the bytes done after it.
 
-    `whole_until` says where in some bytes the last row ends that is whole, or 0.
+    `whole_until` says where in some bytes the last row ends that is whole, or 0; `size` is how much
+    is read at once.
     """
     rest, line, done, want = b"", 1, 0, size
     if source.peek(3) == _BYTE_ORDER_MARK:

@@ -26,6 +26,8 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.fetching import Moved, fetch
 from lowmark.errors import Rejected
 from lowmark.table import (
+    I64,
+    U64,
     Change,
     KeyForm,
     KeyIndex,
@@ -193,6 +195,11 @@ class Lookup:
                 continue
             return found[0]
 
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The key's columns, in the key's order."""
+        return self._form.names
+
     def partition_of(self, values: Sequence[object]) -> int:
         """Where a key belongs."""
         return self._form.bucket_one(self._form.one(values), self.table.partitions)
@@ -248,6 +255,57 @@ class Lookup:
             found = batch.columns
             self._cache.put(key, found)
         return found
+
+    # -- many keys ------------------------------------------------------------------------------
+
+    def get_many(self, wanted: pa.RecordBatch) -> list[dict[str, Any] | None]:
+        """The latest rows of keys, whose columns these are: no Python per key but the rows' own."""
+        keys = self._form.array(wanted)
+        buckets = self._form.buckets(keys, self.table.partitions)
+        hashes = self._form.hashes(keys, _SEED)
+        rows: list[dict[str, Any] | None] = [None] * len(keys)
+        for number in np.unique(buckets).tolist():
+            indexed, mine = self._at(number), np.flatnonzero(buckets == number)
+            while True:
+                view = self._view(indexed.partition)
+                try:
+                    self._fill(indexed, view, keys, hashes, mine, rows)
+                except Moved:
+                    continue
+                break
+        return rows
+
+    def _fill(
+        self,
+        indexed: _Indexed,
+        view: View,
+        keys: pa.Array,
+        hashes: U64,
+        mine: I64,
+        rows: list[dict[str, Any] | None],
+    ) -> None:
+        """Fill in the rows of those keys that belong to one partition."""
+        index = indexed.index
+        if index.end < view.end:
+            index = self._catch_up(indexed, view)
+        offsets, deleted = index.find_many(hashes[mine])
+        there = np.flatnonzero((offsets >= view.start) & (offsets >= 0))
+        batches = np.searchsorted(view.first, offsets[there].astype(np.uint64), "right") - 1
+        for at in np.unique(batches).tolist():
+            some = there[batches == at]
+            first = int(view.columns.first[at])
+            columns = self._batch(indexed.partition, view, at, first)
+            batch = pa.RecordBatch.from_arrays(columns, names=list(self._names))
+            found = batch.take(pa.array(offsets[some] - first))
+            same = pc.equal(self._form.array(found), keys.take(pa.array(mine[some])))
+            well = same.fill_null(False).to_numpy(zero_copy_only=False)
+            values = found.to_pylist()
+            for nth, place in enumerate(mine[some].tolist()):
+                if well[nth]:
+                    rows[place] = None if deleted[some[nth]] else values[nth]
+                else:
+                    other = self._scan(indexed.partition, view, keys[place].as_py())
+                    rows[place] = None if other is None else other.row
 
     # -- the index ------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class Producer:
         """Take the answers that are there; or wait for the first one."""
         while self._under_way:
             pending, _ = self._under_way[0]
-            if not pending.done.done() and not wait:
+            if not pending.done and not wait:
                 return
             parts = self._sink.wait(pending)
             self._under_way.popleft()

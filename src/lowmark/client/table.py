@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,10 @@ from lowmark.group import when_all
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import (
     CHANGE,
+    EPOCH_BITS,
     Change,
+    Compression,
+    Fence,
     KeyForm,
     Partition,
     Shape,
@@ -75,7 +79,8 @@ class Table:
         self._watermark = node.watermark
         self._lock = threading.Lock()
         self._appender = Appender(embedded, descriptor.id, descriptor.name)
-        self._coercions: dict[tuple[int, int, bool], Coercion] = {}
+        self._coercions: dict[int, tuple[TableDescriptor, Coercion]] = {}
+        self._ways: dict[int, tuple[TableDescriptor, tuple[KeyForm | None, Compression]]] = {}
         self._keyless_turn = 0
         self._lookup: Lookup | None = None
         self._partitions: dict[int, Partition] = {}
@@ -180,26 +185,46 @@ class Table:
         self._needs_key(table)
         names = self.key
         rows = [dict(zip(names, _key_values(table, key), strict=True)) for key in keys]
-        columns = tuple(column for column in table.columns if column.id in table.key)
-        schema = TableSchema(number=table.latest.number, columns=columns)
-        coercion = Coercion(schema, keyless_ok=False, key=frozenset(table.key))
-        batches = list(coercion.batches(rows))
+        batches = list(self._key_coercion(table).batches(rows))
+        schema = _key_schema(table)
         return self._appender.append(self._parted(table, schema, iter(batches), Change.DELETE))
 
-    def _submit(self, rows: Sequence[Mapping[str, Any]]) -> list[Pending]:
-        """Hand rows over without waiting, for a producer."""
-        table = self._current()
-        batches = list(self._coercion(table, table.latest).batches(rows))
-        parted = self._parted(table, table.latest, iter(batches))
-        return [self._appender.submit(parts) for parts in parted]
+    def _key_coercion(self, table: TableDescriptor) -> Coercion:
+        return Coercion(_key_schema(table), keyless_ok=False, key=frozenset(table.key))
 
     def producer(
-        self, *, linger_ms: float = 5, batch_rows: int = 10_000, in_flight: int = 4
+        self,
+        *,
+        name: str | None = None,
+        linger_ms: float = 5,
+        batch_rows: int = 10_000,
+        in_flight: int = 4,
     ) -> Producer:
-        """A producer for rows that come one at a time: they are gathered and sent together."""
+        """A producer for rows that come one at a time: they are gathered and sent together.
+
+        With a name there is one at a time: a newer one of that name fences the older one off, and
+        what the older one still sends is refused (`ProducerFenced`).
+        """
+        self._current()
+        appender = self._appender if name is None else self._fencing(name)
         return Producer(
-            _Sink(self), linger_ms=linger_ms, batch_rows=batch_rows, in_flight=in_flight
+            _Sink(self, appender), linger_ms=linger_ms, batch_rows=batch_rows, in_flight=in_flight
         )
+
+    def _fencing(self, name: str) -> Appender:
+        """An appender for the newest producer of a name: above every epoch that is known of it."""
+        producer = hashlib.blake2b(name.encode(), digest_size=16, person=b"producer").digest()
+        asked = list(self._all_partitions().values())
+        epochs = self._embedded.ask(
+            lambda: when_all(
+                [one.read(lambda state: state.producers.epoch_of(producer)) for one in asked]
+            )
+        )
+        newest = max((epoch for epoch in epochs if epoch is not None), default=0)
+        epoch = (newest >> EPOCH_BITS) + 1 << EPOCH_BITS
+        self._embedded.ask(lambda: when_all([one.ask(Fence(producer, epoch)) for one in asked]))
+        table = self._first
+        return Appender(self._embedded, table.id, table.name, producer=producer, epoch=epoch)
 
     def _written_with(self, table: TableDescriptor, version: int | None) -> TableSchema:
         if version is None or version == table.latest.number:
@@ -221,14 +246,14 @@ class Table:
         return schema
 
     def _coercion(self, table: TableDescriptor, schema: TableSchema) -> Coercion:
+        known = self._coercions.get(schema.number)
+        if known is not None and known[0] is table:
+            return known[1]
         keyless_ok = not table.key or table.settings.keyless_rows == "keep"
-        name = (schema.number, len(schema.columns), keyless_ok)
-        coercion = self._coercions.get(name)
-        if coercion is None:
-            coercion = Coercion(
-                schema, keyless_ok=keyless_ok, key=frozenset(table.key), changes=bool(table.key)
-            )
-            self._coercions[name] = coercion
+        coercion = Coercion(
+            schema, keyless_ok=keyless_ok, key=frozenset(table.key), changes=bool(table.key)
+        )
+        self._coercions[schema.number] = (table, coercion)
         return coercion
 
     def _parted(
@@ -239,8 +264,7 @@ class Table:
         change: Change = Change.UPSERT,
     ) -> Iterator[Parts]:
         """What goes to which partition, slice by slice."""
-        form = KeyForm.of(table, schema) if table.key else None
-        compression = table.settings.compression
+        form, compression = self._way(table, schema)
         for batch in batches:
             kind = Change.MIXED if batch.schema.names[-1:] == [CHANGE] else change
             for at in range(0, batch.num_rows, SLICE_ROWS):
@@ -255,6 +279,24 @@ class Table:
                         part, schema=schema.number, change=kind, compression=compression
                     )
                 ]
+
+    def _way(
+        self, table: TableDescriptor, schema: TableSchema
+    ) -> tuple[KeyForm | None, Compression]:
+        """How rows of a schema version are split and encoded; worked out once for each."""
+        known = self._ways.get(schema.number)
+        if known is not None and known[0] is table:
+            return known[1]
+        form = KeyForm.of(table, schema) if table.key else None
+        way = (form, table.settings.compression)
+        self._ways[schema.number] = (table, way)
+        return way
+
+    def _prepared(self, rows: Sequence[Mapping[str, Any]]) -> list[Parts]:
+        """Rows as they are handed over, for a producer."""
+        table = self._current()
+        batches = list(self._coercion(table, table.latest).batches(rows))
+        return list(self._parted(table, table.latest, iter(batches)))
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -423,7 +465,10 @@ class Table:
     def get_many(self, keys: Iterable[object]) -> list[dict[str, Any] | None]:
         """The latest rows of keys, in the order of the keys."""
         lookup = self._looking_up()
-        return [lookup.get(_key_values(lookup.table, key)) for key in keys]
+        table = lookup.table
+        rows = [dict(zip(lookup.key_names, _key_values(table, key), strict=True)) for key in keys]
+        batches = list(self._key_coercion(table).batches(rows))
+        return [row for batch in batches for row in lookup.get_many(batch)]
 
     def _looking_up(self) -> Lookup:
         table = self._current()
@@ -483,23 +528,30 @@ class Table:
 class _Sink:
     """A table as its producers see it."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, appender: Appender) -> None:
         self._table = table
+        self._appender = appender
 
     def check(self) -> None:
         self._table._embedded.check()
 
     def submit(self, rows: list[Mapping[str, Any]]) -> list[Pending]:
-        return self._table._submit(rows)
+        return [self._appender.submit(parts) for parts in self._table._prepared(rows)]
 
     def wait(self, pending: Pending) -> list[Part]:
-        return self._table._appender.wait(pending)
+        return self._appender.wait(pending)
 
 
 def _offset(offset: object, what: str) -> int:
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
         raise Rejected(f"{what} can't be {offset!r}", hint="Offsets are whole numbers from 0 on.")
     return offset
+
+
+def _key_schema(table: TableDescriptor) -> TableSchema:
+    """The columns of the key alone, as they are now, in the table's order."""
+    columns = tuple(column for column in table.columns if column.id in table.key)
+    return TableSchema(number=table.latest.number, columns=columns)
 
 
 def _key_values(table: TableDescriptor, key: object) -> tuple[object, ...]:

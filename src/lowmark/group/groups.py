@@ -345,6 +345,11 @@ class Groups:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
+    def turn(self) -> None:
+        """Do now what there is to do; for whoever has just proposed, from a turn of its own."""
+        if self._busy:
+            self._turn()
+
     def _turn(self) -> None:
         self._scheduled = False
         if self._closed:

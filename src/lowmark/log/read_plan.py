@@ -82,8 +82,14 @@ class ReadPlan:
     """Stop before the entry that would make it more than so much data, but not before the first."""
     pieces: list[InSegment | InMemory] = field(default_factory=list)
 
-    def execute(self, disk: Disk, cache: ReaderCache | None = None) -> list[Entry]:
-        """Read it all, with every checksum verified."""
+    def execute(
+        self, disk: Disk, cache: ReaderCache | None = None, *, mapped: bool = False
+    ) -> list[Entry]:
+        """Read it all, with every checksum verified.
+
+        `mapped`, entries in segments are not copied: they stay where the operating system keeps the
+        file, and are readable for as long as somebody has them. Not with a cache.
+        """
         found: list[Entry] = []
         room = _Room(self.bytes_max)
         for piece in self.pieces:
@@ -91,7 +97,7 @@ class ReadPlan:
                 case InMemory():
                     found += self._from_memory(disk, piece, room)
                 case InSegment():
-                    found += self._from_segment(disk, cache, piece, room)
+                    found += self._from_segment(disk, cache, piece, room, mapped=mapped)
             if room.over:
                 break
         return found
@@ -118,12 +124,20 @@ class ReadPlan:
         return found
 
     def _from_segment(
-        self, disk: Disk, cache: ReaderCache | None, piece: InSegment, room: _Room
+        self,
+        disk: Disk,
+        cache: ReaderCache | None,
+        piece: InSegment,
+        room: _Room,
+        *,
+        mapped: bool,
     ) -> list[Entry]:
         if cache is not None:
             reader = cache.get(self.folder, piece.number, incarnation=self.incarnation)
             return self._pick(reader, piece.indexes, room)
-        reader = SegmentReader(disk, self.folder, piece.number, incarnation=self.incarnation)
+        reader = SegmentReader(
+            disk, self.folder, piece.number, incarnation=self.incarnation, mapped=mapped
+        )
         try:
             return self._pick(reader, piece.indexes, room)
         finally:

@@ -136,8 +136,17 @@ def void_above(refs: list[SegmentRef], floor: Floor) -> list[SegmentRef]:
 class SegmentReader:
     """An open segment. It goes on reading the file it opened, whatever becomes of the name."""
 
-    def __init__(self, disk: Disk, folder: str, number: int, *, incarnation: bytes | None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        number: int,
+        *,
+        incarnation: bytes | None,
+        mapped: bool = False,
+    ) -> None:
         self._disk = disk
+        self._mapped = mapped
         self._folder = folder
         self._incarnation = incarnation
         self.path = f"{folder}/{files.segment_name(number)}"
@@ -237,13 +246,18 @@ class SegmentReader:
         for at, end in _blocks(places, lengths):
             starts = places[at:end] - places[at]
             ends = starts + lengths[at:end]
-            blob = memoryview(file.read_at(int(places[at]), int(ends[-1])))
+            blob = self._bytes(file, int(places[at]), int(ends[-1]))
             bounds = zip(starts.tolist(), ends.tolist(), strict=True)
             datas = [blob[start:stop] for start, stop in bounds]
             part = rows[at:end]
             self._check(path, part, places[at:end], datas)
             entries += map(Entry, part["index"].tolist(), part["term"].tolist(), datas)
         return entries
+
+    def _bytes(self, file: File, place: int, length: int) -> memoryview:
+        if not self._mapped:
+            return memoryview(file.read_at(place, length))
+        return file.map()[place : place + length]
 
     def _check(self, path: str, rows: Rows, places: U64, datas: list[memoryview]) -> None:
         """Raise if one of these entries is not what was written."""

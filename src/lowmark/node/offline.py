@@ -13,7 +13,17 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from lowmark.catalog import SNAPSHOT_KEY, VERSION_KEY, number_in
+from lowmark.catalog import (
+    SNAPSHOT_KEY,
+    UPDATE_PREFIX,
+    VERSION_KEY,
+    Catalog,
+    History,
+    TableId,
+    number_in,
+    read_log,
+    replay,
+)
 from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
 from lowmark.group import Command, EntryTooNew, MachineTooOld, envelope
 from lowmark.group.state_record import GroupMeta, SnapshotMembers
@@ -53,9 +63,12 @@ from lowmark.node.messages import (
 )
 from lowmark.node.meta_actions import bare, history_entries, page_of, stored, watch_event
 from lowmark.node.status import Copy, Known, Trying, lease_row, merged
+from lowmark.node.table_status import TablePart, parts_of
 from lowmark.raft import Entry as RaftEntry
 from lowmark.raft import EntryKind, MembershipRefused, membership
 from lowmark.runtime import HybridTime, Locked, RealDisk, millis_of, real_runtime
+from lowmark.table import PartitionMachine, parse_group_name
+from lowmark.table import State as PartitionState
 
 __all__ = ["DataInUse", "OfflineStore", "open_offline"]
 
@@ -112,6 +125,7 @@ class OfflineStore:
     def __init__(self, path: str, identity: Identity, log: Log) -> None:
         self._path = path
         self._identity = identity
+        self._whole_log = log
         self._log = log.group(GROUP)
         self._machine = MetastoreMachine()
         self._replay = _Replay(identity.number, self._log, self._machine)
@@ -242,10 +256,44 @@ class OfflineStore:
         topology = self._read(TOPOLOGY_KEY, self.state.latest)
         return decode_topology(topology.value) if topology is not None else Topology()
 
+    def _latest_catalog(self) -> Catalog:
+        history = History()
+
+        def part(key: bytes) -> bytes | None:
+            entry = self._read(key, self.state.latest)
+            return None if entry is None else entry.value
+
+        for _ in replay(read_log(self.entries(UPDATE_PREFIX), parts=part), history):
+            pass
+        return history.latest
+
+    def _tables(self, trying: Trying) -> list[TablePart]:
+        """What its copies of partitions hold; those that can't be read are a problem."""
+        states: list[tuple[TableId, PartitionState]] = []
+        for log in self._whole_log.groups():
+            place = parse_group_name(log.name)
+            if place is not None and log.meta:
+                state = trying.get(f"group {log.name}", lambda log=log: self._partition(log), None)  # type: ignore[misc]
+                if state is not None:
+                    states.append((place[0], state))
+        if not states:
+            return []
+        now_ms = millis_of(HybridTime(self.state.time))
+        return parts_of(self._latest_catalog(), states, now_ms=now_ms)
+
+    def _partition(self, log: GroupLog) -> PartitionState:
+        machine = PartitionMachine()
+        replay = _Replay(self._identity.number, log, machine)
+        replay.run()
+        if replay.problem:
+            raise Unavailable(replay.problem)
+        return machine.state
+
     def status(self) -> Status:
         """As this node knew it; who is up, a directory can't tell."""
         state, replay = self.state, self._replay
         trying = Trying()
+        nothing: list[TablePart] = []
         known = Known(
             source=f"directory {self._path}",
             settings=trying.get("the cluster's settings", self._settings, None),
@@ -264,6 +312,7 @@ class OfflineStore:
                 ),
             ),
             catalog=trying.get("the catalog", self._catalog, None),
+            tables=trying.get("the tables", lambda: self._tables(trying), nothing),
         )
         copy = Copy(
             GROUP,
@@ -287,7 +336,9 @@ class OfflineStore:
 class _Replay:
     """Brings a machine as far as entries are known to be committed."""
 
-    def __init__(self, node: int, log: GroupLog, machine: MetastoreMachine) -> None:
+    def __init__(
+        self, node: int, log: GroupLog, machine: MetastoreMachine | PartitionMachine
+    ) -> None:
         meta = GroupMeta.decode(log.meta)
         self._node = node
         self._log = log

@@ -184,7 +184,8 @@ class StatusService:
             trying.get(f"group {group.name}", lambda group=group: _copy_of(group), None)  # type: ignore[misc]
             for group in self._groups.groups()
         ]
-        tables = trying.get("the tables", self.tables, [])
+        nothing: list[TablePart] = []
+        tables = trying.get("the tables", self.tables, nothing)
         return Said([copy for copy in copies if copy is not None], trying.problem, tables)
 
     def status(self) -> Future[Status]:

@@ -72,8 +72,8 @@ def parts_of(
 ) -> list[TablePart]:
     """What is there, of every table of which there are partitions."""
     by_table: dict[TableId, list[State]] = {}
-    for table, state in states:
-        by_table.setdefault(table, []).append(state)
+    for owner, state in states:
+        by_table.setdefault(owner, []).append(state)
     found = []
     for table_id, mine in sorted(by_table.items()):
         table = catalog.table(table_id)
@@ -190,9 +190,7 @@ def warnings_of(
             )
             if kind:
                 text = f"cursor {cursor.name} of {part.name} {why}"
-                found.append(
-                    WarningRow(kind=kind, table=part.name, holder=cursor.name, text=text)
-                )
+                found.append(WarningRow(kind=kind, table=part.name, holder=cursor.name, text=text))
     for holder in watermark.holders if watermark is not None else ():
         held_ms = now_ms - holder.since_ms
         if held_ms > HELD_MS_MAX:
@@ -223,5 +221,3 @@ def watermark_status(standing: WatermarkStanding) -> WatermarkStatus:
 
 def _millis(time: int) -> int:
     return millis_of(HybridTime(time))
-
-

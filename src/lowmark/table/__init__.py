@@ -54,6 +54,7 @@ from lowmark.table.commands import (
     Change,
     CreateCursor,
     DeleteCursor,
+    Fence,
     Finish,
     MoveCursor,
     ReleaseLease,
@@ -85,12 +86,13 @@ from lowmark.table.errors import (
     TransactionUnknown,
 )
 from lowmark.table.fold import Fold
+from lowmark.table.hashing import I64, U64
 from lowmark.table.key_index import KeyIndex
 from lowmark.table.keys import KeyForm
 from lowmark.table.machine import PartitionMachine
 from lowmark.table.partition import Partition, group_name, parse_group_name
 from lowmark.table.producers import Appended
-from lowmark.table.producing import Outgoing, Producing
+from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
 from lowmark.table.readers import Cursor, Lease, holds_of
 from lowmark.table.splitting import outgoing, split
 from lowmark.table.state import Finished, State, Ticked, Trimmed
@@ -100,11 +102,14 @@ from lowmark.table.watermark import LowWatermark
 __all__ = [
     "CHANGE",
     "CHANGE_TYPE",
+    "EPOCH_BITS",
+    "I64",
     "NO_PRODUCER",
     "OFFSET",
     "PARTITION",
     "SYSTEM_COLUMNS",
     "TIME",
+    "U64",
     "Appended",
     "Backlog",
     "BatchRefused",
@@ -118,6 +123,7 @@ __all__ = [
     "CursorOverdue",
     "CursorUnknown",
     "DeleteCursor",
+    "Fence",
     "Finish",
     "Finished",
     "Fold",

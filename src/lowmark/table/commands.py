@@ -13,8 +13,8 @@ Header (47 bytes, little endian; behind the group's own 9 bytes the message is a
     transaction 8
 
 `change` says what all rows are: 0 upserts, 1 deletes (the message has key columns only), 2 both
-(the message has a column more, `_change`). A producer of sixteen zero bytes is none: such batches are
-not numbered. `transaction` is 0 in an append. `flags` are 0 so far.
+(the message has a column more, `_change`). A producer of sixteen zero bytes is none: such batches
+are not numbered. `transaction` is 0 in an append. `flags` are 0 so far.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ __all__ = [
     "Control",
     "CreateCursor",
     "DeleteCursor",
+    "Fence",
     "Finish",
     "MoveCursor",
     "ReleaseLease",
@@ -155,6 +156,13 @@ class Tick(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """Nothing but its time."""
 
 
+class Fence(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """A producer begins an epoch: whoever still sends in an older one is refused."""
+
+    producer: bytes
+    epoch: int
+
+
 Control: TypeAlias = (
     Finish
     | CreateCursor
@@ -165,6 +173,7 @@ Control: TypeAlias = (
     | ReleaseLease
     | Trim
     | Tick
+    | Fence
 )
 Command: TypeAlias = Batch | Control
 

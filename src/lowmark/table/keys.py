@@ -191,8 +191,10 @@ def _canonical(column: pa.Array, column_type: ColumnType) -> pa.Array:
     the bytes of the others stay where they are.
     """
     if column_type is Plain.STRING or column_type is Plain.BINARY:
-        narrow = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
-        return column.cast(pa.binary() if narrow else pa.large_binary())
+        if pa.types.is_string(column.type):
+            return column.view(pa.binary())  # a cast would look at every string
+        narrow = pa.types.is_binary(column.type)
+        return column if narrow else column.cast(pa.large_binary())
     if column.type != (plain := to_arrow(column_type)):
         column = column.cast(plain)
     if column_type is Plain.UUID:

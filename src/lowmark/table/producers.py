@@ -52,6 +52,11 @@ class Producers:
     def __len__(self) -> int:
         return len(self._known)
 
+    def epoch_of(self, producer: bytes) -> int | None:
+        """The epoch that a producer is in; None if it is not known."""
+        known = self._known.get(producer)
+        return None if known is None else known.epoch
+
     def seen(self, producer: bytes, epoch: int, sequence: int) -> Appended | LowmarkError | None:
         """What to answer to this batch without storing it; None if it is to be stored."""
         known = self._known.get(producer)
@@ -69,6 +74,17 @@ class Producers:
             return RepeatTooOld(got=sequence, oldest=expected - len(known.answers))
         return Appended(*known.answers[at])
 
+    def fence(self, producer: bytes, epoch: int) -> LowmarkError | None:
+        """Begin an epoch, unless a newer one has begun."""
+        known = self._known.get(producer)
+        if known is not None and known.epoch > epoch:
+            return ProducerFenced(epoch=epoch, current=known.epoch)
+        if known is None or known.epoch < epoch:
+            self._known.pop(producer, None)
+            self._known[producer] = _Producer(epoch, 0, [])
+            self._forget()
+        return None
+
     def stored(self, producer: bytes, epoch: int, sequence: int, answer: Appended) -> None:
         """A batch has its place."""
         known = self._known.pop(producer, None)
@@ -79,6 +95,9 @@ class Producers:
         if len(known.answers) > ANSWERS_KEPT:
             del known.answers[0]
         self._known[producer] = known  # at the end: the last to be forgotten
+        self._forget()
+
+    def _forget(self) -> None:
         if len(self._known) > PRODUCERS_MAX:
             del self._known[next(iter(self._known))]
 

@@ -29,8 +29,10 @@ from lowmark.table.errors import OutOfSequence
 from lowmark.table.partition import Partition
 from lowmark.table.producers import ANSWERS_KEPT, Appended
 
-__all__ = ["WINDOW", "Outgoing", "Producing"]
+__all__ = ["EPOCH_BITS", "WINDOW", "Outgoing", "Producing"]
 
+EPOCH_BITS = 12
+"""A producer that is given epoch e may begin so many more by itself, up to the next multiple."""
 WINDOW = ANSWERS_KEPT
 """A repeat of any batch that is under way still gets its first answer."""
 _RETRY_MS = 50
@@ -61,11 +63,11 @@ class _Sent:
 class _Lane:
     """The batches of one producer to one partition."""
 
-    def __init__(self, partition: Partition, producer: bytes, runtime: Runtime) -> None:
+    def __init__(self, partition: Partition, producer: bytes, epoch: int, runtime: Runtime) -> None:
         self.partition = partition
         self._producer = producer
         self._loop = runtime.loop
-        self._epoch = 0
+        self._epoch = epoch
         self._next = 0
         self._waiting: deque[_Sent] = deque()
         self._under_way = 0
@@ -152,9 +154,12 @@ class _Lane:
 class Producing:
     """A producer: its batches to any number of partitions. All calls are made on the loop."""
 
-    def __init__(self, runtime: Runtime, *, producer: bytes, timeout_ms: int) -> None:
+    def __init__(
+        self, runtime: Runtime, *, producer: bytes, timeout_ms: int, epoch: int = 0
+    ) -> None:
         self._runtime = runtime
         self._producer = producer
+        self._epoch = epoch
         self._timeout_ms = timeout_ms
         self._lanes: dict[tuple[int, int], _Lane] = {}
 
@@ -163,7 +168,7 @@ class Producing:
         key = (partition.table, partition.number)
         lane = self._lanes.get(key)
         if lane is None or lane.partition is not partition:
-            lane = self._lanes[key] = _Lane(partition, self._producer, self._runtime)
+            lane = self._lanes[key] = _Lane(partition, self._producer, self._epoch, self._runtime)
         now_ms = self._runtime.loop.elapsed_us() // 1_000
         sent = _Sent(batch, Future(), now_ms + self._timeout_ms)
         lane.send(sent)

@@ -18,6 +18,7 @@ from lowmark.table.commands import (
     Command,
     CreateCursor,
     DeleteCursor,
+    Fence,
     Finish,
     MoveCursor,
     ReleaseLease,
@@ -152,6 +153,8 @@ class State:
                 return self._release_lease(command)
             case Trim():
                 return self._trim(command, time)
+            case Fence():
+                return self.producers.fence(command.producer, command.epoch)
             case _:
                 assert_never(command)
 
