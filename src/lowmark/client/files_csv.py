@@ -255,28 +255,32 @@ class _Reader:
     def _misshapen(self, block: bytes, line: int) -> Rejected:
         """What is wrong with a block that is not CSV, or not of this header, or not UTF-8."""
         name = self._source.name
-        after = line
-        for at, record in self._records(block, line):
-            fields = self._dialect.fields(record)
-            after = at + lines_in(record)
-            if len(fields) != len(self._header):
+        whole = 0
+        for begin, whole in self._dialect.records(block):
+            record = block[begin:whole]
+            fields = self._dialect.fields(record) if record.strip(b"\r\n") else []
+            if fields and len(fields) != len(self._header):
                 return LineRefused(
                     f"there are {len(fields)} fields, and the header has {len(self._header)}",
                     file=name,
-                    line=at,
+                    line=line + lines_in(block[:begin]),
                     hint="A field with a delimiter or a line end in it stands in quotes.",
                 )
-            for column, field in zip(self._header, fields, strict=True):
+            for column, field in zip(self._header, fields, strict=False):
                 try:
                     field.decode()
                 except UnicodeDecodeError:
                     return LineRefused(
-                        "is not UTF-8", file=name, line=at, column=column, value=shown(field)
+                        "is not UTF-8",
+                        file=name,
+                        line=line + lines_in(block[:begin]),
+                        column=column,
+                        value=shown(field),
                     )
         return LineRefused(
             "a quote is not closed",
             file=name,
-            line=after,
+            line=line + lines_in(block[:whole]),
             hint="Inside quotes, a quote is written twice.",
         )
 

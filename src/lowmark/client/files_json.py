@@ -82,15 +82,13 @@ class _Reader:
             ) from None
 
     def _rows(self, block: bytes, line: int) -> list[Any]:
+        # One by one: given all lines at once, the decoder takes an object over two, or two on one.
+        decode = self._decoder.decode
         try:
-            rows: list[Any] = self._decoder.decode_lines(block)
+            rows = [decode(text) for text in block.split(b"\n") if text]
         except _BAD_JSON:
-            rows = self._line_by_line(block, line)
-        # The decoder minds values, not lines: it takes an object over two, and two on one.
-        lines = block.count(b"\n") + (not block.endswith(b"\n"))
-        if len(rows) != lines or set(map(type, rows)) != {dict}:
-            rows = self._line_by_line(block, line)
-        return rows
+            return self._line_by_line(block, line)
+        return rows if set(map(type, rows)) <= {dict} else self._line_by_line(block, line)
 
     def _line_by_line(self, block: bytes, line: int) -> list[Any]:
         rows = []

@@ -61,6 +61,8 @@ _NO_HURRY_MS = 1e11
 HAND_OVER_MS = 1_000
 GOODBYE_MS = 2_000
 SNAPSHOT_MS = 1_000
+REPLAY_BYTES = 1 << 20
+"""A partition with more than this to read again takes a snapshot before it is closed."""
 DOOR_MS = 3_000
 STATUS_S = 10.0
 
@@ -268,14 +270,26 @@ class Node:
         self._take_snapshot()
 
     def _take_snapshot(self) -> None:
-        """Write down what is known to be committed: the log alone does not say that."""
+        """Write down what is known to be committed: the log alone does not say that.
+
+        Of partitions, if there is much that a start would have to read again.
+        """
         if not self.cluster.ready.done:
             return  # there may not even be a copy yet
-        group = self.cluster.metastore.group
-        goal = group.applied
-        if group.stopped is None and group.log.row.snapshot_index < goal:
+        metastore = self.cluster.metastore.group
+        due = {
+            group: group.applied
+            for group in self.groups.groups()
+            if group.stopped is None
+            and group.log.row.snapshot_index < group.applied
+            and (group is metastore or group.log.log_bytes >= REPLAY_BYTES)
+        }
+        for group in due:
             group.snapshot()
-            self._within(SNAPSHOT_MS, lambda: group.log.row.snapshot_index >= goal)
+        self._within(
+            SNAPSHOT_MS,
+            lambda: all(group.log.row.snapshot_index >= goal for group, goal in due.items()),
+        )
 
     def _hand_over(self) -> None:
         """Have somebody else lead what this node leads, if there is somebody."""

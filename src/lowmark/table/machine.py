@@ -48,9 +48,12 @@ class PartitionMachine:
 
     def __init__(self) -> None:
         self.state = State()
+        self.applied_bytes = 0
+        """How much was applied in this life."""
 
     def apply(self, index: int, time: int, command: Buffer) -> Outcome:
         """Carry a command out; what it refuses is an error that is given back, not raised."""
+        self.applied_bytes += len(command)
         try:
             # Whoever proposed it has checked it. But no bytes may stop members, or divide them.
             wanted = decode(command)

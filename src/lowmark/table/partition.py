@@ -22,6 +22,10 @@ __all__ = ["Partition", "group_name", "parse_group_name"]
 T = TypeVar("T")
 
 _PREFIX = "table."
+SNAPSHOT_BYTES = 64 << 20
+"""A start reads the rows again that came after the last snapshot, though it needs their headers
+only. A snapshot has no rows, so it costs little to take one often.
+"""
 
 
 def group_name(table: int, number: int) -> str:
@@ -46,6 +50,8 @@ class Partition:
         self.machine = PartitionMachine()
         self._group: Group | None = None
         self._followers: list[Callable[[], None]] = []
+        self._snapshot_bytes = SNAPSHOT_BYTES
+        """When so much was applied, another snapshot is due."""
 
     def opened(self, group: Group) -> None:
         """Its group is there."""
@@ -135,6 +141,9 @@ class Partition:
 
     def on_applied(self) -> None:
         """More was applied."""
+        if self.machine.applied_bytes >= self._snapshot_bytes and self._group is not None:
+            self._snapshot_bytes = self.machine.applied_bytes + SNAPSHOT_BYTES
+            self._group.snapshot()
         self._tell()
 
     def on_restored(self) -> None:

@@ -75,14 +75,13 @@ class Producers:
         return Appended(*known.answers[at])
 
     def fence(self, producer: bytes, epoch: int) -> LowmarkError | None:
-        """Begin an epoch, unless a newer one has begun."""
-        known = self._known.get(producer)
-        if known is not None and known.epoch > epoch:
+        """Begin an epoch, unless it or a newer one has begun: two must not number in the same."""
+        known = self._known.pop(producer, None)
+        if known is not None and known.epoch >= epoch:
+            self._known[producer] = known
             return ProducerFenced(epoch=epoch, current=known.epoch)
-        if known is None or known.epoch < epoch:
-            self._known.pop(producer, None)
-            self._known[producer] = _Producer(epoch, 0, [])
-            self._forget()
+        self._known[producer] = _Producer(epoch, 0, [])
+        self._forget()
         return None
 
     def stored(self, producer: bytes, epoch: int, sequence: int, answer: Appended) -> None:

@@ -2,9 +2,9 @@
 
 Batches to a partition are numbered from 0 on. Up to `WINDOW` are under way; what comes back with an
 error that may pass is sent again, with its number and in order, until its time is over. So a batch
-whose answer was lost is not stored twice: the partition knows its number. When one is given up, its
-number may or may not be taken; the producer goes on in a new epoch, which begins at 0 and fences
-off whatever of the old one might still arrive.
+whose answer was lost is not stored twice: the partition knows its number. When one is given up of
+which nobody knows whether its number is taken, the producer goes on in a new epoch, which begins at
+0 and fences off whatever of the old one might still arrive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lowmark.group import (
 )
 from lowmark.runtime import Buffer, Runtime
 from lowmark.table.commands import Change, encode_batch
-from lowmark.table.errors import OutOfSequence
+from lowmark.table.errors import OutOfSequence, ProducerForgotten
 from lowmark.table.partition import Partition
 from lowmark.table.producers import ANSWERS_KEPT, Appended
 
@@ -63,27 +63,48 @@ class _Sent:
 class _Lane:
     """The batches of one producer to one partition."""
 
-    def __init__(self, partition: Partition, producer: bytes, epoch: int, runtime: Runtime) -> None:
+    def __init__(
+        self, partition: Partition, producer: bytes, runtime: Runtime, *, epoch: int
+    ) -> None:
         self.partition = partition
+        self.epoch = epoch
         self._producer = producer
         self._loop = runtime.loop
-        self._epoch = epoch
         self._next = 0
         self._waiting: deque[_Sent] = deque()
         self._under_way = 0
         self._failed: list[_Sent] = []
+        self._pauses = False
+        """Whether what failed is sent again in a moment."""
+        self._at_work = False
 
     def send(self, sent: _Sent) -> None:
         self._waiting.append(sent)
-        self._pump()
+        self._work()
 
-    def _pump(self) -> None:
-        # Nothing overtakes a batch that failed: its number comes first.
-        while self._waiting and self._under_way < WINDOW and not self._failed:
-            sent = self._waiting.popleft()
-            sent.sequence = self._next
-            self._next += 1
-            self._propose(sent)
+    def _work(self) -> None:
+        """Do all there is to do now. An answer may come at once: it must not begin this again."""
+        if self._at_work:
+            return
+        self._at_work = True
+        try:
+            while self._step():
+                pass
+        finally:
+            self._at_work = False
+
+    def _step(self) -> bool:
+        """One thing; False if there is nothing to do before another answer comes."""
+        if self._failed:
+            # Nothing overtakes a batch that failed: its number comes first.
+            return self._under_way == 0 and not self._pauses and self._see_to_failed()
+        if not self._waiting or self._under_way >= WINDOW:
+            return False
+        sent = self._waiting.popleft()
+        sent.sequence = self._next
+        self._next += 1
+        self._propose(sent)
+        return True
 
     def _propose(self, sent: _Sent) -> None:
         batch = sent.batch
@@ -93,7 +114,7 @@ class _Lane:
             schema=batch.schema,
             change=batch.change,
             producer=self._producer,
-            epoch=self._epoch,
+            epoch=self.epoch,
             sequence=sent.sequence,
         )
         self._under_way += 1
@@ -111,31 +132,34 @@ class _Lane:
             sent.error = done.error
             sent.unknown |= isinstance(done.error, OutcomeUnknown)
             self._failed.append(sent)
-        if self._under_way == 0 and self._failed:
-            self._see_to_failed()
-        else:
-            self._pump()
+        self._work()
 
-    def _see_to_failed(self) -> None:
+    def _see_to_failed(self) -> bool:
         """All answers are there, and some are errors: send them again, or give up."""
         failed = sorted(self._failed, key=lambda sent: sent.sequence)
         now_ms = self._loop.elapsed_us() // 1_000
         first = failed[0]
         if _may_pass(first.error) and now_ms < first.deadline_ms:
+            self._pauses = True
             self._loop.call_later(_RETRY_MS, self._again)
-            return
-        # The first one failed for good. What came behind it goes on in a new epoch, unless it may
-        # have been stored in this one: then a new number would store it twice.
+            return False
+        # The first one failed for good. What came behind it takes its number, and those after it: if
+        # it was not stored, neither were they. But if anything of it may have been stored, all goes
+        # on in a new epoch; and what may have been stored in this one does not go on at all, for a
+        # new number would store it twice.
         self._failed = []
-        self._epoch += 1
-        self._next = 0
+        if any(sent.unknown for sent in failed) or isinstance(first.error, ProducerForgotten):
+            self.epoch += 1
+            self._next = 0
+        else:
+            self._next = first.sequence
         given_up = [first, *(sent for sent in failed[1:] if sent.unknown)]
         self._waiting.extendleft(
             sent for sent in reversed(failed) if sent is not first and not sent.unknown
         )
         for sent in given_up:
             sent.future.reject(self._why(sent))
-        self._pump()
+        return True
 
     def _why(self, sent: _Sent) -> LowmarkError:
         """Why a batch was given up: if it may have been stored once, that is what counts."""
@@ -146,9 +170,15 @@ class _Lane:
 
     def _again(self) -> None:
         failed = sorted(self._failed, key=lambda sent: sent.sequence)
-        self._failed = []
+        self._failed, self._pauses = [], False
+        self._at_work = True  # no answer is seen to before all of them are sent
         for sent in failed:
-            self._propose(sent)
+            if self._failed:
+                self._failed.append(sent)  # its number can't be taken before that one's
+            else:
+                self._propose(sent)
+        self._at_work = False
+        self._work()
 
 
 class Producing:
@@ -168,7 +198,9 @@ class Producing:
         key = (partition.table, partition.number)
         lane = self._lanes.get(key)
         if lane is None or lane.partition is not partition:
-            lane = self._lanes[key] = _Lane(partition, self._producer, self._epoch, self._runtime)
+            # Another copy of the same partition knows the numbers that were used.
+            epoch = self._epoch if lane is None else lane.epoch + 1
+            lane = self._lanes[key] = _Lane(partition, self._producer, self._runtime, epoch=epoch)
         now_ms = self._runtime.loop.elapsed_us() // 1_000
         sent = _Sent(batch, Future(), now_ms + self._timeout_ms)
         lane.send(sent)
