@@ -47,10 +47,11 @@ sim: $(READY) ## Many simulated worlds; SEED=17 replays one, LOWMARK_SIM_SEEDS=9
 	$(PY) -m pytest tests/sim $(if $(SEED),-vv,-n auto)
 
 .PHONY: bench
-bench: $(READY) ## Measure log, groups and catalog, side by side with the bare disk and etcd
+bench: $(READY) ## Measure log, groups, catalog and tables, beside the bare disk, etcd and others
 	@.venv/bin/lowmark bench log
 	@.venv/bin/lowmark bench group
 	@.venv/bin/lowmark bench catalog
+	@.venv/bin/lowmark bench table
 
 .PHONY: lock
 lock: ## Choose the newest versions again and write requirements.lock (needs uv)

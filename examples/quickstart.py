@@ -1,162 +1,154 @@
-"""The log at work: append, snapshot, compact, die in the middle of it, recover.
+"""Tables in your process, the shortest tour: append, tail, look up, look back, die, recover.
 
     make quickstart
 
-A process keeps 200 sensors on a log: every reading is an entry, and only the last one of each
-sensor is still needed. It takes a snapshot that says so, and compacts. In the middle of that it
-kills itself with -9. A second process opens what is left, checks it, and shows what was kept, what
-went, and why.
+A first process makes a table of orders in a fresh directory, uses it, and kills itself with -9. A
+second one opens what is left: everything that was acknowledged is there. Then it looks at who still
+needs what, and moves the low watermark.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import threading
+from textwrap import indent
 
-from pyroaring import BitMap64
+import pyarrow as pa
+import pyarrow.compute as pc
 from rich.console import Console
-from rich.table import Table
 
-from lowmark.log import (
-    Explanation,
-    Log,
-    LogConfig,
-    SnapshotMeta,
-    explain_group,
-    verify_log,
-)
-from lowmark.runtime import RealDisk, Runtime, real_runtime
+import lowmark
+from lowmark.client import Reader, ValueRefused
+from lowmark.table import BelowWatermark
 
-READINGS = 60_000
-SENSORS = 200
-GROUP = "sensors"
-CONFIG = LogConfig(wal_bytes_max=256 << 10, segment_bytes_max=128 << 10)
+console = Console(highlight=False, soft_wrap=True)
 
 
-def reading(index: int) -> bytes:
-    """What is appended at an index."""
-    return f"{sensor_of(index)} reads {index * 37 % 1000 / 10} at {index}".encode()
+def step(title: str) -> None:
+    """What comes next."""
+    console.print(f"\n{title}", style="bold")
 
 
-def sensor_of(index: int) -> str:
-    """Most sensors fall silent after a third or two thirds; then others report in their place."""
-    sensor = index * 7919 % SENSORS
-    silent_after = (READINGS // 3) * (1 + sensor // 70)
-    return f"sensor-{sensor if index <= silent_after else sensor % 10:03d}"
+def say(*what: object) -> None:
+    """What came of it."""
+    console.print(indent(" ".join(map(str, what)), "  "), markup=False)
 
 
-def last_readings() -> dict[str, int]:
-    """The index of each sensor's last reading: the live set."""
-    return {sensor_of(index): index for index in range(1, READINGS + 1)}
+def first_life(folder: str) -> None:
+    """Make a table, use it, and die."""
+    step("Open a directory. Nothing has to be started.")
+    db = lowmark.open(folder, watermark_availability_ms=1_000)
+    orders = db.create_table(
+        "orders",
+        {"id": "string", "status": "string", "amount": "decimal(12,2)"},
+        key="id",
+        partitions=4,
+    )
+    say(orders)
 
+    step("Append: dicts, pandas, Polars or Arrow. It returns when the rows are durable.")
+    orders.append([{"id": "o-1", "status": "new", "amount": 9}])
+    many = pa.table({"id": [f"c-{number}" for number in range(10_000)]})
+    many = many.append_column("amount", pa.array(range(10_000)))
+    result = orders.append(many)
+    where = ", ".join(f"{part.rows} in {part.partition}" for part in result.parts)
+    say(f"{result.rows:,} rows of an Arrow table, by the hash of their key: {where}.")
 
-class DiesInACompaction(RealDisk):
-    """The machine's disk, until phase 3 makes its first symlink: then the process is gone."""
-
-    def symlink(self, target: str, path: str) -> None:
-        super().symlink(target, path)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@contextmanager
-def opened(folder: str, *, disk: RealDisk | None = None) -> Iterator[tuple[Log, Runtime]]:
-    """A log in that folder."""
-    runtime = real_runtime(folder)
-    if disk is not None:
-        runtime = replace(runtime, disk=disk)
-    log = Log.open(runtime, CONFIG)
+    step("A value that its column can't hold is refused, and nothing of its batch is stored.")
     try:
-        yield log, runtime
-    finally:
-        log.close()
-        runtime.loop.close()
+        orders.append([{"id": "o-2", "amount": "9.50"}, {"id": "o-3", "amount": "9.505"}])
+    except ValueRefused as refused:
+        say(f"{type(refused).__name__}: {refused.message}")
+
+    step("Tail it from another thread, while a producer sends rows one at a time.")
+    tail = orders.read(columns=["id", "status", "_offset"], start="latest", follow=True)
+    tailing = threading.Thread(target=print_three, args=[tail])
+    tailing.start()
+    before = orders.snapshot()
+    with orders.producer(linger_ms=5) as producer:
+        for status in ("paid", "packed", "shipped"):
+            producer.send({"id": "o-1", "status": status, "amount": "9.50"})
+    tailing.join()
+
+    step("Look up, look back.")
+    say("now:", orders.get("o-1"))
+    then = {row["id"]: row for row in orders.read(as_of=before.time).to_pylist()}
+    say("before the producer:", then["o-1"])
+
+    step("A delete is a change like any other. None is None; explain tells why.")
+    orders.delete(["c-17"])
+    say("get:", orders.get("c-17"), "and", orders.get("c-99999"))
+    say(orders.explain("c-17"))
+    say(orders.explain("c-99999"))
+
+    step("A cursor is a durable reader: it keeps what it has not seen.")
+    cursor = orders.cursors.create("billing")
+    with orders.read(start=cursor.position) as reader:
+        seen = next(reader).num_rows
+        cursor = orders.cursors.move("billing", reader.position)
+    say(f"billing has seen {seen:,} rows, and has {cursor.lag_rows:,} to go.")
+
+    step("kill -9")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def first_life(folder: str, notes: str) -> None:
-    """Append everything, wait until it is durable, snapshot, compact; this never returns."""
-    with opened(folder, disk=DiesInACompaction(folder)) as (log, runtime):
-        group = log.create_group(GROUP)
-        for first in range(1, READINGS + 1, 1_000):
-            group.append(1, [reading(index) for index in range(first, first + 1_000)])
-            runtime.loop.run_until(lambda: group.written_index == group.last_index)
-        runtime.loop.run_until(lambda: log.idle)
-        spans = [(ref.first, ref.last) for ref in group.state.segments]
-        print(f"{group.written_index:,} entries are durable, in {len(spans)} segments.")
-        with open(notes, "w") as file:
-            json.dump(spans, file)
-        live = BitMap64(last_readings().values())
-        print(f"A snapshot says that {len(live)} of them are still needed.", flush=True)
-        meta = SnapshotMeta(index=READINGS, term=1)
-        group.take_snapshot(meta, [b"the sensors' state"], live, lambda _: None)
-        # Phase 1 follows the snapshot, phase 3 follows phase 1; the disk will not survive that.
-        runtime.loop.run_until(lambda: False, timeout_ms=60_000)
+def print_three(tail: Reader) -> None:
+    """Show the first three rows that come."""
+    left = 3
+    for batch in tail:
+        for row in batch.to_pylist():
+            say("tail:", row)
+            left -= 1
+        if left <= 0:
+            return
 
 
-def second_life(folder: str, before: list[tuple[int, int]], console: Console) -> None:
-    """Open what is left: recovery finishes the merge that was cut short."""
-    with opened(folder) as (log, runtime):
-        runtime.loop.run_until(lambda: log.idle)
-        group = log.group(GROUP)
-        for sensor, index in last_readings().items():
-            [entry] = group.read([index])
-            assert bytes(entry.data) == reading(index), sensor
-        console.print(f"Recovered: all {SENSORS} last readings are there, and checked.\n")
-        explained = explain_group(log, GROUP)
-    console.print(fates(before, explained))
-    entries = sum(segment.entries for segment in explained.segments)
-    console.print(f"{READINGS:,} entries were written, {entries:,} are kept.")
-    for run in explained.runs:
-        console.print(
-            f"Phase 3, {run.trigger}: {run.sources} segments became {run.merges},"
-            f" {run.bytes_freed:,} bytes freed, {run.result}."
-        )
-    findings = list(verify_log(RealDisk(folder)))
-    console.print(f"`lowmark log verify` finds {len(findings) or 'nothing'} wrong.")
+def second_life(folder: str) -> None:
+    """Open what is left."""
+    step("Recovered: everything that was acknowledged is there.")
+    with lowmark.open(folder) as db:
+        orders = db["orders"]
+        changes = orders.read(columns=["_time", "_change"]).to_arrow()
+        say(f"{changes.num_rows:,} changes, of which one is a delete: c-17 is", orders.get("c-17"))
+        say("the last row of o-1 is", orders.get("o-1"))
+        say(f"billing still has {orders.cursors.get('billing').lag_rows:,} rows to go")
 
+        step("What is kept, who needs it, and why?")
+        say(orders.explain())
 
-def fates(before: list[tuple[int, int]], after: Explanation) -> Table:
-    """What became of each segment that there was before the snapshot."""
-    table = Table("segment", "live", "what became of it, and why", title_justify="left")
-    live = BitMap64(last_readings().values())
-    for first, last in before:
-        count = live.range_cardinality(first, last + 1)
-        fate = "[red]went[/]: nothing in it is live"
-        for now in after.segments:
-            if count and now.first <= last and first <= now.last:
-                why = "; ".join(reason.text for reason in now.reasons)
-                alone = first <= now.first and now.last <= last
-                fate = f"[green]kept[/]: {why}" if alone else "[yellow]merged[/]: it was sparse"
-        table.add_row(f"{first:,} to {last:,}", f"{count} of {last - first + 1:,}", fate)
-    first = before[-1][1] + 1
-    count = live.range_cardinality(first, READINGS + 1)
-    fate = "[green]kept[/]: it was still in the WAL; only what is live went into a segment"
-    table.add_row(f"{first:,} to {READINGS:,}", f"{count} of {READINGS + 1 - first:,}", fate)
-    return table
+        step("History is exact from the low watermark on. A reader that looks back holds it.")
+        first = pc.min(changes["_time"]).as_py()
+        with orders.read(as_of=first) as reader:
+            say("as of the first append:", reader.to_pylist())
+        reader = orders.read(as_of=first)
+        moved = db.advance_watermark("now")
+        say("held by", "; ".join(f"{one.holder}: {one.why}" for one in moved.held_by))
+        reader.close()
+        db.advance_watermark("now")
+        try:
+            orders.read(as_of=first)
+        except BelowWatermark as refused:
+            say(f"{type(refused).__name__}: {refused.message}")
+
+    step("Closed. Go on with README.md, docs/guide/, or `lowmark --help`.")
 
 
 def main() -> int:
     """Two lives in one folder, the first in a process of its own."""
-    if len(sys.argv) == 4 and sys.argv[1] == "--first-life":
-        first_life(sys.argv[2], sys.argv[3])
+    if len(sys.argv) == 3 and sys.argv[1] == "--first-life":
+        first_life(sys.argv[2])
         return 1
-    console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="lowmark-") as home:
-        folder, notes = f"{home}/data", f"{home}/segments.json"
-        first = [sys.executable, __file__, "--first-life", folder, notes]
-        died = subprocess.run(first, check=False).returncode
-        if died != -signal.SIGKILL:
-            console.print(f"The first process should have died in a compaction, not with {died}.")
+        folder = f"{home}/data"
+        died = subprocess.run([sys.executable, __file__, "--first-life", folder], check=False)
+        if died.returncode != -signal.SIGKILL:
+            say(f"The first process should have been killed, and ended with {died.returncode}.")
             return 1
-        console.print("The process killed itself in the middle of a compaction (kill -9).")
-        with open(notes) as file:
-            second_life(folder, json.load(file), console)
+        second_life(folder)
     return 0
 
 

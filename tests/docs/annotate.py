@@ -17,6 +17,7 @@ from docs.example_catalog import catalog_examples, show_catalog
 from docs.example_directory import example_files
 from docs.example_group import ITEMS, SHAPES, Shape, group_examples, shape_of_head
 from docs.example_metastore import metastore_examples, metastore_shapes
+from docs.example_table import show_table, table_examples
 from docs.pages import FORMATS, blocks, layouts
 from lowmark.log import snapshot_format
 from lowmark.raft import Append
@@ -38,6 +39,7 @@ def example_bytes() -> dict[str, bytes]:
         **group_examples(),
         **catalog_examples(),
         **metastore_examples(),
+        **table_examples(),
         "a hybrid time": HYBRID_TIME.to_bytes(8, "little"),
         "a connection": hello("n1:7400") + frame_header([frame]) + frame,
     }
@@ -93,6 +95,8 @@ class _Dump:
         elif 0xA0 <= first < 0xC0:
             self.show(1, f"{name}: text of {first - 0xA0}")
             self.rest(first - 0xA0, name)
+        elif first == 0xC0:
+            self.show(1, f"{name}: nil")
         elif first in {0xC2, 0xC3}:
             self.show(1, f"{name}: {'false' if first == 0xC2 else 'true'}")
         elif first == 0xC4:
@@ -283,6 +287,8 @@ def rendered(page: str, name: str) -> str:
             _metastore(dump, name)
         case "catalog.md", _:
             show_catalog(dump)
+        case "table.md", _:
+            show_table(dump, name)
         case _:
             dump.fields("Hybrid time")
     assert dump.left == 0

@@ -33,6 +33,8 @@ from lowmark.log.wal_format import Kind
 from lowmark.metastore import ClusterSettings, Identity, commands, identify, machine
 from lowmark.runtime import NetworkLimits, frames, sim_runtime
 from lowmark.runtime.network import FRAME_HEADER_BYTES
+from lowmark.table import commands as table_commands
+from lowmark.table import machine as table_machine
 
 PAGES = sorted(path.name for path in FORMATS.glob("*.md"))
 
@@ -73,6 +75,8 @@ CODE: dict[tuple[str, str], tuple[list[struct.Struct], int]] = {
     ("messages.md", "Start"): ([wire._LENGTH], wire._LENGTH.size),
     ("metastore.md", "Start"): ([commands._LENGTH], commands._LENGTH.size),
     ("metastore.md", "Block head"): ([machine._LENGTH], machine._LENGTH.size),
+    ("table.md", "Batch"): ([table_commands._HEADER], table_commands.HEADER_BYTES),
+    ("table.md", "Block head"): ([table_machine._LENGTH], table_machine._LENGTH.size),
     ("frames.md", "Hello head"): ([frames._HELLO], frames._HELLO.size),
     ("frames.md", "Frame header"): ([frames._HEADER], FRAME_HEADER_BYTES),
 }

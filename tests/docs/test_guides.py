@@ -22,47 +22,83 @@ from lowmark.node.settings import load_settings
 ROOT = Path(__file__).parents[2]
 
 
+README = (ROOT / "README.md").read_text()
+
+
+def _run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def _run_example(folder: Path) -> tuple[str, subprocess.CompletedProcess[str]]:
+    """The Python that the README shows, run in a folder."""
+    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    return example, _run([sys.executable, "-c", example], folder)
+
+
 def test_the_readme_s_example_runs_as_it_stands(tmp_path: Path) -> None:
-    # given the Python that the README shows
-    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    # when it is run in an empty folder
-    ran = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    # then it prints what it says it prints
+    # when the example is run in an empty folder
+    example, ran = _run_example(tmp_path)
+    # then it prints what it says it prints, line for line
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == ["None", "b'o-1 shipped'"]
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", example, re.MULTILINE)
+    assert len(said) == example.count("print(") >= 6
+    assert ran.stdout.splitlines() == said
+    # and it has shown what the product is about
+    for word in ("open", "append", "producer", "follow=True", "as_of=", "delete", "explain"):
+        assert word in example
 
 
 def test_the_readme_s_commands_work_on_the_example_s_directory(tmp_path: Path) -> None:
     # given the directory that the example leaves
-    text = (ROOT / "README.md").read_text()
-    [example] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    subprocess.run([sys.executable, "-c", example], cwd=tmp_path, check=True, capture_output=True)
+    assert _run_example(tmp_path)[1].returncode == 0
     # when the commands on it are run as they stand there
-    commands = re.findall(r"^\.venv/bin/lowmark (log .*?) +#", text, re.MULTILINE)
-    assert len(commands) == 3
+    [shell] = re.findall(r"## From a shell\n\n```sh\n(.*?)```", README, re.DOTALL)
+    commands = re.findall(r"^\.venv/bin/lowmark (.*?) +#", shell, re.MULTILINE)
+    assert len(commands) == len(shell.splitlines()) == 8
     for command in commands:
-        ran = subprocess.run(
-            [sys.executable, "-m", "lowmark", *command.split()],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ran = _run([sys.executable, "-m", "lowmark", *command.split()], tmp_path)
         # then each says something and is content
         assert ran.returncode == 0, f"{command}: {ran.stdout}{ran.stderr}"
         assert ran.stdout.strip()
 
 
-def test_the_quickstart_shows_what_went_and_why() -> None:
+def test_the_readme_links_to_what_is_there() -> None:
+    for name in ("README.md", "ARCHITECTURE.md", "docs/design/README.md"):
+        page = ROOT / name
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{name} links to {target}"
+
+
+def test_the_quickstart_shows_a_table_s_life_and_what_survives_a_kill() -> None:
     # when it is run
-    ran = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "quickstart.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = _run([sys.executable, str(ROOT / "examples" / "quickstart.py")], ROOT)
+    # then it came to its end, in both lives
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    first, killed, second = ran.stdout.partition("kill -9")
+    assert killed
+    # and what it says of the first one is so: a refusal by name, a tail, two answers for one key
+    assert "ValueRefused: row 1, column amount: '9.505'" in first
+    assert re.findall(r"tail: .*'status': '(\w+)'", first) == ["paid", "packed", "shipped"]
+    assert re.search(r"now: .*'shipped'", first)
+    assert re.search(r"before the producer: .*'new'", first)
+    assert re.search(r"\('c-17',\) was deleted", first)
+    assert re.search(r"\('c-99999',\) is unknown", first)
+    # and nothing that was acknowledged is missing in the second
+    assert "Recovered" in second
+    assert "10,005 changes" in second
+    assert re.search(r"the last row of o-1 is .*'shipped'", second)
+    [seen] = re.findall(r"billing has seen ([\d,]+) rows, and has ([\d,]+) to go", first)
+    assert sum(int(number.replace(",", "")) for number in seen) == 10_005
+    assert f"billing still has {seen[1]} rows to go" in second
+    # and it is told who holds what
+    assert second.count("cursor billing holds partition") == 4
+    assert re.search(r"held by node \d+: table orders is read as of then", second)
+    assert "BelowWatermark: " in second
+
+
+def test_the_tour_of_the_log_shows_what_went_and_why() -> None:
+    # when it is run
+    ran = _run([sys.executable, str(ROOT / "examples" / "log_tour.py")], ROOT)
     # then it died and recovered
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for word in ("kill -9", "Recovered", "went", "merged", "kept", "finds nothing wrong"):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lowmark.errors import Rejected
-from lowmark.group import Future
+from lowmark.group import Future, OutcomeUnknown
 from lowmark.holds import Span
 from lowmark.metastore import Event
 from lowmark.metastore.nodes import lease_of
@@ -287,6 +287,86 @@ class Gate:
         self._is_open = True
         for statement, future in self.waiting:
             self._send(statement).then(future.follow)  # type: ignore[arg-type]
+
+
+class Lossy:
+    """Answers a node's next write with `OutcomeUnknown`, and keeps it for later."""
+
+    def __init__(self, node: TableNode) -> None:
+        self._metastore = node.metastore
+        self._send = node.metastore.invoke
+        self.kept: list[object] = []
+        node.metastore.invoke = self._invoke  # type: ignore[method-assign, assignment]
+
+    def _invoke(self, statement: object) -> Future[object]:
+        self.kept.append(statement)
+        self._metastore.invoke = self._send  # type: ignore[method-assign]
+        return Future.failed(OutcomeUnknown("metastore", why="the answer was lost"))
+
+    def deliver(self) -> Future[object]:
+        return self._send(self.kept.pop())  # type: ignore[arg-type, return-value]
+
+
+def test_a_write_that_comes_late_takes_no_hold_away() -> None:
+    # given two readers, of whom the earlier one lets go; that is written, but nobody hears of it
+    world, node = alone()
+    world.wait(node.watermark.advance())
+    world.run_for(1_000)
+    time = node.run.clock.now()
+    early = world.wait(node.watermark.hold(time, "early"))
+    world.wait(node.watermark.hold(time + 20, "late"))
+    lossy = Lossy(node)
+    early()
+    world.run_until(lambda: bool(lossy.kept))
+    # when a reader comes in between them, and only then the lost write goes in
+    world.wait(node.watermark.hold(time + 10, "in between"))
+    world.wait(lossy.deliver())
+    # then he is held for all the same
+    world.run_for(3_000)
+    assert published(node) == {hold_key(1): time + 10}
+    assert world.wait(node.watermark.advance()).after == time + 10
+
+
+def test_a_hold_that_comes_late_and_that_nobody_needs_goes_by_itself() -> None:
+    # given a reader whose hold is written, but nobody hears of it; he is held for by another write
+    world, node = alone()
+    lossy = Lossy(node)
+    time = node.run.clock.now()
+    held = world.wait(node.watermark.hold(time, "a reader"))
+    # when he has let go, and only then the lost write goes in
+    held()
+    world.run_for(2_000)
+    assert published(node) == {}
+    world.wait(lossy.deliver())
+    assert published(node) == {hold_key(1): time}
+    # then that goes, too
+    world.run_for(60_000)
+    assert published(node) == {}
+
+
+def test_a_move_does_not_pass_the_hold_of_a_node_that_came_back_meanwhile() -> None:
+    # given a reader at a node that was cut off for longer than its lease
+    world = TableWorld()
+    world.run_for(2_000)
+    leader = world.wait_leader().number
+    away = next(n for n in (1, 2, 3) if n != leader)
+    time = world[away].run.clock.now()
+    held = world.wait(world[away].watermark.hold(time, "away"))
+    world.isolate(away)
+    world.run_for(5_000)
+    # when a mover sees that, and the node is back before its move is written
+    gate = Gate(world, leader)
+    moved = world[leader].watermark.advance()
+    world.run_until(lambda: bool(gate.waiting))
+    world.heal()
+    state = world[leader].metastore.state
+    world.run_until(lambda: state.lease(lease_of(away), state.time) is not None)
+    gate.open()
+    # then the hold counts again, and is not passed
+    done = world.wait(moved)
+    assert done.after == time
+    assert [hold.why for hold in done.held_by] == ["away"]
+    assert not held.lost
 
 
 # -- nodes that go ------------------------------------------------------------------------------

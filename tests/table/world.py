@@ -29,10 +29,10 @@ def ms(millis: int) -> int:
     return millis << COUNTER_BITS
 
 
-def log_table(name: str, **more: object) -> CreateTable:
+def log_table(name: str, *, partitions: int = 1, **more: object) -> CreateTable:
     """A table without a key."""
     columns = (NewColumn(name="note", type=parse_type("string")),)
-    return CreateTable(name=name, columns=columns, **more)  # type: ignore[arg-type]
+    return CreateTable(name=name, columns=columns, partitions=partitions, **more)  # type: ignore[arg-type]
 
 
 class TableNode(CatalogNode):
@@ -129,6 +129,15 @@ class TableWorld(CatalogWorld):
         **more: object,
     ) -> None:
         super().__init__(seed, nodes=nodes, settings=settings, **more)
+        self.run_until(self._has_voters, timeout_ms=600_000)
+
+    def _has_voters(self) -> bool:
+        """Whether one node can go, and the others still have a majority."""
+        leader = self.leader()
+        if leader is None:
+            return False
+        members = leader.metastore.group.members()
+        return len(members.voters) == min(len(self.nodes), 3) and not members.joint
 
     def new_node(self, number: int) -> TableNode:
         return TableNode(self, number)
@@ -140,7 +149,8 @@ class TableWorld(CatalogWorld):
 
     @property
     def up(self) -> list[TableNode]:
-        return [self[number] for number in self.nodes if self[number].up]
+        """Those that are up and have their rooms."""
+        return [self[number] for number in self.nodes if self[number].tables_ is not None]
 
     def now_ms(self, number: int = 1) -> int:
         return millis_of(self[number].run.clock.now())

@@ -24,20 +24,26 @@ from lowmark.bench.group_sizes import GroupSizes
 from lowmark.bench.group_suite import GROUP_FIELDS, group_report, run_groups
 from lowmark.bench.sizes import Sizes
 from lowmark.bench.suite import FIELDS, report, run
+from lowmark.bench.table_sizes import TableSizes
+from lowmark.bench.table_suite import TABLE_FIELDS, run_tables, table_report
 
 __all__ = [
     "CATALOG_FIELDS",
     "FIELDS",
     "GROUP_FIELDS",
+    "TABLE_FIELDS",
     "CatalogSizes",
     "Figure",
     "GroupSizes",
     "Side",
     "Sizes",
+    "TableSizes",
     "Target",
     "group_report",
     "report",
     "run",
     "run_catalog",
     "run_groups",
+    "run_tables",
+    "table_report",
 ]

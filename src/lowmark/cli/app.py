@@ -10,7 +10,11 @@ from typing import Annotated
 import typer
 
 import lowmark
-from lowmark.cli import bench, catalog, log, meta
+from lowmark.cli import bench, catalog, cursor, log, meta, table, watermark
+from lowmark.cli.append import append
+from lowmark.cli.explain import explain
+from lowmark.cli.get import delete, get
+from lowmark.cli.read import read
 from lowmark.cli.serve import serve
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
 from lowmark.cli.status import status
@@ -28,6 +32,14 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(status)
+app.add_typer(table.app, name="table")
+app.command()(append)
+app.command()(read)
+app.command()(get)
+app.command()(delete)
+app.add_typer(cursor.app, name="cursor")
+app.command()(explain)
+app.add_typer(watermark.app, name="watermark")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(meta.app, name="meta")
 app.add_typer(log.app, name="log")

@@ -30,7 +30,9 @@ def bench(ctx: typer.Context) -> None:
 
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="FIELD", help="Measure this figure only; may be repeated."),
+    typer.Option(
+        "--only", "--figure", metavar="FIELD", help="Measure this figure only; may be repeated."
+    ),
 ]
 Folder = Annotated[
     Path | None,
@@ -82,7 +84,7 @@ def bench_group(
     sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
     with _measured_in(folder, only, room.GROUP_FIELDS, sizes.space_needed_bytes) as root:
         figures, skipped = room.run_groups(root, sizes, only=only or (), say=_say)
-    _report(figures, skipped, sizes, as_json=as_json)
+    _report(figures, skipped, room.group_report(figures, skipped, sizes), as_json=as_json)
 
 
 @app.command("catalog")
@@ -102,19 +104,40 @@ def bench_catalog(
     sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
     with _measured_in(folder, only, room.CATALOG_FIELDS, sizes.space_needed_bytes) as root:
         figures, skipped = room.run_catalog(root, sizes, only=only or (), say=_say)
-    _report(figures, skipped, sizes, as_json=as_json)
+    _report(figures, skipped, room.group_report(figures, skipped, sizes), as_json=as_json)
+
+
+@app.command("table")
+def bench_table(
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 90 seconds.")] = False,
+    only: Only = None,
+    folder: Folder = None,
+    tiny: Tiny = False,
+) -> None:
+    """Measure tables: append, send, get, read, memory; beside SQLite, PostgreSQL, bare files.
+
+    The figure against PostgreSQL needs its server programs (Debian: `postgresql`); without them it
+    is skipped, and it says so. A figure that misses its target is a result, too: the exit code is
+    0.
+    """
+    pick = room.TableSizes
+    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
+    with _measured_in(folder, only, room.TABLE_FIELDS, sizes.space_needed_bytes) as root:
+        figures, skipped = room.run_tables(root, sizes, only=only or (), say=_say)
+    _report(figures, skipped, room.table_report(figures, skipped, sizes), as_json=as_json)
 
 
 def _report(
     figures: Sequence[room.Figure],
     skipped: Mapping[str, str],
-    sizes: room.GroupSizes | room.CatalogSizes,
+    report: Mapping[str, object],
     *,
     as_json: bool,
 ) -> None:
     _say("")
     if as_json:
-        show_json(room.group_report(figures, skipped, sizes))
+        show_json(report)
         return
     if figures:
         _show(figures)

@@ -28,6 +28,7 @@ def show_table(
     columns: Sequence[str],
     as_json: bool,
     title: str = "",
+    names_as_they_are: bool = False,
 ) -> None:
     """Show rows of the same kind; `columns` gives their order, also when there is no row."""
     if as_json:
@@ -36,7 +37,8 @@ def show_table(
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         numeric = any(_is_number(row[column]) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+        head = Text(column if names_as_they_are else column.replace("_", " "))
+        table.add_column(head, justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*(Text(_cell(row[column])) for column in columns))
     _stdout().print(table)

@@ -8,6 +8,8 @@ import typer
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
 from lowmark.cli.source import DataOption, NodeOption, opened_source
 from lowmark.node import Status
+from lowmark.node.messages import GroupRow
+from lowmark.table import parse_group_name
 
 __all__ = ["status"]
 
@@ -15,12 +17,14 @@ __all__ = ["status"]
 def status(
     ctx: typer.Context, node: NodeOption = None, data: DataOption = None, as_json: Json = False
 ) -> None:
-    """Show nodes, groups, leaders, lag, and where the metastore and the catalog are.
+    """Show nodes, groups, leaders, lag, tables, and where the metastore and the catalog are.
 
     A node that is asked asks all others. From a data directory: what its node knew at the end.
+    Groups of tables are shown if something is wrong with them, and counted otherwise. Warnings
+    name cursors that keep much, or for long, and readers that hold the low watermark.
 
     With --json, one object: source, cluster, nodes, groups (each with its members), metastore,
-    catalog.
+    catalog, tables, watermark, warnings.
 
     Example: lowmark status --node 127.0.0.1:6572
     """
@@ -54,6 +58,8 @@ def _show(found: Status) -> None:
         as_json=False,
     )
     for group in found.groups:
+        if not _worth_showing(group):
+            continue
         print()
         words = f"group {group.group}: {_leader(group.leader_name)}, term {group.term}"
         show_table(
@@ -82,6 +88,36 @@ def _show(found: Status) -> None:
             title=words if group.stage in {"none", "stopped"} else f"{words}, {group.stage}",
         )
     _show_leases(found)
+    _show_tables(found)
+    for warning in found.warnings:
+        print(f"\nwarning: {warning.text}")
+
+
+def _worth_showing(group: GroupRow) -> bool:
+    """There may be thousands of groups of tables: only those are shown that need a look."""
+    if parse_group_name(group.group) is None:
+        return True
+    busy = group.stage not in {"none", "stable", "stopped"}
+    return not group.leader or busy or any(member.problem for member in group.members)
+
+
+def _show_tables(found: Status) -> None:
+    if not found.tables:
+        return
+    print()
+    columns = ("table", "partitions", "here", "rows", "bytes", "cursors")
+    rows: list[dict[str, Cell]] = [
+        {
+            "table": table.name,
+            "partitions": table.partitions or None,
+            "here": table.here,
+            "rows": table.rows,
+            "bytes": table.bytes,
+            "cursors": table.cursors,
+        }
+        for table in found.tables
+    ]
+    show_table(rows, columns=columns, as_json=False)
 
 
 def _leader(name: str) -> str:
@@ -102,6 +138,12 @@ def _show_cluster(found: Status) -> None:
     facts["catalog_earliest"] = found.catalog.earliest if found.catalog is not None else None
     if found.catalog is not None and found.catalog.problem:
         facts["catalog_problem"] = found.catalog.problem
+    mark = found.watermark
+    if mark is not None:
+        facts["low_watermark"] = time_text(mark.time_ms) if mark.time_ms else None
+        facts["watermark_goal"] = time_text(mark.goal_ms)
+        if mark.holders:
+            facts["watermark_held_by"] = ", ".join(one.holder for one in mark.holders)
     show_facts(facts, as_json=False)
 
 
