@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,5 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     # Later, not with `import lowmark`: most of what is here does without pyarrow and the client.
     if name == "open":
-        from lowmark.client import open_database
-
-        return open_database
+        return importlib.import_module("lowmark.client").open_database
     raise AttributeError(f"module 'lowmark' has no attribute {name!r}")

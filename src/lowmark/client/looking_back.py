@@ -2,12 +2,13 @@
 
 Two passes over the backlog, as compaction makes them: the first reads keys and changes and finds
 out which rows are the last of their key; the second reads those. The time is held from before the
-first pass until the reader is closed, so that what it reads can't be compacted away meanwhile.
+first pass until the reader is closed, so that what it reads can't be compacted away meanwhile. If
+the hold was lost all the same, because the node was taken for gone, the last call says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.fetching import fetch
 from lowmark.client.lookup import keys_of
 from lowmark.client.reading import Reader, Reading
-from lowmark.table import Fold, Mask, Partition, View
+from lowmark.table import AsOfHold, BelowWatermark, Fold, Mask, Partition, View
 
 __all__ = ["AsOfReader"]
 
@@ -33,7 +34,7 @@ class _Part:
 
 
 class AsOfReader(Reader):
-    """A reader of the table as it was; `let_go` ends the hold on its time."""
+    """A reader of the table as it was."""
 
     def __init__(
         self,
@@ -42,11 +43,12 @@ class AsOfReader(Reader):
         reading: Reading,
         *,
         time: int,
-        let_go: Callable[[], None],
+        hold: AsOfHold,
     ) -> None:
         self.time = time
+        self._hold = hold
         super().__init__(embedded, partitions, reading)
-        self._ends.append(let_go)
+        self._ends.append(hold)
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         try:
@@ -61,6 +63,8 @@ class AsOfReader(Reader):
                     if self._left == 0 or self._closed:
                         return
                 way.at = end
+            if self._hold.lost:
+                raise BelowWatermark(time=self.time, watermark=self._hold.passed_by)
         finally:
             self.close()
 

@@ -373,7 +373,7 @@ class Table:
             )
         if columns is None:
             columns = [column.name for column in then.columns]
-        let_go = self._embedded.ask(
+        hold = self._embedded.ask(
             lambda: self._watermark.hold(time, f"table {self._first.name} is read as of then")
         )
         try:
@@ -382,9 +382,9 @@ class Table:
             starts = {number: view.start for number, view in views.items()}
             shape = Shape(then, columns)
             reading = Reading(shape, starts, ends, limit, batch_bytes, "skip", "an as-of reader")
-            return AsOfReader(self._embedded, wanted, reading, time=time, let_go=let_go)
+            return AsOfReader(self._embedded, wanted, reading, time=time, hold=hold)
         except BaseException:
-            self._embedded.tell(let_go)
+            self._embedded.tell(hold)
             raise
 
     def snapshot(self) -> Snapshot:

@@ -19,7 +19,7 @@ from lowmark.group.peers import ChangeFailed, PeerListener
 from lowmark.group.state_record import GroupMeta
 from lowmark.group.transport import Transport, TransportLimits
 from lowmark.group.wire import Answer, Ask, Item, NotHere
-from lowmark.log import Dropped, GroupLeaving, GroupLog, Log, Written
+from lowmark.log import Dropped, GroupLeaving, GroupLog, GroupUnknown, Log, Written
 from lowmark.raft import ConfState
 from lowmark.runtime import Runtime
 
@@ -168,10 +168,13 @@ class Groups:
 
     def _unfinished(self, name: str) -> GroupLog | None:
         """A copy that a crash left without its first record: it never took part in anything."""
-        for log in self._log.groups():
-            if log.name == name and not log.meta and name not in self._groups:
-                return log
-        return None
+        if name in self._groups:
+            return None
+        try:
+            log = self._log.group(name)
+        except GroupUnknown:
+            return None
+        return None if log.meta else log
 
     def recreate(
         self,

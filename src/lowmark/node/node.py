@@ -248,9 +248,7 @@ class Node:
         self.upkeep.start()
         actions = CatalogActions(catalogs, self.bridge)
         self.status.catalog = actions.status
-        self.status.tables = lambda: parts_here(
-            catalogs.latest, tables, now_ms=self.loop.wall_ms()
-        )
+        self.status.tables = lambda: parts_here(catalogs.latest, tables, now_ms=self.loop.wall_ms())
         watermark, rooms = self.watermark, (self.placement, self.upkeep)
         self.status.watermark = lambda: watermark_status(watermark.standing())
         self.status.problems = lambda: [room.problem for room in rooms]

@@ -97,7 +97,7 @@ from lowmark.table.readers import Cursor, Lease, holds_of
 from lowmark.table.splitting import outgoing, split
 from lowmark.table.state import Finished, State, Ticked, Trimmed
 from lowmark.table.tables import Tables
-from lowmark.table.watermark import LowWatermark
+from lowmark.table.watermark import Advanced, AsOfHold, LowWatermark, WatermarkStanding
 
 __all__ = [
     "CHANGE",
@@ -110,7 +110,9 @@ __all__ = [
     "SYSTEM_COLUMNS",
     "TIME",
     "U64",
+    "Advanced",
     "Appended",
+    "AsOfHold",
     "Backlog",
     "BatchRefused",
     "BelowWatermark",
@@ -160,6 +162,7 @@ __all__ = [
     "Trim",
     "Trimmed",
     "View",
+    "WatermarkStanding",
     "decode_rows",
     "encode_batch",
     "encode_control",

@@ -12,7 +12,7 @@ from lowmark.log import ReadPlan
 from lowmark.runtime import Buffer
 from lowmark.table.backlog import View
 from lowmark.table.commands import Control, Tick, encode_control
-from lowmark.table.errors import PartitionNotHere
+from lowmark.table.errors import PartitionNotHere, TimeInFuture
 from lowmark.table.machine import PartitionMachine
 from lowmark.table.producers import Appended
 from lowmark.table.state import Outcome, State
@@ -106,16 +106,21 @@ class Partition:
         return self.read(lambda state: state.backlog.view)
 
     def closed(self, time: int) -> Future[View]:
-        """The backlog, when no row at or below a time can come any more."""
-        if self.group.leads and self.view.closed < time:
-            whole: Future[View] = Future()
-            self.ask(Tick()).then(
-                lambda done: (
-                    whole.reject(done.error) if done.error is not None else whole.resolve(self.view)
-                )
-            )
-            return whole
-        return self.latest()
+        """The backlog, when no row at or below a time can come any more.
+
+        A copy that knows so needs nobody for it. Else only the leader can see to it, if the time
+        has come by its clock.
+        """
+        if self.view.closed >= time:
+            return Future.of(self.view)
+
+        def ticked(_: Outcome) -> View:
+            view = self.view
+            if view.closed < time:
+                raise TimeInFuture(time=time, now=view.closed)
+            return view
+
+        return self.ask(Tick()).map(ticked)
 
     def plan(self, indexes: Iterable[int], *, held: bool = False) -> ReadPlan:
         """How to read batches that stand at these places in the log; carry it out on any thread."""

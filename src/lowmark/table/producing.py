@@ -143,10 +143,10 @@ class _Lane:
             self._pauses = True
             self._loop.call_later(_RETRY_MS, self._again)
             return False
-        # The first one failed for good. What came behind it takes its number, and those after it: if
-        # it was not stored, neither were they. But if anything of it may have been stored, all goes
-        # on in a new epoch; and what may have been stored in this one does not go on at all, for a
-        # new number would store it twice.
+        # The first one failed for good. What came behind it takes its number, and those after: if
+        # it was not stored, neither were they. But if anything of it may have been stored, all
+        # goes on in a new epoch; and what may have been stored in this one does not go on at all,
+        # for a new number would store it twice.
         self._failed = []
         if any(sent.unknown for sent in failed) or isinstance(first.error, ProducerForgotten):
             self.epoch += 1

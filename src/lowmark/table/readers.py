@@ -14,11 +14,21 @@ import msgspec
 from lowmark.holds import Hold, Span
 from lowmark.runtime import HybridTime, millis_of
 
-__all__ = ["CURSORS_MAX", "LEASES_MAX", "NAME_CHARACTERS_MAX", "Cursor", "Lease", "holds_of"]
+__all__ = [
+    "CURSORS_MAX",
+    "LEASES_MAX",
+    "LEASE_MS_MAX",
+    "NAME_CHARACTERS_MAX",
+    "Cursor",
+    "Lease",
+    "holds_of",
+]
 
 CURSORS_MAX = 1_024
 LEASES_MAX = 4_096
 """Of one partition."""
+LEASE_MS_MAX = 1 << 40
+"""Who needs longer has a cursor. A time that can't be written down must not get into the state."""
 NAME_CHARACTERS_MAX = 128
 
 

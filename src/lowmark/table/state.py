@@ -43,6 +43,7 @@ from lowmark.table.errors import (
 from lowmark.table.producers import Appended, Producers
 from lowmark.table.readers import (
     CURSORS_MAX,
+    LEASE_MS_MAX,
     LEASES_MAX,
     NAME_CHARACTERS_MAX,
     Cursor,
@@ -337,6 +338,10 @@ class State:
                 return TooMany("leases", LEASES_MAX)
         if not _is_name(take.name):
             return _bad_name(take.name)
+        if not 0 < take.ttl_ms <= LEASE_MS_MAX:
+            return BatchRefused(
+                f"a lease can't be of {take.ttl_ms} ms", hint=f"Use 1 to {LEASE_MS_MAX} ms."
+            )
         refusal = self._not_there(take.offset)
         if refusal is not None:
             return refusal

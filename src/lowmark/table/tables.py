@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from lowmark.catalog import TableId
 from lowmark.group import Groups, PeerListener
-from lowmark.log import Log
+from lowmark.log import GroupUnknown, Log
 from lowmark.table.errors import PartitionNotHere
 from lowmark.table.partition import Partition, group_name, parse_group_name
 
@@ -41,7 +41,7 @@ class Tables:
             return there
         partition = Partition(table, number)
         name = group_name(table, number)
-        if name in {log.name for log in self._log.groups() if log.meta}:
+        if self._has(name):
             group = self._groups.open(
                 name, partition.machine, listener=listener, observer=partition
             )
@@ -69,7 +69,7 @@ class Tables:
         return [one for _, one in sorted(self._partitions.items())]
 
     def on_disk(self) -> list[tuple[TableId, int]]:
-        """Which partitions this node's log has anything of, started or not, damaged or unfinished."""
+        """Which partitions this node has anything of, started or not, damaged or unfinished."""
         found = map(parse_group_name, self._names())
         return sorted(one for one in found if one is not None)
 
@@ -79,6 +79,13 @@ class Tables:
         name = group_name(table, number)
         if name in self._names():
             self._groups.delete(name)
+
+    def _has(self, name: str) -> bool:
+        """Whether the log has a copy that was finished; raises if nobody can tell."""
+        try:
+            return bool(self._log.group(name).meta)
+        except GroupUnknown:
+            return False
 
     def _names(self) -> set[str]:
         # What could not be deleted the last time counts as unreadable, and can be deleted again.

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -171,6 +172,11 @@ class AsOfHold:
         """Whether the watermark has passed it: its node was taken for gone."""
         return self._watermark.current > self.time
 
+    @property
+    def passed_by(self) -> int:
+        """Where the watermark is."""
+        return self._watermark.current
+
 
 class LowWatermark:
     """See the module's docstring. All calls are made on the loop."""
@@ -236,7 +242,8 @@ class LowWatermark:
         """Where it is and who holds it, as far as this node knows."""
         seen = self._seen(self._metastore.range_local(WATERMARK_KEY))
         value = seen.watermark
-        return WatermarkStanding(value.time, value.moved_at, self.goal, _holds_of(seen))
+        in_force = {node for node, hold in seen.holds.items() if hold.in_force}
+        return WatermarkStanding(value.time, value.moved_at, self.goal, _holds_of(seen, in_force))
 
     def _value(self) -> WatermarkValue:
         found = self._metastore.state.find(WATERMARK_KEY)
@@ -287,10 +294,11 @@ class LowWatermark:
                 return
             seen = future.result()
             begun = seen.watermark.time if before is None else before
-            safe = safe_point(wanted, _holds_of(seen))
+            gone = [node for node, hold in seen.holds.items() if not hold.in_force][:_GONE_MAX]
+            # What this write does not remove counts, whether or not it is in force.
+            safe = safe_point(wanted, _holds_of(seen, seen.holds.keys() - gone))
             after = max(seen.watermark.time, safe.position)
             done = Advanced(begun, after, wanted, safe.held_by)
-            gone = [node for node, hold in seen.holds.items() if not hold.in_force][:_GONE_MAX]
             if after == seen.watermark.time and not gone:
                 whole.resolve(done)
                 return
@@ -504,9 +512,9 @@ def _by_node(entries: Iterable[Entry]) -> Iterable[tuple[int, Entry]]:
             yield int(node), entry
 
 
-def _holds_of(seen: _Seen) -> tuple[Hold, ...]:
-    """The holds in force, the earliest first."""
-    standing = [(hold.value.time, node) for node, hold in seen.holds.items() if hold.in_force]
+def _holds_of(seen: _Seen, nodes: AbstractSet[int]) -> tuple[Hold, ...]:
+    """The holds of these nodes, the earliest first."""
+    standing = [(seen.holds[node].value.time, node) for node in nodes]
     return tuple(
         Hold(
             holder=f"node {node}",

@@ -1,4 +1,5 @@
-"""What a cluster does by itself, every now and then: the low watermark, retention, dropped tables.
+"""What a cluster does by itself, every now and then: the low watermark, retention, dropped tables,
+old revisions of the metastore.
 
 Every node looks after what it has: retention of the partitions that it leads, files that a cut has
 freed, copies of dropped tables. What is there once for the whole cluster, the watermark and keys of
@@ -16,9 +17,11 @@ Invariants
 from lowmark.upkeep.dropped import Dropped, dropped_at
 from lowmark.upkeep.freeing import Freeing
 from lowmark.upkeep.retention import Retained, Retention, expired_before
+from lowmark.upkeep.revisions import REVISIONS_KEPT, forget_old_revisions
 from lowmark.upkeep.upkeep import Look, Upkeep
 
 __all__ = [
+    "REVISIONS_KEPT",
     "Dropped",
     "Freeing",
     "Look",
@@ -27,4 +30,5 @@ __all__ = [
     "Upkeep",
     "dropped_at",
     "expired_before",
+    "forget_old_revisions",
 ]

@@ -18,6 +18,7 @@ from lowmark.table.watermark import Advanced
 from lowmark.upkeep.dropped import Dropped
 from lowmark.upkeep.freeing import Freeing
 from lowmark.upkeep.retention import Retained, Retention, has_retention
+from lowmark.upkeep.revisions import forget_old_revisions
 
 __all__ = ["Look", "Upkeep"]
 
@@ -66,6 +67,8 @@ class Upkeep:
         self._retention = Retention(runtime.clock, catalogs)
         self._freeing = Freeing()
         self._dropped = Dropped(catalogs, tables, placement, watermark)
+        self._forgetting: Future[int] = Future()
+        """The last time that old revisions were asked to go."""
         self._looking: Future[Look] | None = None
         self._closed = False
         self.last: Look | None = None
@@ -113,6 +116,7 @@ class Upkeep:
 
     def _advance(self, whole: Future[Look]) -> None:
         if self._metastore.coordinates:
+            self._forgetting = forget_old_revisions(self._metastore)
             self._watermark.advance().then(lambda future: self._retain(whole, future))
         else:
             self._retain(whole, None)
@@ -149,7 +153,13 @@ class Upkeep:
                     len(snapshots),
                     tuple(destroyed),
                     tuple(_values(keys)),
-                    (*_errors(moved), *_errors(retained), *errors, *_errors(keys)),
+                    (
+                        *_errors(moved),
+                        *_errors([self._forgetting]),
+                        *_errors(retained),
+                        *errors,
+                        *_errors(keys),
+                    ),
                 )
             )
 

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from lowmark.catalog import AlterZone, CreateZone, DropTable, TableId
+from lowmark.metastore import MetastoreConfig
+from lowmark.placement import STABLE_PREFIX, Assignments, decode_assignments, parse_key
+from lowmark.runtime import DiskFull
+from table.world import TableNode, TableWorld, log_table
+
+
+def three_replicas(world: TableWorld) -> None:
+    world.execute(1, AlterZone(name="default", replicas=3))
+
+
+def stable(node: TableNode) -> dict[tuple[TableId, int], Assignments]:
+    """What a node's copy of the metastore says."""
+    found = {}
+    for entry in node.metastore.range_local(STABLE_PREFIX).entries:
+        parsed = parse_key(entry.key)
+        assert parsed is not None
+        found[parsed[1], parsed[2]] = decode_assignments(entry.value)
+    return found
+
+
+def copies(node: TableNode, table: TableId) -> list[int]:
+    return [one.number for one in node.tables.of(table)]
+
+
+# -- new tables ---------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_made_can_be_used_at_once_where_it_is_alone() -> None:
+    # given a node of its own
+    world = TableWorld(nodes=1)
+    # when a table is made
+    table = world.create(1, log_table("events", partitions=3))
+    # then all its partitions are here, and lead
+    assert copies(world[1], table) == [0, 1, 2]
+    assert all(one.group.ready for one in world[1].tables.of(table))
+    version = world[1].catalog.latest.version
+    assert stable(world[1]) == {(table, n): Assignments((1,), version) for n in range(3)}
+    assert world[1].placement.routes(table, 2) == (1,)
+    assert world[1].placement.routes(table, 3) == ()
+    assert world[1].placement.problem == ""
+
+
+def test_all_nodes_compute_and_write_the_same() -> None:
+    # given three nodes, each with what it was about to write
+    world = TableWorld(nodes=4)
+    three_replicas(world)
+    written: dict[int, dict[bytes, bytes]] = {number: {} for number in world.nodes}
+    for number in world.nodes:
+        note_writes(world[number], written[number])
+    # when a table is made
+    table = world.create(2, log_table("events", partitions=8))
+    world.everywhere()
+    # then all that were in time to write one wrote the same
+    everything: dict[bytes, bytes] = {}
+    for own in written.values():
+        for key, value in own.items():
+            assert everything.setdefault(key, value) == value
+    assert len(everything) == 8
+    # and all nodes know the same, and have their copies
+    world.run_until(lambda: all(stable(node) == stable(world[1]) for node in world.up))
+    found = stable(world[1])
+    for (owner, number), assignments in found.items():
+        assert owner == table
+        assert len(assignments.nodes) == 3
+        for node in world.up:
+            assert node.placement.routes(table, number) == assignments.nodes
+            assert (number in copies(node, table)) == (node.number in assignments.nodes)
+    # and every partition has a leader that takes rows
+    for number in range(8):
+        assert world.leading(table, number).group.members().voters == set(
+            found[table, number].nodes
+        )
+
+
+def note_writes(node: TableNode, notes: dict[bytes, bytes]) -> None:
+    send = node.metastore.invoke_if
+
+    def invoke_if(condition, then, otherwise=()):  # type: ignore[no-untyped-def]
+        for one in then:
+            if one.key.startswith(STABLE_PREFIX):
+                notes[one.key] = one.value
+        return send(condition, then, otherwise)
+
+    node.metastore.invoke_if = invoke_if  # type: ignore[method-assign]
+
+
+def test_a_version_is_ready_when_this_node_has_its_copies() -> None:
+    # given a node that makes a table with many partitions
+    world = TableWorld(nodes=1)
+    catalogs = world[1].catalog
+    made = catalogs.execute(log_table("events", partitions=100))
+    # when it is known here
+    world.run_until(lambda: bool(catalogs.latest.tables))
+    table = next(iter(catalogs.latest.tables))
+    version = catalogs.latest.version
+    assert catalogs.ready_version < version
+    # then it counts as ready only with all of its copies
+    world.run_until(lambda: catalogs.ready_version == version)
+    assert len(world[1].tables.of(table)) == 100
+    world.wait(made)
+
+
+# -- crashes and restarts -----------------------------------------------------------------------
+
+
+def test_what_a_crash_left_between_catalog_and_assignments_is_made_good() -> None:
+    # given a node that dies when a table is in the catalog, and has no home yet
+    world = TableWorld(nodes=1)
+    world[1].placement.close()  # nothing is written after the catalog
+    table = world.create(1, log_table("events", partitions=2))
+    assert stable(world[1]) == {}
+    world[1].crash()
+    # when it starts again
+    world[1].start()
+    world.run_until(lambda: len(stable(world[1])) == 2)
+    # then the table gets its home, as of the version that made it
+    world.run_until(lambda: copies(world[1], table) == [0, 1])
+    assert world.append(table).first == 0
+
+
+def test_what_was_left_undone_is_computed_from_the_nodes_that_were_up_then() -> None:
+    # given three nodes that all die between catalog and assignments
+    world = TableWorld()
+    three_replicas(world)
+    for node in world.up:
+        node.placement.close()
+    table = world.create(1, log_table("events"))
+    world.everywhere()
+    for number in (1, 2, 3):
+        world[number].crash()
+    # when two come back, and the third one is taken for gone
+    world[1].start()
+    world[2].start()
+    world.run_until(lambda: bool(stable(world[1])))
+    # then the table has the home that it should have had
+    assert stable(world[1])[table, 0].nodes == (1, 2, 3)
+    assert world.append(table).first == 0
+    # and the third one joins in
+    world[3].start()
+    world.run_until(lambda: world[3].tables_ is not None and copies(world[3], table) == [0])
+    world.run_until(lambda: world[3].tables.get(table, 0).view.end == 1)
+
+
+def test_a_restart_starts_the_copies_that_were_there_with_their_rows() -> None:
+    # given a table with rows
+    world = TableWorld()
+    three_replicas(world)
+    table = world.create(1, log_table("events", partitions=2))
+    world.append(table, rows=5)
+    # when all nodes die and come back
+    for number in (1, 2, 3):
+        world[number].crash()
+    for number in (1, 2, 3):
+        world[number].start()
+    # then the rows are there, and more can come
+    assert world.append(table).first == 5
+
+
+def test_a_node_that_was_down_when_a_table_was_made_joins_in() -> None:
+    # given a node that is down, but not taken for gone
+    world = TableWorld(metastore_config=MetastoreConfig(lease_ms=60_000, request_timeout_ms=3_000))
+    three_replicas(world)
+    down = next(n for n in (1, 2, 3) if n != world.wait_leader().number)
+    world[down].crash()
+    # when a table is made, and has rows
+    maker = world.wait_leader().number
+    table = world.create(maker, log_table("events"))
+    assert stable(world[maker])[table, 0].nodes == (1, 2, 3)
+    world.append(table, rows=3)
+    # then it has its copy as soon as it is back
+    world[down].start()
+    world.run_until(lambda: world[down].tables_ is not None and copies(world[down], table) == [0])
+    world.run_until(lambda: world[down].tables.get(table, 0).view.end == 3)
+
+
+def test_a_copy_of_a_dropped_table_is_started_again_from_its_disk() -> None:
+    # given a table with rows that was dropped, and may still be read as of earlier times
+    world = TableWorld(nodes=1)
+    table = world.create(1, log_table("events"))
+    world.append(table, rows=3)
+    world.execute(1, DropTable(name="events"))
+    # when its node starts again
+    world[1].crash()
+    world[1].start()
+    # then its copy is there
+    world.run_until(lambda: world[1].tables_ is not None and bool(world[1].tables.of(table)))
+    world.run_until(lambda: world[1].tables.get(table, 0).group.ready)
+    assert world[1].tables.get(table, 0).view.end == 3
+
+
+def test_no_copy_is_made_of_a_table_that_was_dropped_meanwhile() -> None:
+    # given a node that is down while a table is made and dropped
+    world = TableWorld(metastore_config=MetastoreConfig(lease_ms=60_000, request_timeout_ms=3_000))
+    three_replicas(world)
+    down = next(n for n in (1, 2, 3) if n != world.wait_leader().number)
+    world[down].crash()
+    maker = world.wait_leader().number
+    table = world.create(maker, log_table("events"))
+    world.execute(maker, DropTable(name="events"))
+    # when it is back, and knows all that
+    world[down].start()
+    version = world[maker].catalog.latest.version
+    world.run_until(
+        lambda: world[down].catalogs is not None and world[down].catalog.latest.version == version
+    )
+    world.run_for(1_000)
+    # then it has no copy; unless it heard of the home before it heard of the drop
+    for one in world[down].tables.of(table):
+        assert one.view.end == 0
+
+
+# -- homeless -----------------------------------------------------------------------------------
+
+
+def test_a_table_that_no_node_may_hold_waits_for_one(caplog: pytest.LogCaptureFixture) -> None:
+    # given a zone whose filter matches nobody
+    world = TableWorld(nodes=1)
+    world.execute(1, CreateZone(name="fast", replicas=1, partitions=1, node_filter="rack = r9"))
+    # when a table is made there
+    with caplog.at_level(logging.WARNING):
+        table = world.create(1, log_table("events", zone="fast"))
+    # then it has no home, which is said, and nothing else is wrong
+    assert stable(world[1]) == {}
+    assert "public.events has no home" in world[1].placement.problem
+    assert "rack = r9" in world[1].placement.problem
+    assert any("no home" in record.message for record in caplog.records)
+    world.create(1, log_table("others"))
+    # when a node comes that matches
+    node = world.nodes[2] = world.new_node(2)
+    node.rack = "r9"
+    node.start(join=world[1].address)
+    # then it has the table
+    world.run_until(lambda: world[1].placement.routes(table, 0) == (2,))
+    world.run_until(lambda: world[2].tables_ is not None and copies(world[2], table) == [0])
+    assert world[1].placement.problem == ""
+    assert world.append(table).first == 0
+
+
+def test_a_filter_that_is_changed_gives_a_table_its_home() -> None:
+    # given a table without a home
+    world = TableWorld(nodes=1)
+    world.execute(1, CreateZone(name="fast", replicas=1, partitions=1, node_filter="rack = r9"))
+    table = world.create(1, log_table("events", zone="fast"))
+    # when its zone takes any node
+    world.execute(1, AlterZone(name="fast", node_filter=""))
+    # then it has one
+    world.run_until(lambda: copies(world[1], table) == [0])
+    assert world[1].placement.problem == ""
+
+
+# -- what can go wrong --------------------------------------------------------------------------
+
+
+def test_a_copy_that_can_not_be_made_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a disk without room for a group
+    world = TableWorld(nodes=1)
+    create = world[1].groups.create  # type: ignore[union-attr]
+    failures: list[object] = []
+
+    def full(*args: object, **more: object) -> object:
+        if len(failures) < 2:
+            failures.append(args)
+            raise DiskFull("groups")
+        return create(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world[1].groups, "create", full)
+    made = world[1].catalog.execute(log_table("events"))
+    # when a table is made
+    world.run_until(lambda: bool(failures))
+    table = next(iter(world[1].catalog.latest.tables))
+    # then that is said, and tried again until there is
+    assert f"partition 0 of table {table} can't be started here" in world[1].placement.problem
+    world.wait(made)
+    world.run_until(lambda: copies(world[1], table) == [0])
+    assert world[1].placement.problem == ""
+
+
+def test_a_node_that_is_cut_off_gets_its_copies_when_it_is_back() -> None:
+    # given a follower that is cut off when a table is made
+    world = TableWorld(metastore_config=MetastoreConfig(lease_ms=60_000, request_timeout_ms=3_000))
+    three_replicas(world)
+    leader = world.wait_leader().number
+    away = next(n for n in (1, 2, 3) if n != leader)
+    world.isolate(away)
+    world.run_for(50)
+    table = world.create(leader, log_table("events", partitions=4))
+    assert copies(world[away], table) == []
+    # when it is back
+    world.heal()
+    # then it has them
+    world.run_until(lambda: copies(world[away], table) == [0, 1, 2, 3])

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import pytest
+
+from lowmark.catalog import AlterZone, DropTable, TableId
+from lowmark.metastore import MetastoreConfig
+from lowmark.placement import ASSIGNMENTS_PREFIX
+from lowmark.table import PartitionNotHere
+from lowmark.upkeep import dropped_at
+from table.world import TableNode, TableWorld, log_table
+
+PATIENT = MetastoreConfig(lease_ms=60_000, request_timeout_ms=3_000)
+
+
+def made(world: TableWorld, *, partitions: int = 2) -> TableId:
+    """A table with rows on all nodes."""
+    world.execute(1, AlterZone(name="default", replicas=3))
+    table = world.create(1, log_table("events", partitions=partitions))
+    world.append(table, rows=3)
+    world.run_until(lambda: all(len(node.tables.of(table)) == partitions for node in world.up))
+    return table
+
+
+def keys(node: TableNode) -> list[bytes]:
+    return [entry.key for entry in node.metastore.range_local(ASSIGNMENTS_PREFIX).entries]
+
+
+def past(world: TableWorld) -> None:
+    """Later than availability and skew."""
+    world.run_for(2_000)
+
+
+def test_a_dropped_table_goes_when_the_watermark_has_passed_the_drop() -> None:
+    # given a table that was dropped
+    world = TableWorld()
+    table, other = made(world), world.create(1, log_table("others"))
+    before = world[1].run.clock.now()
+    world.execute(1, DropTable(name="events"))
+    # when it is looked after, before the watermark is there
+    world.look()
+    # then it is still there, for those who read as of earlier times
+    for node in world.up:
+        assert node.tables.on_disk() == [(table, 0), (table, 1), *_on_disk(node, other)]
+    assert world.leading(table).view.end == 3
+    held = world.wait(world[2].watermark.hold(before, "a report"))
+    # when somebody reads so, it stays however late it is
+    past(world)
+    world.look()
+    assert world.leading(table).view.end == 3
+    assert not held.lost
+    # when he is done
+    held()
+    past(world)
+    looks = world.look()
+    world.everywhere()
+    world.look()
+    # then all of it goes, on all nodes, and nothing else
+    assert {one for look in looks.values() for one in look.destroyed} <= {(table, 0), (table, 1)}
+    for node in world.up:
+        assert node.tables.on_disk() == _on_disk(node, other)
+        with pytest.raises(PartitionNotHere):
+            node.tables.get(table, 0)
+        assert keys(node) == [b"partition.assignments.stable.%d.0" % other]
+        assert node.placement.routes(table, 0) == ()
+    assert any(table in look.removed for look in looks.values())
+    # and its files
+    world.run_for(1_000)
+    for node in world.up:
+        assert not [name for name in node.disk.list("groups") if f"table.{table}." in name]
+
+
+def _on_disk(node: TableNode, table: TableId) -> list[tuple[TableId, int]]:
+    return [(table, 0)] if node.number in node.placement.routes(table, 0) else []
+
+
+def test_a_node_that_was_down_then_destroys_its_copies_when_it_is_back() -> None:
+    # given a node that is down while a table is dropped and destroyed
+    world = TableWorld(metastore_config=PATIENT)
+    table = made(world)
+    down = next(n for n in (1, 2, 3) if n != world.wait_leader().number)
+    world[down].crash()
+    leader = world.wait_leader().number
+    world.execute(leader, DropTable(name="events"))
+    past(world)
+    world.look()
+    assert keys(world[leader]) == []
+    # when it is back
+    world[down].start()
+    world.run_until(lambda: world[down].tables_ is not None)
+    assert world[down].tables.on_disk() == [(table, 0), (table, 1)]
+    world.everywhere()
+    world.run_until(lambda: table not in world[down].catalog.latest.tables)
+    world.look()
+    # then nothing is left there, either
+    assert world[down].tables.on_disk() == []
+
+
+def test_a_crash_while_copies_are_destroyed_is_made_good() -> None:
+    # given a node that dies right after it began
+    world = TableWorld(nodes=1)
+    table = made(world)
+    world.execute(1, DropTable(name="events"))
+    past(world)
+    ticking = world[1].upkeep.tick()
+    world.run_until(lambda: not world[1].tables.of(table))
+    world[1].crash(killed=True)
+    del ticking
+    # when it starts again, with whatever was left
+    world[1].start()
+    world.run_until(lambda: world[1].tables_ is not None and world.leader() is not None)
+    world.run_for(500)
+    world.look()
+    world.run_for(500)
+    # then nothing is left
+    assert world[1].tables.on_disk() == []
+    assert keys(world[1]) == []
+    assert not [name for name in world[1].disk.list("groups") if name.startswith("table.")]
+
+
+def test_keys_that_come_late_go_with_the_next_look() -> None:
+    # given a dropped table that was destroyed
+    world = TableWorld(nodes=1)
+    table = made(world, partitions=1)
+    world.execute(1, DropTable(name="events"))
+    past(world)
+    world.look()
+    assert keys(world[1]) == []
+    # when a node that is far behind writes its home once more
+    key = b"partition.assignments.stable.%d.0" % table
+    world.wait(world[1].metastore.put(key, b'{"nodes":[1],"catalog_version":2}'))
+    world.run_for(500)
+    # then no copy is made of it, and it goes
+    assert world[1].tables.on_disk() == []
+    assert world.look()[1].removed == (table,)
+    assert keys(world[1]) == []
+
+
+def test_a_table_was_dropped_when_the_first_version_without_it_came_into_force() -> None:
+    # given versions with and without a table
+    world = TableWorld(nodes=1)
+    table = made(world, partitions=1)
+    catalogs = world[1].catalog
+    assert dropped_at(catalogs, table) is None
+    world.execute(1, DropTable(name="events"))
+    dropped = catalogs.latest
+    world.create(1, log_table("others"))
+    # then that is when it was dropped
+    assert dropped_at(catalogs, table) == dropped.activates_at
+    # and one that no version has heard of was not
+    assert dropped_at(catalogs, TableId(catalogs.latest.next_id)) is None
+    # when no version is left that had it, it was the earliest one at the latest
+    world.run_for(1_000)
+    assert world.wait(catalogs.compact(catalogs.latest.version))
+    world.run_until(lambda: catalogs.earliest.version > dropped.version)
+    assert dropped_at(catalogs, table) == catalogs.earliest.activates_at
