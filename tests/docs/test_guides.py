@@ -12,12 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from lowmark.bench import CATALOG_FIELDS, GROUP_FIELDS
-from lowmark.group import GroupConfig, GroupStatus, PeerStatus
+from lowmark.bench import CATALOG_FIELDS, GROUP_FIELDS, TABLE_FIELDS
+from lowmark.catalog.options import OPTIONS
+from lowmark.client import AppendFailed, Closed, Forked, GapFound
+from lowmark.group import GroupConfig, GroupStatus, OutcomeUnknown, PeerStatus
 from lowmark.log import config
 from lowmark.log.config import LogConfig
+from lowmark.node.node import REPLAY_BYTES
 from lowmark.node.section import load_section
-from lowmark.node.settings import load_settings
+from lowmark.node.settings import WatermarkSettings, load_settings
+from lowmark.node.table_status import HELD_MS_MAX, PINNED_BYTES_MAX, WAITING_MS_MAX
+from lowmark.runtime import Locked
+from lowmark.table.partition import SNAPSHOT_BYTES
+from lowmark.upkeep.freeing import FREED_BYTES_MIN
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,6 +150,35 @@ def test_a_documented_default_is_the_default(name: str) -> None:
     assert meaning == _field_docs()[name]
 
 
+# -- tables -------------------------------------------------------------------------------------
+
+
+def test_the_guide_lists_every_setting_of_the_low_watermark_with_its_default() -> None:
+    # given what the guide says
+    said = _documented_settings("Settings of the low watermark")
+    assert list(said) == [field.name for field in fields(WatermarkSettings)]
+    # when all of it is set to that, then nothing changes
+    given = {f"LOWMARK_WATERMARK_{name.upper()}": default for name, (default, _) in said.items()}
+    assert load_settings(environment=given).watermark == WatermarkSettings()
+
+
+def test_what_the_guide_says_of_tables_is_so() -> None:
+    kept, alone = _section("What tables keep"), _section("A directory that a process has open.*?")
+    # given the options that make rows go
+    options = re.findall(r"^\| `(\w+)` \|", kept, re.MULTILINE)
+    assert set(options) == {name for name in OPTIONS if "retention" in name}
+    # and the sizes and times that it names
+    assert FREED_BYTES_MIN == SNAPSHOT_BYTES == 64 << 20
+    assert "64 MiB" in kept
+    assert "64 MiB" in alone
+    assert (REPLAY_BYTES, PINNED_BYTES_MAX) == (1 << 20, 1 << 30)
+    assert (WAITING_MS_MAX, HELD_MS_MAX) == (3_600_000, 600_000)
+    # and the errors
+    for error in (Locked, Closed, Forked, AppendFailed, OutcomeUnknown):
+        assert f"`{error.__name__}`" in alone
+    assert f"`{GapFound.__name__}`" in kept
+
+
 # -- groups -------------------------------------------------------------------------------------
 
 
@@ -169,6 +205,6 @@ def test_what_the_guide_says_of_a_status_is_there() -> None:
     assert {"peers", "bytes_per_s", "seconds_left", "installing_bytes"} <= known
 
 
-def test_the_guide_lists_every_figure_of_groups_and_of_the_catalog() -> None:
+def test_the_guide_lists_every_figure_of_groups_of_the_catalog_and_of_tables() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", _section("Figures"), re.MULTILINE)
-    assert rows == [*GROUP_FIELDS, *CATALOG_FIELDS]
+    assert rows == [*GROUP_FIELDS, *CATALOG_FIELDS, *TABLE_FIELDS]

@@ -1,0 +1,98 @@
+"""What the guide to tables shows is run; the commands and options that it names are there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from lowmark.cli.app import app
+from lowmark.node.table_status import HELD_MS_MAX, PINNED_BYTES_MAX, WAITING_MS_MAX
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guide" / "tables.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the guide's Python has run, and what it printed."""
+    folder = tmp_path_factory.mktemp("guide")
+    [example] = blocks("python")
+    ran = subprocess.run(
+        [sys.executable, "-c", example], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    (folder / "printed").write_text(ran.stdout)
+    return folder
+
+
+def test_the_python_prints_what_it_says_it_prints(folder: Path) -> None:
+    [example] = blocks("python")
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", example, re.MULTILINE)
+    assert len(said) == example.count("print(")
+    assert (folder / "printed").read_text().splitlines() == said
+
+
+@pytest.mark.slow
+def test_the_commands_work_one_after_another(folder: Path) -> None:
+    # given the guide's commands as they stand, on the directory that the Python left
+    [script] = blocks("sh")
+    prelude = f'set -e\nlowmark() {{ {sys.executable} -m lowmark "$@"; }}\n'
+    environment = {name: text for name, text in os.environ.items() if "LOWMARK" not in name}
+    # when they are run
+    ran = subprocess.run(
+        ["sh", "-c", prelude + script],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    # then all are content, and tell of what was done
+    assert ran.returncode == 0, ran.stderr
+    for word in ("appended 2 rows to lines", "plum", "deleted", "shipping", "orders"):
+        assert word in ran.stdout, word
+    assert (folder / "lines.parquet").stat().st_size > 0
+
+
+def test_every_command_and_option_that_the_guide_names_is_there() -> None:
+    root: Any = typer.main.get_command(app)
+    named = re.findall(r"`lowmark ([^`]*)`", GUIDE)
+    assert len(named) > 10
+    for text in named:
+        words = re.findall(r"^[a-z]+(?: [a-z]+)?", text)[0].split()
+        command = root.commands[words[0]]
+        if len(words) > 1 and hasattr(command, "commands"):
+            command = command.commands[words[1]]
+        known = {option for each in command.params for option in each.opts}
+        assert set(re.findall(r"--[a-z-]+", text)) <= known, text
+    # and all commands on tables are named
+    for name in ("append", "read", "get", "delete", "explain", "watermark"):
+        assert any(text.startswith(name) for text in named), name
+    for group in ("table", "cursor"):
+        for name in root.commands[group].commands:
+            assert f"lowmark {group} {name}" in GUIDE
+
+
+def test_every_option_of_read_is_listed() -> None:
+    root: Any = typer.main.get_command(app)
+    rows = re.findall(r"^\| (`--.*?) \|", GUIDE, re.MULTILINE)
+    listed = {option for row in rows for option in re.findall(r"--[a-z-]+", row)}
+    known = {option for each in root.commands["read"].params for option in each.opts}
+    assert {option for option in known if option.startswith("--")} == listed | {"--data"}
+
+
+def test_the_limits_of_warnings_are_those_of_the_code() -> None:
+    assert (PINNED_BYTES_MAX, WAITING_MS_MAX, HELD_MS_MAX) == (1 << 30, 3_600_000, 600_000)
+    for words in ("more than 1 GiB", "more than an hour", "more than 10 minutes"):
+        assert words in " ".join(GUIDE.split())
