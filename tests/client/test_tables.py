@@ -210,6 +210,39 @@ def test_a_reader_goes_on_where_another_stopped_also_after_a_restart(tmp_path: P
     assert sorted(half + rest) == list(range(120))
 
 
+def test_a_reader_with_a_limit_stands_behind_the_last_row_it_gave(db: Database) -> None:
+    table = db.create_table("t", {"id": "int64"}, key="id", partitions=1)
+    table.append([{"id": number} for number in range(5)])
+    table.append(
+        [
+            {"id": number, "_change": "delete" if number % 3 == 0 else "upsert"}
+            for number in range(5, 15)
+        ]
+    )
+    table.delete([1, 2])
+    table.append([{"id": 20}])
+    for columns in (["id"], None):
+        whole = table.read(columns=columns).to_arrow()["id"].to_pylist()
+        for size in (1, 2, 3, 7):
+            seen: list[int] = []
+            position: Any = "earliest"
+            while True:
+                reader = table.read(columns=columns, start=position, limit=size)
+                some = reader.to_arrow()["id"].to_pylist()
+                position = reader.position
+                if not some:
+                    break
+                seen += some
+            assert seen == whole
+
+
+def test_a_delete_has_nothing_but_its_key(orders: Table) -> None:
+    orders.append([row(1) | {"_change": "delete"}, row(2) | {"_change": "upsert"}])
+    deleted, upserted = sorted(orders.read().to_pylist(), key=lambda one: one["id"])
+    assert deleted == {"id": "o-1", "status": None, "amount": None, "_change": "delete"}
+    assert upserted["status"] == "new"
+
+
 def test_reading_from_a_time_begins_with_it(orders: Table) -> None:
     orders.append([row(1)])
     second = orders.append([row(2)])
@@ -284,6 +317,7 @@ def test_rows_that_retention_removed_are_a_gap_with_a_type(db: Database) -> None
     with pytest.raises(GapFound) as found:
         events.read(start=1).to_arrow()
     assert found.value.gap.kind == "expired"
+    assert [gap.last for gap in events.read(as_of="now").gaps] == [3]
     reader = events.read(start=1, on_gap="skip")
     assert [one["n"] for one in reader.to_pylist()] == [4, 5, 6, 7, 8, 9]
     (gap,) = reader.gaps
@@ -504,6 +538,17 @@ def test_a_cursor_remembers_where_a_reader_was(tmp_path: Path) -> None:
 
 
 # -- tables -----------------------------------------------------------------------------------------
+
+
+def test_the_availability_of_history_is_settled_once(tmp_path: Path) -> None:
+    with lowmark.open(tmp_path, watermark_availability_ms=5_000):
+        pass
+    with lowmark.open(tmp_path, watermark_availability_ms=5_000):
+        pass
+    with pytest.raises(Rejected, match="5000 ms, not 6000"):
+        lowmark.open(tmp_path, watermark_availability_ms=6_000)
+    with lowmark.open(tmp_path):
+        pass
 
 
 def test_a_dropped_table_is_gone_but_can_be_looked_back_to(db: Database, orders: Table) -> None:

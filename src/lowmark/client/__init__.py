@@ -31,7 +31,7 @@ from lowmark.client.explaining import (
     PartitionExplanation,
     TableExplanation,
 )
-from lowmark.client.failures import AppendFailed, Closed, Forked, TableUnknown
+from lowmark.client.failures import AppendFailed, Closed, Ended, Forked, TableUnknown
 from lowmark.client.lookup import IndexSize
 from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
@@ -44,6 +44,7 @@ __all__ = [
     "CursorPlace",
     "Cursors",
     "Database",
+    "Ended",
     "Explanation",
     "Forked",
     "Gap",

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 from lowmark.catalog import TableId
 from lowmark.client.embedded import Embedded
-from lowmark.client.failures import AppendFailed
+from lowmark.client.failures import AppendFailed, Ended
 from lowmark.errors import InvariantBroken, LowmarkError
 from lowmark.group import Future, OutcomeUnknown
-from lowmark.node import NodeClosed
 from lowmark.table import Appended, Outgoing, Producing
 
 __all__ = ["Appender", "Part", "Pending", "Result"]
@@ -151,7 +150,7 @@ class Appender:
                 return answers
             # What waits when the loop ends is never answered.
             if not self._embedded.running:
-                return [NodeClosed()] * len(pending.parts)
+                return [self._embedded.ended()] * len(pending.parts)
 
     def _parts(self, all_of: list[tuple[Pending, list[Appended | LowmarkError]]]) -> list[Part]:
         stored: list[Part] = []
@@ -214,4 +213,4 @@ def _settle(pending: Pending, answers: list[Appended | LowmarkError | None]) -> 
 
 
 def _is_unknown(error: LowmarkError) -> bool:
-    return isinstance(error, OutcomeUnknown | NodeClosed)
+    return isinstance(error, OutcomeUnknown | Ended)

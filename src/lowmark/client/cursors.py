@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
 from lowmark.client.times import time_text
-from lowmark.errors import Rejected
+from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import when_all
 from lowmark.table import (
     CreateCursor,
@@ -126,8 +128,22 @@ class Cursors:
             )
 
         asked = list(partitions.items())
-        self._embedded.ask(lambda: when_all([one.ask(command(number)) for number, one in asked]))
+        try:
+            self._embedded.ask(
+                lambda: when_all([one.ask(command(number)) for number, one in asked])
+            )
+        except LowmarkError:
+            self._undo(name, token)
+            raise
         return self.get(name)
+
+    def _undo(self, name: str, token: int) -> None:
+        """A cursor that is not everywhere must not be anywhere."""
+        for partition in self._partitions().values():
+            with contextlib.suppress(LowmarkError):
+                there = self._look(partition)[0].get(name)
+                if there is not None and there.token == token:
+                    self._embedded.ask(partial(partition.ask, DeleteCursor(name)))
 
     def move(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
         """Move it to these offsets: forward only, unless it is reset."""

@@ -55,12 +55,34 @@ def open_database(
     exact (`watermark_availability_ms`, ten minutes if not given) is settled when the database is
     made.
     """
+    if settings is not None and watermark_availability_ms is not None:
+        raise Rejected(
+            "the availability of history is given twice",
+            hint="Put it into the settings, or leave the settings out.",
+        )
     if settings is None:
         watermark = {}
         if watermark_availability_ms is not None:
             watermark["availability_ms"] = watermark_availability_ms
         settings = load_settings(arguments={"watermark": watermark})
-    return Database(Embedded(data, settings))
+    embedded = Embedded(data, settings)
+    try:
+        _check_settled(embedded, watermark_availability_ms)
+        return Database(embedded)
+    except BaseException:
+        embedded.abandon()
+        raise
+
+
+def _check_settled(embedded: Embedded, availability_ms: int | None) -> None:
+    settled = embedded.node.cluster.settings.watermark_availability_ms
+    if availability_ms not in {None, settled}:
+        raise Rejected(
+            f"the database {embedded.data} keeps history exact for {settled} ms,"
+            f" not {availability_ms}",
+            detail="That was settled when it was made.",
+            hint="Leave watermark_availability_ms out.",
+        )
 
 
 class Database:

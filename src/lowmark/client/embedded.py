@@ -8,6 +8,7 @@ at exit the node is closed, and a process that is killed loses nothing that was 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import weakref
@@ -15,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from lowmark.client.failures import Closed, Forked
+from lowmark.client.failures import Closed, Ended, Forked
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future
-from lowmark.node import Node, NodeOptions, Settings
+from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, Settings
 
 __all__ = ["Embedded"]
 
@@ -34,30 +35,41 @@ _open: weakref.WeakSet[Embedded] = weakref.WeakSet()
 class Embedded:
     """Open it by making it; close it once."""
 
+    node: Node
+
     def __init__(self, data: str | os.PathLike[str], settings: Settings) -> None:
         self.data = Path(data)
         self._closed = False
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        ready = threading.Event()
-        self.node = Node(NodeOptions(data=str(data), embedded=True), settings)
         self._timeout_s = settings.group.request_timeout_ms / 1_000 + _SLACK_S
+        made, ready = threading.Event(), threading.Event()
 
         def run() -> None:
             try:
+                # Made on the thread that runs it: Ctrl-C interrupts no more than the waiting, and
+                # never leaves half a node behind.
+                self.node = Node(NodeOptions(data=str(data), embedded=True), settings)
+                made.set()
                 self.node.run(ready.set)
             except BaseException as failure:
                 self._failure = failure
             finally:
+                made.set()
                 ready.set()
 
+        self._made = made
         self._thread = threading.Thread(target=run, name="lowmark", daemon=True)
-        self._thread.start()
-        if not ready.wait(_START_S):
-            self.close()
-            raise Unavailable(f"the node in {data} did not start within {_START_S:g} seconds")
-        self._check_started()
+        try:
+            self._thread.start()
+            if not ready.wait(_START_S):
+                raise Unavailable(f"the node in {data} did not start within {_START_S:g} seconds")
+            self._check_started()
+        except BaseException:
+            # Whoever has no database can't close it, and its directory would stay locked.
+            self.abandon()
+            raise
         _open.add(self)
 
     def _check_started(self) -> None:
@@ -80,9 +92,18 @@ class Embedded:
     def ask(self, function: Callable[[], Future[T]], *, timeout_s: float | None = None) -> T:
         """What the future comes to that the function gives on the loop; raises its error."""
         self.check()
-        return self.node.bridge.ask(
-            function, timeout_s=self._timeout_s if timeout_s is None else timeout_s
-        )
+        try:
+            return self.node.bridge.ask(
+                function, timeout_s=self._timeout_s if timeout_s is None else timeout_s
+            )
+        except NodeClosed:
+            raise self.ended() from self._failure
+        except NodeClosing:
+            raise Closed(str(self.data)) from self._failure
+
+    def ended(self) -> Ended:
+        """Why there is no answer."""
+        return Ended(str(self.data), self._failure)
 
     def ask_now(self, function: Callable[[], T]) -> T:
         """What the function gives on the loop, in one turn."""
@@ -101,6 +122,13 @@ class Embedded:
     def closed(self) -> bool:
         """Whether it was closed here, or belongs to another process."""
         return self._closed or os.getpid() != self._pid
+
+    def abandon(self) -> None:
+        """Close what could not be opened; there is an error to tell already."""
+        self._made.wait(_STOP_S)
+        if self._failure is None:
+            with contextlib.suppress(LowmarkError):
+                self.close()
 
     def close(self) -> None:
         """Stop the node in good order. Closing twice is fine, and so is closing a parent's."""

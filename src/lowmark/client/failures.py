@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 
-__all__ = ["AppendFailed", "Closed", "Forked", "RowsLost", "TableUnknown"]
+__all__ = ["AppendFailed", "Closed", "Ended", "Forked", "RowsLost", "TableUnknown"]
 
 
 class Closed(Rejected):
@@ -15,6 +15,18 @@ class Closed(Rejected):
 
     def __init__(self, path: str) -> None:
         super().__init__(f"the database {path} is closed", hint="Open it again.")
+
+
+class Ended(Unavailable):
+    """A database that was closed, or failed, before an answer was there."""
+
+    def __init__(self, path: str, failure: BaseException | None = None) -> None:
+        why = "was closed" if failure is None else f"has failed ({failure!r})"
+        super().__init__(
+            f"the database {path} {why} before the answer was there",
+            detail="What was asked may have been done all the same.",
+            hint="Open it again, and look whether it happened.",
+        )
 
 
 class Forked(Rejected):

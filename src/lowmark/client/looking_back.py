@@ -17,7 +17,7 @@ import pyarrow as pa
 from lowmark.client.embedded import Embedded
 from lowmark.client.fetching import fetch
 from lowmark.client.lookup import keys_of
-from lowmark.client.reading import Reader, Reading
+from lowmark.client.reading import Gap, Reader, Reading
 from lowmark.table import AsOfHold, BelowWatermark, Fold, Mask, Partition, View
 
 __all__ = ["AsOfReader"]
@@ -49,6 +49,10 @@ class AsOfReader(Reader):
         self._hold = hold
         super().__init__(embedded, partitions, reading)
         self._ends.append(hold)
+        for way in self._ways:
+            if way.view.start:
+                gap = Gap(way.partition.number, 0, way.view.start - 1, "expired")
+                self.gaps.append(gap)
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         try:

@@ -27,7 +27,10 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.fetching import Moved, fetch
 from lowmark.errors import Conflict, Rejected
 from lowmark.group import when_all
+from lowmark.runtime import Buffer
 from lowmark.table import (
+    CHANGE,
+    OFFSET,
     Change,
     Partition,
     ReleaseLease,
@@ -46,6 +49,8 @@ __all__ = ["Gap", "GapFound", "Reader"]
 BATCH_BYTES = 4 << 20
 """Read in one go, if not told otherwise."""
 LEASE_MS_MIN = 1_000
+_PLACES = {True: [OFFSET, CHANGE], False: [OFFSET]}
+"""Of rows with deletes among them, and without."""
 _WAIT_S = 0.5
 """A reader that follows looks at least so often whether it was closed."""
 
@@ -82,6 +87,8 @@ class _Way:
     """Where it ends; None: it follows."""
     view: View
     """What it works from; a follower takes a newer one each time."""
+    last: tuple[Buffer, int, int] | None = None
+    """The last batch that was read: itself, its position, and the first row of it that counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +182,8 @@ class Reader:
                         if self._left is not None:
                             batch = batch.slice(0, self._left)
                             self._left -= batch.num_rows
+                            if not self._left:
+                                self._stop_behind(way, batch.num_rows)
                         if batch.num_rows:
                             yield batch
                         if self._left == 0 or self._closed:
@@ -210,6 +219,7 @@ class Reader:
                 return
             from_row, to_row = max(0, way.at - first), min(rows, end - first)
             way.at = first + to_row
+            way.last = (command, at, from_row)
             change = int(columns.change[at])
             if change == Change.DELETE and not shape.with_deletes:
                 continue
@@ -224,6 +234,22 @@ class Reader:
                 high=to_row,
             )
             yield batch
+
+    def _stop_behind(self, way: _Way, rows: int) -> None:
+        """Stand right behind the last row that was given, though its batch has more."""
+        assert way.last is not None
+        command, at, low = way.last
+        columns = way.view.columns
+        offsets = Shape(self._reading.shape.table, _PLACES[self._reading.shape.with_deletes]).read(
+            command,
+            version=int(columns.schema[at]),
+            change=int(columns.change[at]),
+            partition=way.partition.number,
+            first=int(columns.first[at]),
+            time=int(columns.time[at]),
+            low=low,
+        )
+        way.at = offsets.column(OFFSET)[rows - 1].as_py() + 1
 
     def _skip_gap(self, way: _Way) -> None:
         if way.at >= way.view.start or (way.end is not None and way.at >= way.end):

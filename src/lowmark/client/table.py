@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lowmark.catalog import Catalog, TableSchema
 from lowmark.catalog import Table as TableDescriptor
@@ -30,6 +31,7 @@ from lowmark.runtime import COUNTER_BITS
 from lowmark.table import (
     CHANGE,
     EPOCH_BITS,
+    NAME_CHARACTERS_MAX,
     Change,
     Compression,
     Fence,
@@ -213,6 +215,11 @@ class Table:
 
     def _fencing(self, name: str) -> Appender:
         """An appender for the newest producer of a name: above every epoch that is known of it."""
+        if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+            raise Rejected(
+                f"{name[:40]!r} can't name a producer",
+                hint=f"Use 1 to {NAME_CHARACTERS_MAX} printable characters.",
+            )
         producer = hashlib.blake2b(name.encode(), digest_size=16, person=b"producer").digest()
         asked = list(self._all_partitions().values())
         epochs = self._embedded.ask(
@@ -267,6 +274,8 @@ class Table:
         form, compression = self._way(table, schema)
         for batch in batches:
             kind = Change.MIXED if batch.schema.names[-1:] == [CHANGE] else change
+            if kind is Change.MIXED and form is not None:
+                batch = _bare_deletes(batch, form.names)
             for at in range(0, batch.num_rows, SLICE_ROWS):
                 rows = batch.slice(at, SLICE_ROWS) if batch.num_rows > SLICE_ROWS else batch
                 keyless = self._keyless_turn = (self._keyless_turn + 1) % table.partitions
@@ -457,10 +466,24 @@ class Table:
         lookup = self._lookup
         if lookup is None or self._catalogs.latest is not self._seen:
             lookup = self._looking_up()
-        values = (
-            (key,) if len(lookup.table.key) == 1 and not isinstance(key, dict | tuple) else None
-        )
-        return lookup.get(values or _key_values(lookup.table, key))
+        short = len(lookup.table.key) == 1 and not isinstance(key, dict | tuple)
+        values = (key,) if short else _key_values(lookup.table, key)
+        try:
+            return lookup.get(values)
+        except Rejected:
+            coerced = self._coerced_key(lookup.table, values)
+            if coerced == values:
+                raise
+            return lookup.get(coerced)
+
+    def _coerced_key(
+        self, table: TableDescriptor, values: tuple[object, ...]
+    ) -> tuple[object, ...]:
+        """A key that was given as it could be appended: text for a date, say."""
+        names = [column.name for column in table.key_columns]
+        row = dict(zip(names, values, strict=True))
+        (batch,) = self._key_coercion(table).batches([row])
+        return tuple(batch.column(name)[0].as_py() for name in names)
 
     def get_many(self, keys: Iterable[object]) -> list[dict[str, Any] | None]:
         """The latest rows of keys, in the order of the keys."""
@@ -498,7 +521,8 @@ class Table:
         """
         table = self._current()
         if key is not None:
-            return explain_key(self._looking_up(), _key_values(table, key))
+            values = self._coerced_key(table, _key_values(table, key))
+            return explain_key(self._looking_up(), values)
         return explain_table(self._embedded, table, self._all_partitions())
 
     def trim(self, offsets: Mapping[int, int]) -> dict[int, Trimmed]:
@@ -546,6 +570,20 @@ def _offset(offset: object, what: str) -> int:
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
         raise Rejected(f"{what} can't be {offset!r}", hint="Offsets are whole numbers from 0 on.")
     return offset
+
+
+def _bare_deletes(batch: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
+    """Rows of both kinds of change, with nothing but their key in deletes."""
+    deletes = pc.equal(batch.column(CHANGE), int(Change.DELETE))
+    if not pc.any(deletes).as_py():
+        return batch
+    columns = [
+        column
+        if name in key or name == CHANGE
+        else pc.if_else(deletes, pa.scalar(None, column.type), column)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _key_schema(table: TableDescriptor) -> TableSchema:

@@ -55,8 +55,10 @@ __all__ = ["Node", "NodeOptions"]
 
 logger = logging.getLogger(__name__)
 
-EMBEDDED = "embedded"
-"""The address of a node that nobody can reach."""
+EMBEDDED = "127.0.0.1:1"
+"""The address of a node that nobody can reach. It has the form of one: a directory that was opened
+in a process may be served later, and whoever joins it then reads this in its history.
+"""
 _NO_HURRY_MS = 1e11
 HAND_OVER_MS = 1_000
 GOODBYE_MS = 2_000

@@ -77,11 +77,14 @@ class FileExists(Conflict):
 class Locked(Unavailable):
     """Another process has the directory open."""
 
-    def __init__(self, path: str, *, holder: str) -> None:
+    def __init__(self, path: str, *, holder: str, here: bool = False) -> None:
+        where = "in this process already" if here else f"in another process ({holder})"
         super().__init__(
-            f"{path} is open in another process ({holder})",
-            detail="A data directory belongs to one process at a time.",
-            hint="Close the other process, or use another directory.",
+            f"{path} is open {where}",
+            detail="A data directory belongs to one process, and is open there once.",
+            hint="Use what is open there, or close it."
+            if here
+            else "Close the other process, or use another directory.",
         )
         self.path = path
 

@@ -300,7 +300,8 @@ class RealDisk:
             if not isinstance(error, BlockingIOError):
                 raise _in_our_words(error, path, "lock") from error
             holder = f"process {pid}" if pid else "one that only reads"
-            raise Locked(self.describe(folder_of(path)), holder=holder) from error
+            here = pid == str(os.getpid())
+            raise Locked(self.describe(folder_of(path)), holder=holder, here=here) from error
         # Who holds it is for people to read; a full disk must not keep a node from starting.
         with contextlib.suppress(OSError):
             if sign:

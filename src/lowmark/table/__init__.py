@@ -93,7 +93,7 @@ from lowmark.table.machine import PartitionMachine
 from lowmark.table.partition import Partition, group_name, parse_group_name
 from lowmark.table.producers import Appended
 from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
-from lowmark.table.readers import Cursor, Lease, holds_of
+from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, holds_of
 from lowmark.table.splitting import outgoing, split
 from lowmark.table.state import Finished, State, Ticked, Trimmed
 from lowmark.table.tables import Tables
@@ -104,6 +104,7 @@ __all__ = [
     "CHANGE_TYPE",
     "EPOCH_BITS",
     "I64",
+    "NAME_CHARACTERS_MAX",
     "NO_PRODUCER",
     "OFFSET",
     "PARTITION",

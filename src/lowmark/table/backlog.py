@@ -140,9 +140,9 @@ class Backlog:
         return first
 
     def time_of(self, offset: int) -> int:
-        """The time of a row below the end; if it was cut off, of the first one that is there."""
+        """The time of a row that is there."""
         at = bisect_right(_numbers(self._columns.first), offset, 0, self._count) - 1
-        return int(self._columns.time[max(at, 0)])
+        return int(self._columns.time[at])
 
     def publish(self, closed: int) -> None:
         """Let readers see it."""

@@ -316,14 +316,13 @@ class State:
 
     def _is_overdue(self, cursor: Cursor, time: int) -> bool:
         backlog = self.backlog
-        if cursor.offset >= backlog.end:
-            return False
         if cursor.max_lag_rows and backlog.end - cursor.offset > cursor.max_lag_rows:
             return True
-        if not cursor.max_lag_ms:
+        # How long the first row that it has not seen, of those that are left, has been there.
+        first = max(cursor.offset, backlog.start)
+        if not cursor.max_lag_ms or first >= backlog.end:
             return False
-        # How long the first row that it has not seen has been there.
-        return _millis(time) - _millis(backlog.time_of(cursor.offset)) > cursor.max_lag_ms
+        return _millis(time) - _millis(backlog.time_of(first)) > cursor.max_lag_ms
 
     # -- leases ---------------------------------------------------------------------------------
 
@@ -388,7 +387,8 @@ class State:
         if not trim.expire:
             goal = min(goal, self.horizon)
         goal = max(goal, self.backlog.start)
-        return safe_point(goal, holds_of(self.cursors, self.leases, now_ms=_millis(time)))
+        safe = safe_point(goal, holds_of(self.cursors, self.leases, now_ms=_millis(time)))
+        return SafePoint(safe.position, trim.offset, safe.held_by)
 
 
 def _is_name(name: str) -> bool:

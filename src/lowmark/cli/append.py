@@ -1,0 +1,192 @@
+"""`lowmark append`: rows of a file into a table."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, opened_database
+from lowmark.cli.files import opened_input, readable
+from lowmark.cli.output import Json, show_json
+from lowmark.cli.session import WrongUse
+from lowmark.client import AppendFailed, Table
+from lowmark.client.files import FORMATS, FileBatch, read_rows
+from lowmark.errors import LowmarkError
+
+__all__ = ["append"]
+
+
+def append(
+    ctx: typer.Context,
+    table: TableArgument,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Parquet, Arrow, CSV or JSON lines; - is stdin.")
+    ],
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; else found out."),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(metavar="SIGN", help="Of CSV.", show_default="a comma, for .tsv a tab"),
+    ] = None,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Append the rows of a file to a table, batch by batch.
+
+    A value that its column can't hold is refused with its line and column; nothing of its batch
+    is stored, and it is said how many rows before it were. A column `_change` may say of each
+    row whether it is an upsert or a delete.
+
+    With --json, one object: table, rows, batches, bytes, seconds, rows_per_s, complete.
+
+    Example: lowmark append orders orders.csv --data ./shop
+    """
+    if format_ is not None and format_ not in FORMATS:
+        raise WrongUse(f"{format_!r} is not a format", hint=f"Use one of: {', '.join(FORMATS)}.")
+    with opened_input(file) as (source, name), opened_database(ctx, data) as database:
+        one = database.table(table)
+        descriptor = one.descriptor
+        batches = read_rows(
+            source,
+            schema=descriptor.latest,
+            format=format_,
+            key=frozenset(descriptor.key),
+            keyless_ok=not descriptor.key or descriptor.settings.keyless_rows == "keep",
+            changes=bool(descriptor.key),
+            delimiter=delimiter,
+            name=name,
+        )
+        done = _Done(one)
+        try:
+            with _progress(name) as told:
+                done.store(readable(batches, name), told)
+        except BaseException as error:
+            if as_json:
+                show_json(done.facts(table, complete=False))
+            _say_stored(error, done)
+            raise
+    if as_json:
+        show_json(done.facts(table, complete=True))
+        return
+    facts = done.facts(table, complete=True)
+    print(
+        f"appended {done.rows:,} rows to {table} in {done.batches:,}"
+        f" {'batch' if done.batches == 1 else 'batches'}: {bytes_text(done.bytes)} in"
+        f" {facts['seconds']:.2f} s, {facts['rows_per_s']:,.0f} rows/s"
+    )
+
+
+def _say_stored(error: BaseException, done: _Done) -> None:
+    """How much is there, of a file that was not appended to its end."""
+    unsure = isinstance(error, AppendFailed)
+    words = (
+        f"Before that, {done.rows:,} rows in {done.batches:,} batches were stored"
+        f"{'.' if unsure else '; nothing of the batch with it was.'}"
+    )
+    if isinstance(error, LowmarkError):
+        error.detail = f"{error.detail} {words}".strip()
+    elif isinstance(error, KeyboardInterrupt):
+        print(f"{done.rows:,} rows were stored", file=sys.stderr)
+
+
+@dataclass(slots=True)
+class _Done:
+    """How far it is. While one batch is stored, the next one is read."""
+
+    table: Table
+    rows: int = 0
+    batches: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def store(self, batches: Iterator[FileBatch], told: _Told) -> None:
+        began = time.monotonic()
+        under_way: Future[int] | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="lowmark-append") as storing:
+            try:
+                for each in batches:
+                    if under_way is not None:
+                        before, under_way = under_way, None
+                        self._stored(before.result())
+                    under_way = storing.submit(self._append, each)
+                    self.bytes = each.bytes_done
+                    told(each, self.rows)
+            finally:
+                # Also when the next one is refused: this one was taken.
+                if under_way is not None:
+                    self._stored(under_way.result())
+                self.seconds = time.monotonic() - began
+
+    def _append(self, each: FileBatch) -> int:
+        return self.table.append(each.batch).rows
+
+    def _stored(self, rows: int) -> None:
+        self.rows += rows
+        self.batches += 1
+
+    def facts(self, table: str, *, complete: bool) -> dict[str, Any]:
+        return {
+            "table": table,
+            "rows": self.rows,
+            "batches": self.batches,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "rows_per_s": round(self.rows / self.seconds) if self.seconds else 0,
+            "complete": complete,
+        }
+
+
+class _Told:
+    """Nobody looks."""
+
+    def __call__(self, each: FileBatch, rows: int) -> None:
+        """So far it is."""
+
+
+class _Bar(_Told):
+    """A bar on a terminal."""
+
+    def __init__(self, bar: Progress, name: str) -> None:
+        self._bar = bar
+        self._task = bar.add_task(name, total=None, rows="0")
+
+    def __call__(self, each: FileBatch, rows: int) -> None:
+        self._bar.update(
+            self._task, completed=each.bytes_done, total=each.bytes_total, rows=f"{rows:,}"
+        )
+
+
+@contextlib.contextmanager
+def _progress(name: str) -> Iterator[_Told]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Told()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[rows]} rows"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Bar(bar, name)

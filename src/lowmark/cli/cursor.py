@@ -1,0 +1,289 @@
+"""`lowmark cursor`: named durable readers of a table, and what is kept for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+from lowmark.cli.database import (
+    NUMBER_MAX,
+    DatabaseOption,
+    TableArgument,
+    bytes_text,
+    offsets_of,
+    opened_database,
+    parse_place,
+    times_text,
+)
+from lowmark.cli.output import Json, show_json, show_table, time_text
+from lowmark.cli.session import WrongUse, help_if_bare
+from lowmark.client import CursorPlace, Table, TableCursor
+from lowmark.node.table_status import WAITING_MS_MAX, cursor_warning
+from lowmark.runtime import HybridTime, millis_of
+from lowmark.table import CHANGE, TIME
+
+__all__ = ["app", "cursor_rows", "show_cursors"]
+
+app = typer.Typer(invoke_without_command=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The cursor's name.")]
+KINDS = ("raw", "compacted")
+_PLACE = "earliest, latest, a time, or offsets by partition: 0:17,1:4."
+ToOption = Annotated[str, typer.Option("--to", metavar="PLACE", help=f"Where to: {_PLACE}")]
+
+
+@app.callback()
+def cursor(ctx: typer.Context) -> None:
+    """Have named readers of a table: each has its place, and what it has not seen is kept."""
+    help_if_bare(ctx)
+
+
+@app.command("list")
+def list_(
+    ctx: typer.Context, table: TableArgument, data: DatabaseOption = None, as_json: Json = False
+) -> None:
+    """List a table's cursors: how far behind each is, and what is kept for it.
+
+    With --json, a list: cursor, kind, lag_rows, pinned_bytes, moved, age_ms, overdue,
+    max_lag_rows, max_lag_ms, position, warning.
+
+    Example: lowmark cursor list orders --data ./shop
+    """
+    with opened_database(ctx, data) as database:
+        rows = cursor_rows(database.table(table))
+    if as_json:
+        show_json(rows)
+    else:
+        show_cursors(rows)
+
+
+def cursor_rows(table: Table) -> list[dict[str, Any]]:
+    """All cursors of a table, in figures."""
+    now_ms = int(datetime.now(UTC).timestamp() * 1_000)
+    return [_row(table, one, now_ms) for one in table.cursors.list()]
+
+
+def _row(table: Table, one: TableCursor, now_ms: int) -> dict[str, Any]:
+    moved_ms = max(_millis(place.moved) for place in one.places)
+    _, why = cursor_warning(
+        pinned_bytes=one.pinned_bytes,
+        waiting_ms=max(_waiting_ms(table, place, now_ms) for place in one.places),
+        overdue=one.overdue,
+    )
+    return {
+        "cursor": one.name,
+        "kind": one.kind,
+        "lag_rows": one.lag_rows,
+        "pinned_bytes": one.pinned_bytes,
+        "moved": time_text(moved_ms),
+        "age_ms": max(0, now_ms - moved_ms),
+        "overdue": one.overdue,
+        "max_lag_rows": one.max_lag_rows or None,
+        "max_lag_ms": one.max_lag_ms or None,
+        "position": {str(number): offset for number, offset in one.position.items()},
+        "warning": why,
+    }
+
+
+def _waiting_ms(table: Table, place: CursorPlace, now_ms: int) -> int:
+    """For how long it has not moved while rows were there for it."""
+    waiting_ms = now_ms - _millis(place.moved)
+    if not place.lag_rows or waiting_ms <= WAITING_MS_MAX:
+        return 0
+    # It may have seen everything for most of that time: ask the first row that waits.
+    at = {place.partition: place.offset}
+    columns = [TIME, CHANGE]  # with it, deletes are rows, too
+    with table.read(columns=columns, start=at, limit=1, on_gap="skip") as reader:
+        times = [row[TIME] for row in reader.to_pylist()]
+    return min([waiting_ms, *(now_ms - _millis(time) for time in times)])
+
+
+def _millis(time: int) -> int:
+    return millis_of(HybridTime(time))
+
+
+def show_cursors(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:
+    """Show what `cursor_rows` gave to people."""
+    shown = [
+        {
+            "cursor": row["cursor"],
+            "kind": row["kind"],
+            "lag_rows": row["lag_rows"],
+            "pinned": bytes_text(row["pinned_bytes"]),
+            "moved": f"{times_text(row['age_ms'])} ago",
+            "overdue": row["overdue"],
+            "max_lag": _max_lag(row),
+            "position": " ".join(f"{at}:{offset}" for at, offset in row["position"].items()),
+        }
+        for row in rows
+    ]
+    columns = (
+        "cursor",
+        "kind",
+        "lag_rows",
+        "pinned",
+        "moved",
+        "overdue",
+        "max_lag",
+        "position",
+    )
+    show_table(shown, columns=columns, as_json=False, title=title)
+
+
+def _max_lag(row: Mapping[str, Any]) -> str | None:
+    limits = []
+    if row["max_lag_rows"]:
+        limits.append(f"{row['max_lag_rows']:,} rows")
+    if row["max_lag_ms"]:
+        limits.append(times_text(row["max_lag_ms"]))
+    return ", ".join(limits) or None
+
+
+def _tell(table: Table, one: TableCursor, words: str, *, as_json: bool) -> None:
+    """What became of a cursor."""
+    if as_json:
+        [row] = [row for row in cursor_rows(table) if row["cursor"] == one.name]
+        show_json(row)
+        return
+    position = " ".join(f"{number}:{offset}" for number, offset in one.position.items())
+    print(
+        f"cursor {one.name} of table {table.name} {words} {position}, {one.lag_rows:,} rows behind"
+    )
+
+
+# -- changing -----------------------------------------------------------------------------------
+
+
+@app.command()
+def create(
+    ctx: typer.Context,
+    table: TableArgument,
+    name: NameArgument,
+    kind: Annotated[
+        str, typer.Option(metavar="KIND", help="raw sees every change; compacted the last ones.")
+    ] = "raw",
+    start: Annotated[
+        str, typer.Option(metavar="PLACE", help=f"Where it begins: {_PLACE}")
+    ] = "earliest",
+    max_lag_rows: Annotated[
+        int,
+        typer.Option(
+            min=0, max=NUMBER_MAX, metavar="N", help="Further behind, it is overdue; 0 is no limit."
+        ),
+    ] = 0,
+    max_lag_ms: Annotated[
+        int,
+        typer.Option(
+            min=0, max=NUMBER_MAX, metavar="MS", help="The same by the age of what it has not seen."
+        ),
+    ] = 0,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Create a cursor. A raw one keeps the backlog from its place on, until it moves on.
+
+    A cursor that falls further behind than its maximum lag is overdue: it holds nothing from then
+    on, and whoever moves it is told.
+
+    With --json, one object: what `cursor list` shows of it.
+
+    Example: lowmark cursor create orders billing --start latest --data ./shop
+    """
+    if kind not in KINDS:
+        raise WrongUse(f"a cursor is {' or '.join(KINDS)}, not {kind!r}")
+    if not name.isprintable():
+        raise WrongUse(f"{name!r} can't name a cursor", hint="Use printable characters.")
+    place = parse_place(start, option="--start")
+    with opened_database(ctx, data) as database:
+        one = database.table(table)
+        # The two words are settled where the cursor is made: rows may come until then.
+        named = (
+            place if place in ("earliest", "latest") else offsets_of(place, one, option="--start")
+        )
+        made = one.cursors.create(
+            name,
+            kind=cast("Literal['raw', 'compacted']", kind),
+            start=cast("Literal['earliest', 'latest'] | Mapping[int, int]", named),
+            max_lag_rows=max_lag_rows,
+            max_lag_ms=max_lag_ms,
+        )
+        _tell(one, made, "begins at", as_json=as_json)
+
+
+@app.command()
+def move(
+    ctx: typer.Context,
+    table: TableArgument,
+    name: NameArgument,
+    to: ToOption,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Move a cursor forward: what lies behind it is not kept for it any more.
+
+    With --json, one object: what `cursor list` shows of it.
+
+    Example: lowmark cursor move orders billing --to 0:1200,1:1187 --data ./shop
+    """
+    _move(ctx, table, name, to, data, reset=False, as_json=as_json)
+
+
+@app.command()
+def reset(
+    ctx: typer.Context,
+    table: TableArgument,
+    name: NameArgument,
+    to: ToOption,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Put a cursor anywhere, also back; one that is overdue holds again.
+
+    With --json, one object: what `cursor list` shows of it.
+
+    Example: lowmark cursor reset orders billing --to earliest --data ./shop
+    """
+    _move(ctx, table, name, to, data, reset=True, as_json=as_json)
+
+
+def _move(
+    ctx: typer.Context,
+    table: str,
+    name: str,
+    to: str,
+    data: str | None,
+    *,
+    reset: bool,
+    as_json: bool,
+) -> None:
+    place = parse_place(to, option="--to")
+    with opened_database(ctx, data) as database:
+        one = database.table(table)
+        one.cursors.get(name)  # an unknown name first, before its place
+        moved = one.cursors.move(name, offsets_of(place, one, option="--to"), reset=reset)
+        _tell(one, moved, "stands at", as_json=as_json)
+
+
+@app.command()
+def delete(
+    ctx: typer.Context,
+    table: TableArgument,
+    name: NameArgument,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Forget a cursor: nothing is kept for it any more.
+
+    With --json, one object: table, cursor, deleted.
+
+    Example: lowmark cursor delete orders billing --data ./shop
+    """
+    with opened_database(ctx, data) as database:
+        database.table(table).cursors.delete(name)
+    if as_json:
+        show_json({"table": table, "cursor": name, "deleted": True})
+    else:
+        print(f"deleted cursor {name} of table {table}")

@@ -1,0 +1,210 @@
+"""What commands on tables share: the directory they open, and how places and times are written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+from lowmark.catalog import Table as TableDescriptor
+from lowmark.catalog import type_text
+from lowmark.cli.session import WrongUse, settings_of
+from lowmark.client import Database, Table, open_database
+from lowmark.client.coerce_text import from_text
+from lowmark.client.coerce_values import Misfit
+from lowmark.client.table import Start
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.log import is_log
+from lowmark.runtime import RealDisk
+
+__all__ = [
+    "DATA_VARIABLE",
+    "NUMBER_MAX",
+    "DatabaseOption",
+    "TableArgument",
+    "bytes_text",
+    "check_place",
+    "key_of",
+    "listed",
+    "offsets_of",
+    "opened_database",
+    "parse_moment",
+    "parse_place",
+    "times_text",
+]
+
+DATA_VARIABLE = "LOWMARK_DATA"
+
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="DIR", help=f"The directory of the database; else ${DATA_VARIABLE}."
+    ),
+]
+TableArgument = Annotated[
+    str, typer.Argument(metavar="TABLE", help="Its name; outside of the default schema, s.name.")
+]
+
+_OFFSETS = re.compile(r"[0-9]+:[0-9]+(?:\s*,\s*[0-9]+:[0-9]+)*")
+NUMBER_MAX = (1 << 63) - 1
+_HYBRID_DIGITS = 12
+"""A number of so many digits is a row's `_time`, or milliseconds; a shorter one is no time."""
+
+
+@contextlib.contextmanager
+def opened_database(
+    ctx: typer.Context, data: str | None, *, create: bool = False
+) -> Iterator[Database]:
+    """Open the directory that the command line names; make one only if that is asked for."""
+    named = os.environ.get(DATA_VARIABLE, "") if data is None else data
+    if not named.strip():
+        raise WrongUse(
+            "no directory is named", hint=f"Write --data ./shop, or set {DATA_VARIABLE}."
+        )
+    if not create:
+        _check_database(Path(named))
+    database = open_database(named, settings=settings_of(ctx))
+    try:
+        yield database
+    except BaseException:
+        # What went wrong first is what is told.
+        with contextlib.suppress(LowmarkError):
+            database.close()
+        raise
+    database.close()
+
+
+def _check_database(path: Path) -> None:
+    if not path.is_dir():
+        raise WrongUse(
+            f"there is no directory {path}", hint="`lowmark table create` makes a new database."
+        )
+    if not is_log(RealDisk(str(path), create=False)):
+        raise WrongUse(
+            f"{path} is not a data directory of Lowmark",
+            detail="It has neither a folder wal nor a folder groups.",
+            hint="`lowmark table create` makes a new database.",
+        )
+
+
+# -- places and times ---------------------------------------------------------------------------
+
+
+def parse_moment(text: str) -> int | str:
+    """A time as the client takes it: ISO 8601, `now`, or a row's `_time`."""
+    words = text.strip()
+    is_number = words.isascii() and words.isdigit() and len(words) >= _HYBRID_DIGITS
+    return int(words) if is_number else words
+
+
+def parse_place(text: str, *, option: str) -> Start:
+    """Where to start or to end: earliest, latest, a time, an offset, or 0:17,1:4."""
+    words = text.strip()
+    if words in {"earliest", "latest"}:
+        return words
+    if _OFFSETS.fullmatch(words):
+        pairs = [part.split(":") for part in words.split(",")]
+        offsets = {int(number): int(offset) for number, offset in pairs}
+        if len(offsets) < len(pairs):
+            raise WrongUse(f"{option} names a partition twice: {text}")
+        _check_offsets(offsets.values(), option)
+        return offsets
+    if words.isascii() and words.isdigit():
+        _check_offsets([int(words)], option)
+        return int(words)
+    return words
+
+
+def _check_offsets(offsets: Iterable[int], option: str) -> None:
+    if max(offsets) > NUMBER_MAX:
+        raise WrongUse(f"{option} names an offset that no row will ever have")
+
+
+def check_place(place: Start, table: Table, *, option: str) -> Start:
+    """Refuse a place that the table does not have."""
+    if isinstance(place, int) and table.partitions > 1:
+        raise Rejected(
+            f"{option} is one offset, but table {table.name} has {table.partitions} partitions",
+            hint=f"Write an offset for each: 0:{place},1:{place},…",
+        )
+    if isinstance(place, Mapping):
+        unknown = sorted(number for number in place if number >= table.partitions)
+        if unknown:
+            raise Rejected(
+                f"table {table.name} has no partition {unknown[0]}",
+                hint=f"It has 0 to {table.partitions - 1}.",
+            )
+    return place
+
+
+def offsets_of(place: Start, table: Table, *, option: str) -> dict[int, int]:
+    """The offsets that a place means now; only of partitions that it names."""
+    check_place(place, table, option=option)
+    if isinstance(place, Mapping):
+        return dict(place)
+    # A reader finds it out; one without rows to read holds nothing.
+    with table.read(start=place, limit=0) as reader:
+        return reader.position
+
+
+# -- keys ---------------------------------------------------------------------------------------
+
+
+def key_of(table: TableDescriptor, words: Sequence[str]) -> tuple[object, ...]:
+    """A key from the words of a command line, each read as its column's type says."""
+    columns = table.key_columns
+    if not columns:
+        raise Rejected(
+            f"table {table.name} has no key", hint="Only rows with a key are found by it."
+        )
+    if len(words) != len(columns):
+        names = ", ".join(column.name for column in columns)
+        raise WrongUse(
+            f"the key of table {table.name} is ({names}): that is {len(columns)} values,"
+            f" not {len(words)}",
+            hint="Give one argument for each column of the key.",
+        )
+    values: list[object] = []
+    for column, word in zip(columns, words, strict=True):
+        try:
+            values.append(from_text(column.type, pa.array([word], pa.string()))[0].as_py())
+        except (Misfit, UnicodeEncodeError) as error:
+            why = error.why if isinstance(error, Misfit) else "is not text"
+            raise Rejected(
+                f"{word!r} can't be a value of key column {column.name}: it {why}",
+                hint=f"Give a value of type {type_text(column.type)}.",
+            ) from error
+    return tuple(values)
+
+
+# -- words --------------------------------------------------------------------------------------
+
+
+def listed(text: str | None) -> list[str]:
+    """Names that are given with commas between them."""
+    return [name.strip() for name in text.split(",") if name.strip()] if text else []
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes, for people."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{count} B"
+
+
+def times_text(millis: int) -> str:
+    """A length of time, for people."""
+    seconds = max(0, millis) / 1_000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"

@@ -1,0 +1,454 @@
+"""`lowmark table`: make tables, look at them, change them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from lowmark.catalog import (
+    DEFAULT_SCHEMA,
+    OPTIONS,
+    AddColumns,
+    AlterColumn,
+    Command,
+    CreateTable,
+    DropColumns,
+    NewColumn,
+    RenameColumn,
+    SetTableOptions,
+    diff,
+    parse_type,
+    type_text,
+    value_text,
+)
+from lowmark.cli.columns import parse_columns, read_columns
+from lowmark.cli.cursor import cursor_rows, show_cursors
+from lowmark.cli.database import (
+    DatabaseOption,
+    TableArgument,
+    bytes_text,
+    listed,
+    opened_database,
+)
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
+from lowmark.cli.session import FAILED, WrongUse, help_if_bare, wrong_use
+from lowmark.client import Database, Table, TableExplanation, TableUnknown
+from lowmark.errors import Rejected
+
+__all__ = ["app"]
+
+app = typer.Typer(invoke_without_command=True)
+
+T = TypeVar("T")
+
+
+@app.callback()
+def table(ctx: typer.Context) -> None:
+    """Make tables, look at them, change them."""
+    help_if_bare(ctx)
+
+
+# -- creating -----------------------------------------------------------------------------------
+
+
+@app.command()
+def create(
+    ctx: typer.Context,
+    name: TableArgument,
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Names and types: 'id string, price decimal(10,2)'."),
+    ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take them from a .parquet, .arrow or .json file."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Columns of the key: id, or order,line.")
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, metavar="N", show_default="the zone's")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given several times.")
+    ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="It is fine if it is there.")
+    ] = False,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Create a table; if there is no database in the directory, make one.
+
+    A column is its name and type, then `not null` if it must have a value, then `default` and a
+    value. Columns of the key always have a value. Key and number of partitions never change.
+
+    With --json, one object: table, created, columns, key, partitions.
+
+    Example: lowmark table create orders --columns "id string, status string" --key id --data ./shop
+    """
+    command = _creation(
+        name,
+        _columns(columns, schema),
+        key=listed(key),
+        partitions=partitions,
+        options=_pairs(option, "--option"),
+        if_not_exists=if_not_exists,
+    )
+    # What is wrong on its face was said before a directory is made.
+    with opened_database(ctx, data, create=True) as database:
+        [created] = database.execute([command]).applied
+        made = database.table(name)
+        facts: dict[str, Any] = {
+            "table": name,
+            "created": created,
+            "columns": {column.name: type_text(column.type) for column in made.descriptor.columns},
+            "key": list(made.key),
+            "partitions": made.partitions,
+        }
+    if as_json:
+        show_json(facts)
+    elif not created:
+        print(f"nothing to do: there is a table {name}")
+    else:
+        words = f"key {', '.join(facts['key'])}" if facts["key"] else "no key"
+        print(
+            f"created table {name}: {_count(len(facts['columns']), 'column')}, {words},"
+            f" {_count(facts['partitions'], 'partition')}"
+        )
+
+
+def _creation(
+    name: str,
+    columns: list[NewColumn],
+    *,
+    key: list[str],
+    partitions: int | None,
+    options: dict[str, str],
+    if_not_exists: bool,
+) -> CreateTable:
+    schema, plain = _path(name)
+    with wrong_use():
+        return CreateTable(
+            name=plain,
+            schema=schema,
+            # A column of the key always has a value.
+            columns=tuple(
+                replace(column, required=True) if column.name in key else column
+                for column in columns
+            ),
+            key=tuple(key),
+            partitions=partitions,
+            options=options,
+            if_not_exists=if_not_exists,
+        )
+
+
+def _columns(text: str | None, file: Path | None) -> list[NewColumn]:
+    if (text is None) == (file is None):
+        raise WrongUse("give either --columns or --schema", hint="`lowmark table create --help`.")
+    with wrong_use():
+        if text is not None:
+            return parse_columns(text)
+        assert file is not None
+        return read_columns(file)
+
+
+def _pairs(words: Iterable[str] | None, option: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            raise WrongUse(
+                f"{word!r} is not a name and a value", hint=f"Write {option} name=value."
+            )
+        if name.strip() in found:
+            raise WrongUse(f"{option} names {name.strip()} twice")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+# -- looking ------------------------------------------------------------------------------------
+
+
+@app.command("list")
+def list_(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False) -> None:
+    """List tables, with what they hold.
+
+    With --json, a list: table, key, columns, partitions, rows, bytes, cursors.
+
+    Example: lowmark table list --data ./shop
+    """
+    rows: list[dict[str, Cell]] = []
+    with opened_database(ctx, data) as database:
+        for name in database.tables():
+            one = database.table(name)
+            kept = _kept(one)
+            rows.append(
+                {
+                    "table": name,
+                    "key": ", ".join(one.key) or None,
+                    "columns": len(one.descriptor.columns),
+                    "partitions": one.partitions,
+                    "rows": kept.rows,
+                    "bytes": kept.bytes,
+                    "cursors": len(one.cursors.list()),
+                }
+            )
+    columns = ("table", "key", "columns", "partitions", "rows", "bytes", "cursors")
+    show_table(rows, columns=columns, as_json=as_json)
+
+
+def _kept(one: Table) -> TableExplanation:
+    kept = one.explain()
+    assert isinstance(kept, TableExplanation)
+    return kept
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    name: TableArgument,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show a table: its columns and options, what each partition holds, its cursors, warnings.
+
+    With --json, one object: table, id, zone, replicas, key, schema_version,
+    oldest_schema_version, rows, bytes, columns, options, partitions, cursors, warnings.
+
+    Example: lowmark table show orders --data ./shop
+    """
+    with opened_database(ctx, data) as database:
+        found = _described(database, name)
+    if as_json:
+        show_json(found)
+        return
+    facts: dict[str, Cell] = {
+        "table": found["table"],
+        "key": ", ".join(found["key"]) or "none",
+        "rows": found["rows"],
+        "bytes": bytes_text(found["bytes"]),
+        "zone": f"{found['zone']}, {_count(found['replicas'], 'replica')}",
+        "schema_versions": f"{found['oldest_schema_version']} to {found['schema_version']}",
+    }
+    show_facts(facts, as_json=False)
+    for title in ("columns", "options", "partitions"):
+        print()
+        show_table(found[title], columns=list(found[title][0]), as_json=False, title=title)
+    if found["cursors"]:
+        print()
+        show_cursors(found["cursors"], title="cursors")
+    for warning in found["warnings"]:
+        print(f"\nwarning: {warning}")
+
+
+def _described(database: Database, name: str) -> dict[str, Any]:
+    one = database.table(name)
+    descriptor, kept = one.descriptor, _kept(one)
+    zone = database.catalog.zones[descriptor.zone_id]
+    cursors = cursor_rows(one)
+    given = dict(descriptor.options)
+    return {
+        "table": name,
+        "id": descriptor.id,
+        "zone": zone.name,
+        "replicas": zone.replicas,
+        "key": list(one.key),
+        "schema_version": descriptor.latest.number,
+        "oldest_schema_version": descriptor.schemas[0].number,
+        "rows": kept.rows,
+        "bytes": kept.bytes,
+        "columns": [
+            {
+                "name": column.name,
+                "type": type_text(column.type),
+                "required": column.required,
+                "default": None if column.default is None else value_text(column.default),
+            }
+            for column in descriptor.columns
+        ],
+        "options": [
+            {
+                "name": option.name,
+                "value": given.get(option.name, option.default),
+                "set": option.name in given,
+            }
+            for option in OPTIONS.values()
+        ],
+        "partitions": [
+            {
+                "partition": part.partition,
+                "start": part.start,
+                "end": part.end,
+                "rows": part.end - part.start,
+                "batches": part.batches,
+                "bytes": part.bytes,
+            }
+            for part in kept.partitions
+        ],
+        "cursors": cursors,
+        "warnings": [
+            *zone.warnings,
+            *(f"cursor {row['cursor']} {row['warning']}" for row in cursors if row["warning"]),
+        ],
+    }
+
+
+# -- changing -----------------------------------------------------------------------------------
+
+
+@app.command()
+def alter(
+    ctx: typer.Context,
+    name: TableArgument,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A new column: 'note string [not null] [default v]'."),
+    ] = None,
+    drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN")] = None,
+    rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW")] = None,
+    widen: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN=TYPE", help="To a type that holds more.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="OPTION=VALUE")] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option(metavar="OPTION", help="Back to its default.")
+    ] = None,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Change a table's columns and options: all of it, in one version of the catalog, or nothing.
+
+    Each option may be given several times. Columns are named as they are called before; what is
+    added comes last, so a name that was dropped or given away may be used again.
+
+    With --json, one object: table, version, schema_version, changes.
+
+    Example: lowmark table alter orders --add "note string" --widen count=int64 --data ./shop
+    """
+    schema, plain = _path(name)
+    commands = _alterations(
+        schema, plain, add=add, drop=drop, rename=rename, widen=widen, set_=set_, unset=unset
+    )
+    if not commands:
+        raise WrongUse("nothing is to be changed", hint="See `lowmark table alter --help`.")
+    with opened_database(ctx, data) as database:
+        one = database.table(name)  # an unknown name gets a better answer here
+        before = database.catalog
+        after = database.execute(commands).catalog
+        changes = [each.text for each in diff(before, after)]
+        found = {
+            "table": name,
+            "version": after.version,
+            "schema_version": after.tables[one.descriptor.id].latest.number,
+            "changes": changes,
+        }
+    if as_json:
+        show_json(found)
+    elif not changes:
+        print(f"nothing to do: version {after.version} has it all")
+    else:
+        print(f"version {after.version} is in force")
+        for change in changes:
+            print(f"  {change}")
+
+
+def _alterations(
+    schema: str,
+    table: str,
+    *,
+    add: list[str] | None,
+    drop: list[str] | None,
+    rename: list[str] | None,
+    widen: list[str] | None,
+    set_: list[str] | None,
+    unset: list[str] | None,
+) -> list[Command]:
+    commands: list[Command] = []
+    with wrong_use():
+        for column, kind in _pairs(widen, "--widen").items():
+            wider = AlterColumn(table=table, schema=schema, column=column, type=parse_type(kind))
+            commands.append(wider)
+        if drop:
+            commands.append(DropColumns(table=table, schema=schema, columns=tuple(drop)))
+        for column, to in _pairs(rename, "--rename").items():
+            commands.append(RenameColumn(table=table, schema=schema, column=column, to=to))
+        if add:
+            columns = tuple(column for text in add for column in parse_columns(text))
+            commands.append(AddColumns(table=table, schema=schema, columns=columns))
+        options: dict[str, str | int | None] = dict(_pairs(set_, "--set"))
+        for option in unset or ():
+            if option in options:
+                raise Rejected(f"option {option} is both set and unset")
+            options[option] = None
+        if options:
+            commands.append(SetTableOptions(table=table, schema=schema, options=options))
+    return commands
+
+
+def _path(name: str) -> tuple[str, str]:
+    schema, dot, plain = name.rpartition(".")
+    return (schema, plain) if dot else (DEFAULT_SCHEMA, name)
+
+
+@app.command()
+def drop(
+    ctx: typer.Context,
+    name: TableArgument,
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="It is fine if it is not there.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Drop a table. As of earlier times it can be read until the low watermark passes the drop.
+
+    Without --yes it asks, if there is somebody to ask.
+
+    With --json, one object: table, dropped.
+
+    Example: lowmark table drop orders --yes --data ./shop
+    """
+    with opened_database(ctx, data) as database:
+        found = _unless_unknown(lambda: database.table(name), unknown_ok=if_exists)
+        if found is not None:
+            if not yes:
+                _ask(name, _kept(found).rows, as_json=as_json)
+            database.drop_table(name)
+    if as_json:
+        show_json({"table": name, "dropped": found is not None})
+    elif found is None:
+        print(f"nothing to do: there is no table {name}")
+    else:
+        print(f"dropped table {name}")
+
+
+def _unless_unknown(ask: Callable[[], T], *, unknown_ok: bool) -> T | None:
+    try:
+        return ask()
+    except TableUnknown:
+        if not unknown_ok:
+            raise
+        return None
+
+
+def _ask(name: str, rows: int, *, as_json: bool) -> None:
+    if as_json or not sys.stdin.isatty():
+        raise WrongUse(
+            f"table {name} has {rows:,} rows, and nobody can be asked whether to drop it",
+            hint="Say --yes if you mean it.",
+        )
+    if not typer.confirm(f"Drop table {name} with {rows:,} rows?", err=True):
+        print("nothing was dropped", file=sys.stderr)
+        raise typer.Exit(FAILED)

@@ -1,0 +1,104 @@
+"""`lowmark watermark`: from which time on history is exact, and who keeps it there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from lowmark.cli.database import DatabaseOption, opened_database, parse_moment, times_text
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
+from lowmark.holds import Hold
+from lowmark.runtime import HybridTime, millis_of
+
+__all__ = ["app"]
+
+app = typer.Typer(invoke_without_command=True)
+
+
+@app.callback()
+def watermark(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False) -> None:
+    """Show the low watermark, where it would be, and who holds it; or move it.
+
+    History at or after it is exact. With --json, one object: watermark (null if it was never
+    moved), moved_at, goal, holders (holder, time, age_ms, why), the earliest first.
+
+    Example: lowmark watermark --data ./shop
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    with opened_database(ctx, data) as database:
+        standing = database.watermark()
+    holders = _rows(standing.holds)
+    facts: dict[str, Cell] = {
+        "watermark": _time(standing.value),
+        "moved_at": _time(standing.moved_at),
+        "goal": _time(standing.goal),
+    }
+    if as_json:
+        show_json(facts | {"holders": holders})
+        return
+    show_facts(facts, as_json=False)
+    _show_holders(holders, "Nobody holds it.")
+
+
+@app.command()
+def advance(
+    ctx: typer.Context,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Up to here; else to where it should be by now."),
+    ] = None,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Move the low watermark as far as its holders allow, and say who held it back.
+
+    With --json, one object: before, after, wanted, held_by (holder, time, age_ms, why).
+
+    Example: lowmark watermark advance --data ./shop
+    """
+    # `lowmark watermark --data DIR advance` means the same as with --data at the end.
+    parent = ctx.parent.params if ctx.parent is not None else {}
+    wanted = None if to is None else parse_moment(to)
+    with opened_database(ctx, data if data is not None else parent.get("data")) as database:
+        moved = database.advance_watermark(wanted)
+    held_by = _rows(moved.held_by)
+    facts: dict[str, Cell] = {
+        "before": _time(moved.before),
+        "after": _time(moved.after),
+        "wanted": _time(moved.wanted),
+    }
+    if as_json or parent.get("as_json"):
+        show_json(facts | {"held_by": held_by})
+        return
+    show_facts(facts, as_json=False)
+    _show_holders(held_by, "Nobody held it back.")
+
+
+def _time(time: int) -> str | None:
+    return time_text(millis_of(HybridTime(time))) if time else None
+
+
+def _rows(holds: Sequence[Hold]) -> list[dict[str, Any]]:
+    now_ms = int(datetime.now(UTC).timestamp() * 1_000)
+    return [
+        {
+            "holder": hold.holder,
+            "time": _time(hold.lowest() or 0),
+            "age_ms": max(0, now_ms - hold.since_ms),
+            "why": hold.why,
+        }
+        for hold in holds
+    ]
+
+
+def _show_holders(holders: list[dict[str, Any]], nobody: str) -> None:
+    print()
+    if not holders:
+        print(nobody)
+        return
+    rows = [row | {"for": times_text(row["age_ms"])} for row in holders]
+    show_table(rows, columns=("holder", "time", "for", "why"), as_json=False)
