@@ -159,9 +159,9 @@ def test_a_producer_that_was_closed_takes_nothing_more(orders: Table) -> None:
     producer.send(row(1))
     producer.close()
     assert producer.rows == 1
-    with pytest.raises(Rejected, match="closed"):
+    with pytest.raises(Closed, match="producer is closed"):
         producer.send(row(2))
-    with pytest.raises(Rejected, match="closed"):
+    with pytest.raises(Closed, match="producer is closed"):
         producer.send_many([row(2)])
     assert orders.read().to_arrow().num_rows == 1
 

@@ -24,7 +24,7 @@ from lowmark.client import (
     TableUnknown,
     ValueRefused,
 )
-from lowmark.errors import Rejected
+from lowmark.errors import Corrupt, Rejected, Unavailable
 from lowmark.table import (
     BelowWatermark,
     CursorMovesBack,
@@ -354,6 +354,25 @@ def test_a_lease_keeps_rows_for_a_follower(db: Database) -> None:
     assert [holder.kind for holder in explained.holders] == ["lease"]
     reader.close()
     eventually(lambda: not events.explain().holders)  # type: ignore[union-attr]
+
+
+def test_rows_that_rot_are_never_served_and_stop_their_partition(tmp_path: Path) -> None:
+    # given rows in a segment, of which a byte rots
+    with lowmark.open(tmp_path) as db:
+        events = db.create_table("events", {"n": "int64", "s": "string"}, partitions=1)
+        events.append([{"n": number, "s": "x" * 50} for number in range(1_000)])
+        events._embedded.ask_now(events._embedded.node.log.roll)
+        log = events._partition(0).group.log
+        eventually(lambda: log.state.memtable.first is None)
+        segment = max(tmp_path.rglob("*.segment"), key=lambda path: path.stat().st_size)
+        with segment.open("r+b") as file:
+            file.seek(-5_000, 2)
+            file.write(b"rotten")
+        # then they are not read, and nothing is written behind them
+        with pytest.raises(Corrupt):
+            events.read().to_arrow()
+        with pytest.raises(Unavailable):
+            events.append([{"n": 1}])
 
 
 # -- looking up, looking back -----------------------------------------------------------------------

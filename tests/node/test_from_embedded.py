@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from eventually import eventually
 
 import lowmark
+from eventually import eventually
 from lowmark.errors import Rejected
 from lowmark.table import Tables
 from node.running import Running

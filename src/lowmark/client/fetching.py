@@ -7,7 +7,7 @@ from functools import partial
 from lowmark.client.embedded import Embedded
 from lowmark.errors import Corrupt
 from lowmark.group import open_command
-from lowmark.log import EntryGone, ReferenceExpired
+from lowmark.log import Damaged, EntryGone, ReferenceExpired
 from lowmark.runtime import Buffer
 from lowmark.table import Partition, View
 
@@ -35,6 +35,10 @@ def fetch(
             return [open_command(entry.data).data for entry in plan.execute(disk, mapped=True)]
         except ReferenceExpired:
             continue
+        except Damaged as damage:
+            # As when the loop reads: nothing more is written behind what can't be read.
+            embedded.tell(partial(embedded.node.groups.quarantine, partition.group.name, damage))
+            raise
         except EntryGone:
             if partition.view.start > int(view.columns.first[low]):
                 raise Moved from None
