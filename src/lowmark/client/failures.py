@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 
-__all__ = ["AppendFailed", "Closed", "Ended", "Forked", "RowsLost", "TableUnknown"]
+__all__ = ["AppendFailed", "Closed", "Ended", "Forked", "ProducerClosed", "RowsLost", "TableUnknown"]
 
 
 class Closed(Rejected):
@@ -27,6 +27,13 @@ class Ended(Unavailable):
             detail="What was asked may have been done all the same.",
             hint="Open it again, and look whether it happened.",
         )
+
+
+class ProducerClosed(Closed):
+    """A producer that was closed."""
+
+    def __init__(self) -> None:
+        Rejected.__init__(self, "this producer is closed", hint="Make another one.")
 
 
 class Forked(Rejected):

@@ -10,13 +10,16 @@ What goes wrong is told at the next call: a producer that has failed takes nothi
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from lowmark.client.appending import Part, Pending
+from lowmark.client.failures import ProducerClosed
 from lowmark.errors import LowmarkError, Rejected
 
 __all__ = ["Producer"]
@@ -69,6 +72,19 @@ class Producer:
         """How many were stored."""
         self._thread = threading.Thread(target=self._run, name="lowmark-producer", daemon=True)
         self._thread.start()
+        _producers.add(self)
+
+    def stay_behind(self) -> None:
+        """In a child process: its thread, and what was sent, are the parent's."""
+        # The thread may have held the lock when it was left behind.
+        self._lock = threading.Lock()
+        self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._rows, self._busy = [], False
+        self._under_way.clear()
+        try:
+            self._sink.check()
+        except LowmarkError as error:
+            self._error = error
 
     def send(self, row: Mapping[str, Any]) -> None:
         """Have a row stored soon; `flush` to know that it is."""
@@ -125,7 +141,7 @@ class Producer:
 
     def _raise(self) -> None:
         if self._error is None:
-            raise Rejected("this producer is closed", hint="Make another one.")
+            raise ProducerClosed
         error = self._error
         raise error.again() if isinstance(error, LowmarkError) else error
 
@@ -215,3 +231,15 @@ class Producer:
         else:
             # Whoever left by an error must not wait, and must not get another error instead.
             self._stop()
+
+
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    # Nobody would ever take what is sent in the child, and whoever waits would wait for ever.
+    for producer in list(_producers):
+        producer.stay_behind()
+
+
+os.register_at_fork(after_in_child=_forked)
