@@ -556,6 +556,42 @@ def test_a_cursor_remembers_where_a_reader_was(tmp_path: Path) -> None:
         assert events.read().to_pylist() == []
 
 
+@pytest.mark.parametrize(
+    ("name", "wish"),
+    [
+        ("", {}),
+        ("x" * 200, {}),
+        ("\udcff", {}),
+        ("a\nb", {}),
+        ("c", {"max_lag_rows": 10**30}),
+        ("c", {"max_lag_ms": -1}),
+        ("c", {"kind": "cooked"}),
+        ("c", {"start": {0: 5}}),
+        ("c", {"start": dict.fromkeys(range(4), 10**30)}),
+        ("c", {"start": dict.fromkeys(range(4), 3)}),
+        ("c", {"start": "middle"}),
+    ],
+)
+def test_a_cursor_that_can_t_be_is_refused_everywhere(
+    orders: Table, name: str, wish: dict[str, Any]
+) -> None:
+    with pytest.raises(Rejected):
+        orders.cursors.create(name, **wish)
+    assert orders.cursors.list() == []
+
+
+def test_a_key_can_be_given_as_it_could_be_appended(db: Database) -> None:
+    table = db.create_table("t", {"d": "decimal(9,2)", "day": "date"}, key=["d", "day"])
+    table.append([{"d": "1.50", "day": "2026-01-01"}])
+    assert table.get(("1.5", "2026-01-01")) is not None
+    assert table.explain((1.5, "2026-01-01")).state == "live"  # type: ignore[union-attr]
+    with pytest.raises(Rejected):
+        table.get(("much", "2026-01-01"))
+    events = db.create_table("events", {"n": "int64"})
+    with pytest.raises(Rejected, match="no key"):
+        events.explain(key=1)
+
+
 # -- tables -----------------------------------------------------------------------------------------
 
 

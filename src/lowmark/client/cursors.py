@@ -15,6 +15,7 @@ from lowmark.client.times import time_text
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import when_all
 from lowmark.table import (
+    NAME_CHARACTERS_MAX,
     CreateCursor,
     Cursor,
     CursorUnknown,
@@ -25,6 +26,8 @@ from lowmark.table import (
 )
 
 __all__ = ["CursorPlace", "Cursors", "TableCursor"]
+
+_NUMBER_MAX = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +103,15 @@ class Cursors:
         With a maximum lag it is marked overdue when it falls further behind, and holds nothing
         from then on; whoever uses it is told.
         """
+        _check_name(name)
         if kind not in {"raw", "compacted"}:
             raise Rejected(f"a cursor is raw or compacted, not {kind!r}")
-        if max_lag_rows < 0 or max_lag_ms < 0:
-            raise Rejected("a maximum lag can't be negative", hint="Leave it out for none.")
+        for lag in (max_lag_rows, max_lag_ms):
+            if not 0 <= lag < _NUMBER_MAX:
+                raise Rejected(
+                    f"a maximum lag can't be {lag}",
+                    hint="Use a whole number from 0 on; 0 is none.",
+                )
         token = int.from_bytes(os.urandom(7), "little")
         partitions = self._partitions()
         if isinstance(start, Mapping):
@@ -113,6 +121,7 @@ class Cursors:
                     f"the start of cursor {name!r} says nothing of partition {missing[0]}",
                     hint="Give an offset for every partition.",
                 )
+            _check_offsets(start)
         elif start not in {"earliest", "latest"}:
             raise Rejected(f"a cursor starts at earliest, latest or at offsets, not {start!r}")
 
@@ -147,6 +156,7 @@ class Cursors:
 
     def move(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
         """Move it to these offsets: forward only, unless it is reset."""
+        _check_offsets(to)
         partitions = self._partitions()
         unknown = sorted(to.keys() - partitions.keys())
         if unknown:
@@ -210,3 +220,20 @@ class Cursors:
         return self._embedded.ask(
             lambda: partition.read(lambda state: (dict(state.cursors), state.backlog.view))
         )
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+        raise Rejected(
+            f"{name[:40]!r} can't name a cursor",
+            hint=f"Use 1 to {NAME_CHARACTERS_MAX} printable characters.",
+        )
+
+
+def _check_offsets(offsets: Mapping[int, int]) -> None:
+    for partition, offset in offsets.items():
+        if isinstance(offset, bool) or not 0 <= offset < _NUMBER_MAX:
+            raise Rejected(
+                f"{offset!r} can't be an offset of partition {partition}",
+                hint="Offsets are whole numbers from 0 on.",
+            )

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 
-__all__ = ["AppendFailed", "Closed", "Ended", "Forked", "ProducerClosed", "RowsLost", "TableUnknown"]
+__all__ = [
+    "AppendFailed",
+    "Closed",
+    "Ended",
+    "Forked",
+    "ProducerClosed",
+    "RowsLost",
+    "TableUnknown",
+]
 
 
 class Closed(Rejected):

@@ -154,8 +154,8 @@ class Lookup:
         number = form.bucket_one(key, self.table.partitions)
         indexed = self._indexed.get(number)
         if indexed is not None:
+            index = indexed.index  # before the view: then it names nothing that the view has not
             view = self._view(indexed.partition)
-            index = indexed.index
             if index.end >= view.end:
                 place = index.find(form.hash_one(key, _SEED))
                 if place is None or place.offset < view.start:
@@ -180,11 +180,8 @@ class Lookup:
         number = self._form.bucket_one(key, self.table.partitions)
         indexed = self._at(number)
         while True:
-            view = self._view(indexed.partition)
-            index = indexed.index
             try:
-                if index.end < view.end:
-                    index = self._catch_up(indexed, view)
+                index, view = self._up_to_date(indexed)
                 place = index.find(self._form.hash_one(key, _SEED))
                 if place is None or place.offset < view.start:
                     return None
@@ -267,9 +264,8 @@ class Lookup:
         for number in np.unique(buckets).tolist():
             indexed, mine = self._at(number), np.flatnonzero(buckets == number)
             while True:
-                view = self._view(indexed.partition)
                 try:
-                    self._fill(indexed, view, keys, hashes, mine, rows)
+                    self._fill(indexed, keys, hashes, mine, rows)
                 except Moved:
                     continue
                 break
@@ -278,16 +274,13 @@ class Lookup:
     def _fill(
         self,
         indexed: _Indexed,
-        view: View,
         keys: pa.Array,
         hashes: U64,
         mine: I64,
         rows: list[dict[str, Any] | None],
     ) -> None:
         """Fill in the rows of those keys that belong to one partition."""
-        index = indexed.index
-        if index.end < view.end:
-            index = self._catch_up(indexed, view)
+        index, view = self._up_to_date(indexed)
         offsets, deleted = index.find_many(hashes[mine])
         there = np.flatnonzero((offsets >= view.start) & (offsets >= 0))
         batches = np.searchsorted(view.first, offsets[there].astype(np.uint64), "right") - 1
@@ -309,27 +302,39 @@ class Lookup:
 
     # -- the index ------------------------------------------------------------------------------
 
-    def _catch_up(self, indexed: _Indexed, view: View) -> KeyIndex:
-        """Index what was appended since."""
+    def _up_to_date(self, indexed: _Indexed) -> tuple[KeyIndex, View]:
+        """The index of all that was acknowledged before this moment, and the view that it is of.
+
+        Both are of one moment: an index that another thread has taken further would name rows that
+        an older view does not have.
+        """
+        index = indexed.index
+        view = self._view(indexed.partition)
+        if index.end >= view.end:
+            return index, view
         with indexed.lock:
             index = indexed.index
-            if index.end >= view.end:
-                return index
-            at = view.batch_at(max(index.end, view.start))
-            while at < view.count:
-                sizes = np.cumsum(view.size[at : at + 1_024], dtype=np.uint64)
-                high = at + max(1, int(np.searchsorted(sizes, np.uint64(_BUILD_BYTES), "right")))
-                high = min(high, view.count)
-                for position, keys, deletes in self._keys(indexed.partition, view, at, high):
-                    index = index.with_rows(
-                        self._form.hashes(keys, _SEED),
-                        int(view.columns.first[position]),
-                        deletes,
-                        valid=None if not keys.null_count else _valid(keys),
-                    )
-                at = high
-            indexed.index = index.without_below(view.start)
-            return indexed.index
+            view = self._view(indexed.partition)
+            if index.end < view.end:
+                index = indexed.index = self._caught_up(indexed, index, view)
+            return index, view
+
+    def _caught_up(self, indexed: _Indexed, index: KeyIndex, view: View) -> KeyIndex:
+        """The index with what was appended since."""
+        at = view.batch_at(max(index.end, view.start))
+        while at < view.count:
+            sizes = np.cumsum(view.size[at : at + 1_024], dtype=np.uint64)
+            high = at + max(1, int(np.searchsorted(sizes, np.uint64(_BUILD_BYTES), "right")))
+            high = min(high, view.count)
+            for position, keys, deletes in self._keys(indexed.partition, view, at, high):
+                index = index.with_rows(
+                    self._form.hashes(keys, _SEED),
+                    int(view.columns.first[position]),
+                    deletes,
+                    valid=None if not keys.null_count else _valid(keys),
+                )
+            at = high
+        return index.without_below(view.start)
 
     def _keys(
         self, partition: Partition, view: View, low: int, high: int

@@ -521,6 +521,7 @@ class Table:
         """
         table = self._current()
         if key is not None:
+            self._needs_key(table)
             values = self._coerced_key(table, _key_values(table, key))
             return explain_key(self._looking_up(), values)
         return explain_table(self._embedded, table, self._all_partitions())
@@ -542,7 +543,7 @@ class Table:
         if not table.key:
             raise Rejected(
                 f"table {table.name} has no key",
-                hint="Only rows with a key can be deleted; others go by retention.",
+                hint="Read it with `read`; rows without a key go by retention only.",
             )
 
     def __repr__(self) -> str:

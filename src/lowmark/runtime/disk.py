@@ -78,7 +78,7 @@ class Locked(Unavailable):
     """Another process has the directory open."""
 
     def __init__(self, path: str, *, holder: str, here: bool = False) -> None:
-        where = "in this process already" if here else f"in another process ({holder})"
+        where = f"in this process already ({holder})" if here else f"in another process ({holder})"
         super().__init__(
             f"{path} is open {where}",
             detail="A data directory belongs to one process, and is open there once.",
