@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from eventually import eventually
 
 import lowmark
+from eventually import eventually
 from lowmark.catalog import AddColumns, DropColumns, NewColumn, RenameColumn, parse_type
 from lowmark.client import (
     Database,
@@ -236,6 +236,16 @@ def test_a_reader_with_a_limit_stands_behind_the_last_row_it_gave(db: Database) 
             assert seen == whole
 
 
+def test_deletes_that_are_not_given_do_not_end_a_read(db: Database) -> None:
+    table = db.create_table("t", {"id": "int64"}, key="id", partitions=2)
+    table.append([{"id": number} for number in range(10)])
+    for number in range(10):
+        table.delete([number])
+    table.append([{"id": number} for number in range(10, 20)])
+    read = table.read(columns=["id"], batch_bytes=1).to_arrow()["id"].to_pylist()
+    assert sorted(read) == list(range(20))
+
+
 def test_a_delete_has_nothing_but_its_key(orders: Table) -> None:
     orders.append([row(1) | {"_change": "delete"}, row(2) | {"_change": "upsert"}])
     deleted, upserted = sorted(orders.read().to_pylist(), key=lambda one: one["id"])
@@ -375,7 +385,7 @@ def test_rows_that_rot_are_never_served_and_stop_their_partition(tmp_path: Path)
             events.append([{"n": 1}])
 
 
-# -- looking up, looking back -----------------------------------------------------------------------
+# -- looking up, looking back ---------------------------------------------------------------------
 
 
 def test_get_tells_the_latest_and_explain_tells_deleted_from_unknown(orders: Table) -> None:
@@ -504,7 +514,7 @@ def test_the_index_reports_what_it_costs(orders: Table) -> None:
     assert size.bytes_per_key < 40
 
 
-# -- schema versions --------------------------------------------------------------------------------
+# -- schema versions ------------------------------------------------------------------------------
 
 
 def test_rows_of_older_schema_versions_are_read_with_defaults(db: Database, orders: Table) -> None:
@@ -530,7 +540,7 @@ def test_rows_of_older_schema_versions_are_read_with_defaults(db: Database, orde
     assert orders.get("o-2") == {"id": "o-2", "state": "paid", "amount": None}
 
 
-# -- cursors ----------------------------------------------------------------------------------------
+# -- cursors --------------------------------------------------------------------------------------
 
 
 def test_a_cursor_remembers_where_a_reader_was(tmp_path: Path) -> None:
@@ -592,7 +602,7 @@ def test_a_key_can_be_given_as_it_could_be_appended(db: Database) -> None:
         events.explain(key=1)
 
 
-# -- tables -----------------------------------------------------------------------------------------
+# -- tables ---------------------------------------------------------------------------------------
 
 
 def test_the_availability_of_history_is_settled_once(tmp_path: Path) -> None:

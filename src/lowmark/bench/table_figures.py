@@ -61,7 +61,7 @@ SENT_TOGETHER = 1_000
 """Rows in one of SQLite's transactions beside a producer."""
 LINGER_MS = 5
 SYNCED_LATE = 32
-"""Batches before a sync of the bare file, beside one call that has 32 MiB under way."""
+"""Batches before a sync of the bare file, beside one call that has 4 MiB under way."""
 COLUMN_NAMES = list(COLUMNS)
 SQLITE = f"SQLite {sqlite3.sqlite_version}, WAL, synchronous=FULL, WITHOUT ROWID"
 ROWS = "rows of 100 bytes (as Arrow has them), key in ascending order"
@@ -99,7 +99,7 @@ def append_vs_raw(bench: Bench, sizes: TableSizes) -> Figure:
         unit="rows/s",
         notes=f"{_amount(count, sizes.append_wal_bytes)}, {ONE_AT_A_TIME}, by one caller; peer:"
         " write the same bytes, as one Arrow message a batch, and fdatasync, batch by batch; in"
-        " one call: all batches in one append, which has up to 32 MiB under way; in one call"
+        " one call: all batches in one append, which has up to 4 MiB under way; in one call"
         f" against late syncs: the peer syncs every {SYNCED_LATE} batches",
         variants={
             "in_one_call": (together, bare),

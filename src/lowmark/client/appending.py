@@ -23,7 +23,7 @@ from lowmark.table import Appended, Outgoing, Producing
 __all__ = ["Appender", "Part", "Pending", "Result"]
 
 _LOOK_S = 1.0
-IN_FLIGHT_BYTES_MAX = 32 << 20
+IN_FLIGHT_BYTES_MAX = 4 << 20
 """Of one append of many rows: more waits until some of it is stored."""
 
 Parts = Sequence[tuple[int, Outgoing]]

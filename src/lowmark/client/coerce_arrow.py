@@ -9,7 +9,7 @@ or gets through with forms that Arrow does not read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 
 import numpy as np
@@ -52,7 +52,7 @@ _DIGITS_128, _DIGITS_256 = 38, 76
 _EXPONENT, _LOWER = ord("e"), 0x20
 
 _FIRST_MICROS, _LAST_MICROS = (
-    pa.scalar(moment, pa.timestamp("us")).cast(pa.int64()).as_py()
+    (moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
     for moment in (datetime.min, datetime.max)  # noqa: DTZ901
 )
 

@@ -40,10 +40,10 @@ def fetch(
             embedded.tell(partial(embedded.node.groups.quarantine, partition.group.name, damage))
             raise
         except EntryGone:
-            if partition.view.start > int(view.columns.first[low]):
+            fresh, first = partition.view, int(view.columns.first[low])
+            if fresh.start > first:
                 raise Moved from None
             # A copy at another place has taken over: the view of now names it.
-            fresh = partition.view
-            at = fresh.batch_at(int(view.columns.first[low]))
+            at = fresh.batch_at(first)
             indexes = fresh.places[at : at + high - low].tolist()
     raise Corrupt(f"batches of partition {partition.number} can't be read: they move all the time")

@@ -10,12 +10,14 @@ the reader says so.
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -24,6 +26,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from lowmark.client.embedded import Embedded
+from lowmark.client.failures import RowsLost
 from lowmark.client.fetching import Moved, fetch
 from lowmark.errors import Conflict, Rejected
 from lowmark.group import when_all
@@ -49,6 +52,7 @@ __all__ = ["Gap", "GapFound", "Reader"]
 BATCH_BYTES = 4 << 20
 """Read in one go, if not told otherwise."""
 LEASE_MS_MIN = 1_000
+_fetching = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="lowmark-reading")
 _PLACES = {True: [OFFSET, CHANGE], False: [OFFSET]}
 """Of rows with deletes among them, and without."""
 _WAIT_S = 0.5
@@ -87,6 +91,8 @@ class _Way:
     """Where it ends; None: it follows."""
     view: View
     """What it works from; a follower takes a newer one each time."""
+    ahead: tuple[int, concurrent.futures.Future[list[Buffer]]] | None = None
+    """What is read next, and from which batch on."""
     last: tuple[Buffer, int, int] | None = None
     """The last batch that was read: itself, its position, and the first row of it that counted."""
 
@@ -104,6 +110,8 @@ class Reading:
     name: str = "a reader"
     lease_ms: int | None = None
     """How long the backlog is held for it after it was last read from."""
+    earliest: bool = False
+    """Whether it begins wherever the backlog does: a cut before it is made is no gap."""
 
 
 class Reader:
@@ -150,6 +158,8 @@ class Reader:
         for number, start in sorted(reading.starts.items()):
             partition = partitions[number]
             view = partition.view
+            if reading.earliest:
+                start = max(start, view.start)
             end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
             ways.append(_Way(partition, start, end, view))
             if follows:
@@ -177,8 +187,8 @@ class Reader:
                 if self._lease is not None:
                     self._lease.renew_if_due()
                 for way in self._ways:
+                    before = way.at
                     for batch in self._next(way):
-                        moved = True
                         if self._left is not None:
                             batch = batch.slice(0, self._left)
                             self._left -= batch.num_rows
@@ -188,6 +198,7 @@ class Reader:
                             yield batch
                         if self._left == 0 or self._closed:
                             return
+                    moved |= way.at > before  # also over deletes, which may not be given
                 if moved:
                     continue
                 if self._reading.ends is not None:
@@ -206,12 +217,19 @@ class Reader:
         if way.at >= end:
             return
         low = view.batch_at(way.at)
-        high = _fitting(view, low, self._reading.batch_bytes)
+        # Not beyond its end: what lies there is not held for it, and may be gone.
+        high = min(_fitting(view, low, self._reading.batch_bytes), view.batch_at(end - 1) + 1)
         shape, held = self._reading.shape, way.end is not None
         columns = view.columns
         try:
-            entries = fetch(self._embedded, way.partition, view, low, high, held=held)
+            entries = self._fetch(way, low, high)
         except Moved:
+            if held:
+                raise RowsLost(
+                    f"offsets {way.at} to {end - 1} of partition {way.partition.number} are gone,"
+                    " though they were held for this reader",
+                    hint="This is a bug of Lowmark: report it. Read again from the earliest.",
+                ) from None
             return  # a cut came first: the next view says so
         for at, command in zip(range(low, high), entries, strict=False):
             first, rows = int(columns.first[at]), int(columns.rows[at])
@@ -234,6 +252,24 @@ class Reader:
                 high=to_row,
             )
             yield batch
+
+    def _fetch(self, way: _Way, low: int, high: int) -> list[Buffer]:
+        """Batches of a partition; of a bounded read, the next ones are on their way meanwhile.
+
+        Checking them takes about as long as whoever reads them takes for the ones before, and needs
+        no Python: so it is done on another thread.
+        """
+        held = way.end is not None
+        get = partial(fetch, self._embedded, way.partition, way.view, held=held)
+        if way.end is None:
+            return get(low, high)
+        ahead, way.ahead = way.ahead, None
+        entries = ahead[1].result() if ahead is not None and ahead[0] == low else get(low, high)
+        last = way.view.batch_at(way.end - 1) + 1
+        if high < last:
+            then = min(_fitting(way.view, high, self._reading.batch_bytes), last)
+            way.ahead = (high, _fetching.submit(get, high, then))
+        return entries
 
     def _stop_behind(self, way: _Way, rows: int) -> None:
         """Stand right behind the last row that was given, though its batch has more."""

@@ -360,7 +360,8 @@ class Table:
         if not follow:
             ends = self._offsets("latest" if end is None else end, views, what="end")
         name = f"a reader of {self.name}"
-        reading = Reading(shape, starts, ends, limit, batch_bytes, on_gap, name, lease_ms)
+        earliest = isinstance(start, str) and start == "earliest"
+        reading = Reading(shape, starts, ends, limit, batch_bytes, on_gap, name, lease_ms, earliest)
         return Reader(self._embedded, wanted, reading)
 
     def _read_as_of(

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lowmark.catalog import Catalogs
-from lowmark.errors import LowmarkError, Rejected, Unavailable
+from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
 from lowmark.group import Group, Groups
 from lowmark.log import Log
 from lowmark.metastore import (
@@ -148,15 +148,15 @@ class Node:
                 limits=self.settings.transport,
             )
             undo.callback(self.groups.close)
-            self.door = None if options.embedded else Door(options.door)
-            if self.door is not None:
-                undo.callback(self.door.close)
+            self._door = None if options.embedded else Door(options.door)
+            if self._door is not None:
+                undo.callback(self._door.close)
             undo.callback(self.bridge.close)  # before the door, so that nobody keeps it open
             self.info = NodeInfo(
                 number=identity.number,
                 name=identity.name,
                 address=self.groups.transport.address,
-                door="" if self.door is None else self.door.address,
+                door="" if self._door is None else self._door.address,
                 rack=options.rack,
                 attributes=dict(options.attributes),
             )
@@ -164,12 +164,18 @@ class Node:
                 runtime, self.log, self.groups, node=self.info, config=self.settings.metastore
             )
             self.status = StatusService(self.groups, self.cluster)
-            if self.door is not None:
-                self._open_door(self.door)
+            if self._door is not None:
+                self._open_door(self._door)
             self.cluster.start(join=join, settings=self.settings.for_founding())
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
             undo.pop_all()
+
+    @property
+    def door(self) -> Door:
+        """Where clients come in; an embedded node has none."""
+        invariant(self._door is not None, "a node that is embedded has no door")
+        return self._door  # type: ignore[return-value]
 
     def _open_door(self, door: Door) -> None:
         self._peer = PeerAddress(address=self.info.address)
@@ -254,14 +260,14 @@ class Node:
         watermark, rooms = self.watermark, (self.placement, self.upkeep)
         self.status.watermark = lambda: watermark_status(watermark.standing())
         self.status.problems = lambda: [room.problem for room in rooms]
-        if self.door is not None:
-            self.door.actions |= actions.actions()
+        if self._door is not None:
+            self._door.actions |= actions.actions()
 
     # -- stopping -------------------------------------------------------------------------------
 
     def _say_goodbye(self) -> None:
-        if self.door is not None:
-            self.door.refuse()
+        if self._door is not None:
+            self._door.refuse()
         for room in (self.upkeep, self.placement):
             if room is not None:
                 room.close()  # they follow the metastore, which is about to say goodbye
@@ -323,9 +329,9 @@ class Node:
                     last.callback(room.close)
 
     def _close_door(self) -> None:
-        if self.door is None:
+        if self._door is None:
             return
-        closing = threading.Thread(target=self.door.close, name="lowmark-door", daemon=True)
+        closing = threading.Thread(target=self._door.close, name="lowmark-door", daemon=True)
         closing.start()
         self._within(DOOR_MS, lambda: not closing.is_alive())
         self.stuck = closing.is_alive()

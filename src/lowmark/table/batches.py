@@ -46,7 +46,10 @@ SYSTEM_COLUMNS = {
     CHANGE: CHANGE_TYPE,
 }
 """What every row has besides its columns; `_time` is the hybrid time as one integer."""
-_WORDS = pa.array(["upsert", "delete"])
+# From buffers: `pa.array` would import pandas first, where there is one, to ask what a list is.
+_WORDS = pa.StringArray.from_buffers(
+    2, pa.py_buffer(np.array([0, 6, 12], np.int32)), pa.py_buffer(b"upsertdelete")
+)
 
 Compression = Literal["none", "lz4", "zstd"]
 Mask = npt.NDArray[np.bool_]
