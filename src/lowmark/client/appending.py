@@ -83,7 +83,9 @@ class Pending:
 
     def let_go(self) -> None:
         """The rows are not needed any more, only where they went."""
-        self.parts = [(number, batch._replace(message=b"")) for number, batch in self.parts]
+        self.parts = [
+            (number, batch._replace(message=b"", room=None)) for number, batch in self.parts
+        ]
 
 
 class Appender:

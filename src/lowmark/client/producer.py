@@ -154,8 +154,11 @@ class Producer:
         except BaseException as error:
             with self._lock:
                 self._error = error
+                last: list[Mapping[str, Any]] | None = None
                 for _, rows in self._under_way:
-                    self.unsent += rows
+                    if rows is not last:  # rows that were handed over in several parts
+                        self.unsent += rows
+                    last = rows
                 self.unsent += self._rows
                 self._rows = []
                 self._under_way.clear()

@@ -203,10 +203,19 @@ class Reader:
                     continue
                 if self._reading.ends is not None:
                     return
-                self._embedded.check()
+                self._check_goes_on()
                 self._changed.wait(_WAIT_S)
         finally:
             self.close()
+
+    def _check_goes_on(self) -> None:
+        """Raise if nothing can come any more: nobody shall wait for it."""
+        self._embedded.check()
+        for way in self._ways:
+            stopped = way.partition.group.stopped
+            if stopped is not None:
+                self._embedded.check()  # closed in between: that says more
+                raise stopped.again()
 
     def _next(self, way: _Way) -> Iterator[pa.RecordBatch]:
         """The next batches of a partition: as many as are read in one go."""

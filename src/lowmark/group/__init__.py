@@ -36,7 +36,7 @@ one link (`transport`, `wire`), which nodes also use to ask each other (`calls`)
 
 from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply, Service
 from lowmark.group.config import GroupConfig
-from lowmark.group.envelope import Command, open_command
+from lowmark.group.envelope import COMMAND_BYTES, Command, open_command
 from lowmark.group.errors import (
     CommandTooLarge,
     EntryTooNew,
@@ -65,6 +65,7 @@ from lowmark.group.transport import TransportLimits
 from lowmark.group.wire import BadFrame
 
 __all__ = [
+    "COMMAND_BYTES",
     "BadFrame",
     "CallLost",
     "Calls",

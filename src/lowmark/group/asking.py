@@ -53,7 +53,9 @@ class Asking:
         """How many requests are not answered."""
         return len(self.proposals) + len(self.reads)
 
-    def propose(self, command: Buffer, timeout_ms: int | None) -> Future[object]:
+    def propose(
+        self, command: Buffer, timeout_ms: int | None, *, in_place: bool = False
+    ) -> Future[object]:
         """Have a command applied."""
         if not isinstance(command, bytes | bytearray | memoryview):
             raise TypeError(f"a command is bytes, not {type(command).__name__}")
@@ -62,7 +64,7 @@ class Asking:
         if refusal is not None:
             future.reject(refusal)
             return future
-        self.queue(command, raw=False, future=future, timeout_ms=timeout_ms)
+        self.queue(command, raw=False, future=future, timeout_ms=timeout_ms, in_place=in_place)
         return future
 
     def _refusal(self, size: int) -> LowmarkError | None:
@@ -85,12 +87,18 @@ class Asking:
         return GroupBusy(self._host.name, why=f"{limit} requests wait")
 
     def queue(
-        self, data: Buffer, *, raw: bool, future: Future[object], timeout_ms: int | None
+        self,
+        data: Buffer,
+        *,
+        raw: bool,
+        future: Future[object],
+        timeout_ms: int | None,
+        in_place: bool = False,
     ) -> None:
         """Have something enter the log when this member leads and is ready."""
         now = self._host.now_ms()
         wait = self._host.config.request_timeout_ms if timeout_ms is None else timeout_ms
-        self.proposals.queue(Proposal(data, raw, future, now, now + wait))
+        self.proposals.queue(Proposal(data, raw, future, now, now + wait, in_place))
         self._host.wake()
 
     def propose_wrapped(self, datas: list[bytes]) -> list[Future[object]]:

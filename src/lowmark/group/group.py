@@ -210,6 +210,13 @@ class Group:
         """
         return self._asking.propose(command, timeout_ms)
 
+    def propose_in_place(self, room: memoryview) -> Future[object]:
+        """As `propose`, for a large command: the first `COMMAND_BYTES` are room for the group.
+
+        The buffer is the group's from here on: it goes into the log as it is, without a copy.
+        """
+        return self._asking.propose(room, None, in_place=True)
+
     def read(self, query: object, *, timeout_ms: int | None = None) -> Future[object]:
         """Ask the machine, linearizably: the answer reflects all that was answered before."""
         return self._asking.read(query, timeout_ms)

@@ -197,7 +197,8 @@ class Leading:
         room = self._host.config.waiting_bytes_max - core.uncommitted_bytes
         count = size = 0
         for proposal in proposals.queued:
-            size += len(proposal.data) + (0 if proposal.raw else envelope.COMMAND_BYTES)
+            whole = proposal.raw or proposal.in_place
+            size += len(proposal.data) + (0 if whole else envelope.COMMAND_BYTES)
             if size > room and (count or core.uncommitted_bytes):
                 break
             count += 1
@@ -211,7 +212,11 @@ class Leading:
             else:
                 floor = max(self._stamped, self._applying.last_time) + 1
                 self._stamped = max(self._clock.now(), floor)
-                datas.append(envelope.wrap_command(self._stamped, proposal.data))
+                if proposal.in_place:
+                    data = memoryview(proposal.data)
+                    datas.append(envelope.stamp_in_place(self._stamped, data))
+                else:
+                    datas.append(envelope.wrap_command(self._stamped, proposal.data))
         first = core.log.last_index + 1
         try:
             self._host.raft.propose(datas)

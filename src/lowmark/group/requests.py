@@ -27,6 +27,8 @@ class Proposal(NamedTuple):
     future: Future[object]
     since_ms: int
     deadline_ms: int
+    in_place: bool = False
+    """Whether the command has room in front of it for what wrapping adds."""
 
 
 class Proposals:

@@ -26,11 +26,13 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from lowmark.errors import Corrupt
+from lowmark.group import COMMAND_BYTES
 from lowmark.runtime import Buffer
 
 __all__ = [
     "HEADER_BYTES",
     "NO_PRODUCER",
+    "ROOM_BYTES",
     "ROWS_MAX",
     "Batch",
     "Change",
@@ -49,6 +51,7 @@ __all__ = [
     "decode",
     "encode_batch",
     "encode_control",
+    "encode_header_in_place",
     "header_of",
 ]
 
@@ -56,6 +59,8 @@ APPEND, STAGE, CONTROL = 1, 2, 3
 _HEADER = struct.Struct("<BBBII16sIQQ")
 HEADER_BYTES: Final = _HEADER.size
 NO_PRODUCER: Final = bytes(16)
+ROOM_BYTES: Final = COMMAND_BYTES + HEADER_BYTES
+"""What stands in front of a message in the log."""
 ROWS_MAX: Final = 1 << 24
 """Of one batch."""
 
@@ -196,6 +201,22 @@ def encode_batch(
     kind = STAGE if transaction else APPEND
     header = _HEADER.pack(kind, change, 0, rows, schema, producer, epoch, sequence, transaction)
     return b"".join((header, message))
+
+
+def encode_header_in_place(
+    room: memoryview,
+    *,
+    rows: int,
+    schema: int,
+    change: Change,
+    producer: bytes,
+    epoch: int,
+    sequence: int,
+) -> None:
+    """Write the header of an append where a buffer has room for it, right before the message."""
+    _HEADER.pack_into(
+        room, COMMAND_BYTES, APPEND, change, 0, rows, schema, producer, epoch, sequence, 0
+    )
 
 
 def encode_control(command: Control) -> bytes:

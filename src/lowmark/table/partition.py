@@ -86,6 +86,11 @@ class Partition:
         """Have a batch stored (see `commands.encode_batch`); where it went, or why it did not."""
         return self._propose(command).map(lambda outcome: cast("Appended", outcome))
 
+    def append_in_place(self, room: memoryview) -> Future[Appended]:
+        """As `append`, without a copy: the group has room in front of the command."""
+        future = self.group.propose_in_place(room).map(_accepted)
+        return future.map(lambda outcome: cast("Appended", outcome))
+
     def ask(self, command: Control) -> Future[Outcome]:
         """Have anything else done; gives the outcome, or fails with what was refused."""
         return self._propose(encode_control(command))

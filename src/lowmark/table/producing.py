@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import (
@@ -24,7 +24,7 @@ from lowmark.group import (
     Superseded,
 )
 from lowmark.runtime import Buffer, Runtime
-from lowmark.table.commands import Change, encode_batch
+from lowmark.table.commands import Change, encode_batch, encode_header_in_place
 from lowmark.table.errors import OutOfSequence, ProducerForgotten
 from lowmark.table.partition import Partition
 from lowmark.table.producers import ANSWERS_KEPT, Appended
@@ -45,6 +45,8 @@ class Outgoing(NamedTuple):
     rows: int
     schema: int
     change: Change
+    room: memoryview | None = None
+    """The message with `ROOM_BYTES` in front of it, if it is to go into the log without a copy."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,16 @@ class _Sent:
     error: LowmarkError | None = None
     unknown: bool = False
     """Whether an attempt may have been stored without an answer."""
+    tried: bool = False
+
+
+class _Header(TypedDict):
+    rows: int
+    schema: int
+    change: Change
+    producer: bytes
+    epoch: int
+    sequence: int
 
 
 class _Lane:
@@ -107,22 +119,29 @@ class _Lane:
         return True
 
     def _propose(self, sent: _Sent) -> None:
-        batch = sent.batch
-        command = encode_batch(
-            batch.message,
-            rows=batch.rows,
-            schema=batch.schema,
-            change=batch.change,
-            producer=self._producer,
-            epoch=self.epoch,
-            sequence=sent.sequence,
-        )
         self._under_way += 1
         try:
-            future = self.partition.append(command)
+            future = self._append(sent)
         except LowmarkError as error:
             future = Future.failed(error)
         future.then(lambda done: self._answered(sent, done))
+
+    def _append(self, sent: _Sent) -> Future[Appended]:
+        batch, again = sent.batch, sent.tried
+        sent.tried = True
+        header: _Header = {
+            "rows": batch.rows,
+            "schema": batch.schema,
+            "change": batch.change,
+            "producer": self._producer,
+            "epoch": self.epoch,
+            "sequence": sent.sequence,
+        }
+        if batch.room is None or again:
+            # An earlier attempt's bytes may be in the log, where nobody changes them.
+            return self.partition.append(encode_batch(batch.message, **header))
+        encode_header_in_place(batch.room, **header)
+        return self.partition.append_in_place(batch.room)
 
     def _answered(self, sent: _Sent, done: Future[Appended]) -> None:
         self._under_way -= 1

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from lowmark.table.batches import Compression, encode_rows
-from lowmark.table.commands import ROWS_MAX, Change
+from lowmark.table.commands import ROOM_BYTES, ROWS_MAX, Change
 from lowmark.table.errors import BatchRefused
 from lowmark.table.keys import KeyForm
 from lowmark.table.producing import Outgoing
@@ -63,7 +63,7 @@ def outgoing(
     """The rows as messages, each small enough for one entry of the log."""
     message = encode_rows(rows, compression)
     if message.size <= MESSAGE_BYTES_MAX and rows.num_rows <= ROWS_MAX:
-        yield Outgoing(memoryview(message), rows.num_rows, schema, change)
+        yield _with_room(message, rows.num_rows, schema, change)
         return
     if rows.num_rows == 1:
         if message.size > _ROW_BYTES_MAX:
@@ -72,8 +72,25 @@ def outgoing(
                 detail=f"A row has at most {_ROW_BYTES_MAX} bytes.",
                 hint="Store large values elsewhere, and their address here.",
             )
-        yield Outgoing(memoryview(message), 1, schema, change)
+        yield _with_room(message, 1, schema, change)
         return
     half = rows.num_rows // 2
     for part in (rows.slice(0, half), rows.slice(half)):
         yield from outgoing(part, schema=schema, change=change, compression=compression)
+
+
+_ROOM = bytes(ROOM_BYTES)
+
+
+def _with_room(message: pa.Buffer, rows: int, schema: int, change: Change) -> Outgoing:
+    """A message in memory of Arrow's, with room in front of it for what the log adds.
+
+    The log keeps it in memory until it is in a segment, and gives back much at a time. The C
+    library would hand all of that to the operating system, and get it back page by page: a copy
+    into such memory took 65 µs for 125 KB, and 14 µs into Arrow's.
+    """
+    sink = pa.BufferOutputStream()
+    sink.write(_ROOM)
+    sink.write(message)
+    room = memoryview(sink.getvalue()).cast("B")
+    return Outgoing(room[ROOM_BYTES:], rows, schema, change, room)
