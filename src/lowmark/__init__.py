@@ -5,10 +5,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
+
 if TYPE_CHECKING:
     from lowmark.client import open_database as open  # noqa: A004
 
-__all__ = ["__version__", "open"]
+__all__ = [
+    "Conflict",
+    "Corrupt",
+    "LowmarkError",
+    "Rejected",
+    "Unavailable",
+    "__version__",
+    "open",
+]
 
 __version__ = "0.1.0"
 

@@ -17,6 +17,8 @@ import lowmark
 from eventually import eventually
 from lowmark.client import AppendFailed, Closed, Database, Producer, Reader, Table
 from lowmark.errors import LowmarkError, Rejected, Unavailable
+from lowmark.group import QuarantinedHere
+from lowmark.log.errors import Damaged
 from lowmark.node import NodeClosing
 from lowmark.runtime import Locked
 from node.running import Running
@@ -184,6 +186,22 @@ def test_a_producer_of_a_closed_database_says_so_and_has_what_was_not_sent(
         producer.close()
 
 
+def test_a_producer_that_fails_names_each_row_once(db: Database) -> None:
+    # given a producer with batches of more rows than are sent together
+    table = db.create_table("t", {"id": "int64"}, partitions=1)
+    producer = table.producer(linger_ms=600_000, batch_rows=200_000)
+    producer.send_many({"id": number} for number in range(70_000))
+    # when the partition stops
+    node = db._embedded.node
+    assert node.tables is not None
+    (partition,) = (one for one in node.tables.all())
+    db._embedded.ask_now(lambda: node.groups.close_group(partition.group.name))
+    with pytest.raises(Unavailable):
+        producer.flush()
+    # then what was not stored is told, each row once
+    assert [one["id"] for one in producer.unsent] == list(range(70_000))
+
+
 def test_a_reader_that_was_closed_gives_nothing_more(orders: Table) -> None:
     orders.append([row(number) for number in range(50)])
     reader = orders.read(batch_bytes=1)
@@ -200,6 +218,23 @@ def test_a_reader_that_waits_is_ended_by_another_thread(orders: Table) -> None:
     waiting = Working(lambda: next(reader))
     reader.close()
     waiting.ended_with(StopIteration)
+
+
+def test_a_reader_that_follows_a_partition_that_stops_is_told(db: Database, orders: Table) -> None:
+    """It waited for ever for what nobody can append any more."""
+    # given a reader that waits
+    reader = orders.read(follow=True, start="latest")
+    waiting = Working(lambda: next(reader))
+    # when a copy of a partition is found to be damaged
+    node = db._embedded.node
+    assert node.tables is not None
+    group = node.tables.all()[2].group
+    damage = Damaged("a segment", offset=7, what="it rots")
+    db._embedded.ask_now(lambda: node.groups.quarantine(group.name, damage))
+    # then the reader says so, as appends do
+    waiting.ended_with(QuarantinedHere)
+    with pytest.raises(Unavailable):
+        orders.append([row(number) for number in range(50)])
 
 
 # -- closing while others work --------------------------------------------------------------------

@@ -7,7 +7,11 @@ from collections import Counter
 
 import pytest
 
-FIGURES = {"cluster life": "lives of clusters", "metastore life": "lives of metastores"}
+FIGURES = {
+    "cluster life": "lives of clusters",
+    "metastore life": "lives of metastores",
+    "table life": "lives of tables",
+}
 """The properties in which tests leave the figures of a life, and what they are figures of."""
 
 

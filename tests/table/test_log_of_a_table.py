@@ -125,6 +125,9 @@ class Table:
         """What the log takes for live."""
         return node.here.group.log.row.live
 
+    def is_overdue(self, cursor: str) -> bool:
+        return self.leader.here.state.cursors[cursor].overdue
+
     def control(self, number: int) -> None:
         """One of each kind of entry that holds no rows."""
         name = f"{number}"
@@ -347,7 +350,13 @@ def test_a_compacted_cursor_is_not_late_because_its_first_row_was_cut_off() -> N
     # when what it has not seen is cut off
     table.ask(Trim(4, expire=True))
     # then it is late only when the rest has been there for that long
-    assert not table.leader.here.state.cursors["c"].overdue
+    assert not table.is_overdue("c")
     table.world.run_for(21_000)
     table.ask(Tick())
-    assert table.leader.here.state.cursors["c"].overdue
+    assert table.is_overdue("c")
+    # and not at all when nothing is left
+    table.append()
+    table.ask(CreateCursor("d", 1, "compacted", 6, max_lag_ms=20_000), Trim(9, expire=True))
+    table.world.run_for(21_000)
+    table.ask(Tick())
+    assert not table.is_overdue("d")

@@ -20,6 +20,7 @@ from lowmark.table import (
     CursorOverdue,
     CursorUnknown,
     DeleteCursor,
+    Fence,
     Finish,
     Finished,
     Lease,
@@ -129,6 +130,13 @@ def test_a_gap_a_fenced_epoch_and_a_stranger_are_refused_by_name(log: Log) -> No
     # a higher epoch begins again at 0
     assert is_a(log.append(producer=PRODUCER, sequence=1, epoch=3), OutOfSequence)
     assert isinstance(log.append(producer=PRODUCER, sequence=0, epoch=3), Appended)
+
+
+def test_an_epoch_that_no_header_could_name_is_refused(log: Log) -> None:
+    assert is_a(log.ask(Fence(PRODUCER, 1 << 32)), BatchRefused)
+    assert is_a(log.ask(Fence(b"short", 1)), BatchRefused)
+    assert log.ask(Fence(PRODUCER, 1 << 12)) is None
+    assert is_a(log.append(producer=PRODUCER, sequence=0), ProducerFenced)
 
 
 def test_answers_are_kept_for_so_many_batches(log: Log) -> None:

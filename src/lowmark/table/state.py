@@ -55,6 +55,9 @@ __all__ = ["FINISHED_KEPT", "STAGED_MAX", "Finished", "Staged", "State", "Ticked
 
 STAGED_MAX = 65_536
 """Batches of open transactions in one partition."""
+EPOCH_MAX = (1 << 32) - (1 << 13)
+"""A header has 32 bits for an epoch, and a producer begins some by itself."""
+WHY_CHARACTERS_MAX = 200
 FINISHED_KEPT = 1_024
 """Of so many transactions a repeated finish gets its first answer."""
 
@@ -155,7 +158,7 @@ class State:
             case Trim():
                 return self._trim(command, time)
             case Fence():
-                return self.producers.fence(command.producer, command.epoch)
+                return self._fence(command)
             case _:
                 assert_never(command)
 
@@ -228,6 +231,14 @@ class State:
         if len(self.finished) > FINISHED_KEPT:
             del self.finished[next(iter(self.finished))]
         return answer
+
+    def _fence(self, fence: Fence) -> Outcome:
+        if len(fence.producer) != len(NO_PRODUCER) or not 0 <= fence.epoch <= EPOCH_MAX:
+            return BatchRefused(
+                f"epoch {fence.epoch} can't be begun",
+                hint="A producer of this name was begun too often: choose another name.",
+            )
+        return self.producers.fence(fence.producer, fence.epoch)
 
     # -- cursors --------------------------------------------------------------------------------
 
@@ -344,8 +355,9 @@ class State:
         refusal = self._not_there(take.offset)
         if refusal is not None:
             return refusal
+        why = take.why[:WHY_CHARACTERS_MAX]
         lease = Lease(
-            take.name, take.holder, take.offset, take.ttl_ms, time, now_ms + take.ttl_ms, take.why
+            take.name, take.holder, take.offset, take.ttl_ms, time, now_ms + take.ttl_ms, why
         )
         self.leases[take.name] = lease
         return lease

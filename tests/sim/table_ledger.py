@@ -1,0 +1,426 @@
+"""What the log of one partition says, and what must follow from it: the judge of its lives.
+
+Every copy tells what it applied, what it answered and what it has become. The first word on each
+entry is held against a model made of plain lists; every later word must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from lowmark.errors import LowmarkError
+from lowmark.runtime import Buffer
+from lowmark.table import (
+    NO_PRODUCER,
+    Change,
+    CreateCursor,
+    DeleteCursor,
+    Fence,
+    Finish,
+    MoveCursor,
+    PartitionMachine,
+    ReleaseLease,
+    RenewLease,
+    State,
+    TakeLease,
+    Tick,
+    Trim,
+    decode_rows,
+    encode_rows,
+)
+from lowmark.table.commands import Batch, Control, decode
+from lowmark.table.state import Outcome
+from sim.cluster_ledger import confirm
+
+__all__ = ["SCHEMA", "Row", "TableLedger", "WatchedPartition", "rows_message", "shown"]
+
+SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.string())])
+"""Of every batch, deletes included: each row has a value that no other one has."""
+ANSWERS_KEPT = 64
+
+Shown: TypeAlias = tuple[object, ...]
+"""An outcome, as it is compared."""
+
+
+def rows_message(rows: Iterable[tuple[int, str]]) -> memoryview:
+    """Rows as they are sent."""
+    keys, values = zip(*rows, strict=True)
+    batch = pa.record_batch([pa.array(keys, pa.int64()), pa.array(values)], schema=SCHEMA)
+    return memoryview(encode_rows(batch))
+
+
+class Row(NamedTuple):
+    """One row that was stored."""
+
+    key: int
+    value: str
+    deletes: bool
+    time: int
+    entry: int
+    """The entry that it came in with."""
+
+
+def shown(outcome: object) -> Shown:
+    """What of an outcome all copies, and the model, must agree on."""
+    if isinstance(outcome, LowmarkError):
+        return (type(outcome).__name__,)
+    if outcome is None:
+        return ("None",)
+    what = type(outcome).__name__
+    match what:
+        case "Trimmed":
+            seen: Any = outcome
+            return (what, seen.safe.position, seen.batches)
+        case "Cursor":
+            seen = outcome
+            return (what, seen.name, seen.token, seen.offset, seen.overdue)
+        case "Lease":
+            seen = outcome
+            return (what, seen.name, seen.holder, seen.offset, seen.ends_ms)
+        case _:
+            return (what, *outcome)  # type: ignore[misc]
+
+
+@dataclass(slots=True)
+class _Producer:
+    epoch: int
+    answers: list[Shown] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Cursor:
+    token: int
+    raw: bool
+    offset: int
+    max_lag_rows: int
+    max_lag_ms: int
+    overdue: bool = False
+
+
+@dataclass(slots=True)
+class _Lease:
+    holder: int
+    offset: int
+    ttl_ms: int
+    ends_ms: int
+
+
+class TableModel:
+    """A partition made of plain lists: all rows that ever were, and who holds what."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.start = 0
+        self.time = 0
+        self.place: dict[int, int] = {}
+        """Where an entry stands now, by where it came in."""
+        self.cursors: dict[str, _Cursor] = {}
+        self.leases: dict[str, _Lease] = {}
+        self._producers: dict[bytes, _Producer] = {}
+        self._staged: dict[int, list[tuple[int, list[Row]]]] = {}
+        self._finished: dict[int, Shown] = {}
+
+    def apply(self, index: int, time: int, command: Buffer) -> Shown:
+        """What a command must come to."""
+        confirm(time > self.time, f"entry {index} is of time {time}, after one of {self.time}")
+        self.time = time
+        wanted = decode(command)
+        if isinstance(wanted, Batch):
+            outcome = self._batch(wanted, index, time, command)
+        else:
+            outcome = self._control(wanted, time)
+        for cursor in self.cursors.values():
+            cursor.overdue |= self._is_late(cursor)
+        return outcome
+
+    def _is_late(self, cursor: _Cursor) -> bool:
+        unseen = self.rows[max(cursor.offset, self.start) :]
+        if cursor.max_lag_rows and len(self.rows) - cursor.offset > cursor.max_lag_rows:
+            return True
+        if not cursor.max_lag_ms or not unseen:
+            return False
+        return (self.time >> 16) - (unseen[0].time >> 16) > cursor.max_lag_ms
+
+    def moved(self, old: int, new: int) -> None:
+        """An entry has been copied; who is dead by now stays dead."""
+        for entry, place in self.place.items():
+            if place == old:
+                self.place[entry] = new
+
+    def live(self) -> set[int]:
+        """The places of all rows that are there or wait."""
+        entries = {row.entry for row in self.rows[self.start :]}
+        entries |= {entry for batches in self._staged.values() for entry, _ in batches}
+        return {self.place[entry] for entry in entries}
+
+    def holds(self, now_ms: int) -> list[int]:
+        """What nobody may cut."""
+        held = [one.offset for one in self.cursors.values() if one.raw and not one.overdue]
+        return held + [one.offset for one in self.leases.values() if one.ends_ms > now_ms]
+
+    def as_of(self, time: int, start: int) -> dict[int, str]:
+        """The value of each key, at a time, as far as rows from an offset on say."""
+        values: dict[int, str] = {}
+        for row in self.rows[start:]:
+            if row.time > time:
+                break
+            if row.deletes:
+                values.pop(row.key, None)
+            else:
+                values[row.key] = row.value
+        return values
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def _batch(self, batch: Batch, index: int, time: int, command: Buffer) -> Shown:
+        producer: _Producer | None = None
+        if batch.producer != NO_PRODUCER:
+            known = self._producers.get(batch.producer)
+            if known is None:
+                if batch.sequence:
+                    return ("ProducerForgotten",)
+                known = _Producer(batch.epoch)
+            elif batch.epoch < known.epoch:
+                return ("ProducerFenced",)
+            elif batch.epoch > known.epoch:
+                if batch.sequence:
+                    return ("OutOfSequence",)
+                known = _Producer(batch.epoch)
+            elif batch.sequence > len(known.answers):
+                return ("OutOfSequence",)
+            elif batch.sequence < len(known.answers):
+                if batch.sequence < len(known.answers) - ANSWERS_KEPT:
+                    return ("RepeatTooOld",)
+                return known.answers[batch.sequence]
+            producer = known
+        if batch.transaction in self._finished:
+            return ("BatchRefused",)
+        decoded = decode_rows(command, SCHEMA).to_pydict()
+        deletes = batch.change == Change.DELETE
+        rows = [
+            Row(key, value, deletes, time, index)
+            for key, value in zip(decoded["key"], decoded["value"], strict=True)
+        ]
+        self.place[index] = index
+        if batch.transaction:
+            self._staged.setdefault(batch.transaction, []).append((index, rows))
+            answer: Shown = ("Appended", -1, len(rows), time)
+        else:
+            answer = ("Appended", len(self.rows), len(rows), time)
+            self.rows += rows
+        if producer is not None:
+            producer.answers.append(answer)
+            self._producers[batch.producer] = producer
+        return answer
+
+    def _finish(self, finish: Finish, time: int) -> Shown:
+        known = self._finished.get(finish.transaction)
+        if known is not None:
+            return known
+        staged = self._staged.pop(finish.transaction, None)
+        if staged is None and finish.commit:
+            return ("TransactionUnknown",)
+        rows = [row._replace(time=time) for _, batch in staged or () for row in batch]
+        if not finish.commit:
+            rows = []
+        answer = ("Finished", finish.commit, len(self.rows), len(rows), time)
+        self.rows += rows
+        self._finished[finish.transaction] = answer
+        return answer
+
+    # -- everything else ------------------------------------------------------------------------
+
+    def _control(self, command: Control, time: int) -> Shown:
+        now_ms = time >> 16
+        match command:
+            case Tick():
+                return ("Ticked", time)
+            case Finish():
+                return self._finish(command, time)
+            case CreateCursor():
+                return self._create(command)
+            case MoveCursor():
+                return self._move(command)
+            case DeleteCursor():
+                gone = self.cursors.pop(command.name, None)
+                return ("CursorUnknown",) if gone is None else self._cursor(command.name, gone)
+            case TakeLease():
+                return self._take(command, now_ms)
+            case RenewLease():
+                lease = self.leases.get(command.name)
+                if lease is None or lease.holder != command.holder or lease.ends_ms <= now_ms:
+                    return ("LeaseExpired",)
+                lease.offset = max(lease.offset, min(command.offset, len(self.rows)))
+                lease.ends_ms = now_ms + lease.ttl_ms
+                return self._lease(command.name)
+            case ReleaseLease():
+                lease = self.leases.get(command.name)
+                if lease is not None and lease.holder == command.holder:
+                    del self.leases[command.name]
+                return ("None",)
+            case Trim():
+                return self._trim(command, now_ms)
+            case Fence():
+                known = self._producers.get(command.producer)
+                if known is not None and known.epoch >= command.epoch:
+                    return ("ProducerFenced",)
+                self._producers[command.producer] = _Producer(command.epoch)
+                return ("None",)
+
+    def _not_there(self, offset: int) -> Shown | None:
+        if offset < self.start:
+            return ("OffsetExpired",)
+        return ("OffsetToCome",) if offset > len(self.rows) else None
+
+    def _create(self, wanted: CreateCursor) -> Shown:
+        there = self.cursors.get(wanted.name)
+        if there is not None:
+            if there.token != wanted.token:
+                return ("CursorExists",)
+            return self._cursor(wanted.name, there)
+        offset = len(self.rows) if wanted.offset is None else wanted.offset
+        offset = self.start if wanted.earliest else offset
+        refused = self._not_there(offset)
+        if refused is not None:
+            return refused
+        raw = wanted.kind == "raw"
+        made = _Cursor(wanted.token, raw, offset, wanted.max_lag_rows, wanted.max_lag_ms)
+        self.cursors[wanted.name] = made
+        return self._cursor(wanted.name, made)
+
+    def _move(self, move: MoveCursor) -> Shown:
+        cursor = self.cursors.get(move.name)
+        if cursor is None:
+            return ("CursorUnknown",)
+        if cursor.overdue and not move.reset:
+            return ("CursorOverdue",)
+        if move.offset < cursor.offset and not move.reset:
+            return ("CursorMovesBack",)
+        refused = self._not_there(move.offset)
+        if refused is not None:
+            return refused
+        cursor.offset, cursor.overdue = move.offset, False
+        return self._cursor(move.name, cursor)
+
+    def _take(self, take: TakeLease, now_ms: int) -> Shown:
+        there = self.leases.get(take.name)
+        if there is not None and there.ends_ms > now_ms and there.holder != take.holder:
+            return ("LeaseExists",)
+        if not 0 < take.ttl_ms <= 1 << 40:
+            return ("BatchRefused",)
+        refused = self._not_there(take.offset)
+        if refused is not None:
+            return refused
+        ends_ms = now_ms + take.ttl_ms
+        self.leases[take.name] = _Lease(take.holder, take.offset, take.ttl_ms, ends_ms)
+        return self._lease(take.name)
+
+    def _trim(self, trim: Trim, now_ms: int) -> Shown:
+        # Nothing is in a ledger yet: only what is expired can go.
+        goal = min(trim.offset, len(self.rows)) if trim.expire else 0
+        cut = max(self.start, min([goal, *self.holds(now_ms)]))
+        gone = {row.entry for row in self.rows[self.start :]}
+        self.start = cut
+        gone -= {row.entry for row in self.rows[cut:]}
+        return ("Trimmed", cut, len(gone))
+
+    def _cursor(self, name: str, cursor: _Cursor) -> Shown:
+        return ("Cursor", name, cursor.token, cursor.offset, cursor.overdue)
+
+    def _lease(self, name: str) -> Shown:
+        lease = self.leases[name]
+        return ("Lease", name, lease.holder, lease.offset, lease.ends_ms)
+
+
+class TableLedger:
+    """Everything that was ever true of one partition, over all copies and all lives."""
+
+    def __init__(self) -> None:
+        self.model = TableModel()
+        self.commands: dict[int, bytes] = {}
+        """By the index that a command came in with."""
+        self.acknowledged = 0
+        """So many rows were there when somebody was last told of one."""
+        self._last = 0
+        self._outcomes: dict[int, Shown] = {}
+        self._digests: dict[int, bytes] = {}
+
+    def applied(
+        self, index: int, time: int, command: bytes, outcome: object, state: State, who: str
+    ) -> None:
+        """A copy has applied a command."""
+        got = shown(outcome)
+        if index > self._last:
+            self._last = index
+            self.commands[index] = command
+            self._outcomes[index] = got
+            expected = self.model.apply(index, time, command)
+            if expected[0] == "Trimmed":
+                held = self.model.holds(time >> 16)
+                cut = state.backlog.start
+                confirm(all(cut <= offset for offset in held), f"{who} cut at {cut}: {held}")
+            confirm(got == expected, f"entry {index} on {who}: {got}, should be {expected}")
+            self._check_state(state, who)
+            return
+        confirm(self.commands[index] == command, f"{who} has another command at {index}")
+        confirm(self._outcomes[index] == got, f"{who} came to {got} at {index}, others did not")
+
+    def _check_state(self, state: State, who: str) -> None:
+        model, view = self.model, state.backlog.view
+        now = (view.start, view.end, view.closed)
+        should = (model.start, len(model.rows), model.time)
+        confirm(now == should, f"the backlog on {who} is {now}, should be {should}")
+        cursors = {name: one.offset for name, one in state.cursors.items()}
+        should_be = {name: one.offset for name, one in model.cursors.items()}
+        confirm(cursors == should_be, f"{who} has cursors {cursors}, should be {should_be}")
+
+    def moved(self, old: int, new: int) -> None:
+        """A copy was told that an entry has another place."""
+        if new > self._last:
+            self._last = new
+            self.model.moved(old, new)
+
+    def stands(self, index: int, machine: WatchedPartition, who: str) -> None:
+        """A copy has applied everything up to an index."""
+        live = machine.live_indexes()
+        digest = blake2b(live.serialize(), digest_size=8)
+        for piece in machine.snapshot():
+            digest.update(piece)
+        found = digest.digest()
+        known = self._digests.setdefault(index, found)
+        confirm(known == found, f"copies differ at {index}, on {who} and before")
+        if index == self._last:
+            should = BitMap64(self.model.live())
+            confirm(live == should, f"{who} takes {list(live)} for live, should be {list(should)}")
+
+
+class WatchedPartition(PartitionMachine):
+    """Tells the ledger what every entry made of it."""
+
+    def __init__(self, ledger: TableLedger, who: str) -> None:
+        super().__init__()
+        self._ledger = ledger
+        self._who = who
+
+    def apply(self, index: int, time: int, command: Buffer) -> Outcome:
+        outcome = super().apply(index, time, command)
+        self._ledger.applied(index, time, bytes(command), outcome, self.state, self._who)
+        self._ledger.stands(index, self, self._who)
+        return outcome
+
+    def moved(self, old: int, new: int) -> None:
+        super().moved(old, new)
+        self._ledger.moved(old, new)
+        self._ledger.stands(new, self, self._who)
+
+    def restore(self, chunks: Iterable[bytes], version: int) -> None:
+        whole = b"".join(chunks)
+        super().restore([whole], version)
+        again = b"".join(bytes(piece) for piece in self.snapshot())
+        confirm(again == whole, f"{self._who} has become something else than its snapshot says")

@@ -1,0 +1,122 @@
+"""Many lives of a partition, each decided by one seed; and mutants, which must not survive them.
+
+`make sim` runs thousands; `make sim SEED=17` replays one and prints its end when it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from sim.cluster_ledger import Broken
+from sim.table_life import SEEDS_IN_TEST, live
+from sim.table_mutants import TABLE_MUTANTS
+
+SEEDS = (
+    [int(os.environ["SEED"])]
+    if os.environ.get("SEED")
+    else range(int(os.environ.get("LOWMARK_SIM_SEEDS", SEEDS_IN_TEST)))
+)
+SEEDS_PER_TEST = 5
+TESTS = Path(__file__).parents[1]
+
+TRACE = """
+import sys
+allocated = [object() for _ in range(int(sys.argv[2]))]
+from sim.table_life import live
+print(live(int(sys.argv[1])))
+"""
+
+FOUND_BY = {
+    "forgets producers in snapshots": (0, ("its snapshot says",)),
+    "forgets answers in snapshots": (1, ("RepeatTooOld",)),
+    "cuts what a cursor holds": (4, ("cut at",)),
+    "cuts what a lease holds": (2, ("cut at",)),
+    "counts leases that are over": (0, ("'Trimmed'",)),
+    "leaves a gap behind a finish": (0, ("the backlog on",)),
+    "finishes twice": (3, ("'Finished'",)),
+    "closes more time than has passed": (0, ("'Ticked'",)),
+    "closes time by what it has not applied": (0, ("a view that is closed up to",)),
+    "lets staged rows die": (0, ("for live",)),
+    "looks for a batch where it was": (2, ("for live", "can't be read")),
+    "forgets that staged rows have moved": (5, ("for live",)),
+    "drops a batch that straddles the cut": (3, ("'Trimmed'", "for live")),
+    "stores a repeat again": (1, ("'Appended'",)),
+    "takes batches out of order": (0, ("'OutOfSequence'",)),
+    "knows the latest without asking": (0, ("the latest at",)),
+    "takes its snapshot later": (0, ("copies differ",)),
+    "numbers a batch anew that may be stored": (5, ("was told that they are not", "twice")),
+    "forgets where cursors moved to": (2, ("its snapshot says",)),
+}
+"""The seed, and some of what may be said then."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
+def test_a_table_keeps_its_promises_through_any_life(
+    first: int, record_property: Callable[[str, object], None]
+) -> None:
+    for seed in SEEDS[SEEDS.index(first) :][:SEEDS_PER_TEST]:
+        story = live(seed)
+        # For the summary: see `conftest`.
+        record_property("table life", json.dumps(story.as_figures()))
+
+
+def trace(seed: int, *, hash_seed: int, allocated: int) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", TRACE, str(seed), str(allocated)],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 11])
+def test_one_seed_gives_one_life_in_any_process(seed: int) -> None:
+    # given two fresh processes with other hash seeds and other numbers of objects
+    one = trace(seed, hash_seed=1, allocated=10)
+    other = trace(seed, hash_seed=4242, allocated=100_003)
+    # then the same things happen at the same virtual times, frames and disk calls included
+    assert one == other
+    assert "digest=" in one
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", TABLE_MUTANTS)
+def test_a_mutant_is_found(name: str) -> None:
+    first, said = FOUND_BY[name]
+    others = [seed for seed in range(SEEDS_IN_TEST) if seed != first]
+    found = next(
+        (
+            (seed, promise)
+            for seed in [first, *others]
+            if (promise := broken_promise(seed, TABLE_MUTANTS[name])) is not None
+        ),
+        None,
+    )
+    # then some life of those in `make test` breaks, and for the right reason
+    assert found is not None, f"no life in {SEEDS_IN_TEST} finds that a table {name}"
+    assert any(part in found[1] for part in said), found
+
+
+def broken_promise(seed: int, mutant: Callable[[], AbstractContextManager[None]]) -> str | None:
+    """What a life under a mutant breaks, if anything."""
+    try:
+        with mutant():
+            live(seed)
+    except Broken as broken:
+        return str(broken)
+    except AssertionError as broken:  # one of Lowmark's own invariants
+        return str(broken)
+    return None
