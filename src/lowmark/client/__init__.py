@@ -23,7 +23,7 @@ and encoded, and read and decoded, on the caller's thread; the loop only numbers
 from lowmark.client.appending import Part, Result
 from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
 from lowmark.client.database import Database, open_database
-from lowmark.client.errors import ValueRefused
+from lowmark.client.errors import ColumnRefused, LineRefused, ValueRefused
 from lowmark.client.explaining import (
     Explanation,
     Holder,
@@ -41,6 +41,7 @@ from lowmark.client.times import datetime_of, parse_time, time_text
 __all__ = [
     "AppendFailed",
     "Closed",
+    "ColumnRefused",
     "CursorPlace",
     "Cursors",
     "Database",
@@ -52,6 +53,7 @@ __all__ = [
     "Holder",
     "IndexSize",
     "KeyExplanation",
+    "LineRefused",
     "Part",
     "PartitionExplanation",
     "Producer",

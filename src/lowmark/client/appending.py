@@ -152,7 +152,8 @@ class Appender:
                 return answers
             # What waits when the loop ends is never answered.
             if not self._embedded.running:
-                return [self._embedded.ended()] * len(pending.parts)
+                last = pending.answers(0)  # they may have come in between
+                return last or [self._embedded.ended()] * len(pending.parts)
 
     def _parts(self, all_of: list[tuple[Pending, list[Appended | LowmarkError]]]) -> list[Part]:
         stored: list[Part] = []
@@ -194,14 +195,20 @@ class Appender:
             return not any(isinstance(answer, LowmarkError) for answer in answers)
 
         well = True
-        for parts in many:
-            pending = self.submit(parts)
-            under_way.append(pending)
-            size += pending.bytes
-            while well and size > IN_FLIGHT_BYTES_MAX and len(under_way) > 1:
-                well = take_first()
-            if not well:
-                break  # nothing more is sent; what is under way is waited for
+        try:
+            for parts in many:
+                pending = self.submit(parts)
+                under_way.append(pending)
+                size += pending.bytes
+                while well and size > IN_FLIGHT_BYTES_MAX and len(under_way) > 1:
+                    well = take_first()
+                if not well:
+                    break  # nothing more is sent; what is under way is waited for
+        except Exception:
+            # The caller's rows can't be read on. What was sent has its answer before it hears that.
+            while under_way:
+                take_first()
+            raise
         while under_way:
             take_first()
         return Result(tuple(self._parts(answered)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -30,6 +31,7 @@ from lowmark.client.table import Table
 from lowmark.client.times import parse_time
 from lowmark.errors import Rejected
 from lowmark.node import Settings, load_settings
+from lowmark.runtime import HybridTime
 from lowmark.table.watermark import Advanced, WatermarkStanding
 
 __all__ = ["ColumnsLike", "Database", "open_database"]
@@ -97,8 +99,18 @@ class Database:
         self._catalogs = node.catalogs
         self._watermark = node.watermark
         embedded.ask(lambda: node.catalogs.when_ready(1), timeout_s=_READY_S)  # type: ignore[union-attr]
+        self._lock = threading.Lock()
         self._tables: dict[TableId, Table] = {}
         self._wait_for_copies()
+        embedded.ask_now(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """On the loop: what is in the log was given by this clock, though it may be behind now."""
+        node = self._embedded.node
+        assert node.tables is not None
+        times = [one.view.closed for one in node.tables.all()]
+        latest = max([node.cluster.metastore.state.time, *times])
+        node.runtime.clock.catch_up(HybridTime(latest))
 
     def _wait_for_copies(self) -> None:
         """Whoever has opened it can use what is there; what can't be started is told when used."""
@@ -177,17 +189,25 @@ class Database:
         if as_of is None:
             found = self._catalogs.latest.table_named(schema, plain)
         else:
-            time = parse_time(as_of, now=self._embedded.node.runtime.clock.now())
+            time = parse_time(as_of, now=self._now())
             found = self._embedded.ask(lambda: self._catalogs.at(time)).table_named(schema, plain)
         if found is None:
             raise TableUnknown(name, known=_names(self._catalogs.latest))
         return self._table(found)
 
+    def _now(self) -> int:
+        """By the node's clock, which belongs to the loop."""
+        return self._embedded.ask_now(lambda: int(self._embedded.node.runtime.clock.now()))
+
     def _table(self, descriptor: TableDescriptor) -> Table:
-        table = self._tables.get(descriptor.id)
-        if table is None:
-            table = self._tables[descriptor.id] = Table(self._embedded, descriptor)
-        return table
+        with self._lock:
+            table = self._tables.get(descriptor.id)
+            if table is None:
+                # What was dropped has an index, and batches, that nobody needs any more.
+                there = self._catalogs.latest.tables
+                self._tables = {key: one for key, one in self._tables.items() if key in there}
+                table = self._tables[descriptor.id] = Table(self._embedded, descriptor)
+            return table
 
     def tables(self) -> list[str]:
         """The names of all tables; those outside of the default schema with their schema's."""
@@ -213,7 +233,7 @@ class Database:
     def advance_watermark(self, to: int | str | datetime | None = None) -> Advanced:
         """Move it to where it should be by now, or to a time, as far as its holders allow."""
         mark = self._watermark
-        time = None if to is None else parse_time(to, now=self._embedded.node.runtime.clock.now())
+        time = None if to is None else parse_time(to, now=self._now())
         return self._embedded.ask(lambda: mark.advance(time))
 
     # -- closing --------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from lowmark.client.failures import Closed, Ended, Forked
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future
 from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, Settings
+from lowmark.runtime import Mappings
 
 __all__ = ["Embedded"]
 
@@ -44,6 +45,8 @@ class Embedded:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._timeout_s = settings.group.request_timeout_ms / 1_000 + _SLACK_S
+        self.mappings = Mappings()
+        """Files of the log that readers have in memory."""
         made, ready = threading.Event(), threading.Event()
 
         def run() -> None:
@@ -110,8 +113,13 @@ class Embedded:
         return self.ask(lambda: Future.of(function()))
 
     def tell(self, function: Callable[[], None]) -> None:
-        """Have something done on the loop; nobody waits for it."""
-        self.node.bridge.call(function)
+        """Have something done on the loop; nobody waits for it, or for what it refuses."""
+
+        def call() -> None:
+            with contextlib.suppress(LowmarkError):
+                function()
+
+        self.node.bridge.call(call)
 
     @property
     def running(self) -> bool:
@@ -152,4 +160,5 @@ class Embedded:
 @atexit.register
 def _close_all() -> None:
     for one in list(_open):
-        one.close()
+        with contextlib.suppress(LowmarkError):
+            one.close()

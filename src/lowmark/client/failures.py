@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from lowmark.errors import LowmarkError, Rejected, Unavailable
+from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
 
 __all__ = [
     "AppendFailed",
@@ -64,7 +64,7 @@ class TableUnknown(Rejected):
         super().__init__(f"there is no table {name}", hint=hint)
 
 
-class AppendFailed(Unavailable):
+class AppendFailed(Conflict):
     """Rows that were not all stored: which partitions have theirs, and which may have.
 
     A retry of the whole call would store twice what is stored already.
@@ -83,8 +83,8 @@ class AppendFailed(Unavailable):
             f"rows for table {table} were not all stored: {cause.message}",
             detail=f"Partitions that have theirs: {_listed(stored)}; that refused theirs:"
             f" {_listed(refused)}; of which nobody knows: {_listed(unknown)}.",
-            hint="Read what is there before you append again; with a key, appending the same rows"
-            " again is harmless.",
+            hint="Read what is there before you append again. With a key, appending the same rows"
+            " again does no harm if nobody else has changed those keys meanwhile.",
         )
         self.stored, self.refused, self.unknown = tuple(stored), tuple(refused), tuple(unknown)
         self.cause = cause

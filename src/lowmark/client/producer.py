@@ -66,8 +66,12 @@ class Producer:
         self._flushing = 0
         self._closing = False
         self._error: BaseException | None = None
+        self._handing: list[Mapping[str, Any]] = []
+        """Rows that are being handed over."""
         self.unsent: list[Mapping[str, Any]] = []
-        """After a failure: rows that were not stored, or of which that is not known."""
+        """After a failure, in order: all rows of batches of which not everything is known to be
+        stored. Some of them may be: look before you send them again.
+        """
         self.rows = 0
         """How many were stored."""
         self._thread = threading.Thread(target=self._run, name="lowmark-producer", daemon=True)
@@ -92,7 +96,7 @@ class Producer:
             if self._error is not None or self._closing:
                 self._raise()
             rows = self._rows
-            rows.append(row)
+            rows.append(dict(row))  # the caller may use it again
             count = len(rows)
             if count in {1, self._batch_rows}:
                 self._work.notify()
@@ -159,6 +163,8 @@ class Producer:
                     if rows is not last:  # rows that were handed over in several parts
                         self.unsent += rows
                     last = rows
+                if self._handing is not last:
+                    self.unsent += self._handing
                 self.unsent += self._rows
                 self._rows = []
                 self._under_way.clear()
@@ -172,16 +178,15 @@ class Producer:
                 if self._closing:
                     return False
                 self._work.wait(1.0)
+                self._sink.check()  # a database that was closed has no producers
             if self._rows and not self._under_way:
                 self._linger()
             rows = self._take()
             self._busy = bool(rows)
         if rows:
-            try:
-                self._hand_over(rows)
-            except BaseException:
-                self.unsent += rows
-                raise
+            self._handing = rows
+            self._hand_over(rows)
+            self._handing = []
         self._collect(wait=not rows)
         with self._lock:
             self._busy = False

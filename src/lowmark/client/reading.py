@@ -75,7 +75,7 @@ class GapFound(Conflict):
     def __init__(self, gap: Gap) -> None:
         super().__init__(
             f"offsets {gap.first} to {gap.last} of partition {gap.partition} are {gap.kind}",
-            detail="They were cut off by the table's retention before this reader came.",
+            detail="They were cut off by the table's retention.",
             hint="Read from the earliest, or with on_gap='skip', which keeps count of gaps.",
         )
         self.gap = gap
@@ -96,6 +96,11 @@ class _Way:
     last: tuple[Buffer, int, int] | None = None
     """The last batch that was read: itself, its position, and the first row of it that counted."""
 
+    @property
+    def held_from(self) -> int:
+        """The first offset that is left of what it has not given."""
+        return max(self.at, self.view.start)
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -110,6 +115,8 @@ class Reading:
     name: str = "a reader"
     lease_ms: int | None = None
     """How long the backlog is held for it after it was last read from."""
+    check: Callable[[], object] = lambda: None
+    """Raises if the table is no more."""
     earliest: bool = False
     """Whether it begins wherever the backlog does: a cut before it is made is no gap."""
 
@@ -181,7 +188,7 @@ class Reader:
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         try:
-            while not self._closed:
+            while not self._closed and self._left != 0:
                 self._changed.clear()
                 moved = False
                 if self._lease is not None:
@@ -210,7 +217,7 @@ class Reader:
 
     def _check_goes_on(self) -> None:
         """Raise if nothing can come any more: nobody shall wait for it."""
-        self._embedded.check()
+        self._reading.check()
         for way in self._ways:
             stopped = way.partition.group.stopped
             if stopped is not None:
@@ -371,7 +378,7 @@ class _Lease:
         self._ttl_ms = ttl_ms
         self._name = f"reader-{os.urandom(6).hex()}"
         self._holder = int.from_bytes(os.urandom(7), "little")
-        self._ask(lambda way: TakeLease(self._name, self._holder, way.at, ttl_ms, why))
+        self._ask(lambda way: TakeLease(self._name, self._holder, way.held_from, ttl_ms, why))
         self._renewed_s = time.monotonic()
 
     def _ask(self, command: Callable[[_Way], TakeLease | RenewLease]) -> None:

@@ -26,12 +26,13 @@ from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader, Reading
 from lowmark.client.times import TimeLike, is_hybrid, parse_time, time_text
 from lowmark.errors import Rejected
-from lowmark.group import when_all
+from lowmark.group import Future, when_all
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import (
     CHANGE,
     EPOCH_BITS,
     NAME_CHARACTERS_MAX,
+    AsOfHold,
     Change,
     Compression,
     Fence,
@@ -42,6 +43,7 @@ from lowmark.table import (
     Trim,
     Trimmed,
     View,
+    check_row_sizes,
     outgoing,
     split,
 )
@@ -100,12 +102,14 @@ class Table:
         latest = self._catalogs.latest
         if latest is self._seen:
             return self._there
-        catalog = self._catalogs.at_local(self._now())
+        # The last one that everybody here was told of, not the one of a time: clocks may jump, and
+        # in one process there is nobody who could still be using the one before.
+        catalog = self._catalogs.version(self._catalogs.ready_version)
         found = catalog.table(self._first.id)
         if found is not None:
             self._first = found
         self._there = found is not None
-        if catalog is latest:  # else one comes into force in a moment
+        if catalog is latest:
             self._seen = latest
         return self._there
 
@@ -119,7 +123,12 @@ class Table:
         return self._first
 
     def _now(self) -> int:
-        return (self._embedded.node.loop.wall_ms() << COUNTER_BITS) | ((1 << COUNTER_BITS) - 1)
+        """A time above all that any partition has."""
+        return self._embedded.ask_now(self._now_on_loop)
+
+    def _now_on_loop(self) -> int:
+        closed = max((one.view.closed for one in self._tables.of(self._first.id)), default=0)
+        return max(int(self._embedded.node.runtime.clock.now()), closed)
 
     @property
     def name(self) -> str:
@@ -172,7 +181,7 @@ class Table:
         table = self._current()
         schema = self._written_with(table, schema_version)
         coercion = self._coercion(table, schema)
-        batches = coercion.batches(rows)
+        batches = _checked(coercion.batches(rows))
         if not isinstance(rows, Iterator):
             batches = iter(list(batches))  # all of it is checked before any of it is stored
         return self._appender.append(self._parted(table, schema, batches))
@@ -273,6 +282,7 @@ class Table:
         """What goes to which partition, slice by slice."""
         form, compression = self._way(table, schema)
         for batch in batches:
+            self._current()  # rows may come for hours: not into a table that was dropped
             kind = Change.MIXED if batch.schema.names[-1:] == [CHANGE] else change
             if kind is Change.MIXED and form is not None:
                 batch = _bare_deletes(batch, form.names)
@@ -359,9 +369,18 @@ class Table:
         ends = None
         if not follow:
             ends = self._offsets("latest" if end is None else end, views, what="end")
-        name = f"a reader of {self.name}"
-        earliest = isinstance(start, str) and start == "earliest"
-        reading = Reading(shape, starts, ends, limit, batch_bytes, on_gap, name, lease_ms, earliest)
+        reading = Reading(
+            shape,
+            starts,
+            ends,
+            limit,
+            batch_bytes,
+            on_gap,
+            name=f"a reader of {self.name}",
+            lease_ms=lease_ms,
+            earliest=isinstance(start, str) and start == "earliest",
+            check=self._current,
+        )
         return Reader(self._embedded, wanted, reading)
 
     def _read_as_of(
@@ -383,9 +402,7 @@ class Table:
             )
         if columns is None:
             columns = [column.name for column in then.columns]
-        hold = self._embedded.ask(
-            lambda: self._watermark.hold(time, f"table {self._first.name} is read as of then")
-        )
+        hold = self._hold(time, f"table {self._first.name} is read as of then")
         try:
             views = self._closed(wanted, time)
             ends = {number: view.offset_after(time) for number, view in views.items()}
@@ -397,16 +414,44 @@ class Table:
             self._embedded.tell(hold)
             raise
 
+    def _hold(self, time: int, why: str) -> AsOfHold:
+        """Hold history from a time on. Whoever is interrupted meanwhile holds nothing."""
+        taken: list[AsOfHold] = []
+        given_up = False
+
+        def done(future: Future[AsOfHold]) -> None:
+            if future.error is None:
+                taken.append(future.result())
+                if given_up:
+                    taken[0]()
+
+        def take() -> Future[AsOfHold]:
+            future = self._watermark.hold(time, why)
+            future.then(done)
+            return future
+
+        def give_up() -> None:
+            nonlocal given_up
+            given_up = True
+            for hold in taken:
+                hold()
+
+        try:
+            return self._embedded.ask(take)
+        except BaseException:
+            self._embedded.tell(give_up)
+            raise
+
     def snapshot(self) -> Snapshot:
         """Where every partition ends at one moment: all rows up to its time, and no other."""
         self._current()
-        time = self._embedded.ask_now(lambda: int(self._embedded.node.runtime.clock.now()))
+        time = self._now()
         views = self._closed(self._all_partitions(), time)
         ends = {number: view.offset_after(time) for number, view in views.items()}
         return Snapshot(time, ends)
 
     def _past(self, given: TimeLike) -> int:
-        now = self._embedded.ask_now(lambda: int(self._embedded.node.runtime.clock.now()))
+        now = self._now()
         time = parse_time(given, now=now)
         if time > now:
             raise TimeInFuture(time=time, now=now)
@@ -440,12 +485,18 @@ class Table:
         self, where: Start | Snapshot, views: dict[int, View], *, what: str
     ) -> dict[int, int]:
         if isinstance(where, Snapshot):
-            return {number: where.ends[number] for number in views}
+            where = where.ends
         if where == "earliest":
             return {number: view.start for number, view in views.items()}
         if where == "latest":
             return {number: view.end for number, view in views.items()}
         if isinstance(where, Mapping):
+            unknown = [number for number in where if number not in range(self.partitions)]
+            if unknown:
+                raise Rejected(
+                    f"{what} names partition {unknown[0]!r} of table {self.name}",
+                    hint=f"It has partitions 0 to {self.partitions - 1}.",
+                )
             return {number: _offset(where[number], what) for number in views if number in where}
         if isinstance(where, int) and not isinstance(where, bool):
             if is_hybrid(where):
@@ -572,6 +623,15 @@ def _offset(offset: object, what: str) -> int:
     if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
         raise Rejected(f"{what} can't be {offset!r}", hint="Offsets are whole numbers from 0 on.")
     return offset
+
+
+def _checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches without a row that is too large to be stored."""
+    before = 0
+    for batch in batches:
+        check_row_sizes(batch, before)
+        before += batch.num_rows
+        yield batch
 
 
 def _bare_deletes(batch: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ from lowmark.log.entries import U64, Entry, Run
 from lowmark.log.errors import Damaged, ReferenceExpired
 from lowmark.log.segment_format import Rows
 from lowmark.log.segments import ReaderCache, SegmentReader
-from lowmark.runtime import Disk, FileMissing
+from lowmark.runtime import Disk, FileMissing, Mappings
 
 __all__ = ["InMemory", "InSegment", "ReadPlan", "read_large"]
 
@@ -83,12 +83,16 @@ class ReadPlan:
     pieces: list[InSegment | InMemory] = field(default_factory=list)
 
     def execute(
-        self, disk: Disk, cache: ReaderCache | None = None, *, mapped: bool = False
+        self,
+        disk: Disk,
+        cache: ReaderCache | None = None,
+        *,
+        mapped: Mappings | None = None,
     ) -> list[Entry]:
         """Read it all, with every checksum verified.
 
-        `mapped`, entries in segments are not copied: they stay where the operating system keeps the
-        file, and are readable for as long as somebody has them. Not with a cache.
+        With mappings, entries in segments are not copied: they stay where the operating system
+        keeps the file, and are readable for as long as somebody has them. Not with a cache.
         """
         found: list[Entry] = []
         room = _Room(self.bytes_max)
@@ -130,7 +134,7 @@ class ReadPlan:
         piece: InSegment,
         room: _Room,
         *,
-        mapped: bool,
+        mapped: Mappings | None,
     ) -> list[Entry]:
         if cache is not None:
             reader = cache.get(self.folder, piece.number, incarnation=self.incarnation)

@@ -48,6 +48,7 @@ from lowmark.runtime.disk import (
     Stat,
 )
 from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
+from lowmark.runtime.mappings import FILES_MAPPED_MAX, Mappings
 from lowmark.runtime.network import (
     AddressInUse,
     AddressUnusable,
@@ -75,6 +76,7 @@ from lowmark.runtime.worlds import real_runtime, sim_runtime
 
 __all__ = [
     "COUNTER_BITS",
+    "FILES_MAPPED_MAX",
     "AddressInUse",
     "AddressUnusable",
     "Buffer",
@@ -94,6 +96,7 @@ __all__ = [
     "Lane",
     "Locked",
     "Loop",
+    "Mappings",
     "Network",
     "NetworkLimits",
     "NotAPeer",

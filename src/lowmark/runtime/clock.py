@@ -70,6 +70,13 @@ class HybridClock:
             raise ClockSkew(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms)
         return self._advance(max(self._last, remote, (wall_ms << COUNTER_BITS) - 1) + 1)
 
+    def catch_up(self, time: HybridTime) -> None:
+        """Give no time at or below this one: this node's own log has it, so it was given before.
+
+        However far ahead it is: the wall clock was put back, or it was wrong then.
+        """
+        self._last = max(self._last, time)
+
     def _advance(self, time: int) -> HybridTime:
         invariant(time > self._last, "a hybrid clock never goes back")
         invariant(time >> (COUNTER_BITS + MILLIS_BITS) == 0, "a hybrid time fits into 64 bits")

@@ -94,7 +94,7 @@ from lowmark.table.partition import Partition, group_name, parse_group_name
 from lowmark.table.producers import Appended
 from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
 from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, holds_of
-from lowmark.table.splitting import outgoing, split
+from lowmark.table.splitting import check_row_sizes, outgoing, split
 from lowmark.table.state import Finished, State, Ticked, Trimmed
 from lowmark.table.tables import Tables
 from lowmark.table.watermark import Advanced, AsOfHold, LowWatermark, WatermarkStanding
@@ -164,6 +164,7 @@ __all__ = [
     "Trimmed",
     "View",
     "WatermarkStanding",
+    "check_row_sizes",
     "decode_rows",
     "encode_batch",
     "encode_control",

@@ -17,11 +17,13 @@ from lowmark.table.errors import BatchRefused
 from lowmark.table.keys import KeyForm
 from lowmark.table.producing import Outgoing
 
-__all__ = ["MESSAGE_BYTES_MAX", "outgoing", "split"]
+__all__ = ["MESSAGE_BYTES_MAX", "ROW_BYTES_MAX", "check_row_sizes", "outgoing", "split"]
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Rows are sent in messages of at most this; or of one row."""
-_ROW_BYTES_MAX = 7 << 20
+ROW_BYTES_MAX = 7 << 20
+_MESSAGE_BYTES_LIMIT = ROW_BYTES_MAX + (512 << 10)
+"""A message of one row has some more."""
 
 
 def split(
@@ -66,17 +68,35 @@ def outgoing(
         yield _with_room(message, rows.num_rows, schema, change)
         return
     if rows.num_rows == 1:
-        if message.size > _ROW_BYTES_MAX:
-            raise BatchRefused(
-                f"a row of {message.size} bytes is too large",
-                detail=f"A row has at most {_ROW_BYTES_MAX} bytes.",
-                hint="Store large values elsewhere, and their address here.",
-            )
+        if message.size > _MESSAGE_BYTES_LIMIT:
+            raise _too_large("a row", message.size)
         yield _with_room(message, 1, schema, change)
         return
     half = rows.num_rows // 2
     for part in (rows.slice(0, half), rows.slice(half)):
         yield from outgoing(part, schema=schema, change=change, compression=compression)
+
+
+def check_row_sizes(rows: pa.RecordBatch, before: int = 0) -> None:
+    """Refuse a row that no entry has room for; `before` rows came before these.
+
+    Only where there is more than one row may have is looked at closer, half by half.
+    """
+    if rows.nbytes <= ROW_BYTES_MAX:
+        return
+    if rows.num_rows == 1:
+        raise _too_large(f"row {before}", rows.nbytes)
+    half = rows.num_rows // 2
+    check_row_sizes(rows.slice(0, half), before)
+    check_row_sizes(rows.slice(half), before + half)
+
+
+def _too_large(row: str, size: int) -> BatchRefused:
+    return BatchRefused(
+        f"{row} is too large: it has {size} bytes",
+        detail=f"A row has at most {ROW_BYTES_MAX} bytes.",
+        hint="Store large values elsewhere, and their address here.",
+    )
 
 
 _ROOM = bytes(ROOM_BYTES)
