@@ -233,7 +233,7 @@ def test_a_reader_that_follows_a_partition_that_stops_is_told(db: Database, orde
     db._embedded.ask_now(lambda: node.groups.quarantine(group.name, damage))
     # then the reader says so, as appends do
     waiting.ended_with(QuarantinedHere)
-    with pytest.raises(Unavailable):
+    with pytest.raises(AppendFailed):
         orders.append([row(number) for number in range(50)])
 
 

@@ -28,6 +28,7 @@ from lowmark.group import GroupConfig, envelope
 from lowmark.table import (
     Appended,
     Change,
+    CursorUnknown,
     PartitionMachine,
     commands,
     decode_rows,
@@ -238,19 +239,28 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
     [(0, 4), (0, 2), (1, 3), (2, 1), (3, 0), (6, 2), (39, 1)],
     ids=["kind", "stage without one", "change", "flags", "no rows", "too many", "append with one"],
 )
-def test_what_the_page_calls_no_command_changes_nothing_but_the_closed_time(
-    at: int, byte: int
-) -> None:
+def test_what_the_page_calls_no_command_changes_nothing_at_all(at: int, byte: int) -> None:
     # given the append on the page, with one byte of its header that says nothing
     data = bytearray(shown("an append"))
     data[at] = byte
     # when it is applied
     made = PartitionMachine()
     outcome = made.apply(1, 1, bytes(data))
-    # then it is refused, and nothing is live
+    # then it is refused, nothing is live, and the closed time is what it was
     assert isinstance(outcome, Corrupt)
     assert (made.state.backlog.end, len(made.live_indexes())) == (0, 0)
     assert isinstance(made.apply(2, 2, bytes(data[:46])), Corrupt)
+    assert made.state.closed == 0
+
+
+def test_a_command_that_is_refused_changes_the_closed_time() -> None:
+    # given a partition without cursors
+    made = PartitionMachine()
+    # when one of them is to go
+    outcome = made.apply(1, 5, commands.encode_control(commands.DeleteCursor("billing")))
+    # then that is refused, at its time
+    assert isinstance(outcome, CursorUnknown)
+    assert made.state.closed == 5
 
 
 @pytest.mark.parametrize("what", ["cut", "format", "columns", "blocks"])
@@ -268,7 +278,33 @@ def test_a_snapshot_that_fails_a_check_of_the_page_is_damage(what: str) -> None:
         PartitionMachine().restore([bad[what]], 1)
 
 
-def test_a_field_that_is_not_known_at_the_end_of_an_array_is_passed_over() -> None:
+def test_a_field_that_is_not_known_is_passed_over_in_a_snapshot() -> None:
+    # given the snapshot on the page, with a field more in its header
+    data = shown("a snapshot of a partition")
+    length = machine_module._LENGTH
+    (head,) = length.unpack_from(data)
+    behind = length.size + head
+    more = msgspec.msgpack.encode(
+        [*msgspec.msgpack.decode(data[length.size : behind]), "from a newer release"]
+    )
+    # when it is restored
+    made = PartitionMachine()
+    made.restore([length.pack(len(more)), more, data[behind:]], 1)
+    # then all else is there
+    assert b"".join(map(bytes, made.snapshot())) == data
+
+
+def test_a_field_that_is_not_known_is_refused_in_a_command() -> None:
+    """Who passes over it would do something else than who knows it."""
+    kinds = get_args(commands.Control)
+    assert all(of.__struct_config__.forbid_unknown_fields for of in kinds)
     more = msgspec.msgpack.decode(commands.encode_control(CONTROL)[1:])
     data = bytes([commands.CONTROL]) + msgspec.msgpack.encode([*more, "from a newer release"])
-    assert commands.decode(data) == CONTROL
+    with pytest.raises(Corrupt):
+        commands.decode(data)
+
+
+def test_a_command_from_before_it_had_a_field_is_read() -> None:
+    """A delete of a cursor had no token at first."""
+    data = bytes([commands.CONTROL]) + msgspec.msgpack.encode([4, "billing"])
+    assert commands.decode(data) == commands.DeleteCursor("billing", token=0)

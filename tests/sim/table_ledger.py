@@ -131,13 +131,17 @@ class TableModel:
         confirm(time > self.time, f"entry {index} is of time {time}, after one of {self.time}")
         self.time = time
         wanted = decode(command)
+        self._mark_late()
         if isinstance(wanted, Batch):
             outcome = self._batch(wanted, index, time, command)
         else:
             outcome = self._control(wanted, time)
+        self._mark_late()
+        return outcome
+
+    def _mark_late(self) -> None:
         for cursor in self.cursors.values():
             cursor.overdue |= self._is_late(cursor)
-        return outcome
 
     def _is_late(self, cursor: _Cursor) -> bool:
         unseen = self.rows[max(cursor.offset, self.start) :]
@@ -248,6 +252,9 @@ class TableModel:
             case MoveCursor():
                 return self._move(command)
             case DeleteCursor():
+                there = self.cursors.get(command.name)
+                if command.token and (there is None or there.token != command.token):
+                    return ("None",)
                 gone = self.cursors.pop(command.name, None)
                 return ("CursorUnknown",) if gone is None else self._cursor(command.name, gone)
             case TakeLease():
@@ -313,7 +320,7 @@ class TableModel:
         if there is not None and there.ends_ms > now_ms and there.holder != take.holder:
             return ("LeaseExists",)
         if not 0 < take.ttl_ms <= 1 << 40:
-            return ("BatchRefused",)
+            return ("CommandRefused",)
         refused = self._not_there(take.offset)
         if refused is not None:
             return refused

@@ -14,8 +14,8 @@ from lowmark.group import open_command
 from lowmark.log import EntryGone
 from lowmark.table import (
     Appended,
-    BatchRefused,
     Change,
+    CommandRefused,
     CreateCursor,
     DeleteCursor,
     Fence,
@@ -335,7 +335,7 @@ def test_a_lease_that_no_snapshot_could_write_down_is_refused() -> None:
     for ttl_ms in (2**64 - 1, 0, -1):
         asked = table.leader.here.ask(TakeLease("l", 1, 0, ttl_ms))
         table.world.run_until(lambda asked=asked: asked.done)  # type: ignore[misc]
-        assert isinstance(asked.error, BatchRefused)
+        assert isinstance(asked.error, CommandRefused)
     table.snapshot()
     table.reads_all()
 

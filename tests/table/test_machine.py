@@ -9,10 +9,12 @@ import pytest
 
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.table import (
+    NAME_CHARACTERS_MAX,
     NO_PRODUCER,
     Appended,
     BatchRefused,
     Change,
+    CommandRefused,
     CreateCursor,
     Cursor,
     CursorExists,
@@ -45,7 +47,7 @@ from lowmark.table import (
     encode_control,
     encode_rows,
 )
-from lowmark.table.commands import Control
+from lowmark.table.commands import CONTROL, Control
 from lowmark.table.producers import ANSWERS_KEPT, PRODUCERS_MAX
 
 PRODUCER = b"p" * 16
@@ -133,8 +135,8 @@ def test_a_gap_a_fenced_epoch_and_a_stranger_are_refused_by_name(log: Log) -> No
 
 
 def test_an_epoch_that_no_header_could_name_is_refused(log: Log) -> None:
-    assert is_a(log.ask(Fence(PRODUCER, 1 << 32)), BatchRefused)
-    assert is_a(log.ask(Fence(b"short", 1)), BatchRefused)
+    assert is_a(log.ask(Fence(PRODUCER, 1 << 32)), CommandRefused)
+    assert is_a(log.ask(Fence(b"short", 1)), CommandRefused)
     assert log.ask(Fence(PRODUCER, 1 << 12)) is None
     assert is_a(log.append(producer=PRODUCER, sequence=0), ProducerFenced)
 
@@ -291,7 +293,95 @@ def test_nobody_stands_where_nothing_is(log: Log) -> None:
     assert is_a(log.ask(CreateCursor("c", 1, "raw", 1)), OffsetExpired)
     assert is_a(log.ask(CreateCursor("c", 1, "raw", 4)), OffsetToCome)
     assert is_a(log.ask(TakeLease("l", 1, 1, 100)), OffsetExpired)
-    assert is_a(log.ask(CreateCursor("", 1, "raw", 3)), BatchRefused)
+    assert is_a(log.ask(CreateCursor("", 1, "raw", 3)), CommandRefused)
+    assert is_a(log.ask(TakeLease("l", 1, 3, 0)), CommandRefused)
+
+
+@pytest.mark.parametrize(
+    ("name", "well"),
+    [
+        ("", False),
+        ("n" * NAME_CHARACTERS_MAX, True),
+        ("\U0001f4a7" * NAME_CHARACTERS_MAX, True),
+        ("n" * (NAME_CHARACTERS_MAX + 1), False),
+        ("a\x1fb", False),
+        ("a\x7fb", False),
+        ("a b~", True),
+        ("\u0378", True),  # in no Unicode so far: a newer Python may find it printable
+    ],
+)
+def test_what_names_a_cursor_or_a_lease_is_the_same_in_every_python(
+    log: Log, name: str, well: bool
+) -> None:
+    # given a name that came past the door of whichever client
+    # when a cursor and a lease are to have it
+    outcomes = [log.ask(CreateCursor(name, 1, "raw", 0)), log.ask(TakeLease(name, 1, 0, 100))]
+    # then only its length and its control characters count, by which all members agree
+    expected = (Cursor, Lease) if well else (CommandRefused, CommandRefused)
+    assert tuple(map(type, outcomes)) == expected
+
+
+def test_a_delete_with_a_token_undoes_that_creation_and_no_other(log: Log) -> None:
+    # given a cursor
+    created = log.ask(CreateCursor("c", 7, "raw", 0))
+    # when another one's creation is undone, or one that never came here
+    assert log.ask(DeleteCursor("c", token=8)) is None
+    assert log.ask(DeleteCursor("d", token=8)) is None
+    # then it is still there
+    assert log.machine.state.cursors == {"c": created}
+    # and goes when its own is undone, once or again
+    assert log.ask(DeleteCursor("c", token=7)) == created
+    assert log.ask(DeleteCursor("c", token=7)) is None
+    assert log.machine.state.cursors == {}
+    # and with no token, whoever's it is
+    log.ask(CreateCursor("c", 7, "raw", 0))
+    assert isinstance(log.ask(DeleteCursor("c")), Cursor)
+    assert is_a(log.ask(DeleteCursor("c")), CursorUnknown)
+
+
+NESTED = b"\x91" * 100_000
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        b"\x92\x04\xa2\xff\xfe",
+        b"\x93\x04\xa3\xed\xa0\x80\x00",
+        b"\x92\x09" + NESTED,
+        b"\x94\x04\xa1c\x00" + NESTED,
+        b"\x92\x04" + NESTED,
+        b"\x92" + NESTED,
+        NESTED,
+        b"\x94\x04\xa1c\x00\x00",
+        b"\x92\x63\x00",
+        b"\x91\x09\x00",
+        b"",
+    ],
+    ids=[
+        "no UTF-8",
+        "half a surrogate pair",
+        "nested behind all fields of a tick",
+        "nested behind all fields of another",
+        "nested in a field",
+        "nested as the tag",
+        "nested and nothing else",
+        "one too many",
+        "unknown tag",
+        "bytes behind it",
+        "nothing",
+    ],
+)
+def test_no_bytes_stop_the_machine_or_change_anything(log: Log, control: bytes) -> None:
+    """Text that is no UTF-8, and arrays without end, came out as errors of Python's."""
+    # given a cursor
+    log.ask(CreateCursor("c", 1, "raw", 0))
+    before = [bytes(chunk) for chunk in log.machine.snapshot()]
+    # when bytes come that nobody can read
+    outcome = log.apply(bytes([CONTROL]) + control)
+    # then they are refused, and all is as it was
+    assert is_a(outcome, Corrupt)
+    assert [bytes(chunk) for chunk in log.machine.snapshot()] == before
+    assert isinstance(log.append(1), Appended)
 
 
 def test_a_lease_holds_until_it_is_over_and_can_t_be_renewed_then(log: Log) -> None:
@@ -402,3 +492,11 @@ def test_a_view_stays_what_it_is(log: Log) -> None:
         log.append(1)
     assert (view.places.tolist(), view.start, view.end) == before
     assert log.machine.state.backlog.view.places.tolist()[0] == 99
+
+
+def test_a_cut_does_not_wait_for_a_cursor_that_is_too_late_by_then(log: Log) -> None:
+    log.append(4)
+    log.ask(CreateCursor("c", 1, "raw", 0, max_lag_ms=50))
+    log.ms += 60
+    log.ask(Trim(4, expire=True))
+    assert log.offsets() == (4, 4)

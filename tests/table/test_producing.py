@@ -24,6 +24,7 @@ from lowmark.group import (
 )
 from lowmark.runtime import Weather
 from lowmark.table import (
+    EPOCH_BITS,
     Appended,
     Change,
     Fence,
@@ -49,9 +50,9 @@ def world_of(members: int, *, seed: int = 1, config: GroupConfig = FAST) -> Part
 class Sending:
     """Sends numbered values by one producer at one node, and knows what became of each."""
 
-    def __init__(self, node: PartitionNode, *, timeout_ms: int = 5_000) -> None:
+    def __init__(self, node: PartitionNode, *, timeout_ms: int = 5_000, epoch: int = 0) -> None:
         self.node = node
-        self.producing = Producing(node.run, producer=PRODUCER, timeout_ms=timeout_ms)
+        self.producing = Producing(node.run, producer=PRODUCER, timeout_ms=timeout_ms, epoch=epoch)
         self.futures: list[Future[Appended]] = []
 
     def send(self, count: int = 1, *, rows: int = 1, size: int = 0) -> None:
@@ -275,6 +276,119 @@ def test_after_a_fence_nothing_more_is_stored_however_often_it_is_tried() -> Non
     # then all is refused: it does not count itself up to that epoch
     assert sending.of(ProducerFenced) == list(range(3, 23))
     sending.check(world)
+
+
+LAST = (2 << EPOCH_BITS) - 1
+"""The last epoch that a producer of a name has for itself."""
+
+
+def test_a_producer_does_not_begin_the_epoch_of_its_successor() -> None:
+    """It would have shared that one's numbers, and got answers to batches that it never sent."""
+    # given a producer in its last epoch, with a batch whose answer is lost for good
+    world = world_of(1)
+    node = world.wait_leader()
+    sending = Sending(node, timeout_ms=200, epoch=LAST)
+    sending.send(3)
+    world.run_until(lambda: sending.done)
+    lossy = True
+    loses_answers(node, lambda _: lossy)
+    sending.send(1)
+    # when it is given up, with more batches than may be under way behind it
+    sending.send(2 * WINDOW)
+    world.run_until(lambda: sending.done)
+    lossy = False
+    # then those of which nobody knows are told so, and all others that they are not stored
+    assert sending.of(None) == [0, 1, 2]
+    unknown, fenced = sending.of(OutcomeUnknown), sending.of(ProducerFenced)
+    assert unknown[0] == 3
+    assert len(fenced) >= WINDOW
+    assert sorted(unknown + fenced) == list(range(3, 4 + 2 * WINDOW))
+    # and nothing is stored any more, in no epoch
+    sending.send(3)
+    assert sending.of(ProducerFenced)[-3:] == [len(sending.futures) - n for n in (3, 2, 1)]
+    assert node.here.state.producers.epoch_of(PRODUCER) == LAST
+    sending.check(world)
+    # so its successor has all numbers of its epoch for itself
+    world.wait(node.here.ask(Fence(PRODUCER, LAST + 1)))
+    successor = Sending(node, epoch=LAST + 1)
+    successor.send()
+    world.run_until(lambda: successor.done)
+    assert successor.of(None) == [0]
+
+
+def test_the_epoch_before_the_last_one_has_a_next() -> None:
+    # given a producer that may begin one more epoch
+    world = world_of(1)
+    node = world.wait_leader()
+    sending = Sending(node, timeout_ms=200, epoch=LAST - 1)
+    loses_answers(node, lambda _: not sending.of(OutcomeUnknown))
+    # when it gives a batch up
+    sending.send()
+    world.run_until(lambda: sending.done)
+    sending.send()
+    world.run_until(lambda: sending.done)
+    # then it goes on in that one
+    assert (sending.of(OutcomeUnknown), sending.of(None)) == ([0], [1])
+    assert node.here.state.producers.epoch_of(PRODUCER) == LAST
+
+
+def test_in_its_last_epoch_a_producer_does_not_go_on_at_another_copy() -> None:
+    # given a producer in its last epoch, and its copy closed and opened again
+    world = world_of(1)
+    node = world.wait_leader()
+    sending = Sending(node, epoch=LAST)
+    sending.send()
+    world.run_until(lambda: sending.done)
+    for _ in range(2):
+        assert node.groups is not None
+        node.groups.close_group(world.group_name)
+        node.partition = None
+        node.have_copy()
+        world.wait_leader()
+        # when it goes on
+        sending.send()
+        world.run_until(lambda: sending.done)
+    # then it is refused: what it would have to begin is not its own
+    assert (sending.of(None), sending.of(ProducerFenced)) == ([0], [1, 2])
+    sending.check(world)
+
+
+@pytest.mark.parametrize("at", [1, 3, 5], ids=["the first one", "a later one", "one sent again"])
+def test_an_error_that_nobody_expects_is_told_and_the_batches_go_on(at: int) -> None:
+    """The lane took itself for busy for good: nothing was sent any more, and nothing answered."""
+    # given answers that are lost at first, and a copy that fails once in another way
+    world = world_of(1)
+    node = world.wait_leader()
+    loses_answers(node, lambda number: number <= 2)
+    append, calls = node.here.append, 0
+
+    def fails(command: bytes) -> Future[Appended]:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise RuntimeError("nobody expects this")
+        return append(command)
+
+    node.here.append = fails  # type: ignore[method-assign,assignment]
+    sending = Sending(node)
+    # when batches are sent, it is told to whoever called
+    told = 0
+    for _ in range(4):
+        try:
+            sending.send()
+        except RuntimeError:
+            told += 1
+    try:
+        world.run_until(lambda: sending.done)
+    except RuntimeError:
+        told += 1
+    assert told == 1
+    # then what was sent before and after is stored, once and in order
+    sending.send()
+    world.run_until(lambda: sending.done)
+    assert sending.of(None) == list(range(len(sending.futures)))
+    values = [row.value for row in world.ledger.model.rows]
+    assert len(values) == 5
 
 
 def test_two_can_t_begin_the_same_epoch() -> None:

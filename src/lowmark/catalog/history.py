@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from lowmark.catalog.catalog import EMPTY, Catalog
 from lowmark.catalog.errors import (
@@ -22,12 +23,18 @@ from lowmark.runtime import HybridTime
 __all__ = ["History", "replay"]
 
 
+_activates_at = attrgetter("activates_at")
+
+
 class History:
-    """Grows at its end, is cut at its start."""
+    """Grows at its end, is cut at its start.
+
+    One thread changes it; any thread may look, each time at one moment of it: a list that is there
+    only grows, and a cut puts another one in its place.
+    """
 
     def __init__(self) -> None:
         self._versions: list[Catalog] = [EMPTY]
-        self._times: list[int] = [EMPTY.activates_at]
 
     @property
     def earliest(self) -> Catalog:
@@ -47,19 +54,21 @@ class History:
 
     def version(self, number: int) -> Catalog:
         """One version."""
-        first = self.earliest.version
-        if number > self.latest.version or number < 0:
-            raise VersionUnknown(number, latest=self.latest.version)
+        versions = self._versions
+        first, latest = versions[0].version, versions[-1].version
+        if number > latest or number < 0:
+            raise VersionUnknown(number, latest=latest)
         if number < first:
             raise VersionCompacted(f"version {number}", earliest=first)
-        return self._versions[number - first]
+        return versions[number - first]
 
     def at(self, time: int) -> Catalog:
         """The version in force at a time."""
-        place = bisect_right(self._times, time)
+        versions = self._versions
+        place = bisect_right(versions, time, key=_activates_at)
         if not place:
-            raise VersionCompacted(f"time {time}", earliest=self.earliest.version)
-        return self._versions[place - 1]
+            raise VersionCompacted(f"time {time}", earliest=versions[0].version)
+        return versions[place - 1]
 
     def add(self, catalog: Catalog) -> None:
         """One more version."""
@@ -67,7 +76,6 @@ class History:
         invariant(catalog.version == latest.version + 1, "versions are dense")
         invariant(catalog.activates_at > latest.activates_at, "versions come into force in order")
         self._versions.append(catalog)
-        self._times.append(catalog.activates_at)
 
     def cut(self, version: int) -> None:
         """Forget the versions below this one."""
@@ -75,11 +83,10 @@ class History:
         if gone > 0:
             invariant(gone < len(self._versions), "the latest version stays")
             self._versions = self._versions[gone:]
-            self._times = self._times[gone:]
 
     def begin_at(self, catalog: Catalog) -> None:
         """Forget everything, and begin with this version."""
-        self._versions, self._times = [catalog], [catalog.activates_at]
+        self._versions = [catalog]
 
 
 def replay(

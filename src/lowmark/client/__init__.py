@@ -31,18 +31,42 @@ from lowmark.client.explaining import (
     PartitionExplanation,
     TableExplanation,
 )
-from lowmark.client.failures import AppendFailed, Closed, Ended, Forked, TableUnknown
+from lowmark.client.failures import (
+    AppendFailed,
+    Closed,
+    Ended,
+    Forked,
+    ProducerClosed,
+    RowsLost,
+    TableUnknown,
+)
 from lowmark.client.lookup import IndexSize
 from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
 from lowmark.client.table import Snapshot, Table
 from lowmark.client.times import datetime_of, parse_time, time_text
+from lowmark.runtime import Locked
+from lowmark.table import (
+    BelowWatermark,
+    CursorExists,
+    CursorMovesBack,
+    CursorOverdue,
+    CursorUnknown,
+    LeaseExpired,
+    ProducerFenced,
+    TimeInFuture,
+)
 
 __all__ = [
     "AppendFailed",
+    "BelowWatermark",
     "Closed",
     "ColumnRefused",
+    "CursorExists",
+    "CursorMovesBack",
+    "CursorOverdue",
     "CursorPlace",
+    "CursorUnknown",
     "Cursors",
     "Database",
     "Ended",
@@ -53,17 +77,23 @@ __all__ = [
     "Holder",
     "IndexSize",
     "KeyExplanation",
+    "LeaseExpired",
     "LineRefused",
+    "Locked",
     "Part",
     "PartitionExplanation",
     "Producer",
+    "ProducerClosed",
+    "ProducerFenced",
     "Reader",
     "Result",
+    "RowsLost",
     "Snapshot",
     "Table",
     "TableCursor",
     "TableExplanation",
     "TableUnknown",
+    "TimeInFuture",
     "ValueRefused",
     "datetime_of",
     "open_database",

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Literal
 
 from lowmark.catalog import Table
+from lowmark.client.checking import check_offsets, whole
 from lowmark.client.embedded import Embedded
 from lowmark.client.times import time_text
 from lowmark.errors import LowmarkError, Rejected
@@ -26,8 +27,6 @@ from lowmark.table import (
 )
 
 __all__ = ["CursorPlace", "Cursors", "TableCursor"]
-
-_NUMBER_MAX = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +105,8 @@ class Cursors:
         _check_name(name)
         if kind not in {"raw", "compacted"}:
             raise Rejected(f"a cursor is raw or compacted, not {kind!r}")
-        for lag in (max_lag_rows, max_lag_ms):
-            if not 0 <= lag < _NUMBER_MAX:
-                raise Rejected(
-                    f"a maximum lag can't be {lag}",
-                    hint="Use a whole number from 0 on; 0 is none.",
-                )
+        max_lag_rows = whole(max_lag_rows, "max_lag_rows")
+        max_lag_ms = whole(max_lag_ms, "max_lag_ms")
         token = int.from_bytes(os.urandom(7), "little")
         partitions = self._partitions()
         if isinstance(start, Mapping):
@@ -121,7 +116,7 @@ class Cursors:
                     f"the start of cursor {name!r} says nothing of partition {missing[0]}",
                     hint="Give an offset for every partition.",
                 )
-            _check_offsets(start)
+            start = check_offsets(start, "start", partitions=len(partitions))
         elif start not in {"earliest", "latest"}:
             raise Rejected(f"a cursor starts at earliest, latest or at offsets, not {start!r}")
 
@@ -147,20 +142,18 @@ class Cursors:
         return self.get(name)
 
     def _undo(self, name: str, token: int) -> None:
-        """A cursor that is not everywhere must not be anywhere."""
+        """A cursor that is not everywhere must not be anywhere.
+
+        What was asked for may be on its way still: this comes behind it in every log.
+        """
         for partition in self._partitions().values():
             with contextlib.suppress(LowmarkError):
-                there = self._look(partition)[0].get(name)
-                if there is not None and there.token == token:
-                    self._embedded.ask(partial(partition.ask, DeleteCursor(name)))
+                self._embedded.ask(partial(partition.ask, DeleteCursor(name, token)))
 
     def move(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
         """Move it to these offsets: forward only, unless it is reset."""
-        _check_offsets(to)
         partitions = self._partitions()
-        unknown = sorted(to.keys() - partitions.keys())
-        if unknown:
-            raise Rejected(f"table {self._table.name} has no partition {unknown[0]}")
+        to = check_offsets(to, "move", partitions=len(partitions))
         asked = [(partitions[number], offset) for number, offset in sorted(to.items())]
         self._embedded.ask(
             lambda: when_all([one.ask(MoveCursor(name, at, reset)) for one, at in asked])
@@ -223,17 +216,10 @@ class Cursors:
 
 
 def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise Rejected(f"{name!r} can't name a cursor", hint="Give text.")
     if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
         raise Rejected(
             f"{name[:40]!r} can't name a cursor",
             hint=f"Use 1 to {NAME_CHARACTERS_MAX} printable characters.",
         )
-
-
-def _check_offsets(offsets: Mapping[int, int]) -> None:
-    for partition, offset in offsets.items():
-        if isinstance(offset, bool) or not 0 <= offset < _NUMBER_MAX:
-            raise Rejected(
-                f"{offset!r} can't be an offset of partition {partition}",
-                hint="Offsets are whole numbers from 0 on.",
-            )

@@ -57,6 +57,8 @@ def open_database(
     exact (`watermark_availability_ms`, ten minutes if not given) is settled when the database is
     made.
     """
+    if not os.fspath(data):
+        raise Rejected("a database needs a directory", hint="Give its path; '.' is this one.")
     if settings is not None and watermark_availability_ms is not None:
         raise Rejected(
             "the availability of history is given twice",

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from lowmark.client.failures import Closed, Ended, Forked
 from lowmark.errors import LowmarkError, Unavailable
@@ -33,6 +33,13 @@ _SLACK_S = 5.0
 _open: weakref.WeakSet[Embedded] = weakref.WeakSet()
 
 
+class Finishing(Protocol):
+    """Somebody with something to finish."""
+
+    def finish(self) -> None:
+        """Finish it; what can't be is told to whoever asks next."""
+
+
 class Embedded:
     """Open it by making it; close it once."""
 
@@ -45,6 +52,8 @@ class Embedded:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._timeout_s = settings.group.request_timeout_ms / 1_000 + _SLACK_S
+        self.before_close: weakref.WeakSet[Finishing] = weakref.WeakSet()
+        """Those who have something to finish before it ends."""
         self.mappings = Mappings()
         """Files of the log that readers have in memory."""
         made, ready = threading.Event(), threading.Event()
@@ -102,10 +111,14 @@ class Embedded:
         except NodeClosed:
             raise self.ended() from self._failure
         except NodeClosing:
+            if self.ended().failed:
+                self.check()
             raise Closed(str(self.data)) from self._failure
 
     def ended(self) -> Ended:
         """Why there is no answer."""
+        if not self._closed:
+            self._thread.join(_STOP_S)  # it has failed, and is about to say why
         return Ended(str(self.data), self._failure)
 
     def ask_now(self, function: Callable[[], T]) -> T:
@@ -140,6 +153,10 @@ class Embedded:
 
     def close(self) -> None:
         """Stop the node in good order. Closing twice is fine, and so is closing a parent's."""
+        if not self.closed:
+            for before in list(self.before_close):
+                with contextlib.suppress(LowmarkError):
+                    before.finish()
         with self._lock:
             if self.closed:
                 self._closed = True

@@ -35,6 +35,7 @@ class Ended(Unavailable):
             detail="What was asked may have been done all the same.",
             hint="Open it again, and look whether it happened.",
         )
+        self.failed = failure is not None
 
 
 class ProducerClosed(Closed):

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
 from lowmark.client.fetching import Moved, fetch
+from lowmark.client.keys_of import KeyReader
 from lowmark.errors import Rejected
 from lowmark.table import (
     I64,
@@ -35,8 +36,6 @@ from lowmark.table import (
     Partition,
     Shape,
     View,
-    decode_rows,
-    stored_schema,
 )
 
 __all__ = ["Found", "IndexSize", "Lookup"]
@@ -44,6 +43,8 @@ __all__ = ["Found", "IndexSize", "Lookup"]
 CACHE_BYTES = 256 << 20
 """Of decoded batches, for one table."""
 _BUILD_BYTES = 8 << 20
+_COLUMN_BYTES = 512
+"""What a column of a batch takes besides its values, about: of one row, that is nearly all."""
 _SEED = int.from_bytes(os.urandom(8), "little")
 
 
@@ -90,6 +91,7 @@ class _Cache:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._batches: OrderedDict[tuple[int, int], list[pa.Array]] = OrderedDict()
+        self._sizes: dict[tuple[int, int], int] = {}
         self.bytes = 0
 
     def get(self, key: tuple[int, int]) -> list[pa.Array] | None:
@@ -100,22 +102,31 @@ class _Cache:
                 self._batches.move_to_end(key)
         return columns
 
-    def put(self, key: tuple[int, int], columns: list[pa.Array]) -> None:
+    def put(self, key: tuple[int, int], columns: list[pa.Array], size: int) -> None:
         with self._lock:
             if key in self._batches:
                 return
-            self._batches[key] = columns
-            self.bytes += _size_of(columns)
+            self._batches[key], self._sizes[key] = columns, size
+            self.bytes += size
             while self.bytes > self._bytes_max and len(self._batches) > 1:
-                _, gone = self._batches.popitem(last=False)
-                self.bytes -= _size_of(gone)
+                gone, _ = self._batches.popitem(last=False)
+                self.bytes -= self._sizes.pop(gone)
 
 
 class Lookup:
-    """Finds keys of one table, as one version of the catalog describes it."""
+    """Finds keys of one table, as one version of the catalog describes it.
+
+    Its index does not depend on the version: one that is made for a newer one takes it over from
+    the older one (`known`), and both may be used at once.
+    """
 
     def __init__(
-        self, embedded: Embedded, table: Table, partitions: Callable[[int], Partition]
+        self,
+        embedded: Embedded,
+        table: Table,
+        partitions: Callable[[int], Partition],
+        *,
+        known: Lookup | None = None,
     ) -> None:
         if not table.key:
             raise Rejected(
@@ -127,10 +138,22 @@ class Lookup:
         self._partitions = partitions
         self._form = KeyForm.of(table)
         self._indexed: dict[int, _Indexed] = {}
+        if known is not None and known._indexes_for(embedded, table, self._form):
+            # The same ones, with their locks: what either brings up to date is so for both.
+            self._indexed = known._indexed
+        self._keys = KeyReader(table)
         self._cache = _Cache(CACHE_BYTES)
         self.shape = Shape(table, [column.name for column in table.columns])
         self._names = self.shape.names
-        self._key_forms: dict[int, tuple[KeyForm, dict[int, pa.Schema]]] = {}
+
+    def _indexes_for(self, embedded: Embedded, table: Table, form: KeyForm) -> bool:
+        """Whether its index is that of another version of its table, too."""
+        mine = self._form
+        return (
+            self._embedded is embedded
+            and (self.table.id, self.table.partitions) == (table.id, table.partitions)
+            and (mine.ids, mine.types) == (form.ids, form.types)
+        )
 
     def size(self) -> IndexSize:
         """What it costs now."""
@@ -237,20 +260,16 @@ class Lookup:
         key = (partition.number, first)
         found = self._cache.get(key)
         if found is None:
-            (command,) = fetch(self._embedded, partition, view, at, at + 1, held=False)
-            columns = view.columns
-            rows = int(columns.rows[at])
-            batch = self.shape.read(
-                command,
-                version=int(columns.schema[at]),
-                change=int(columns.change[at]),
-                partition=partition.number,
-                first=first,
-                time=int(columns.time[at]),
-                keep=np.ones(rows, bool) if columns.change[at] == Change.MIXED else None,
+            # Not mapped: it may stay for long, and would keep a file open that is long deleted.
+            (command,) = fetch(
+                self._embedded, partition, view, at, at + 1, held=False, mapped=False
             )
+            command = bytes(command)  # else it may be a part of much more
+            mixed = view.columns.change[at] == Change.MIXED
+            keep = np.ones(int(view.columns.rows[at]), bool) if mixed else None
+            batch = self.shape.read_at(view, at, command, partition=partition.number, keep=keep)
             found = batch.columns
-            self._cache.put(key, found)
+            self._cache.put(key, found, _size_of(found, command))
         return found
 
     # -- many keys ------------------------------------------------------------------------------
@@ -323,47 +342,33 @@ class Lookup:
         """The index with what was appended since."""
         at = view.batch_at(max(index.end, view.start))
         while at < view.count:
-            sizes = np.cumsum(view.size[at : at + 1_024], dtype=np.uint64)
-            high = at + max(1, int(np.searchsorted(sizes, np.uint64(_BUILD_BYTES), "right")))
-            high = min(high, view.count)
-            for position, keys, deletes in self._keys(indexed.partition, view, at, high):
-                index = index.with_rows(
-                    self._form.hashes(keys, _SEED),
-                    int(view.columns.first[position]),
-                    deletes,
-                    valid=None if not keys.null_count else _valid(keys),
-                )
+            high = view.fitting(at, view.count, _BUILD_BYTES)
+            commands = fetch(self._embedded, indexed.partition, view, at, high, held=False)
+            found = list(self._keys.read(view, at, commands))
+            keyless = any(some.keys.null_count for some in found)
+            # One run for all of them: their offsets follow each other. The first batch may begin
+            # before the cut; whoever finds such a row looks at its offset.
+            index = index.with_rows(
+                np.concatenate([self._form.hashes(some.keys, _SEED) for some in found]),
+                int(view.columns.first[at]),
+                np.concatenate([some.deletes_mask for some in found]),
+                valid=np.concatenate([_valid(some.keys) for some in found]) if keyless else None,
+            )
             at = high
         return index.without_below(view.start)
-
-    def _keys(
-        self, partition: Partition, view: View, low: int, high: int
-    ) -> list[tuple[int, pa.Array, bool | Mask]]:
-        """The keys of batches, and which of their rows are deletes."""
-        commands = fetch(self._embedded, partition, view, low, high, held=False)
-        out = []
-        for at, command in zip(range(low, high), commands, strict=True):
-            keys, deletes = keys_of(
-                self.table,
-                command,
-                version=int(view.columns.schema[at]),
-                change=int(view.columns.change[at]),
-            )
-            out.append((at, keys, deletes))
-        return out
 
     def _scan(self, partition: Partition, view: View, key: object) -> Found | None:
         """Compare keys one by one, newest first: two keys of the index share a hash."""
         wanted = pa.scalar(key, pa.int64() if isinstance(key, int) else pa.binary())
         for at in range(view.count - 1, -1, -1):
-            ((_, keys, _deletes),) = self._keys(partition, view, at, at + 1)
+            commands = fetch(self._embedded, partition, view, at, at + 1, held=False)
+            (some,) = self._keys.read(view, at, commands)
             hits = np.flatnonzero(
-                pc.equal(keys, wanted).fill_null(False).to_numpy(zero_copy_only=False)
+                pc.equal(some.keys, wanted).fill_null(False).to_numpy(zero_copy_only=False)
             )
             if len(hits):
                 row = int(hits[-1])
-                deletes = _deletes
-                deleted = bool(deletes[row]) if isinstance(deletes, np.ndarray) else bool(deletes)
+                deleted = bool(some.deletes_mask[row])
                 offset = int(view.columns.first[at]) + row
                 if offset < view.start:
                     return None
@@ -371,22 +376,10 @@ class Lookup:
         return None
 
 
-def keys_of(
-    table: Table, command: Any, *, version: int, change: int
-) -> tuple[pa.Array, bool | Mask]:
-    """The keys of a batch in canonical form, and which of its rows are deletes."""
-    written = table.schema_version(version)
-    if written is None:
-        raise Rejected(f"rows of table {table.name} name schema version {version}")
-    rows = decode_rows(command, stored_schema(written, table.key, Change(change)))
-    keys = KeyForm.of(table, written).array(rows)
-    if change == Change.MIXED:
-        return keys, rows.column("_change").to_numpy() == Change.DELETE
-    return keys, change == Change.DELETE
-
-
-def _size_of(columns: list[pa.Array]) -> int:
-    return sum(column.nbytes for column in columns)
+def _size_of(columns: list[pa.Array], command: bytes) -> int:
+    """What a decoded batch takes: columns that lie in the command keep all of it."""
+    data: int = sum(column.nbytes for column in columns)
+    return max(data, len(command)) + len(columns) * _COLUMN_BYTES
 
 
 def _valid(keys: pa.Array) -> Mask:

@@ -137,6 +137,11 @@ class Producer:
         finally:
             self._stop()
 
+    def finish(self) -> None:
+        """Its database is about to close: store what was sent."""
+        if self._error is None and not self._closing:
+            self.flush()
+
     def _stop(self) -> None:
         with self._lock:
             self._closing = True

@@ -306,11 +306,12 @@ class Reader:
     def _skip_gap(self, way: _Way) -> None:
         if way.at >= way.view.start or (way.end is not None and way.at >= way.end):
             return
-        gap = Gap(way.partition.number, way.at, way.view.start - 1, "expired")
+        behind = way.view.start if way.end is None else min(way.view.start, way.end)
+        gap = Gap(way.partition.number, way.at, behind - 1, "expired")
         if self._reading.on_gap == "raise":
             raise GapFound(gap)
         self.gaps.append(gap)
-        way.at = way.view.start
+        way.at = behind
 
     # -- all at once ----------------------------------------------------------------------------
 

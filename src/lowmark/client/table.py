@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,10 +15,17 @@ import pyarrow.compute as pc
 from lowmark.catalog import Catalog, TableSchema
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.appending import Appender, Part, Parts, Pending, Result
+from lowmark.client.checking import check_offsets, check_values, many, whole
 from lowmark.client.coerce import Coercion
 from lowmark.client.cursors import Cursors
 from lowmark.client.embedded import Embedded
-from lowmark.client.explaining import Explanation, explain_key, explain_table
+from lowmark.client.explaining import (
+    Explanation,
+    KeyExplanation,
+    TableExplanation,
+    explain_key,
+    explain_table,
+)
 from lowmark.client.failures import TableUnknown
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.lookup import IndexSize, Lookup
@@ -87,6 +94,8 @@ class Table:
         self._ways: dict[int, tuple[TableDescriptor, tuple[KeyForm | None, Compression]]] = {}
         self._keyless_turn = 0
         self._lookup: Lookup | None = None
+        self._looks_in: Catalog | None = None
+        """The version of the catalog that `_lookup` is of."""
         self._partitions: dict[int, Partition] = {}
 
     # -- what it is -----------------------------------------------------------------------------
@@ -181,7 +190,7 @@ class Table:
         table = self._current()
         schema = self._written_with(table, schema_version)
         coercion = self._coercion(table, schema)
-        batches = _checked(coercion.batches(rows))
+        batches = _checked(coercion.batches(rows), made_here=_are_dicts(rows))
         if not isinstance(rows, Iterator):
             batches = iter(list(batches))  # all of it is checked before any of it is stored
         return self._appender.append(self._parted(table, schema, batches))
@@ -194,6 +203,7 @@ class Table:
         """
         table = self._current()
         self._needs_key(table)
+        keys = many(keys, "delete")
         names = self.key
         rows = [dict(zip(names, _key_values(table, key), strict=True)) for key in keys]
         batches = list(self._key_coercion(table).batches(rows))
@@ -218,9 +228,11 @@ class Table:
         """
         self._current()
         appender = self._appender if name is None else self._fencing(name)
-        return Producer(
+        producer = Producer(
             _Sink(self, appender), linger_ms=linger_ms, batch_rows=batch_rows, in_flight=in_flight
         )
+        self._embedded.before_close.add(producer)
+        return producer
 
     def _fencing(self, name: str) -> Appender:
         """An appender for the newest producer of a name: above every epoch that is known of it."""
@@ -337,7 +349,9 @@ class Table:
 
         Without `as_of` every change is given in the order of its offset, one partition after
         another in turns. `start` and `end` are `"earliest"`, `"latest"`, a time, or offsets by
-        partition (a plain offset, if there is only one); `end` may be a `snapshot()`. Bounded, the
+        partition (a plain offset, if there is only one); `end` may be a `snapshot()`. Rows of a
+        time are read from it on, and up to it; an end by offset is the first that is not. Bounded,
+        the
         reader ends with what was there when it was made; with `follow` it waits for more.
 
         `columns` may name system columns (`_partition`, `_offset`, `_time`, `_change`); without
@@ -349,10 +363,11 @@ class Table:
         as long as it does not pause for longer than that.
         """
         self._embedded.check()
-        if limit is not None and limit < 0:
-            raise Rejected(f"limit can't be {limit}", hint="Leave it out to read everything.")
-        if batch_bytes < 1:
-            raise Rejected(f"batch_bytes can't be {batch_bytes}", hint="Use at least 1.")
+        limit = None if limit is None else whole(limit, "limit")
+        batch_bytes = whole(batch_bytes, "batch_bytes", least=1)
+        lease_ms = None if lease_ms is None else whole(lease_ms, "lease_ms")
+        if on_gap not in {"raise", "skip"}:
+            raise Rejected(f"on_gap can't be {on_gap!r}", hint="Use 'raise' or 'skip'.")
         wanted = self._wanted(partitions)
         if as_of is not None:
             if follow or start != "earliest" or end is not None:
@@ -360,10 +375,10 @@ class Table:
                     "a table as of a time has no start, no end and no tail",
                     hint="Leave start, end and follow out, or as_of.",
                 )
-            return self._read_as_of(as_of, columns, wanted, limit=limit, batch_bytes=batch_bytes)
+            return self._read_as_of(as_of, columns, wanted, limit=limit, on_gap=on_gap)
         if follow and end is not None:
             raise Rejected("a reader that follows has no end", hint="Leave one of both out.")
-        shape = Shape(self._current(), columns)
+        shape = Shape(self._current(), columns, newest=self._current)
         views = self._views(wanted)
         starts = self._offsets(start, views, what="start")
         ends = None
@@ -390,7 +405,7 @@ class Table:
         wanted: dict[int, Partition],
         *,
         limit: int | None,
-        batch_bytes: int,
+        on_gap: Literal["raise", "skip"],
     ) -> Reader:
         time = self._past(as_of)
         # The catalog of then says which columns there were.
@@ -408,7 +423,7 @@ class Table:
             ends = {number: view.offset_after(time) for number, view in views.items()}
             starts = {number: view.start for number, view in views.items()}
             shape = Shape(then, columns)
-            reading = Reading(shape, starts, ends, limit, batch_bytes, "skip", "an as-of reader")
+            reading = Reading(shape, starts, ends, limit, on_gap=on_gap, name="an as-of reader")
             return AsOfReader(self._embedded, wanted, reading, time=time, hold=hold)
         except BaseException:
             self._embedded.tell(hold)
@@ -460,10 +475,11 @@ class Table:
     def _wanted(self, numbers: Sequence[int] | None) -> dict[int, Partition]:
         if numbers is None:
             return self._all_partitions()
-        bad = [number for number in numbers if not 0 <= number < self.partitions]
+        numbers = list(many(numbers, "partitions"))  # type: ignore[arg-type]
+        bad = [number for number in numbers if number not in range(self.partitions)]
         if bad:
             raise Rejected(
-                f"table {self.name} has no partition {bad[0]}",
+                f"table {self.name} has no partition {bad[0]!r}",
                 hint=f"It has 0 to {self.partitions - 1}.",
             )
         return {number: self._partition(number) for number in numbers}
@@ -491,24 +507,24 @@ class Table:
         if where == "latest":
             return {number: view.end for number, view in views.items()}
         if isinstance(where, Mapping):
-            unknown = [number for number in where if number not in range(self.partitions)]
-            if unknown:
-                raise Rejected(
-                    f"{what} names partition {unknown[0]!r} of table {self.name}",
-                    hint=f"It has partitions 0 to {self.partitions - 1}.",
-                )
-            return {number: _offset(where[number], what) for number in views if number in where}
+            offsets = check_offsets(where, what, partitions=self.partitions)
+            return {number: offsets[number] for number in views if number in offsets}
         if isinstance(where, int) and not isinstance(where, bool):
-            if is_hybrid(where):
-                return {number: view.offset_from(where) for number, view in views.items()}
-            if self.partitions > 1:
-                raise Rejected(
-                    f"{what} is one offset, but table {self.name} has {self.partitions} partitions",
-                    hint="Give offsets by partition: {0: 17, 1: 4, ...}.",
-                )
-            return {number: _offset(where, what) for number in views}
-        time = parse_time(where, now=self._now())
-        first = time >> COUNTER_BITS << COUNTER_BITS  # from the beginning of that millisecond on
+            if not is_hybrid(where):
+                if self.partitions > 1:
+                    raise Rejected(
+                        f"{what} is one offset, but table {self.name} has {self.partitions}"
+                        " partitions",
+                        hint="Give offsets by partition: {0: 17, 1: 4, ...}.",
+                    )
+                return {number: whole(where, what) for number in views}
+            first = last = where
+        else:
+            last = parse_time(where, now=self._now())
+            first = last >> COUNTER_BITS << COUNTER_BITS  # the whole of a millisecond
+        # Both with all that has that time.
+        if what == "end":
+            return {number: view.offset_after(last) for number, view in views.items()}
         return {number: view.offset_from(first) for number, view in views.items()}
 
     # -- looking up -----------------------------------------------------------------------------
@@ -516,17 +532,14 @@ class Table:
     def get(self, key: object) -> dict[str, Any] | None:
         """The latest row of a key; None if it was deleted, or never there (see `explain`)."""
         lookup = self._lookup
-        if lookup is None or self._catalogs.latest is not self._seen:
+        if lookup is None or self._catalogs.latest is not self._looks_in:
             lookup = self._looking_up()
         short = len(lookup.table.key) == 1 and not isinstance(key, dict | tuple)
         values = (key,) if short else _key_values(lookup.table, key)
         try:
             return lookup.get(values)
         except Rejected:
-            coerced = self._coerced_key(lookup.table, values)
-            if coerced == values:
-                raise
-            return lookup.get(coerced)
+            return lookup.get(self._coerced_key(lookup.table, values))
 
     def _coerced_key(
         self, table: TableDescriptor, values: tuple[object, ...]
@@ -539,6 +552,7 @@ class Table:
 
     def get_many(self, keys: Iterable[object]) -> list[dict[str, Any] | None]:
         """The latest rows of keys, in the order of the keys."""
+        keys = many(keys, "get_many")
         lookup = self._looking_up()
         table = lookup.table
         rows = [dict(zip(lookup.key_names, _key_values(table, key), strict=True)) for key in keys]
@@ -548,10 +562,12 @@ class Table:
     def _looking_up(self) -> Lookup:
         table = self._current()
         with self._lock:
-            if self._lookup is None or self._lookup.table.latest != table.latest:
-                self._lookup = Lookup(self._embedded, table, self._partition)
-            self._lookup.table = table
-            return self._lookup
+            known = self._lookup
+            if known is None or known.table.latest != table.latest:
+                self._lookup = known = Lookup(self._embedded, table, self._partition, known=known)
+            known.table = table
+            self._looks_in = self._seen
+            return known
 
     @property
     def index_size(self) -> IndexSize | None:
@@ -565,6 +581,12 @@ class Table:
         """The named durable readers of this table."""
         self._current()
         return Cursors(self._embedded, self._first, self._all_partitions)
+
+    @overload
+    def explain(self) -> TableExplanation: ...
+
+    @overload
+    def explain(self, key: object) -> KeyExplanation: ...
 
     def explain(self, key: object = None) -> Explanation:
         """What is kept, who still needs it, and what would be freed without them.
@@ -580,6 +602,8 @@ class Table:
 
     def trim(self, offsets: Mapping[int, int]) -> dict[int, Trimmed]:
         """Cut the backlog below offsets, as far as it is in ledgers and nobody holds it."""
+        self._current()
+        offsets = check_offsets(offsets, "trim", partitions=self.partitions)
         wanted = self._wanted(list(offsets))
         asked = list(wanted.items())
         outcomes = self._embedded.ask(
@@ -619,16 +643,16 @@ class _Sink:
         return self._appender.wait(pending)
 
 
-def _offset(offset: object, what: str) -> int:
-    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-        raise Rejected(f"{what} can't be {offset!r}", hint="Offsets are whole numbers from 0 on.")
-    return offset
+def _are_dicts(rows: object) -> bool:
+    return isinstance(rows, list | tuple) and all(isinstance(row, dict) for row in rows[:1])
 
 
-def _checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches without a row that is too large to be stored."""
+def _checked(batches: Iterable[pa.RecordBatch], *, made_here: bool) -> Iterator[pa.RecordBatch]:
+    """Batches without a value that is not what its type says, or a row that is too large."""
     before = 0
     for batch in batches:
+        if not made_here:
+            check_values(batch, before)
         check_row_sizes(batch, before)
         before += batch.num_rows
         yield batch

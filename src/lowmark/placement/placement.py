@@ -15,7 +15,10 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import TypeAlias
 
 from lowmark.catalog import (
     Catalog,
@@ -57,6 +60,8 @@ WRITES_MAX = 256
 PATIENCE_MS = 10_000
 """So long a version waits for its tables' homes; then it is told that it has no home yet."""
 _RETRY_MS = 300
+
+_OnDisk: TypeAlias = Callable[[], frozenset[tuple[TableId, int]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -153,8 +158,9 @@ class Placement:
             self._follow_later(error)
             return
         self._stable.clear()
+        on_disk = self._on_disk()
         for entry in page.entries:
-            self._learn(entry)
+            self._learn(entry, on_disk)
 
     def _follow_later(self, error: LowmarkError) -> None:
         if not self._closed:
@@ -162,14 +168,15 @@ class Placement:
             self._loop.call_later(_RETRY_MS, self._follow)
 
     def _changed(self, event: Event) -> None:
+        on_disk = self._on_disk()
         for change in event.changes:
             if change.entry is not None:
-                self._learn(change.entry)
+                self._learn(change.entry, on_disk)
             elif (parsed := parse_key(change.key)) is not None:
                 _, table, number = parsed
                 self._forget(table, number)
 
-    def _learn(self, entry: Entry) -> None:
+    def _learn(self, entry: Entry, on_disk: _OnDisk) -> None:
         parsed = parse_key(entry.key)
         if parsed is None:
             return
@@ -181,7 +188,7 @@ class Placement:
             return
         self._stable.setdefault(table, {})[number] = nodes
         self._homeless.pop(table, None)
-        if self._node in nodes and self._is_wanted(table, number):
+        if self._node in nodes and self._is_wanted(table, number, on_disk):
             # Only the first value names founders. Who comes by a later one joins what is there.
             founders = nodes if entry.version == 1 else ()
             self._copies.want(table, number, founders=founders, alone=nodes == (self._node,))
@@ -195,12 +202,16 @@ class Placement:
             self._stable.pop(table, None)
         self._copies.forget(table, number)
 
-    def _is_wanted(self, table: TableId, number: int) -> bool:
+    def _is_wanted(self, table: TableId, number: int, on_disk: _OnDisk) -> bool:
         """A copy of a dropped table goes on, for reads as of earlier times; none is made."""
         latest = self._catalogs.latest
         if table in latest.tables or table >= latest.next_id:  # this node may hear of it later
             return True
-        return (table, number) in self._tables.on_disk()
+        return (table, number) in on_disk()
+
+    def _on_disk(self) -> _OnDisk:
+        """What is on this node's disk, looked up once, and only when somebody asks."""
+        return cache(lambda: frozenset(self._tables.on_disk()))
 
     # -- new tables -----------------------------------------------------------------------------
 

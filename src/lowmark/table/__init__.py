@@ -68,6 +68,7 @@ from lowmark.table.commands import (
 from lowmark.table.errors import (
     BatchRefused,
     BelowWatermark,
+    CommandRefused,
     CursorExists,
     CursorMovesBack,
     CursorOverdue,
@@ -118,6 +119,7 @@ __all__ = [
     "BatchRefused",
     "BelowWatermark",
     "Change",
+    "CommandRefused",
     "Compression",
     "CreateCursor",
     "Cursor",

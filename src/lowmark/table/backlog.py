@@ -32,6 +32,8 @@ _FIELDS: tuple[tuple[str, Any], ...] = (
     ("change", np.uint8),
 )
 _CAPACITY = 64
+FITTING_MAX = 8_192
+"""Batches that are read in one go, at most: small ones cost something, too."""
 
 
 class Columns(NamedTuple):
@@ -106,6 +108,15 @@ class View:
     def bytes_from(self, offset: int) -> int:
         """How much the batches from an offset on have in the log."""
         return int(self.size[self.batch_at(offset) :].sum(dtype=np.uint64))
+
+    def fitting(self, low: int, high: int, bytes_max: int) -> int:
+        """Where batches end that begin at `low`, lie before `high` and have at most so many bytes.
+
+        At least one batch, however large; and no more than are worth reading in one go.
+        """
+        sizes = np.cumsum(self.size[low : min(high, low + FITTING_MAX)], dtype=np.uint64)
+        count = int(np.searchsorted(sizes, np.uint64(bytes_max), "right"))
+        return min(low + max(1, count), high)
 
 
 class Backlog:

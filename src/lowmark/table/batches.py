@@ -7,7 +7,7 @@ not given out, and a column that was dropped and added again is another one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -21,6 +21,7 @@ from lowmark.catalog import Column, ColumnId, Table, TableSchema
 from lowmark.catalog.arrow import to_arrow
 from lowmark.errors import Corrupt, Rejected
 from lowmark.runtime import Buffer
+from lowmark.table.backlog import View
 from lowmark.table.commands import HEADER_BYTES, Change
 
 __all__ = [
@@ -126,10 +127,20 @@ class Shape:
     `columns` are names of the table's columns and of system columns, in any order; None stands for
     all columns, and with a key for `_change`, too. Where `_change` is not among them, deletes are
     left out: they could not be told from rows.
+
+    The columns stay those of `table`, also for rows that are written with a later schema version;
+    `newest` gives the table that knows it. What was dropped meanwhile is null.
     """
 
-    def __init__(self, table: Table, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        columns: Sequence[str] | None = None,
+        *,
+        newest: Callable[[], Table] | None = None,
+    ) -> None:
         self.table = table
+        self._newest = newest
         if columns is None:
             columns = [column.name for column in table.columns]
             columns += [CHANGE] if table.key else []
@@ -184,6 +195,31 @@ class Shape:
             return pa.record_batch([pa.nulls(count)], names=["_"]).select([])
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def read_at(
+        self,
+        view: View,
+        at: int,
+        command: Buffer,
+        *,
+        partition: int,
+        low: int = 0,
+        high: int | None = None,
+        keep: Mask | None = None,
+    ) -> pa.RecordBatch:
+        """Rows `low` to `high` of the batch at a position of a view; or those to keep."""
+        columns = view.columns
+        return self.read(
+            command,
+            version=int(columns.schema[at]),
+            change=int(columns.change[at]),
+            partition=partition,
+            first=int(columns.first[at]),
+            time=int(columns.time[at]),
+            low=low,
+            high=high,
+            keep=keep,
+        )
+
     def _system(
         self,
         name: str,
@@ -219,6 +255,8 @@ class Shape:
     def _new_reading(self, version: int, change: Change) -> _Reading:
         table = self.table
         written = table.schema_version(version)
+        if written is None and self._newest is not None:
+            written = self._newest().schema_version(version)
         if written is None:
             raise Corrupt(
                 f"rows of table {table.name} name schema version {version},"
@@ -259,7 +297,8 @@ def _source(
 ) -> _Source:
     there = written.column(column.id)
     if there is None:
-        filling = table.filling(column.id)
+        was_dropped = written.number > table.latest.number
+        filling = None if was_dropped else table.filling(column.id)
         return _Source(field, None, cast=False, filling=pa.scalar(filling, field.type))
     at = stored.get_field_index(there.name)
     if at < 0:  # a delete has nothing but its key
@@ -274,4 +313,13 @@ def _column(rows: pa.RecordBatch, source: _Source) -> pa.Array:
             return pa.nulls(rows.num_rows, source.field.type)
         return pa.repeat(source.filling, rows.num_rows)
     array = rows.column(source.at)
-    return array.cast(source.field.type) if source.cast else array
+    if not source.cast:
+        return array
+    try:
+        return array.cast(source.field.type)
+    except pa.ArrowInvalid as error:
+        raise Rejected(
+            f"column {source.field.name} has values that {source.field.type} can't hold: {error}",
+            detail="The column was widened after this reader was made.",
+            hint="Make another reader, from where this one stands.",
+        ) from error

@@ -87,14 +87,18 @@ class Batch(NamedTuple):
     transaction: int
 
 
-class Finish(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class _Control(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Written as an array. One with more in it is refused unseen: it may be nested without end."""
+
+
+class Finish(_Control, frozen=True, tag=1):
     """Give a transaction's staged rows their offsets, or drop them."""
 
     transaction: int
     commit: bool
 
 
-class CreateCursor(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class CreateCursor(_Control, frozen=True, tag=2):
     """Have a cursor, at an offset; `token` tells a repeat from another one's cursor."""
 
     name: str
@@ -108,7 +112,7 @@ class CreateCursor(msgspec.Struct, frozen=True, array_like=True, tag=2):
     max_lag_ms: int = 0
 
 
-class MoveCursor(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class MoveCursor(_Control, frozen=True, tag=3):
     """Move a cursor forward; or anywhere, if it is reset."""
 
     name: str
@@ -116,13 +120,15 @@ class MoveCursor(msgspec.Struct, frozen=True, array_like=True, tag=3):
     reset: bool = False
 
 
-class DeleteCursor(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Forget a cursor."""
+class DeleteCursor(_Control, frozen=True, tag=4):
+    """Forget a cursor; with a token, only the one that was created with it, if it is there."""
 
     name: str
+    token: int = 0
+    """0: whoever's it is."""
 
 
-class TakeLease(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class TakeLease(_Control, frozen=True, tag=5):
     """Hold the backlog from an offset on, for a while."""
 
     name: str
@@ -132,7 +138,7 @@ class TakeLease(msgspec.Struct, frozen=True, array_like=True, tag=5):
     why: str = ""
 
 
-class RenewLease(msgspec.Struct, frozen=True, array_like=True, tag=6):
+class RenewLease(_Control, frozen=True, tag=6):
     """Hold it for as long again, from an offset on that does not fall."""
 
     name: str
@@ -140,14 +146,14 @@ class RenewLease(msgspec.Struct, frozen=True, array_like=True, tag=6):
     offset: int
 
 
-class ReleaseLease(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class ReleaseLease(_Control, frozen=True, tag=7):
     """Hold nothing any more."""
 
     name: str
     holder: int
 
 
-class Trim(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class Trim(_Control, frozen=True, tag=8):
     """Cut the backlog below an offset, as far as the horizon and the holds allow.
 
     With `expire` the horizon does not count: that is retention, and leaves an expired gap.
@@ -157,11 +163,11 @@ class Trim(msgspec.Struct, frozen=True, array_like=True, tag=8):
     expire: bool = False
 
 
-class Tick(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class Tick(_Control, frozen=True, tag=9):
     """Nothing but its time."""
 
 
-class Fence(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class Fence(_Control, frozen=True, tag=10):
     """A producer begins an epoch: whoever still sends in an older one is refused."""
 
     producer: bytes
@@ -245,6 +251,7 @@ def decode(command: Buffer) -> Command:
         raise Corrupt(f"there is no command of kind {kind}")
     try:
         control: Control = _decoder.decode(memoryview(command)[1:])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        # Text that is no UTF-8 is a ValueError of Python's; nesting without end is the last one.
         raise Corrupt(f"a command can't be read: {error}") from error
     return control

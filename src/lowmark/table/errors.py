@@ -10,6 +10,7 @@ from lowmark.runtime import HybridTime, millis_of
 __all__ = [
     "BatchRefused",
     "BelowWatermark",
+    "CommandRefused",
     "CursorExists",
     "CursorMovesBack",
     "CursorOverdue",
@@ -31,6 +32,10 @@ __all__ = [
 
 class BatchRefused(Rejected):
     """A batch that can't be stored as it is."""
+
+
+class CommandRefused(Rejected):
+    """Anything else that is asked of a partition and can't be done as it is."""
 
 
 class OutOfSequence(Conflict):

@@ -4,7 +4,8 @@ Batches to a partition are numbered from 0 on. Up to `WINDOW` are under way; wha
 error that may pass is sent again, with its number and in order, until its time is over. So a batch
 whose answer was lost is not stored twice: the partition knows its number. When one is given up of
 which nobody knows whether its number is taken, the producer goes on in a new epoch, which begins at
-0 and fences off whatever of the old one might still arrive.
+0 and fences off whatever of the old one might still arrive. It has so many epochs (`EPOCH_BITS`);
+behind its last one begins that of a producer which replaces it, and there it ends.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from lowmark.group import (
 )
 from lowmark.runtime import Buffer, Runtime
 from lowmark.table.commands import Change, encode_batch, encode_header_in_place
-from lowmark.table.errors import OutOfSequence, ProducerForgotten
+from lowmark.table.errors import OutOfSequence, ProducerFenced, ProducerForgotten
 from lowmark.table.partition import Partition
 from lowmark.table.producers import ANSWERS_KEPT, Appended
 
 __all__ = ["EPOCH_BITS", "WINDOW", "Outgoing", "Producing"]
 
 EPOCH_BITS = 12
-"""A producer that is given epoch e may begin so many more by itself, up to the next multiple."""
+"""A producer begins epochs by itself below the next multiple of 1 << EPOCH_BITS."""
 WINDOW = ANSWERS_KEPT
 """A repeat of any batch that is under way still gets its first answer."""
 _RETRY_MS = 50
@@ -89,6 +90,8 @@ class _Lane:
         self._pauses = False
         """Whether what failed is sent again in a moment."""
         self._at_work = False
+        self.spent = False
+        """Whether its epochs are used up: nothing is stored any more."""
 
     def send(self, sent: _Sent) -> None:
         self._waiting.append(sent)
@@ -107,6 +110,8 @@ class _Lane:
 
     def _step(self) -> bool:
         """One thing; False if there is nothing to do before another answer comes."""
+        if self.spent:
+            return self._refuse_one()
         if self._failed:
             # Nothing overtakes a batch that failed: its number comes first.
             return self._under_way == 0 and not self._pauses and self._see_to_failed()
@@ -118,12 +123,27 @@ class _Lane:
         self._propose(sent)
         return True
 
+    def _refuse_one(self) -> bool:
+        if not self._waiting:
+            return False
+        error = ProducerFenced(epoch=self.epoch, current=self.epoch + 1)
+        self._waiting.popleft().future.reject(error)
+        return True
+
     def _propose(self, sent: _Sent) -> None:
         self._under_way += 1
         try:
             future = self._append(sent)
         except LowmarkError as error:
             future = Future.failed(error)
+        except BaseException as error:
+            # Whoever called is told. How far it came nobody knows, so it is tried again.
+            self._under_way -= 1
+            sent.error = OutcomeUnknown(self.partition.group.name, why=repr(error))
+            sent.unknown = True
+            self._failed.append(sent)
+            self._loop.call_later(_RETRY_MS, self._work)
+            raise
         future.then(lambda done: self._answered(sent, done))
 
     def _append(self, sent: _Sent) -> Future[Appended]:
@@ -168,8 +188,11 @@ class _Lane:
         # for a new number would store it twice.
         self._failed = []
         if any(sent.unknown for sent in failed) or isinstance(first.error, ProducerForgotten):
-            self.epoch += 1
             self._next = 0
+            if _is_last(self.epoch):
+                self.spent = True
+            else:
+                self.epoch += 1
         else:
             self._next = first.sequence
         given_up = [first, *(sent for sent in failed[1:] if sent.unknown)]
@@ -190,13 +213,14 @@ class _Lane:
     def _again(self) -> None:
         failed = sorted(self._failed, key=lambda sent: sent.sequence)
         self._failed, self._pauses = [], False
+        left = deque(failed)
         self._at_work = True  # no answer is seen to before all of them are sent
-        for sent in failed:
-            if self._failed:
-                self._failed.append(sent)  # its number can't be taken before that one's
-            else:
-                self._propose(sent)
-        self._at_work = False
+        try:
+            while left and not self._failed:
+                self._propose(left.popleft())
+        finally:
+            self._failed.extend(left)  # their numbers can't be taken before that of one that failed
+            self._at_work = False
         self._work()
 
 
@@ -217,13 +241,26 @@ class Producing:
         key = (partition.table, partition.number)
         lane = self._lanes.get(key)
         if lane is None or lane.partition is not partition:
-            # Another copy of the same partition knows the numbers that were used.
-            epoch = self._epoch if lane is None else lane.epoch + 1
-            lane = self._lanes[key] = _Lane(partition, self._producer, self._runtime, epoch=epoch)
+            lane = self._lanes[key] = self._lane(partition, before=lane)
         now_ms = self._runtime.loop.elapsed_us() // 1_000
         sent = _Sent(batch, Future(), now_ms + self._timeout_ms)
         lane.send(sent)
         return sent.future
+
+    def _lane(self, partition: Partition, *, before: _Lane | None) -> _Lane:
+        if before is None:
+            return _Lane(partition, self._producer, self._runtime, epoch=self._epoch)
+        # Another copy of the same partition knows the numbers that were used.
+        spent = _is_last(before.epoch)
+        epoch = before.epoch if spent else before.epoch + 1
+        lane = _Lane(partition, self._producer, self._runtime, epoch=epoch)
+        lane.spent = spent
+        return lane
+
+
+def _is_last(epoch: int) -> bool:
+    """Whether the next epoch is that of a producer which replaces this one."""
+    return (epoch + 1) % (1 << EPOCH_BITS) == 0
 
 
 def _may_pass(error: LowmarkError | None) -> bool:

@@ -29,6 +29,7 @@ from lowmark.table.commands import (
 )
 from lowmark.table.errors import (
     BatchRefused,
+    CommandRefused,
     CursorExists,
     CursorMovesBack,
     CursorOverdue,
@@ -129,6 +130,8 @@ class State:
     def apply(self, command: Command, *, index: int, time: int, size: int) -> Outcome:
         """Carry a command out."""
         time = self.closed = max(self.closed, time)
+        if self._limited:
+            self._mark_overdue(time)  # a cut must not wait for a cursor that is too late by now
         outcome = self._apply(command, index, time, size)
         if self._limited:
             self._mark_overdue(time)
@@ -234,7 +237,7 @@ class State:
 
     def _fence(self, fence: Fence) -> Outcome:
         if len(fence.producer) != len(NO_PRODUCER) or not 0 <= fence.epoch <= EPOCH_MAX:
-            return BatchRefused(
+            return CommandRefused(
                 f"epoch {fence.epoch} can't be begun",
                 hint="A producer of this name was begun too often: choose another name.",
             )
@@ -285,9 +288,12 @@ class State:
         return moved
 
     def _delete_cursor(self, delete: DeleteCursor) -> Outcome:
-        if delete.name not in self.cursors:
+        cursor = self.cursors.get(delete.name)
+        if delete.token and (cursor is None or cursor.token != delete.token):
+            return None  # a creation that never came here has nothing to undo
+        if cursor is None:
             return CursorUnknown(delete.name)
-        cursor = self.cursors.pop(delete.name)
+        del self.cursors[delete.name]
         self._look_for_limits()
         return cursor
 
@@ -313,6 +319,13 @@ class State:
         if offset > self.backlog.end:
             return OffsetToCome(wanted=offset, end=self.backlog.end)
         return None
+
+    def overdue_at(self, time: int) -> bool:
+        """Whether a cursor that is not marked yet would be, by that time."""
+        return self._limited and any(
+            not cursor.overdue and self._is_overdue(cursor, time)
+            for cursor in self.cursors.values()
+        )
 
     def _mark_overdue(self, time: int) -> None:
         late = [
@@ -349,7 +362,7 @@ class State:
         if not _is_name(take.name):
             return _bad_name(take.name)
         if not 0 < take.ttl_ms <= LEASE_MS_MAX:
-            return BatchRefused(
+            return CommandRefused(
                 f"a lease can't be of {take.ttl_ms} ms", hint=f"Use 1 to {LEASE_MS_MAX} ms."
             )
         refusal = self._not_there(take.offset)
@@ -404,11 +417,14 @@ class State:
 
 
 def _is_name(name: str) -> bool:
-    return 0 < len(name) <= NAME_CHARACTERS_MAX and name.isprintable()
+    """Clients take printable names only; but what is printable, each Python's Unicode says."""
+    return 0 < len(name) <= NAME_CHARACTERS_MAX and not any(
+        character < " " or character == "\x7f" for character in name
+    )
 
 
 def _bad_name(name: str) -> LowmarkError:
-    return BatchRefused(
+    return CommandRefused(
         f"{name[:40]!r} can't name a cursor or a lease",
         hint=f"Use 1 to {NAME_CHARACTERS_MAX} printable characters.",
     )

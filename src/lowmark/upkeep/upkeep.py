@@ -13,8 +13,7 @@ from lowmark.group import Future
 from lowmark.metastore import Cluster
 from lowmark.placement import Placement
 from lowmark.runtime import Runtime
-from lowmark.table import LowWatermark, Partition, Tables
-from lowmark.table.watermark import Advanced
+from lowmark.table import Advanced, LowWatermark, Partition, Tables, Tick
 from lowmark.upkeep.dropped import Dropped
 from lowmark.upkeep.freeing import Freeing
 from lowmark.upkeep.retention import Retained, Retention, has_retention
@@ -64,6 +63,7 @@ class Upkeep:
         self._tables = tables
         self._watermark = watermark
         self._interval_ms = interval_ms
+        self._clock = runtime.clock
         self._retention = Retention(runtime.clock, catalogs)
         self._freeing = Freeing()
         self._dropped = Dropped(catalogs, tables, placement, watermark)
@@ -122,6 +122,7 @@ class Upkeep:
             self._retain(whole, None)
 
     def _retain(self, whole: Future[Look], advanced: Future[Advanced] | None) -> None:
+        self._mark_overdue()
         self._retention.run(self._open_copies()).then(
             lambda retained: self._free(whole, advanced, retained.result())
         )
@@ -164,6 +165,13 @@ class Upkeep:
             )
 
         removing.then(done)
+
+    def _mark_overdue(self) -> None:
+        """A partition that nobody writes to hears of no time: have it look at its cursors."""
+        now = self._clock.now()
+        for partition in self._open_copies():
+            if partition.group.ready and partition.state.overdue_at(now):
+                partition.ask(Tick())
 
     def _open_copies(self) -> list[Partition]:
         return [one for one in self._tables.all() if one.group.stopped is None]

@@ -1,0 +1,119 @@
+"""What is wrong with arguments, and with values that have the right type.
+
+Arrow's own data is trusted nowhere: a file, or another program, may say that bytes are text or that
+a number has five digits. One such value would be stored, and nobody could read past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import date, timedelta
+from operator import index
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lowmark.client.errors import ValueRefused
+from lowmark.errors import Rejected
+
+__all__ = ["check_offsets", "check_values", "many", "whole"]
+
+NUMBER_MAX = 1 << 62
+_FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
+_DAY = timedelta(days=1) // timedelta(microseconds=1)
+_FIRST_MICROS, _LAST_MICROS = _FIRST_DAY * _DAY, (_LAST_DAY + 1) * _DAY - 1
+
+
+def whole(number: object, what: str, *, least: int = 0) -> int:
+    """A whole number, of whatever kind; else a refusal that says what it was for."""
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        value = index(number)  # type: ignore[arg-type]
+    except TypeError:
+        raise Rejected(f"{what} can't be {number!r}", hint="Give a whole number.") from None
+    if not least <= value < NUMBER_MAX:
+        raise Rejected(f"{what} can't be {value}", hint=f"Use a whole number from {least} on.")
+    return value
+
+
+def check_offsets(offsets: object, what: str, *, partitions: int) -> dict[int, int]:
+    """Offsets by partition, all of them of the table."""
+    if not isinstance(offsets, Mapping):
+        raise Rejected(
+            f"{what} can't be {offsets!r}", hint="Give offsets by partition: {0: 17, 1: 4, ...}."
+        )
+    checked = {}
+    for number, offset in offsets.items():
+        if isinstance(number, bool) or number not in range(partitions):
+            raise Rejected(
+                f"{what} names a partition {number!r}",
+                hint=f"The table has partitions 0 to {partitions - 1}.",
+            )
+        checked[index(number)] = whole(offset, f"{what} in partition {number}")
+    return checked
+
+
+def many(keys: object, what: str) -> Iterable[object]:
+    """Several keys; one alone is refused, since text is several characters, too."""
+    if isinstance(keys, pa.Array | pa.ChunkedArray):
+        return list(keys.to_pylist())
+    if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Iterable):
+        raise Rejected(f"{what} takes several, not {keys!r:.100}", hint="Give a list.")
+    return keys
+
+
+def check_values(batch: pa.RecordBatch, before: int = 0) -> None:
+    """Refuse a value that is not what its type says; `before` rows came before these."""
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if not _is_sound(column):
+            low, high = 0, len(column)
+            while high - low > 1:  # the first half that is not sound has the first such value
+                half = (low + high) // 2
+                first_is_sound = _is_sound(column.slice(low, half - low))
+                low, high = (half, high) if first_is_sound else (low, half)
+            raise ValueRefused(
+                f"is no {field.type}",
+                row=before + low,
+                column=field.name,
+                value=_shown(column.slice(low, 1)),
+                hint="Check where it comes from: its bytes are not what its type says.",
+            )
+
+
+def _is_sound(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return _is_in_calendar(column)
+
+
+def _is_in_calendar(column: pa.Array) -> bool:
+    """Whether all dates and times are of years 1 to 9999, as every reader can show them."""
+    kind = column.type
+    if pa.types.is_date32(kind):
+        return _within(column.view(pa.int32()), _FIRST_DAY, _LAST_DAY)
+    if pa.types.is_timestamp(kind):
+        return _within(column.view(pa.int64()), _FIRST_MICROS, _LAST_MICROS)
+    if pa.types.is_struct(kind):
+        return all(_is_in_calendar(part) for part in column.flatten())
+    if pa.types.is_list(kind):
+        return _is_in_calendar(column.flatten())
+    if pa.types.is_map(kind):
+        return _is_in_calendar(column.keys) and _is_in_calendar(column.items)
+    return True
+
+
+def _within(numbers: pa.Array, least: int, most: int) -> bool:
+    found = pc.min_max(numbers)
+    low, high = found["min"].as_py(), found["max"].as_py()
+    return low is None or (low >= least and high <= most)
+
+
+def _shown(value: pa.Array) -> str:
+    try:
+        return str(value.cast(pa.string())[0])
+    except (pa.ArrowException, ValueError, OverflowError):
+        buffers = value.buffers()
+        return f"bytes {bytes(buffers[-1])[:32].hex()}" if buffers[-1] is not None else "a value"

@@ -1,0 +1,114 @@
+"""The keys of stored batches in canonical form, whatever schema version they were written with.
+
+Neighbours of one kind are put together first, so that many small batches cost little more than a
+large one: there is no work per batch but decoding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from lowmark.catalog import Table
+from lowmark.errors import Corrupt
+from lowmark.runtime import Buffer
+from lowmark.table import CHANGE, Change, KeyForm, Mask, View, decode_rows, stored_schema
+
+__all__ = ["KeyReader", "Keys"]
+
+_TOGETHER_BYTES = 64 << 20
+"""Key columns of neighbours are put together up to about so much: they may have been compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of batches `low` to `high` of a view; they are a copy, and hold no file."""
+
+    low: int
+    high: int
+    keys: pa.Array
+    """Null where a row has no key."""
+    deletes: bool | Mask
+    """Which of the rows are deletes: none, all, or those of a mask."""
+
+    @property
+    def deletes_mask(self) -> Mask:
+        """The same, for each row."""
+        if isinstance(self.deletes, bool):
+            return np.full(len(self.keys), self.deletes)
+        return self.deletes
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How to read batches of one schema version and one kind of change."""
+
+    stored: pa.Schema
+    form: KeyForm
+    places: tuple[int, ...]
+    """Of the key's columns in the message, in the key's order."""
+    changes: int | None
+    """The place of `_change`, if rows have it."""
+    delete: bool
+
+
+class KeyReader:
+    """Reads keys of one table. May be used on any thread."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._kinds: dict[tuple[int, int], _Kind] = {}
+
+    def read(self, view: View, low: int, commands: Sequence[Buffer]) -> Iterator[Keys]:
+        """The keys of batches that begin with the one at `low`, in order; neighbours together."""
+        versions = view.columns.schema[low : low + len(commands)].tolist()
+        changes = view.columns.change[low : low + len(commands)].tolist()
+        at = 0
+        while at < len(commands):
+            end = at
+            kind, size = self._kind(versions[at], changes[at]), 0
+            parts: list[list[pa.Array]] = []
+            masks: list[pa.Array] = []
+            while (
+                end < len(commands)
+                and size <= _TOGETHER_BYTES
+                and (versions[end], changes[end]) == (versions[at], changes[at])
+            ):
+                rows = decode_rows(commands[end], kind.stored)
+                columns = [rows.column(place) for place in kind.places]
+                size += sum(column.nbytes for column in columns)
+                parts.append(columns)
+                if kind.changes is not None:
+                    masks.append(rows.column(kind.changes))
+                end += 1
+            keys = kind.form.array_of(
+                [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
+            )
+            deletes: bool | Mask = kind.delete
+            if kind.changes is not None:
+                deletes = pa.concat_arrays(masks).to_numpy() == Change.DELETE
+            yield Keys(low + at, low + end, keys, deletes)
+            at = end
+
+    def _kind(self, version: int, change: int) -> _Kind:
+        kind = self._kinds.get((version, change))
+        if kind is None:
+            kind = self._kinds[version, change] = self._new_kind(version, Change(change))
+        return kind
+
+    def _new_kind(self, version: int, change: Change) -> _Kind:
+        table = self._table
+        written = table.schema_version(version)
+        if written is None:
+            raise Corrupt(
+                f"rows of table {table.name} name schema version {version},"
+                " which the catalog does not have"
+            )
+        stored = stored_schema(written, table.key, change)
+        form = KeyForm.of(table, written)
+        places = tuple(stored.get_field_index(name) for name in form.names)
+        changes = stored.get_field_index(CHANGE) if change is Change.MIXED else None
+        return _Kind(stored, form, places, changes, delete=change is Change.DELETE)
