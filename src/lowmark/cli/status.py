@@ -7,8 +7,7 @@ import typer
 
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
 from lowmark.cli.source import DataOption, NodeOption, opened_source
-from lowmark.node import Status
-from lowmark.node.messages import GroupRow
+from lowmark.node import GroupRow, Status
 from lowmark.table import parse_group_name
 
 __all__ = ["status"]

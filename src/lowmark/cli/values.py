@@ -9,7 +9,7 @@ list of pairs. JSON has no NaN and no infinities; they are the texts "NaN", "Inf
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -197,8 +197,3 @@ def _csv_text(value: Any, convert: Convert | None) -> str | None:
         return None
     made = value if convert is None else convert(value)
     return made if isinstance(made, str) else json_text(made)
-
-
-def widths_of(rows: Sequence[Sequence[str]], names: Sequence[str]) -> list[int]:
-    """How wide each column must be."""
-    return [max(len(name), *(len(row[at]) for row in rows), 1) for at, name in enumerate(names)]

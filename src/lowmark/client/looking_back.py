@@ -21,7 +21,7 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.failures import RowsLost
 from lowmark.client.fetching import Moved, fetch
 from lowmark.client.keys_of import KeyReader
-from lowmark.client.reading import Gap, Reader, Reading
+from lowmark.client.reading import Gap, GapFound, Reader, Reading
 from lowmark.runtime import Buffer
 from lowmark.table import AsOfHold, BelowWatermark, Fold, Mask, Partition, View
 
@@ -58,10 +58,19 @@ class AsOfReader(Reader):
         self._hold = hold
         super().__init__(embedded, partitions, reading)
         self._ends.append(hold)
-        for way in self._ways:
-            if way.view.start:
-                gap = Gap(way.partition.number, 0, way.view.start - 1, "expired")
-                self.gaps.append(gap)
+        self.gaps += [
+            Gap(way.partition.number, 0, way.view.start - 1, "expired")
+            for way in self._ways
+            if way.view.start
+        ]
+        if self.gaps and reading.on_gap == "raise":
+            self.close()
+            raise GapFound(self.gaps[0])
+
+    @property
+    def position(self) -> dict[int, int]:
+        """Where the table as it was ends: whoever has read it goes on from there."""
+        return {way.partition.number: way.end or 0 for way in self._ways}
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         try:

@@ -43,7 +43,7 @@ __all__ = ["Found", "IndexSize", "Lookup"]
 CACHE_BYTES = 256 << 20
 """Of decoded batches, for one table."""
 _BUILD_BYTES = 8 << 20
-_COLUMN_BYTES = 512
+_COLUMN_BYTES = 1_024
 """What a column of a batch takes besides its values, about: of one row, that is nearly all."""
 _SEED = int.from_bytes(os.urandom(8), "little")
 

@@ -31,6 +31,10 @@ _QUEUED_BATCHES = 4
 class Sink(Protocol):
     """Where a producer's rows go."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more."""
+
     def check(self) -> None:
         """Raise if nothing can be sent any more."""
 
@@ -93,7 +97,7 @@ class Producer:
     def send(self, row: Mapping[str, Any]) -> None:
         """Have a row stored soon; `flush` to know that it is."""
         with self._lock:
-            if self._error is not None or self._closing:
+            if self._error is not None or self._closing or self._sink.closed:
                 self._raise()
             rows = self._rows
             rows.append(dict(row))  # the caller may use it again
@@ -150,6 +154,7 @@ class Producer:
 
     def _raise(self) -> None:
         if self._error is None:
+            self._sink.check()
             raise ProducerClosed
         error = self._error
         raise error.again() if isinstance(error, LowmarkError) else error
@@ -183,7 +188,8 @@ class Producer:
                 if self._closing:
                     return False
                 self._work.wait(1.0)
-                self._sink.check()  # a database that was closed has no producers
+                if self._sink.closed and not self._rows:
+                    return False  # a database that was closed has no producers
             if self._rows and not self._under_way:
                 self._linger()
             rows = self._take()

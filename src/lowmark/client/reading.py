@@ -21,10 +21,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap64
 
+from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import RowsLost
 from lowmark.client.fetching import Moved, fetch
@@ -115,8 +115,8 @@ class Reading:
     name: str = "a reader"
     lease_ms: int | None = None
     """How long the backlog is held for it after it was last read from."""
-    check: Callable[[], object] = lambda: None
-    """Raises if the table is no more."""
+    newest: Callable[[], Table] | None = None
+    """The table as it is now; raises if it is no more."""
     earliest: bool = False
     """Whether it begins wherever the backlog does: a cut before it is made is no gap."""
 
@@ -217,7 +217,8 @@ class Reader:
 
     def _check_goes_on(self) -> None:
         """Raise if nothing can come any more: nobody shall wait for it."""
-        self._reading.check()
+        if self._reading.newest is not None:
+            self._reading.newest()
         for way in self._ways:
             stopped = way.partition.group.stopped
             if stopped is not None:
@@ -234,7 +235,7 @@ class Reader:
             return
         low = view.batch_at(way.at)
         # Not beyond its end: what lies there is not held for it, and may be gone.
-        high = min(_fitting(view, low, self._reading.batch_bytes), view.batch_at(end - 1) + 1)
+        high = view.fitting(low, view.batch_at(end - 1) + 1, self._reading.batch_bytes)
         shape, held = self._reading.shape, way.end is not None
         columns = view.columns
         try:
@@ -254,20 +255,10 @@ class Reader:
             from_row, to_row = max(0, way.at - first), min(rows, end - first)
             way.at = first + to_row
             way.last = (command, at, from_row)
-            change = int(columns.change[at])
-            if change == Change.DELETE and not shape.with_deletes:
+            if columns.change[at] == Change.DELETE and not shape.with_deletes:
                 continue
-            batch = shape.read(
-                command,
-                version=int(columns.schema[at]),
-                change=change,
-                partition=way.partition.number,
-                first=first,
-                time=int(columns.time[at]),
-                low=from_row,
-                high=to_row,
-            )
-            yield batch
+            number = way.partition.number
+            yield shape.read_at(view, at, command, partition=number, low=from_row, high=to_row)
 
     def _fetch(self, way: _Way, low: int, high: int) -> list[Buffer]:
         """Batches of a partition; of a bounded read, the next ones are on their way meanwhile.
@@ -283,7 +274,7 @@ class Reader:
         entries = ahead[1].result() if ahead is not None and ahead[0] == low else get(low, high)
         last = way.view.batch_at(way.end - 1) + 1
         if high < last:
-            then = min(_fitting(way.view, high, self._reading.batch_bytes), last)
+            then = way.view.fitting(high, last, self._reading.batch_bytes)
             way.ahead = (high, _fetching.submit(get, high, then))
         return entries
 
@@ -291,16 +282,9 @@ class Reader:
         """Stand right behind the last row that was given, though its batch has more."""
         assert way.last is not None
         command, at, low = way.last
-        columns = way.view.columns
-        offsets = Shape(self._reading.shape.table, _PLACES[self._reading.shape.with_deletes]).read(
-            command,
-            version=int(columns.schema[at]),
-            change=int(columns.change[at]),
-            partition=way.partition.number,
-            first=int(columns.first[at]),
-            time=int(columns.time[at]),
-            low=low,
-        )
+        shape = self._reading.shape
+        places = Shape(shape.table, _PLACES[shape.with_deletes], newest=self._reading.newest)
+        offsets = places.read_at(way.view, at, command, partition=way.partition.number, low=low)
         way.at = offsets.column(OFFSET)[rows - 1].as_py() + 1
 
     def _skip_gap(self, way: _Way) -> None:
@@ -402,9 +386,3 @@ class _Lease:
 def _call_all(callbacks: list[Callable[[], None]]) -> None:
     for callback in callbacks:
         callback()
-
-
-def _fitting(view: View, low: int, bytes_max: int) -> int:
-    """How far from a batch on are so many bytes; at least that batch."""
-    sizes = np.cumsum(view.size[low : low + 4_096], dtype=np.uint64)
-    return low + max(1, int(np.searchsorted(sizes, np.uint64(bytes_max), "right")))

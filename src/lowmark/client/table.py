@@ -394,7 +394,7 @@ class Table:
             name=f"a reader of {self.name}",
             lease_ms=lease_ms,
             earliest=isinstance(start, str) and start == "earliest",
-            check=self._current,
+            newest=self._current,
         )
         return Reader(self._embedded, wanted, reading)
 
@@ -632,6 +632,10 @@ class _Sink:
     def __init__(self, table: Table, appender: Appender) -> None:
         self._table = table
         self._appender = appender
+
+    @property
+    def closed(self) -> bool:
+        return self._table._embedded.closed
 
     def check(self) -> None:
         self._table._embedded.check()
