@@ -32,7 +32,7 @@ from lowmark.client.times import parse_time
 from lowmark.errors import Rejected
 from lowmark.node import Settings, load_settings
 from lowmark.runtime import HybridTime
-from lowmark.table.watermark import Advanced, WatermarkStanding
+from lowmark.table import Advanced, WatermarkStanding
 
 __all__ = ["ColumnsLike", "Database", "open_database"]
 

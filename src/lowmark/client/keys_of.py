@@ -6,7 +6,7 @@ large one: there is no work per batch but decoding it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,10 +56,15 @@ class _Kind:
 
 
 class KeyReader:
-    """Reads keys of one table. May be used on any thread."""
+    """Reads keys of one table. May be used on any thread.
 
-    def __init__(self, table: Table) -> None:
+    Rows may come that are written with a later schema version: `newest` gives the table that
+    knows it.
+    """
+
+    def __init__(self, table: Table, *, newest: Callable[[], Table] | None = None) -> None:
         self._table = table
+        self._newest = newest
         self._kinds: dict[tuple[int, int], _Kind] = {}
 
     def read(self, view: View, low: int, commands: Sequence[Buffer]) -> Iterator[Keys]:
@@ -102,6 +107,8 @@ class KeyReader:
     def _new_kind(self, version: int, change: Change) -> _Kind:
         table = self._table
         written = table.schema_version(version)
+        if written is None and self._newest is not None:
+            written = self._newest().schema_version(version)
         if written is None:
             raise Corrupt(
                 f"rows of table {table.name} name schema version {version},"

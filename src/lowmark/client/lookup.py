@@ -117,7 +117,8 @@ class Lookup:
     """Finds keys of one table, as one version of the catalog describes it.
 
     Its index does not depend on the version: one that is made for a newer one takes it over from
-    the older one (`known`), and both may be used at once.
+    the older one (`known`), and both may be used at once. `newest` gives the table as it is now:
+    rows of a later version may come while one is in use.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Lookup:
         partitions: Callable[[int], Partition],
         *,
         known: Lookup | None = None,
+        newest: Callable[[], Table] | None = None,
     ) -> None:
         if not table.key:
             raise Rejected(
@@ -141,9 +143,9 @@ class Lookup:
         if known is not None and known._indexes_for(embedded, table, self._form):
             # The same ones, with their locks: what either brings up to date is so for both.
             self._indexed = known._indexed
-        self._keys = KeyReader(table)
+        self._keys = KeyReader(table, newest=newest)
         self._cache = _Cache(CACHE_BYTES)
-        self.shape = Shape(table, [column.name for column in table.columns])
+        self.shape = Shape(table, [column.name for column in table.columns], newest=newest)
         self._names = self.shape.names
 
     def _indexes_for(self, embedded: Embedded, table: Table, form: KeyForm) -> bool:

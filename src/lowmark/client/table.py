@@ -564,7 +564,9 @@ class Table:
         with self._lock:
             known = self._lookup
             if known is None or known.table.latest != table.latest:
-                self._lookup = known = Lookup(self._embedded, table, self._partition, known=known)
+                self._lookup = known = Lookup(
+                    self._embedded, table, self._partition, known=known, newest=self._current
+                )
             known.table = table
             self._looks_in = self._seen
             return known
