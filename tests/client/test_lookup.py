@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -244,17 +243,6 @@ def filed(tmp_path: Path) -> Iterator[Table]:
         for key in range(40):
             table.append([{"k": key, "v": key}])
         yield table
-
-
-def test_rows_at_hand_keep_no_file_open(filed: Table) -> None:
-    # given batches in files, which are mapped for whoever only passes by
-    mappings = filed._embedded.mappings
-    eventually(lambda: isinstance(stored(filed, 0)[1].obj, mmap))
-    # when all rows were looked up, and are at hand
-    for key in range(40):
-        assert filed.get(key) == {"k": key, "v": key}
-    # then nothing is mapped any more
-    assert len(mappings) == 0
 
 
 def test_the_cache_counts_what_a_small_batch_really_takes(db: Database) -> None:

@@ -20,7 +20,6 @@ from lowmark.client.failures import Closed, Ended, Forked
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future
 from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, Settings
-from lowmark.runtime import Mappings
 
 __all__ = ["Embedded"]
 
@@ -54,8 +53,6 @@ class Embedded:
         self._timeout_s = settings.group.request_timeout_ms / 1_000 + _SLACK_S
         self.before_close: weakref.WeakSet[Finishing] = weakref.WeakSet()
         """Those who have something to finish before it ends."""
-        self.mappings = Mappings()
-        """Files of the log that readers have in memory."""
         made, ready = threading.Event(), threading.Event()
 
         def run() -> None:

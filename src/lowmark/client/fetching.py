@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from functools import partial
+
+import numpy as np
+import pyarrow as pa
 
 from lowmark.client.embedded import Embedded
 from lowmark.errors import Unavailable
 from lowmark.group import open_command
-from lowmark.log import Damaged, EntryGone, ReferenceExpired
+from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired
 from lowmark.runtime import Buffer
 from lowmark.table import Partition, View
 
-__all__ = ["Moved", "fetch"]
+__all__ = ["Moved", "fetch", "plan_ahead"]
 
 _ATTEMPTS = 20
+_PIECE_BYTES = 4 << 20
+"""As much as is read in one go, if not told otherwise."""
+_FREE_PIECES_MAX = 8
 
 
 class Moved(Exception):
     """What a view names is no longer there: take a newer view."""
+
+
+class _Memory:
+    """Memory to read into that is used again when nobody looks at what was read any more.
+
+    Memory that is new to the process is handed out page by page, and that takes longer than reading
+    into it. What a reader passes on and lets go is soon at hand again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[bytearray] = []
+
+    def allocate(self, length: int) -> memoryview:
+        """So many bytes, with anything in them."""
+        if not _PIECE_BYTES // 4 < length <= _PIECE_BYTES:
+            return memoryview(pa.allocate_buffer(length)).cast("B")
+        with self._lock:
+            piece = self._free.pop() if self._free else bytearray(_PIECE_BYTES)
+        # Every view of it keeps the array, and so the piece out of the list.
+        array = np.frombuffer(piece, np.uint8)
+        weakref.finalize(array, self._give_back, piece).atexit = False
+        return memoryview(array)[:length]  # type: ignore[arg-type]
+
+    def _give_back(self, piece: bytearray) -> None:
+        with self._lock:
+            if len(self._free) < _FREE_PIECES_MAX:
+                self._free.append(piece)
+
+
+_memory = _Memory()
 
 
 def fetch(
@@ -28,28 +67,29 @@ def fetch(
     high: int,
     *,
     held: bool,
-    mapped: bool = True,
+    plan: ReadPlan | None = None,
 ) -> list[Buffer]:
     """The commands of batches `low` to `high` of a view, every checksum checked.
 
-    Compaction may move entries between planning and reading: then it is planned again. Mapped, they
-    are where the operating system keeps the file; whoever keeps them for long takes a copy.
+    Compaction may move entries between planning and reading: then it is planned again. Neighbours
+    are read into one piece of memory; whoever keeps a few of them for long takes a copy.
     """
-    mappings = embedded.mappings if mapped else None
     indexes = view.places[low:high].tolist()
     disk = embedded.node.runtime.disk
     for _ in range(_ATTEMPTS):
         try:
-            plan = embedded.ask_now(partial(partition.plan, indexes, held=held))
-            return [open_command(entry.data).data for entry in plan.execute(disk, mapped=mappings)]
+            if plan is None:
+                plan = embedded.ask_now(partial(partition.plan, indexes, held=held))
+            entries = plan.execute(disk, allocate=_memory.allocate)
+            return [open_command(entry.data).data for entry in entries]
         except ReferenceExpired:
-            continue
+            plan = None
         except Damaged as damage:
             # As when the loop reads: nothing more is written behind what can't be read.
             embedded.tell(partial(embedded.node.groups.quarantine, partition.group.name, damage))
             raise
         except EntryGone:
-            fresh, first = partition.view, int(view.columns.first[low])
+            plan, fresh, first = None, partition.view, int(view.columns.first[low])
             if fresh.start > first:
                 raise Moved from None
             # A copy at another place has taken over: the view of now names it.
@@ -59,3 +99,17 @@ def fetch(
         f"batches of partition {partition.number} can't be read: they move all the time",
         hint="Read again.",
     )
+
+
+def plan_ahead(
+    embedded: Embedded, partition: Partition, view: View, ranges: list[tuple[int, int]]
+) -> list[ReadPlan]:
+    """How to read several runs of batches that are held, found out in one turn of the loop.
+
+    A turn may take as long as reading much: whoever is busy keeps the loop from the interpreter.
+    """
+    places = [view.places[low:high].tolist() for low, high in ranges]
+    try:
+        return embedded.ask_now(lambda: [partition.plan(indexes, held=True) for indexes in places])
+    except EntryGone:
+        return []  # each is planned by itself, and says what became of it

@@ -262,10 +262,7 @@ class Lookup:
         key = (partition.number, first)
         found = self._cache.get(key)
         if found is None:
-            # Not mapped: it may stay for long, and would keep a file open that is long deleted.
-            (command,) = fetch(
-                self._embedded, partition, view, at, at + 1, held=False, mapped=False
-            )
+            (command,) = fetch(self._embedded, partition, view, at, at + 1, held=False)
             command = bytes(command)  # else it may be a part of much more
             mixed = view.columns.change[at] == Change.MIXED
             keep = np.ones(int(view.columns.rows[at]), bool) if mixed else None

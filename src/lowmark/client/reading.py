@@ -10,13 +10,12 @@ the reader says so.
 
 from __future__ import annotations
 
-import concurrent.futures
 import importlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -27,9 +26,10 @@ from pyroaring import BitMap64
 from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import RowsLost
-from lowmark.client.fetching import Moved, fetch
+from lowmark.client.fetching import Moved, fetch, plan_ahead
 from lowmark.errors import Conflict, Rejected
 from lowmark.group import when_all
+from lowmark.log import ReadPlan
 from lowmark.runtime import Buffer
 from lowmark.table import (
     CHANGE,
@@ -52,7 +52,9 @@ __all__ = ["Gap", "GapFound", "Reader"]
 BATCH_BYTES = 4 << 20
 """Read in one go, if not told otherwise."""
 LEASE_MS_MIN = 1_000
-_fetching = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="lowmark-reading")
+_DELETE = int(Change.DELETE)
+_PLANNED_MAX = 32
+"""So many reads are planned in one turn of the loop."""
 _PLACES = {True: [OFFSET, CHANGE], False: [OFFSET]}
 """Of rows with deletes among them, and without."""
 _WAIT_S = 0.5
@@ -91,8 +93,8 @@ class _Way:
     """Where it ends; None: it follows."""
     view: View
     """What it works from; a follower takes a newer one each time."""
-    ahead: tuple[int, concurrent.futures.Future[list[Buffer]]] | None = None
-    """What is read next, and from which batch on."""
+    plans: dict[int, ReadPlan] = field(default_factory=dict)
+    """How to read what comes next, by its first batch."""
     last: tuple[Buffer, int, int] | None = None
     """The last batch that was read: itself, its position, and the first row of it that counted."""
 
@@ -248,35 +250,40 @@ class Reader:
                     hint="This is a bug of Lowmark: report it. Read again from the earliest.",
                 ) from None
             return  # a cut came first: the next view says so
+        changes = columns.change[low:high].tolist()
+        firsts, counts = columns.first[low:high].tolist(), columns.rows[low:high].tolist()
         for at, command in zip(range(low, high), entries, strict=False):
-            first, rows = int(columns.first[at]), int(columns.rows[at])
+            first, rows = firsts[at - low], counts[at - low]
             if first >= end:
                 return
             from_row, to_row = max(0, way.at - first), min(rows, end - first)
             way.at = first + to_row
             way.last = (command, at, from_row)
-            if columns.change[at] == Change.DELETE and not shape.with_deletes:
+            if changes[at - low] == _DELETE and not shape.with_deletes:
                 continue
             number = way.partition.number
             yield shape.read_at(view, at, command, partition=number, low=from_row, high=to_row)
 
     def _fetch(self, way: _Way, low: int, high: int) -> list[Buffer]:
-        """Batches of a partition; of a bounded read, the next ones are on their way meanwhile.
-
-        Checking them takes about as long as whoever reads them takes for the ones before, and needs
-        no Python: so it is done on another thread.
-        """
-        held = way.end is not None
-        get = partial(fetch, self._embedded, way.partition, way.view, held=held)
+        """Batches of a partition. Of a bounded read, the next ones are planned at once."""
+        get = partial(fetch, self._embedded, way.partition, way.view, low, high)
         if way.end is None:
-            return get(low, high)
-        ahead, way.ahead = way.ahead, None
-        entries = ahead[1].result() if ahead is not None and ahead[0] == low else get(low, high)
+            return get(held=False)
+        if low not in way.plans:
+            way.plans = self._plan(way, low)
+        return get(held=True, plan=way.plans.pop(low, None))
+
+    def _plan(self, way: _Way, low: int) -> dict[int, ReadPlan]:
+        """How to read what comes next, by its first batch."""
+        assert way.end is not None
+        ranges: list[tuple[int, int]] = []
         last = way.view.batch_at(way.end - 1) + 1
-        if high < last:
-            then = way.view.fitting(high, last, self._reading.batch_bytes)
-            way.ahead = (high, _fetching.submit(get, high, then))
-        return entries
+        while low < last and len(ranges) < _PLANNED_MAX:
+            high = way.view.fitting(low, last, self._reading.batch_bytes)
+            ranges.append((low, high))
+            low = high
+        plans = plan_ahead(self._embedded, way.partition, way.view, ranges)
+        return {first: plan for (first, _), plan in zip(ranges, plans, strict=False)}
 
     def _stop_behind(self, way: _Way, rows: int) -> None:
         """Stand right behind the last row that was given, though its batch has more."""

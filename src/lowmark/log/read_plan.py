@@ -18,8 +18,8 @@ from lowmark.log import files, large_format
 from lowmark.log.entries import U64, Entry, Run
 from lowmark.log.errors import Damaged, ReferenceExpired
 from lowmark.log.segment_format import Rows
-from lowmark.log.segments import ReaderCache, SegmentReader
-from lowmark.runtime import Disk, FileMissing, Mappings
+from lowmark.log.segments import Allocate, ReaderCache, SegmentReader
+from lowmark.runtime import Disk, FileMissing
 
 __all__ = ["InMemory", "InSegment", "ReadPlan", "read_large"]
 
@@ -87,12 +87,12 @@ class ReadPlan:
         disk: Disk,
         cache: ReaderCache | None = None,
         *,
-        mapped: Mappings | None = None,
+        allocate: Allocate | None = None,
     ) -> list[Entry]:
         """Read it all, with every checksum verified.
 
-        With mappings, entries in segments are not copied: they stay where the operating system
-        keeps the file, and are readable for as long as somebody has them. Not with a cache.
+        Entries in segments are read into memory that `allocate` gives; else, and with a cache, into
+        Python's own.
         """
         found: list[Entry] = []
         room = _Room(self.bytes_max)
@@ -101,7 +101,7 @@ class ReadPlan:
                 case InMemory():
                     found += self._from_memory(disk, piece, room)
                 case InSegment():
-                    found += self._from_segment(disk, cache, piece, room, mapped=mapped)
+                    found += self._from_segment(disk, cache, piece, room, allocate=allocate)
             if room.over:
                 break
         return found
@@ -134,13 +134,13 @@ class ReadPlan:
         piece: InSegment,
         room: _Room,
         *,
-        mapped: Mappings | None,
+        allocate: Allocate | None,
     ) -> list[Entry]:
         if cache is not None:
             reader = cache.get(self.folder, piece.number, incarnation=self.incarnation)
             return self._pick(reader, piece.indexes, room)
         reader = SegmentReader(
-            disk, self.folder, piece.number, incarnation=self.incarnation, mapped=mapped
+            disk, self.folder, piece.number, incarnation=self.incarnation, allocate=allocate
         )
         try:
             return self._pick(reader, piece.indexes, room)

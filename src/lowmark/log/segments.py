@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -22,9 +23,10 @@ from lowmark.log.entries import U32, U64, Entry, entry_checksum, fold_checksums
 from lowmark.log.errors import Damaged, EntryGone, ReferenceExpired
 from lowmark.log.segment_format import IN_LARGE, Rows, SegmentHeader
 from lowmark.log.snapshot_format import Floor
-from lowmark.runtime import Disk, DiskFailed, File, FileMissing, Mappings
+from lowmark.runtime import Disk, DiskFailed, File, FileMissing
 
 __all__ = [
+    "Allocate",
     "ReaderCache",
     "SegmentReader",
     "SegmentRef",
@@ -133,6 +135,10 @@ def void_above(refs: list[SegmentRef], floor: Floor) -> list[SegmentRef]:
     return empty
 
 
+Allocate: TypeAlias = Callable[[int], memoryview]
+"""Gives memory of a length to read into."""
+
+
 class SegmentReader:
     """An open segment. It goes on reading the file it opened, whatever becomes of the name."""
 
@@ -143,11 +149,10 @@ class SegmentReader:
         number: int,
         *,
         incarnation: bytes | None,
-        mapped: Mappings | None = None,
+        allocate: Allocate | None = None,
     ) -> None:
         self._disk = disk
-        self._mapped = mapped
-        self._heads: dict[str, bytes] = {}
+        self._allocate = allocate
         self._folder = folder
         self._incarnation = incarnation
         self.path = f"{folder}/{files.segment_name(number)}"
@@ -156,7 +161,6 @@ class SegmentReader:
         except FileMissing as missing:
             raise ReferenceExpired(self.path) from missing
         head = self.file.read_at(0, segment_format.HEADER_BYTES)
-        self._heads[self.path] = head
         where = disk.describe(self.path)
         self.header = segment_format.decode_header(where, head, incarnation=incarnation)
         self.rows = segment_format.read_rows(where, self.file, self.header)
@@ -229,7 +233,6 @@ class SegmentReader:
                     raise ReferenceExpired(self.path) from missing
                 raise Damaged(where, offset=0, what="the file is missing") from missing
             head = self._large.read_at(0, large_format.HEADER_BYTES)
-            self._heads[self.large_path] = head
             large_format.check_header(where, head, incarnation=self._incarnation)
         return self._large
 
@@ -249,7 +252,7 @@ class SegmentReader:
         for at, end in _blocks(places, lengths):
             starts = places[at:end] - places[at]
             ends = starts + lengths[at:end]
-            blob = self._bytes(file, path, int(places[at]), int(ends[-1]))
+            blob = self._bytes(file, int(places[at]), int(ends[-1]))
             bounds = zip(starts.tolist(), ends.tolist(), strict=True)
             datas = [blob[start:stop] for start, stop in bounds]
             part = rows[at:end]
@@ -257,12 +260,11 @@ class SegmentReader:
             entries += map(Entry, part["index"].tolist(), part["term"].tolist(), datas)
         return entries
 
-    def _bytes(self, file: File, path: str, place: int, length: int) -> memoryview:
-        if self._mapped is not None:
-            whole = self._mapped.whole(file, path, self._heads[path])
-            if whole is not None and len(whole) >= place + length:
-                return whole[place : place + length]
-        return memoryview(file.read_at(place, length))
+    def _bytes(self, file: File, place: int, length: int) -> memoryview:
+        if self._allocate is None:
+            return memoryview(file.read_at(place, length))
+        room = self._allocate(length)
+        return room[: file.read_into(place, room)].toreadonly()
 
     def _check(self, path: str, rows: Rows, places: U64, datas: list[memoryview]) -> None:
         """Raise if one of these entries is not what was written."""

@@ -48,7 +48,6 @@ from lowmark.runtime.disk import (
     Stat,
 )
 from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
-from lowmark.runtime.mappings import FILES_MAPPED_MAX, Mappings
 from lowmark.runtime.network import (
     AddressInUse,
     AddressUnusable,
@@ -76,7 +75,6 @@ from lowmark.runtime.worlds import real_runtime, sim_runtime
 
 __all__ = [
     "COUNTER_BITS",
-    "FILES_MAPPED_MAX",
     "AddressInUse",
     "AddressUnusable",
     "Buffer",
@@ -96,7 +94,6 @@ __all__ = [
     "Lane",
     "Locked",
     "Loop",
-    "Mappings",
     "Network",
     "NetworkLimits",
     "NotAPeer",

@@ -52,6 +52,7 @@ _WORDS = pa.StringArray.from_buffers(
     2, pa.py_buffer(np.array([0, 6, 12], np.int32)), pa.py_buffer(b"upsertdelete")
 )
 
+_MIXED = int(Change.MIXED)
 Compression = Literal["none", "lz4", "zstd"]
 Mask = npt.NDArray[np.bool_]
 
@@ -176,7 +177,7 @@ class Shape:
         if low or (high is not None and high < rows.num_rows):
             high = rows.num_rows if high is None else high
             rows = rows.slice(low, high - low)
-        if change == Change.MIXED and not self.with_deletes and keep is None:
+        if change == _MIXED and not self.with_deletes and keep is None:
             keep = rows.column(CHANGE).to_numpy() == Change.UPSERT
         offsets = None
         if keep is not None:
