@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import pyarrow as pa
+
 from lowmark.client.appending import Part, Pending
 from lowmark.client.failures import ProducerClosed
 from lowmark.errors import LowmarkError, Rejected
@@ -78,6 +80,9 @@ class Producer:
         """
         self.rows = 0
         """How many were stored."""
+        # With its first list Arrow imports pandas, where there is one. The first rows may be made
+        # into a batch when the interpreter ends, and then nothing can be imported any more.
+        pa.array([0])
         self._thread = threading.Thread(target=self._run, name="lowmark-producer", daemon=True)
         self._thread.start()
         _producers.add(self)
