@@ -67,7 +67,7 @@ class TableSizes:
             short_runs=3,
             memory_runs=1,
             variants=False,
-            append_wal_bytes=8 * MIB,
+            append_wal_bytes=16 * MIB,
             objects_wal_bytes=4 * MIB,
             sent=100_000,
             one_rows=300,
