@@ -20,13 +20,12 @@ from eventually import eventually
 from lowmark.catalog import AddColumns, NewColumn, RenameColumn, parse_type
 from lowmark.client import Database, RowsLost, Table
 from lowmark.client.fetching import fetch
-from lowmark.client.keys_of import KeyReader
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.lookup import Lookup
 from lowmark.errors import Corrupt
 from lowmark.log import EntryGone, LogConfig
 from lowmark.node import Settings
-from lowmark.table import Backlog, BelowWatermark, Shape, Trim, View
+from lowmark.table import Backlog, BelowWatermark, KeyReader, Shape, Trim, View
 
 NOTE = AddColumns(table="t", columns=(NewColumn(name="note", type=parse_type("string")),))
 

@@ -11,6 +11,8 @@ from docs.example_group import Shape
 from lowmark.catalog import Column, ColumnId, Plain, TableSchema
 from lowmark.table import (
     CHANGE,
+    Adopt,
+    Adopted,
     Change,
     CreateCursor,
     Finish,
@@ -63,7 +65,9 @@ APPEND = encode_batch(
 
 
 def machine() -> PartitionMachine:
-    """A state with a cut, a cursor, a lease, a transaction under way and one that is finished."""
+    """A state with a cut, a cursor, a lease, a transaction under way, one that is finished, and a
+    ledger.
+    """
     deletes = encode_rows(rows_of(Change.DELETE))
     commands = [
         APPEND,
@@ -73,7 +77,8 @@ def machine() -> PartitionMachine:
         encode_batch(deletes, rows=2, schema=1, change=Change.DELETE, transaction=6),
         encode_control(Trim(2, expire=True)),
         encode_control(CONTROL),
-        encode_control(TakeLease("reader-1", 9, 4, 60_000, "a test")),
+        encode_control(TakeLease("reader-1", 9, 4, 60_000, "a test", "compacted")),
+        encode_control(Adopt(1, "1.manifest", 4, bytes(range(0xD0, 0xE0)), 2)),
     ]
     made = PartitionMachine()
     for index, command in enumerate(commands, start=2):
@@ -125,6 +130,7 @@ def _snapshot(dump: _Dump) -> None:
     batches: Shape = ("batches", [("Staged", _fields(Staged))])
     header = _fields(
         _Header,
+        ledger=("Adopted", _fields(Adopted)),
         cursors=("cursors", [("Cursor", _fields(Cursor))]),
         leases=("leases", [("Lease", _fields(Lease))]),
         staged=("staged", [("transaction", ["transaction", batches])]),

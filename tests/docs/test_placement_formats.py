@@ -104,4 +104,4 @@ def test_a_setting_of_the_low_watermark_that_makes_no_sense_is_refused(
         load_settings(environment={f"LOWMARK_WATERMARK_{name}": value})
     assert f"LOWMARK_WATERMARK_{name}" in refused.value.message
     with pytest.raises(ValueError):
-        ClusterSettings(id="", **{f"watermark_{name.lower()}": int(value)})
+        ClusterSettings(id="", **{f"watermark_{name.lower()}": int(value)})  # type: ignore[arg-type]

@@ -26,10 +26,13 @@ from lowmark.catalog.arrow import to_arrow
 from lowmark.errors import Corrupt
 from lowmark.group import GroupConfig, envelope
 from lowmark.table import (
+    DIGEST_BYTES,
+    Adopted,
     Appended,
     Change,
     CursorUnknown,
     PartitionMachine,
+    adopting,
     commands,
     decode_rows,
     encode_rows,
@@ -53,12 +56,13 @@ PAGE = "table.md"
 TEXT = (FORMATS / PAGE).read_text()
 ARRAYS: dict[str, type[msgspec.Struct]] = {
     "Header": _Header,
+    "Adopted": Adopted,
     "Cursor": Cursor,
     "Lease": Lease,
     "Staged": Staged,
     "Producer": _Producer,
 }
-LIMITED = (commands, producers, producing, readers, splitting, state)
+LIMITED = (adopting, commands, producers, producing, readers, splitting, state)
 
 
 def shown(name: str) -> bytes:
@@ -157,6 +161,7 @@ def test_every_limit_of_the_room_is_on_the_page_with_its_value() -> None:
         if name.endswith(("_MAX", "_KEPT", "WINDOW"))
     }
     assert f"{GroupConfig().command_bytes_max >> 20} MiB by default" in TEXT
+    assert f"`digest` has {DIGEST_BYTES} bytes" in TEXT
     assert said["ROW_BYTES_MAX"] + commands.HEADER_BYTES < GroupConfig().command_bytes_max
 
 
@@ -227,8 +232,10 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
     assert live == same.live_indexes() == BitMap64([3, 4, 6])
     assert (made.state.cursors, made.state.leases) == (same.state.cursors, same.state.leases)
     assert (made.state.staged, made.state.finished) == (same.state.staged, same.state.finished)
+    assert made.state.ledger == same.state.ledger == made.state.backlog.view.ledger
+    assert made.state.horizon == 4
     # and it still knows the answer to a batch that is long gone
-    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 7)
+    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 8)
 
 
 # -- what is refused ----------------------------------------------------------------------------

@@ -10,11 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Literal
+
+import msgspec
 
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, OutcomeUnknown, open_command
 from lowmark.table import (
     NO_PRODUCER,
+    Adopt,
     Appended,
     Change,
     CreateCursor,
@@ -46,6 +50,8 @@ __all__ = ["TableClients"]
 
 KEYS = 6
 NAMES = ("a", "b", "c")
+CURSORS: tuple[Literal["raw", "compacted"], ...] = ("raw", "compacted")
+LEASES: tuple[Literal["raw", "compacted", "run"], ...] = ("raw", "raw", "compacted", "run")
 WINDOW = 5
 
 
@@ -200,6 +206,7 @@ class TableClients:
         self._lanes: list[_Lane] = []
         self._transactions: list[_Transaction] = []
         self._remembered: list[_Remembered] = []
+        self._adopting: Adopt | None = None
         self._actions: list[tuple[int, Callable[[PartitionNode], None]]] = [
             (8, self._append),
             (14, self._append_numbered),
@@ -208,7 +215,8 @@ class TableClients:
             (2, self._fence),
             (6, self._move_cursors),
             (5, self._lease),
-            (4, self._trim),
+            (5, self._trim),
+            (4, self._adopt),
             (2, self._tick),
             (5, self._read_latest),
             (6, self._look_back),
@@ -341,14 +349,18 @@ class TableClients:
         # What it comes to is the ledger's to judge.
         node.ask(node.here.ask(command), lambda _: None)
 
-    def _some_offset(self) -> int:
+    def _some_offset(self, kind: str = "raw") -> int:
         model, dice = self.world.ledger.model, self.dice
         low, end = model.start, len(model.rows)
+        if kind == "compacted":
+            low = dice.choice([0, model.deletes_below])
         return max(0, dice.choice([low, end, dice.randint(low, end), low - 1, end + 1]))
 
     def _move_cursors(self, node: PartitionNode) -> None:
         dice, name = self.dice, self.dice.choice(NAMES)
         self._token += 1
+        there = self.world.ledger.model.cursors.get(name)
+        kind = dice.choice(CURSORS) if there is None else there.kind
         match dice.randrange(6):
             case 0 | 1:
                 self._ask(
@@ -356,17 +368,17 @@ class TableClients:
                     CreateCursor(
                         name,
                         dice.choice([1, self._token]),
-                        dice.choice(["raw", "raw", "compacted"]),
-                        dice.choice([None, self._some_offset()]),
+                        kind,
+                        dice.choice([None, self._some_offset(kind)]),
                         earliest=dice.random() < 0.2,
                         max_lag_rows=dice.choice([0, 0, 20]),
                         max_lag_ms=dice.choice([0, 0, 400]),
                     ),
                 )
             case 2 | 3:
-                self._ask(node, MoveCursor(name, self._some_offset()))
+                self._ask(node, MoveCursor(name, self._some_offset(kind)))
             case 4:
-                self._ask(node, MoveCursor(name, self._some_offset(), reset=True))
+                self._ask(node, MoveCursor(name, self._some_offset(kind), reset=True))
             case _:
                 self._ask(node, DeleteCursor(name))
 
@@ -375,15 +387,47 @@ class TableClients:
         holder = dice.choice([1, 1, 2])
         match dice.randrange(4):
             case 0 | 1:
-                ttl_ms = dice.choice([100, 800])
-                self._ask(node, TakeLease(name, holder, self._some_offset(), ttl_ms))
+                ttl_ms, kind = dice.choice([100, 800]), dice.choice(LEASES)
+                at = self._some_offset(kind)
+                self._ask(node, TakeLease(name, holder, at, ttl_ms, kind=kind))
             case 2:
                 self._ask(node, RenewLease(name, holder, self._some_offset()))
             case _:
                 self._ask(node, ReleaseLease(name, holder))
 
     def _trim(self, node: PartitionNode) -> None:
-        self._ask(node, Trim(self._some_offset(), expire=self.dice.random() < 0.9))
+        expire = self.dice.random() < 0.5
+        offset = self.dice.choice([self._some_offset(), self.world.ledger.model.horizon])
+        self._ask(node, Trim(offset, expire=expire))
+
+    def _adopt(self, node: PartitionNode) -> None:
+        """A ledger that may follow the adopted one, mostly; or the last one again."""
+        model, dice = self.world.ledger.model, self.dice
+        if self._adopting is None or dice.random() < 0.7:
+            end = len(model.rows)
+            horizon = dice.choice([end, dice.randint(model.horizon, end), model.horizon])
+            held = min([horizon, *model.delete_holds(model.time >> 16)])
+            deletes_below = dice.choice([held, held, model.deletes_below, horizon])
+            self._adopting = Adopt(
+                model.epoch + dice.choice([1, 1, 1, 2, 3]),
+                f"m{dice.randrange(3)}",
+                horizon,
+                dice.choice([b"d", b"e"]) * 16,
+                max(model.deletes_below, deletes_below),
+            )
+        wanted = self._adopting
+        odd: dict[str, object] = dice.choice(
+            [
+                {"horizon": model.horizon - 1, "deletes_below": model.deletes_below},
+                {"horizon": len(model.rows) + 1},
+                {"epoch": wanted.epoch - 1},
+                {"manifest": "another"},
+                {"deletes_below": wanted.deletes_below + 1},
+            ]
+        )
+        if dice.random() < 0.3:
+            wanted = msgspec.structs.replace(wanted, **odd)
+        self._ask(node, wanted)
 
     def _tick(self, node: PartitionNode) -> None:
         self._ask(node, Tick())

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
 import pyarrow as pa
 from pyroaring import BitMap64
 
@@ -18,6 +19,7 @@ from lowmark.errors import LowmarkError
 from lowmark.runtime import Buffer
 from lowmark.table import (
     NO_PRODUCER,
+    Adopt,
     Change,
     CreateCursor,
     DeleteCursor,
@@ -79,10 +81,12 @@ def shown(outcome: object) -> Shown:
             return (what, seen.safe.position, seen.batches)
         case "Cursor":
             seen = outcome
-            return (what, seen.name, seen.token, seen.offset, seen.overdue)
+            return (what, seen.name, seen.token, seen.kind, seen.offset, seen.overdue)
         case "Lease":
             seen = outcome
-            return (what, seen.name, seen.holder, seen.offset, seen.ends_ms)
+            return (what, seen.name, seen.holder, seen.kind, seen.offset, seen.ends_ms)
+        case "Adopted":
+            return (what, *msgspec.structs.astuple(outcome))  # type: ignore[arg-type]
         case _:
             return (what, *outcome)  # type: ignore[misc]
 
@@ -96,7 +100,7 @@ class _Producer:
 @dataclass(slots=True)
 class _Cursor:
     token: int
-    raw: bool
+    kind: Literal["raw", "compacted"]
     offset: int
     max_lag_rows: int
     max_lag_ms: int
@@ -109,6 +113,7 @@ class _Lease:
     offset: int
     ttl_ms: int
     ends_ms: int
+    kind: str
 
 
 class TableModel:
@@ -118,6 +123,12 @@ class TableModel:
         self.rows: list[Row] = []
         self.start = 0
         self.time = 0
+        self.expired = 0
+        self.ledger: Shown | None = None
+        """What adopting it was answered with."""
+        self.horizon = 0
+        self.epoch = -1
+        self.deletes_below = 0
         self.place: dict[int, int] = {}
         """Where an entry stands now, by where it came in."""
         self.cursors: dict[str, _Cursor] = {}
@@ -164,9 +175,20 @@ class TableModel:
         return {self.place[entry] for entry in entries}
 
     def holds(self, now_ms: int) -> list[int]:
-        """What nobody may cut."""
-        held = [one.offset for one in self.cursors.values() if one.raw and not one.overdue]
-        return held + [one.offset for one in self.leases.values() if one.ends_ms > now_ms]
+        """Where those stand behind whom nobody may cut."""
+        return self._held(now_ms, {"raw", "run"})
+
+    def delete_holds(self, now_ms: int) -> list[int]:
+        """Where those stand who must be given deletes."""
+        return self._held(now_ms, {"raw", "compacted"})
+
+    def _held(self, now_ms: int, kinds: set[str]) -> list[int]:
+        held = [
+            one.offset for one in self.cursors.values() if one.kind in kinds and not one.overdue
+        ]
+        return held + [
+            one.offset for one in self.leases.values() if one.kind in kinds and one.ends_ms > now_ms
+        ]
 
     def as_of(self, time: int, start: int) -> dict[int, str]:
         """The value of each key, at a time, as far as rows from an offset on say."""
@@ -279,11 +301,35 @@ class TableModel:
                     return ("ProducerFenced",)
                 self._producers[command.producer] = _Producer(command.epoch)
                 return ("None",)
+            case Adopt():
+                return self._adopt(command, time)
 
-    def _not_there(self, offset: int) -> Shown | None:
-        if offset < self.start:
-            return ("OffsetExpired",)
-        return ("OffsetToCome",) if offset > len(self.rows) else None
+    def _adopt(self, wanted: Adopt, time: int) -> Shown:
+        fields = msgspec.structs.astuple(wanted)
+        if self.ledger is not None and self.ledger[1:-1] == fields:
+            return self.ledger
+        if not 0 <= wanted.deletes_below <= wanted.horizon or wanted.epoch < 0:
+            return ("CommandRefused",)
+        if wanted.epoch <= self.epoch:
+            return ("LedgerOld",) if wanted.epoch < self.epoch else ("LedgerConflict",)
+        if not self.horizon <= wanted.horizon <= len(self.rows):
+            return ("CommandRefused",)
+        if wanted.deletes_below < self.deletes_below:
+            return ("CommandRefused",)
+        goes = range(self.deletes_below, wanted.deletes_below)
+        if goes and min([*self.delete_holds(time >> 16), goes.stop]) < goes.stop:
+            return ("DeletesHeld",)
+        self.epoch, self.horizon = wanted.epoch, wanted.horizon
+        self.deletes_below = wanted.deletes_below
+        self.ledger = ("Adopted", *fields, time)
+        return self.ledger
+
+    def _no_start(self, offset: int, kind: str) -> Shown | None:
+        if offset > len(self.rows):
+            return ("OffsetToCome",)
+        if kind == "compacted":
+            return ("DeletesGone",) if 0 < offset < self.deletes_below else None
+        return ("OffsetExpired",) if offset < self.start else None
 
     def _create(self, wanted: CreateCursor) -> Shown:
         there = self.cursors.get(wanted.name)
@@ -292,12 +338,12 @@ class TableModel:
                 return ("CursorExists",)
             return self._cursor(wanted.name, there)
         offset = len(self.rows) if wanted.offset is None else wanted.offset
-        offset = self.start if wanted.earliest else offset
-        refused = self._not_there(offset)
+        if wanted.earliest:
+            offset = 0 if wanted.kind == "compacted" else self.start
+        refused = self._no_start(offset, wanted.kind)
         if refused is not None:
             return refused
-        raw = wanted.kind == "raw"
-        made = _Cursor(wanted.token, raw, offset, wanted.max_lag_rows, wanted.max_lag_ms)
+        made = _Cursor(wanted.token, wanted.kind, offset, wanted.max_lag_rows, wanted.max_lag_ms)
         self.cursors[wanted.name] = made
         return self._cursor(wanted.name, made)
 
@@ -309,7 +355,9 @@ class TableModel:
             return ("CursorOverdue",)
         if move.offset < cursor.offset and not move.reset:
             return ("CursorMovesBack",)
-        refused = self._not_there(move.offset)
+        refused = self._no_start(move.offset, cursor.kind)
+        if refused == ("DeletesGone",) and not move.reset:
+            refused = None  # it has come by there
         if refused is not None:
             return refused
         cursor.offset, cursor.overdue = move.offset, False
@@ -321,28 +369,43 @@ class TableModel:
             return ("LeaseExists",)
         if not 0 < take.ttl_ms <= 1 << 40:
             return ("CommandRefused",)
-        refused = self._not_there(take.offset)
+        refused = self._no_start(take.offset, take.kind)
         if refused is not None:
             return refused
         ends_ms = now_ms + take.ttl_ms
-        self.leases[take.name] = _Lease(take.holder, take.offset, take.ttl_ms, ends_ms)
+        lease = _Lease(take.holder, take.offset, take.ttl_ms, ends_ms, take.kind)
+        self.leases[take.name] = lease
         return self._lease(take.name)
 
     def _trim(self, trim: Trim, now_ms: int) -> Shown:
-        # Nothing is in a ledger yet: only what is expired can go.
-        goal = min(trim.offset, len(self.rows)) if trim.expire else 0
+        goal = min(trim.offset, len(self.rows) if trim.expire else self.horizon)
         cut = max(self.start, min([goal, *self.holds(now_ms)]))
+        if trim.expire and cut > self.start:
+            self.expired = cut
         gone = {row.entry for row in self.rows[self.start :]}
         self.start = cut
         gone -= {row.entry for row in self.rows[cut:]}
         return ("Trimmed", cut, len(gone))
 
     def _cursor(self, name: str, cursor: _Cursor) -> Shown:
-        return ("Cursor", name, cursor.token, cursor.offset, cursor.overdue)
+        return ("Cursor", name, cursor.token, cursor.kind, cursor.offset, cursor.overdue)
 
     def _lease(self, name: str) -> Shown:
         lease = self.leases[name]
-        return ("Lease", name, lease.holder, lease.offset, lease.ends_ms)
+        return ("Lease", name, lease.holder, lease.kind, lease.offset, lease.ends_ms)
+
+
+class _Reach(NamedTuple):
+    """How far a partition was cut and compacted."""
+
+    start: int
+    epoch: int
+    horizon: int
+    deletes_below: int
+
+    @classmethod
+    def of(cls, model: TableModel) -> _Reach:
+        return cls(model.start, model.epoch, model.horizon, model.deletes_below)
 
 
 class TableLedger:
@@ -367,25 +430,51 @@ class TableLedger:
             self._last = index
             self.commands[index] = command
             self._outcomes[index] = got
+            before = _Reach.of(self.model)
             expected = self.model.apply(index, time, command)
-            if expected[0] == "Trimmed":
-                held = self.model.holds(time >> 16)
-                cut = state.backlog.start
-                confirm(all(cut <= offset for offset in held), f"{who} cut at {cut}: {held}")
+            self._check_promises(before, state, decode(command), who)
             confirm(got == expected, f"entry {index} on {who}: {got}, should be {expected}")
             self._check_state(state, who)
             return
         confirm(self.commands[index] == command, f"{who} has another command at {index}")
         confirm(self._outcomes[index] == got, f"{who} came to {got} at {index}, others did not")
 
+    def _check_promises(self, before: _Reach, state: State, command: object, who: str) -> None:
+        """What no command may do, whatever it was answered; by what all others did before it."""
+        now_ms, ledger, cut = self.model.time >> 16, state.ledger, state.backlog.start
+        if cut > before.start:
+            held = self.model.holds(now_ms)
+            confirm(all(cut <= offset for offset in held), f"{who} cut at {cut}: {held}")
+            expires = isinstance(command, Trim) and command.expire
+            confirm(expires or cut <= before.horizon, f"{who} cut at {cut}, above {before}")
+        if ledger is None:
+            confirm(before.epoch < 0, f"{who} has lost the ledger of {before}")
+            return
+        if ledger.epoch != before.epoch:
+            confirm(ledger.epoch > before.epoch, f"{who} has gone back to {ledger} from {before}")
+        confirm(ledger.horizon >= before.horizon, f"the horizon falls: {before}, {ledger} on {who}")
+        if ledger.deletes_below > before.deletes_below:
+            held = self.model.delete_holds(now_ms)
+            kept = all(ledger.deletes_below <= offset for offset in held)
+            confirm(kept, f"{who} let deletes go below {ledger.deletes_below}: {held}")
+
     def _check_state(self, state: State, who: str) -> None:
         model, view = self.model, state.backlog.view
-        now = (view.start, view.end, view.closed)
-        should = (model.start, len(model.rows), model.time)
+        now = (view.start, view.end, view.closed, state.expired)
+        should = (model.start, len(model.rows), model.time, model.expired)
         confirm(now == should, f"the backlog on {who} is {now}, should be {should}")
+        self._check_ledger(state, who)
         cursors = {name: one.offset for name, one in state.cursors.items()}
         should_be = {name: one.offset for name, one in model.cursors.items()}
         confirm(cursors == should_be, f"{who} has cursors {cursors}, should be {should_be}")
+
+    def _check_ledger(self, state: State, who: str) -> None:
+        """What readers see, in one value: a ledger and a backlog that belong together."""
+        view, model = state.backlog.view, self.model
+        seen = None if view.ledger is None else shown(view.ledger)
+        confirm(seen == model.ledger, f"the ledger on {who} is {seen}, should be {model.ledger}")
+        covered = max(state.horizon, state.expired)
+        confirm(view.start <= covered, f"{who} begins at {view.start}, is covered to {covered}")
 
     def moved(self, old: int, new: int) -> None:
         """A copy was told that an entry has another place."""
@@ -405,6 +494,7 @@ class TableLedger:
         if index == self._last:
             should = BitMap64(self.model.live())
             confirm(live == should, f"{who} takes {list(live)} for live, should be {list(should)}")
+            self._check_ledger(machine.state, who)
 
 
 class WatchedPartition(PartitionMachine):

@@ -134,6 +134,7 @@ class TableLife:
         model, world = self.world.ledger.model, self.world
         world.count("row", len(model.rows))
         world.count("row cut", model.start)
+        world.count("row below a horizon", model.horizon)
         for node in world.serving:
             assert node.group is not None
             world.count("merge by phase 3", sum(run.merges for run in node.group.log.runs))

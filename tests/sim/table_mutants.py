@@ -12,9 +12,22 @@ from typing import Any
 import msgspec
 from pyroaring import BitMap64
 
+from lowmark.errors import LowmarkError
 from lowmark.group import Future
-from lowmark.holds import SafePoint
-from lowmark.table import Finish, Partition, PartitionMachine, State, Trim, View
+from lowmark.holds import Hold, SafePoint
+from lowmark.table import (
+    Adopt,
+    Adopted,
+    Finish,
+    Partition,
+    PartitionMachine,
+    State,
+    Trim,
+    View,
+    adopting,
+    holds_of,
+)
+from lowmark.table import state as state_module
 from lowmark.table.backlog import Backlog
 from lowmark.table.commands import Batch, Tick
 from lowmark.table.producers import Appended, Producers
@@ -153,7 +166,7 @@ def looks_for_a_batch_where_it_was() -> AbstractContextManager[None]:
 def forgets_that_staged_rows_have_moved() -> AbstractContextManager[None]:
     def moved(self: PartitionMachine, old: int, new: int) -> None:
         if self.state.backlog.moved(old, new):
-            self.state.backlog.publish(self.state.closed)
+            self.state.publish()
 
     return replaced(PartitionMachine, "moved", moved)
 
@@ -232,6 +245,69 @@ def forgets_where_cursors_moved_to() -> AbstractContextManager[None]:
     return replaced(State, "put_cursors", put_cursors)
 
 
+def adopts_what_lacks_held_deletes() -> AbstractContextManager[None]:
+    def deletes_held(*_: object, **__: object) -> Iterator[Hold]:
+        return iter(())
+
+    return replaced(state_module, "deletes_held", deletes_held)
+
+
+def lets_only_raw_cursors_hold_deletes() -> AbstractContextManager[None]:
+    """And runs: deletes are held by who holds the backlog."""
+    return replaced(state_module, "deletes_held", holds_of)
+
+
+def lets_the_horizon_fall() -> AbstractContextManager[None]:
+    original = adopting._out_of_place
+
+    def out_of_place(wanted: Adopt, there: Adopted | None, end: int) -> LowmarkError | None:
+        if there is not None:
+            there = msgspec.structs.replace(there, horizon=0)
+        return original(wanted, there, end)
+
+    return replaced(adopting, "_out_of_place", out_of_place)
+
+
+def cuts_above_the_horizon() -> AbstractContextManager[None]:
+    original = State.would_trim
+
+    def would_trim(self: State, trim: Trim, time: int) -> SafePoint:
+        return original(self, msgspec.structs.replace(trim, expire=True), time)
+
+    return replaced(State, "would_trim", would_trim)
+
+
+def forgets_the_ledger_in_snapshots() -> AbstractContextManager[None]:
+    original = PartitionMachine.snapshot
+
+    def snapshot(self: PartitionMachine) -> Iterable[Any]:
+        ledger, self.state.ledger = self.state.ledger, None
+        written = original(self)
+        self.state.ledger = ledger
+        return written
+
+    return replaced(PartitionMachine, "snapshot", snapshot)
+
+
+def shows_a_ledger_one_command_late() -> AbstractContextManager[None]:
+    original = State.apply
+
+    def apply(self: State, command: Any, *, index: int, time: int, size: int) -> Outcome:
+        before = self.ledger
+        outcome = original(self, command, index=index, time=time, size=size)
+        self.backlog.publish(self.closed, before)
+        return outcome
+
+    return replaced(State, "apply", apply)
+
+
+def begins_where_deletes_are_gone() -> AbstractContextManager[None]:
+    def deletes_gone(offset: int, ledger: Adopted | None) -> None:
+        del offset, ledger
+
+    return replaced(state_module, "deletes_gone", deletes_gone)
+
+
 TABLE_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "forgets producers in snapshots": forgets_producers_in_snapshots,
     "forgets answers in snapshots": forgets_answers_in_snapshots,
@@ -252,4 +328,11 @@ TABLE_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "takes its snapshot later": takes_its_snapshot_later,
     "numbers a batch anew that may be stored": numbers_a_batch_anew_that_may_be_stored,
     "forgets where cursors moved to": forgets_where_cursors_moved_to,
+    "adopts what lacks held deletes": adopts_what_lacks_held_deletes,
+    "lets only raw cursors hold deletes": lets_only_raw_cursors_hold_deletes,
+    "lets the horizon fall": lets_the_horizon_fall,
+    "cuts above the horizon": cuts_above_the_horizon,
+    "forgets the ledger in snapshots": forgets_the_ledger_in_snapshots,
+    "shows a ledger one command late": shows_a_ledger_one_command_late,
+    "begins where deletes are gone": begins_where_deletes_are_gone,
 }

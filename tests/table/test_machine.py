@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-import pyarrow as pa
 import pytest
 
-from lowmark.errors import Corrupt, LowmarkError
+from lowmark.errors import Corrupt
 from lowmark.table import (
     NAME_CHARACTERS_MAX,
     NO_PRODUCER,
@@ -32,7 +31,6 @@ from lowmark.table import (
     OffsetExpired,
     OffsetToCome,
     OutOfSequence,
-    PartitionMachine,
     ProducerFenced,
     ProducerForgotten,
     ReleaseLease,
@@ -44,59 +42,17 @@ from lowmark.table import (
     Trim,
     Trimmed,
     encode_batch,
-    encode_control,
-    encode_rows,
 )
-from lowmark.table.commands import CONTROL, Control
+from lowmark.table.commands import CONTROL
 from lowmark.table.producers import ANSWERS_KEPT, PRODUCERS_MAX
+from table.one_log import Log, is_a
 
 PRODUCER = b"p" * 16
-
-
-def message(rows: int) -> memoryview:
-    return memoryview(encode_rows(pa.record_batch({"id": list(range(rows))})))
-
-
-class Log:
-    """A machine, and what numbers its entries and stamps them."""
-
-    def __init__(self) -> None:
-        self.machine = PartitionMachine()
-        self.index = 0
-        self.ms = 1_000
-
-    def apply(self, command: bytes) -> object:
-        self.index += 1
-        self.ms += 1
-        return self.machine.apply(self.index, self.ms << 16, command)
-
-    def append(self, rows: int = 1, **header: object) -> object:
-        return self.apply(encode_batch(message(rows), rows=rows, schema=1, **header))  # type: ignore[arg-type]
-
-    def ask(self, command: Control) -> object:
-        return self.apply(encode_control(command))
-
-    def offsets(self) -> tuple[int, int]:
-        view = self.machine.state.backlog.view
-        return view.start, view.end
-
-    def live(self) -> list[int]:
-        return list(self.machine.live_indexes())
-
-    def restart(self) -> None:
-        """Go on from a snapshot."""
-        chunks = [bytes(chunk) for chunk in self.machine.snapshot()]
-        self.machine = PartitionMachine()
-        self.machine.restore(chunks, 1)
 
 
 @pytest.fixture
 def log() -> Log:
     return Log()
-
-
-def is_a(outcome: object, kind: type[LowmarkError]) -> bool:
-    return isinstance(outcome, kind)
 
 
 # -- rows -----------------------------------------------------------------------------------------

@@ -80,9 +80,11 @@ __all__ = [
     "REGISTRY",
     "decode",
     "decode_snapshot",
+    "decode_table",
     "decode_update",
     "encode_parted",
     "encode_snapshot",
+    "encode_table",
     "encode_update",
 ]
 
@@ -514,18 +516,20 @@ def encode_parted(parted: PartedSnapshot) -> bytes:
     return _framed(parted)
 
 
+def encode_table(table: Table) -> bytes:
+    """A table by itself, for a process that has no catalog."""
+    return _framed(table)
+
+
+def decode_table(value: Buffer) -> Table:
+    """What `encode_table` gave."""
+    table: Table = _unframed(value, Table)
+    return table
+
+
 def decode(value: Buffer) -> Update | Snapshot | PartedSnapshot:
     """What a value of the update log is."""
-    cursor = Cursor(value)
-    protocol = cursor.uint16()
-    if protocol > PROTOCOL:
-        raise CatalogTooNew("protocol version", found=protocol, known=PROTOCOL)
-    if protocol < 1:
-        raise CatalogUnreadable("it has protocol version 0")
-    thing: Update | Catalog | PartedSnapshot = REGISTRY.decode(
-        cursor, Update, Catalog, PartedSnapshot
-    )
-    cursor.end()
+    thing: Update | Catalog | PartedSnapshot = _unframed(value, Update, Catalog, PartedSnapshot)
     return Snapshot(thing) if isinstance(thing, Catalog) else thing
 
 
@@ -545,5 +549,17 @@ def decode_snapshot(value: Buffer) -> Snapshot:
     return thing
 
 
-def _framed(thing: Update | Catalog | PartedSnapshot) -> bytes:
+def _framed(thing: Update | Catalog | PartedSnapshot | Table) -> bytes:
     return PROTOCOL.to_bytes(2, "little") + REGISTRY.encode(thing)
+
+
+def _unframed(value: Buffer, *kinds: type[Any]) -> Any:
+    cursor = Cursor(value)
+    protocol = cursor.uint16()
+    if protocol > PROTOCOL:
+        raise CatalogTooNew("protocol version", found=protocol, known=PROTOCOL)
+    if protocol < 1:
+        raise CatalogUnreadable("it has protocol version 0")
+    thing = REGISTRY.decode(cursor, *kinds)
+    cursor.end()
+    return thing

@@ -25,18 +25,23 @@ from lowmark.catalog import (
 )
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog.arrow import columns_from_arrow
+from lowmark.client.compacting import Compactor
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import TableUnknown
+from lowmark.client.ledgers import Ledgers
 from lowmark.client.table import Table
 from lowmark.client.times import parse_time
 from lowmark.errors import Rejected
 from lowmark.node import Settings, load_settings
 from lowmark.runtime import HybridTime
+from lowmark.runtime.store import Store
 from lowmark.table import Advanced, WatermarkStanding
 
 __all__ = ["ColumnsLike", "Database", "open_database"]
 
 ColumnsLike: TypeAlias = Mapping[str, str] | pa.Schema | Sequence[NewColumn]
+LEDGERS = "ledgers"
+"""The folder in the data directory where ledgers are, if they are nowhere else."""
 _READY_S = 60.0
 _COPIES_S = 30.0
 _LOOK_S = 0.05
@@ -103,6 +108,11 @@ class Database:
         embedded.ask(lambda: node.catalogs.when_ready(1), timeout_s=_READY_S)  # type: ignore[union-attr]
         self._lock = threading.Lock()
         self._tables: dict[TableId, Table] = {}
+        settled = node.cluster.settings.ledger_location
+        store = Store(settled or str(embedded.data.absolute() / LEDGERS))
+        self._compactor = Compactor(
+            embedded, Ledgers(store), grace_ms=node.settings.ledger.grace_ms
+        )
         self._wait_for_copies()
         embedded.ask_now(self._catch_up)
 
@@ -208,7 +218,8 @@ class Database:
                 # What was dropped has an index, and batches, that nobody needs any more.
                 there = self._catalogs.latest.tables
                 self._tables = {key: one for key, one in self._tables.items() if key in there}
-                table = self._tables[descriptor.id] = Table(self._embedded, descriptor)
+                table = Table(self._embedded, descriptor, self._compactor)
+                self._tables[descriptor.id] = table
             return table
 
     def tables(self) -> list[str]:

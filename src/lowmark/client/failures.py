@@ -9,11 +9,13 @@ from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
 
 __all__ = [
     "AppendFailed",
+    "Cancelled",
     "Closed",
     "Ended",
     "Forked",
     "ProducerClosed",
     "RowsLost",
+    "RunUnderWay",
     "TableUnknown",
 ]
 
@@ -89,6 +91,23 @@ class AppendFailed(Conflict):
         )
         self.stored, self.refused, self.unknown = tuple(stored), tuple(refused), tuple(unknown)
         self.cause = cause
+
+
+class Cancelled(Conflict):
+    """Work that somebody ended before it was done."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, hint="Begin it again; what was published stays.")
+
+
+class RunUnderWay(Conflict):
+    """Another run compacts the table."""
+
+    def __init__(self, table: str, run: str) -> None:
+        super().__init__(
+            f"table {table} is being compacted by run {run}",
+            hint="Wait for it, or cancel it.",
+        )
 
 
 class RowsLost(LowmarkError):

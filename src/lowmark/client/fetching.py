@@ -2,61 +2,26 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from functools import partial
-
-import numpy as np
-import pyarrow as pa
 
 from lowmark.client.embedded import Embedded
 from lowmark.errors import Unavailable
 from lowmark.group import open_command
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired
 from lowmark.runtime import Buffer
+from lowmark.runtime.memory import Memory
 from lowmark.table import Partition, View
 
 __all__ = ["Moved", "fetch", "plan_ahead"]
 
 _ATTEMPTS = 20
-_PIECE_BYTES = 4 << 20
-"""As much as is read in one go, if not told otherwise."""
-_FREE_PIECES_MAX = 8
 
 
 class Moved(Exception):
     """What a view names is no longer there: take a newer view."""
 
 
-class _Memory:
-    """Memory to read into that is used again when nobody looks at what was read any more.
-
-    Memory that is new to the process is handed out page by page, and that takes longer than reading
-    into it. What a reader passes on and lets go is soon at hand again.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: list[bytearray] = []
-
-    def allocate(self, length: int) -> memoryview:
-        """So many bytes, with anything in them."""
-        if not _PIECE_BYTES // 4 < length <= _PIECE_BYTES:
-            return memoryview(pa.allocate_buffer(length)).cast("B")
-        with self._lock:
-            piece = self._free.pop() if self._free else bytearray(_PIECE_BYTES)
-        # Every view of it keeps the array, and so the piece out of the list.
-        array = np.frombuffer(piece, np.uint8)
-        weakref.finalize(array, self._give_back, piece).atexit = False
-        return memoryview(array)[:length]  # type: ignore[arg-type]
-
-    def _give_back(self, piece: bytearray) -> None:
-        with self._lock:
-            if len(self._free) < _FREE_PIECES_MAX:
-                self._free.append(piece)
-
-
-_memory = _Memory()
+_memory = Memory()
 
 
 def fetch(

@@ -1,11 +1,13 @@
 """The table as it was at a time: of each key its last row up to then, unless that was a delete.
 
-Two passes over the backlog, as compaction makes them: the first reads keys and changes and finds
-out which rows are the last of their key; the second reads those. The time is held from before the
+What the ledger has is all at or before the low watermark, so at or before the time: of its rows,
+those count whose key does not come again in the backlog up to then. Over that part of the backlog
+two passes are made, as compaction makes them: the first reads keys and changes and finds out which
+rows are the last of their key; the second reads those. The time is held from before the
 first pass until the reader is closed, so that what it reads can't be compacted away meanwhile. If
 the hold was lost all the same, because the node was taken for gone, the last call says so.
 
-The keys of one partition at a time are kept in memory, all of them; the rows are not.
+The keys of one partition's backlog at a time are kept in memory, all of them; rows are not.
 """
 
 from __future__ import annotations
@@ -20,10 +22,21 @@ import pyarrow as pa
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import RowsLost
 from lowmark.client.fetching import Moved, fetch
-from lowmark.client.keys_of import KeyReader
-from lowmark.client.reading import Gap, GapFound, Reader, Reading
+from lowmark.client.ledgers import OpenLedger
+from lowmark.client.reading import Gap, GapFound, Reader, Reading, Way, horizon_of
+from lowmark.ledger import KEY_SEED
 from lowmark.runtime import Buffer
-from lowmark.table import AsOfHold, BelowWatermark, Fold, Mask, Partition, View
+from lowmark.table import (
+    AsOfHold,
+    BelowWatermark,
+    Fold,
+    KeyForm,
+    KeyReader,
+    Keys,
+    Mask,
+    Partition,
+    View,
+)
 
 __all__ = ["AsOfReader"]
 
@@ -36,6 +49,12 @@ class _Part:
     view: View
     end: int
     """The first offset that is later than the time."""
+    ledger: OpenLedger | None
+
+    @property
+    def low(self) -> int:
+        """The first offset that is read from the backlog."""
+        return horizon_of(self.view)
 
 
 class AsOfReader(Reader):
@@ -58,14 +77,32 @@ class AsOfReader(Reader):
         self._hold = hold
         super().__init__(embedded, partitions, reading)
         self._ends.append(hold)
-        self.gaps += [
-            Gap(way.partition.number, 0, way.view.start - 1, "expired")
-            for way in self._ways
-            if way.view.start
-        ]
+        for way in self._ways:
+            expired = way.view.start if way.view.ledger is None else self._expired(way)
+            if expired:
+                self.gaps.append(Gap(way.partition.number, 0, expired - 1, "expired"))
         if self.gaps and reading.on_gap == "raise":
             self.close()
             raise GapFound(self.gaps[0])
+
+    def _open(self, partitions: Mapping[int, Partition]) -> list[Way]:
+        """On the loop: with the ledgers that go with the views."""
+        ways = super()._open(partitions)
+        for way in ways:
+            self._use(way, way.view.ledger)
+        return ways
+
+    def _expired(self, way: Way) -> int:
+        """Rows below this offset went by retention before they were in a ledger, or after it."""
+        ledger = self._ledger(way)
+        assert ledger is not None
+        return way.view.start if way.view.start > ledger.horizon else ledger.manifest.expired
+
+    def _ledger(self, way: Way) -> OpenLedger | None:
+        reading = self._reading
+        if way.ledger is None or reading.ledgers is None or reading.newest is None:
+            return None
+        return reading.ledgers.open(way.ledger.manifest, reading.newest)
 
     @property
     def position(self) -> dict[int, int]:
@@ -76,7 +113,8 @@ class AsOfReader(Reader):
         try:
             for way in self._ways:
                 end = way.end if way.end is not None else way.view.end
-                for batch in self._survivors(_Part(way.partition, way.view, end)):
+                part = _Part(way.partition, way.view, end, self._ledger(way))
+                for batch in self._survivors(part):
                     if self._left is not None:
                         batch = batch.slice(0, self._left)
                         self._left -= batch.num_rows
@@ -112,9 +150,16 @@ class AsOfReader(Reader):
 
     def _survivors(self, part: _Part) -> Iterator[pa.RecordBatch]:
         view, shape = part.view, self._reading.shape
-        count = view.batch_at(part.end - 1) + 1 if part.end > view.start else 0
-        masks = self._masks(part, count)
-        for low, high in _chunks(view, count):
+        first = view.batch_at(part.low) if part.end > part.low else 0
+        count = view.batch_at(part.end - 1) + 1 if part.end > part.low else 0
+        masks, keys = self._masks(part, first, count)
+        if part.ledger is not None:
+            without = None
+            if keys is not None:
+                without = part.ledger.superseded_by(keys, KeyForm.hashes(keys, KEY_SEED))
+            # A delete in the ledger says that there is no row: with or without it, none is given.
+            yield from self._of_ledger(part.ledger, without)
+        for low, high in _chunks(view, first, count):
             wanted = [at for at in range(low, high) if _any(masks[at])]
             if not wanted:
                 continue
@@ -128,40 +173,64 @@ class AsOfReader(Reader):
                     keep=masks[at],
                 )
 
-    def _masks(self, part: _Part, count: int) -> list[Mask | None]:
-        """Which rows of each batch are there at the time; None: all of them."""
+    def _of_ledger(
+        self, ledger: OpenLedger, without: list[Mask | None] | None
+    ) -> Iterator[pa.RecordBatch]:
+        shape = self._reading.shape
+        if without is None:
+            without = [None] * len(ledger.files)
+        left_out = [
+            ledger.deletes(at) if mask is None else mask | ledger.deletes(at)
+            for at, mask in enumerate(without)
+        ]
+        for batch, _ in ledger.batches(shape, start=0, end=ledger.horizon, without=left_out):
+            yield batch
+
+    def _masks(
+        self, part: _Part, first: int, count: int
+    ) -> tuple[dict[int, Mask | None], pa.Array | None]:
+        """Which rows of each batch are there at the time; None: all of them. And the keys of all
+        rows between the ledger and the time, if there are any.
+        """
         view, table = part.view, self._reading.shape.table
-        if not count:
-            return []
+        if first >= count:
+            return {}, None
         # A batch has one time, so the end lies between two; but a cut may lie within the first.
-        skip = max(0, view.start - int(view.columns.first[0]))
+        skip = max(0, part.low - int(view.columns.first[first]))
         if not table.key:
-            masks: list[Mask | None] = [None] * count
+            masks: dict[int, Mask | None] = dict.fromkeys(range(first, count))
             if skip:
-                masks[0] = np.arange(int(view.columns.rows[0])) >= skip
-            return masks
-        fold, reader, chunks = Fold(), KeyReader(table), []
-        for low, high in _chunks(view, count):
+                masks[first] = np.arange(int(view.columns.rows[first])) >= skip
+            return masks, None
+        fold, reader = Fold(), KeyReader(table, newest=self._reading.newest)
+        chunks: list[Keys] = []
+        for low, high in _chunks(view, first, count):
             for some in reader.read(view, low, self._fetch_held(part, low, high)):
-                keys, deletes = some.keys, some.deletes
-                if some.low == 0 and skip:
-                    keys = keys.slice(skip)
+                if some.low == first and skip:
+                    deletes = some.deletes
                     deletes = deletes[skip:] if isinstance(deletes, np.ndarray) else deletes
-                fold.add(keys, deletes)
-                chunks.append((some.low, some.high))
-        masks = []
-        for (low, high), mask in zip(chunks, fold.masks(), strict=True):
-            if low == 0 and skip:
-                left = int(view.rows[:high].sum(dtype=np.uint64)) - skip
-                mask = np.concatenate(
-                    [np.zeros(skip, bool), np.ones(left, bool) if mask is None else mask]
-                )
-            masks += _parted(mask, view.rows[low:high])
-        return masks
+                    some = Keys(some.low, some.high, some.keys.slice(skip), deletes)
+                fold.add(some.keys, some.deletes)
+                chunks.append(some)
+        masks = {}
+        for some, mask in zip(chunks, fold.masks(), strict=True):
+            if some.low == first and skip:
+                left = np.ones(len(some.keys), bool) if mask is None else mask
+                mask = np.concatenate([np.zeros(skip, bool), left])
+            parts = _parted(mask, view.rows[some.low : some.high])
+            masks.update(zip(range(some.low, some.high), parts, strict=True))
+        return masks, None if part.ledger is None else _keys_of(chunks)
 
 
-def _chunks(view: View, count: int) -> Iterator[tuple[int, int]]:
-    low = 0
+def _keys_of(chunks: list[Keys]) -> pa.Array:
+    """All keys, each as often as it comes; rows without one are left out."""
+    arrays = [some.keys.drop_null() for some in chunks]
+    if len({array.type for array in arrays}) > 1:
+        arrays = [array.cast(pa.large_binary()) for array in arrays]
+    return pa.chunked_array(arrays).unique()
+
+
+def _chunks(view: View, low: int, count: int) -> Iterator[tuple[int, int]]:
     while low < count:
         high = view.fitting(low, count, _CHUNK_BYTES)
         yield low, high

@@ -24,14 +24,16 @@ import pyarrow.compute as pc
 from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
 from lowmark.client.fetching import Moved, fetch
-from lowmark.client.keys_of import KeyReader
+from lowmark.client.ledgers import Ledgers
 from lowmark.errors import Rejected
+from lowmark.ledger import KEY_SEED
 from lowmark.table import (
     I64,
     U64,
     Change,
     KeyForm,
     KeyIndex,
+    KeyReader,
     Mask,
     Partition,
     Shape,
@@ -129,6 +131,7 @@ class Lookup:
         *,
         known: Lookup | None = None,
         newest: Callable[[], Table] | None = None,
+        ledgers: Ledgers | None = None,
     ) -> None:
         if not table.key:
             raise Rejected(
@@ -144,6 +147,8 @@ class Lookup:
             # The same ones, with their locks: what either brings up to date is so for both.
             self._indexed = known._indexed
         self._keys = KeyReader(table, newest=newest)
+        self._newest = newest
+        self._ledgers = ledgers
         self._cache = _Cache(CACHE_BYTES)
         self.shape = Shape(table, [column.name for column in table.columns], newest=newest)
         self._names = self.shape.names
@@ -184,7 +189,8 @@ class Lookup:
             if index.end >= view.end:
                 place = index.find(form.hash_one(key, _SEED))
                 if place is None or place.offset < view.start:
-                    return None
+                    found = self._in_ledger(number, view, key)
+                    return None if found is None else found.row
                 at = view.batch_at(place.offset)
                 first = int(view.columns.first[at])
                 columns = self._cache.get((number, first))
@@ -209,10 +215,11 @@ class Lookup:
                 index, view = self._up_to_date(indexed)
                 place = index.find(self._form.hash_one(key, _SEED))
                 if place is None or place.offset < view.start:
-                    return None
+                    return self._in_ledger(number, view, key)
                 found = self._row(indexed.partition, view, place.offset, deleted=place.deleted)
                 if not self._has(found, key):
-                    return self._scan(indexed.partition, view, key)
+                    other = self._scan(indexed.partition, view, key)
+                    return self._in_ledger(number, view, key) if other is None else other
             except Moved:
                 continue
             return found[0]
@@ -253,6 +260,22 @@ class Lookup:
         key = tuple(values[name] for name in self._form.names)
         time = int(view.columns.time[at])
         return Found(partition.number, offset, time, deleted, None if deleted else values), key
+
+    def _in_ledger(self, number: int, view: View, key: int | bytes) -> Found | None:
+        """The row of a key that the backlog does not have, in the ledger of that view."""
+        if view.ledger is None or self._ledgers is None or self._newest is None:
+            return None
+        end = self._ledgers.take(view.ledger.manifest)
+        try:
+            ledger = self._ledgers.open(view.ledger.manifest, self._newest)
+            place = ledger.find_one(self._form.hash_one(key, KEY_SEED), key)
+            if place is None:
+                return None
+            row, offset, time, deleted = ledger.row(self.shape, *place)
+        finally:
+            end()
+        values = None if deleted else row.to_pylist()[0]
+        return Found(number, offset, time, deleted, values)
 
     def _has(self, found: tuple[Found, tuple[object, ...]], key: object) -> bool:
         return self._form.one(found[1]) == key
@@ -301,6 +324,9 @@ class Lookup:
         index, view = self._up_to_date(indexed)
         offsets, deleted = index.find_many(hashes[mine])
         there = np.flatnonzero((offsets >= view.start) & (offsets >= 0))
+        if view.ledger is not None and len(there) < len(mine):
+            elsewhere = np.setdiff1d(np.arange(len(mine)), there)
+            self._fill_from_ledger(indexed.partition.number, view, keys, mine[elsewhere], rows)
         batches = np.searchsorted(view.first, offsets[there].astype(np.uint64), "right") - 1
         for at in np.unique(batches).tolist():
             some = there[batches == at]
@@ -315,8 +341,31 @@ class Lookup:
                 if well[nth]:
                     rows[place] = None if deleted[some[nth]] else values[nth]
                 else:
-                    other = self._scan(indexed.partition, view, keys[place].as_py())
+                    key = keys[place].as_py()
+                    other = self._scan(indexed.partition, view, key)
+                    if other is None:
+                        other = self._in_ledger(indexed.partition.number, view, key)
                     rows[place] = None if other is None else other.row
+
+    def _fill_from_ledger(
+        self,
+        number: int,
+        view: View,
+        keys: pa.Array,
+        mine: I64,
+        rows: list[dict[str, Any] | None],
+    ) -> None:
+        """Fill in the rows of keys that the backlog does not have."""
+        assert view.ledger is not None
+        if self._ledgers is None or self._newest is None:
+            return
+        end = self._ledgers.take(view.ledger.manifest)
+        try:
+            ledger = self._ledgers.open(view.ledger.manifest, self._newest)
+            for at, row in ledger.rows_of(keys.take(pa.array(mine)), self.shape):
+                rows[int(mine[at])] = row
+        finally:
+            end()
 
     # -- the index ------------------------------------------------------------------------------
 

@@ -6,6 +6,11 @@ going to read from the moment it is made, so a cut that comes meanwhile takes no
 that follows holds nothing, unless it is given a lease: if a cut passes it, it says which rows it
 has missed. A lease is renewed while the reader is read from; it ends by itself if it is not, and
 the reader says so.
+
+A compacted reader takes the rows below the horizon from the ledger of its view, and goes on in the
+backlog right there: each offset has one source. One that follows stays with its ledger and its
+place in the backlog, whatever is published meanwhile; only if the backlog was cut before it came
+that far, it goes on in the newer ledger.
 """
 
 from __future__ import annotations
@@ -27,13 +32,16 @@ from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import RowsLost
 from lowmark.client.fetching import Moved, fetch, plan_ahead
+from lowmark.client.ledgers import Ledgers
 from lowmark.errors import Conflict, Rejected
 from lowmark.group import when_all
 from lowmark.log import ReadPlan
 from lowmark.runtime import Buffer
 from lowmark.table import (
     CHANGE,
+    I64,
     OFFSET,
+    Adopted,
     Change,
     Partition,
     ReleaseLease,
@@ -47,7 +55,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-__all__ = ["Gap", "GapFound", "Reader"]
+__all__ = ["Gap", "GapFound", "Reader", "Reading", "Way", "horizon_of"]
 
 BATCH_BYTES = 4 << 20
 """Read in one go, if not told otherwise."""
@@ -75,16 +83,29 @@ class GapFound(Conflict):
     """A reader has come to rows that are gone."""
 
     def __init__(self, gap: Gap) -> None:
-        super().__init__(
-            f"offsets {gap.first} to {gap.last} of partition {gap.partition} are {gap.kind}",
-            detail="They were cut off by the table's retention.",
-            hint="Read from the earliest, or with on_gap='skip', which keeps count of gaps.",
-        )
+        where = f"offsets {gap.first} to {gap.last} of partition {gap.partition}"
+        skip = "or with on_gap='skip', which keeps count of gaps."
+        match gap.kind:
+            case "superseded":
+                what = f"{where} are no longer in the backlog, which begins at {gap.last + 1}"
+                detail = "They were compacted: the last row of each key is in the ledger."
+                hint = f"Read with compacted=True, or from {gap.last + 1} on, {skip}"
+            case "deleted":
+                what = f"deletes at {where} may be gone"
+                detail = "Everybody who was known to read had passed them. Keys that you know from"
+                detail += " before may have been deleted without your hearing of it."
+                hint = "Begin again at the earliest, with an empty state; a compacted cursor holds"
+                hint += f" deletes. {skip.capitalize()}"
+            case _:
+                what = f"{where} are {gap.kind}"
+                detail = "They were cut off by the table's retention."
+                hint = f"Read from the earliest, {skip}"
+        super().__init__(what, detail=detail, hint=hint)
         self.gap = gap
 
 
 @dataclass(slots=True)
-class _Way:
+class Way:
     """A reader's way through one partition."""
 
     partition: Partition
@@ -97,11 +118,19 @@ class _Way:
     """How to read what comes next, by its first batch."""
     last: tuple[Buffer, int, int] | None = None
     """The last batch that was read: itself, its position, and the first row of it that counted."""
+    ledger: Adopted | None = None
+    """What rows below its horizon come from; None: everything comes from the backlog."""
+    offsets: I64 | None = None
+    """Of the last rows that came from the ledger."""
+    given: bool = False
+    """Whether it has come from somewhere: it may know keys that were deleted since."""
+    deletes_known: int = 0
+    """It knows of no key whose delete below this offset it could miss."""
 
     @property
     def held_from(self) -> int:
         """The first offset that is left of what it has not given."""
-        return max(self.at, self.view.start)
+        return self.at if self.ledger is not None else max(self.at, self.view.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +150,16 @@ class Reading:
     """The table as it is now; raises if it is no more."""
     earliest: bool = False
     """Whether it begins wherever the backlog does: a cut before it is made is no gap."""
+    ledgers: Ledgers | None = None
+    compacted: bool = False
+    """Whether rows below the horizon come from the ledger."""
+    trusted: bool = False
+    """Whether somebody has held deletes for it since before: a cursor does."""
+
+
+def horizon_of(view: View) -> int:
+    """Where the backlog takes over from the ledger, or begins, if there is none."""
+    return view.start if view.ledger is None else max(view.start, view.ledger.horizon)
 
 
 class Reader:
@@ -144,7 +183,8 @@ class Reader:
         self._ways = embedded.ask_now(lambda: self._open(partitions))
         self._lease: _Lease | None = None
         if reading.lease_ms is not None:
-            self._lease = _Lease(embedded, self._ways, reading.lease_ms, reading.name)
+            kind: Literal["raw", "compacted"] = "compacted" if reading.compacted else "raw"
+            self._lease = _Lease(embedded, self._ways, reading.lease_ms, reading.name, kind)
             self._ends.append(self._lease.release)
         self._batches = self._run()
 
@@ -160,25 +200,35 @@ class Reader:
 
     # -- on the loop ----------------------------------------------------------------------------
 
-    def _open(self, partitions: Mapping[int, Partition]) -> list[_Way]:
+    def _open(self, partitions: Mapping[int, Partition]) -> list[Way]:
         reading, ways = self._reading, []
         follows = reading.ends is None
         holder = f"{reading.name} {id(self):x}"
         for number, start in sorted(reading.starts.items()):
             partition = partitions[number]
             view = partition.view
-            if reading.earliest:
+            if reading.earliest and not reading.compacted:
                 start = max(start, view.start)
             end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
-            ways.append(_Way(partition, start, end, view))
+            way = Way(partition, start, end, view, given=start > 0 and not reading.trusted)
+            if reading.compacted:
+                self._use(way, view.ledger)
+            ways.append(way)
+            first = max(start, way.ledger.horizon) if way.ledger is not None else start
             if follows:
                 self._ends.append(partition.follow(self._changed.set))
-            elif end is not None and start < end:
-                pins = BitMap64(view.places[view.batch_at(start) : view.batch_at(end - 1) + 1])
+            elif end is not None and first < end:
+                pins = BitMap64(view.places[view.batch_at(first) : view.batch_at(end - 1) + 1])
                 log = partition.group.log
                 log.hold(holder, kind="reader", pins=pins, why="rows are being read")
                 self._ends.append(lambda log=log: log.release(holder, "reader"))  # type: ignore[misc]
         return ways
+
+    def _use(self, way: Way, ledger: Adopted | None) -> None:
+        """Read from a ledger from now on; its files stay until this reader is closed."""
+        way.ledger = ledger
+        if ledger is not None and self._reading.ledgers is not None:
+            self._ends.append(self._reading.ledgers.take(ledger.manifest))
 
     # -- iterating ------------------------------------------------------------------------------
 
@@ -227,11 +277,15 @@ class Reader:
                 self._embedded.check()  # closed in between: that says more
                 raise stopped.again()
 
-    def _next(self, way: _Way) -> Iterator[pa.RecordBatch]:
+    def _next(self, way: Way) -> Iterator[pa.RecordBatch]:
         """The next batches of a partition: as many as are read in one go."""
         if way.end is None:
             way.view = way.partition.view
         view, end = way.view, way.end if way.end is not None else way.view.end
+        if self._reading.compacted:
+            yield from self._from_ledger(way, end)
+            if self._closed:
+                return
         self._skip_gap(way)
         if way.at >= end:
             return
@@ -264,7 +318,39 @@ class Reader:
             number = way.partition.number
             yield shape.read_at(view, at, command, partition=number, low=from_row, high=to_row)
 
-    def _fetch(self, way: _Way, low: int, high: int) -> list[Buffer]:
+    def _from_ledger(self, way: Way, end: int) -> Iterator[pa.RecordBatch]:
+        """What is left of the rows below the horizon."""
+        ledgers, newest = self._reading.ledgers, self._reading.newest
+        assert ledgers is not None
+        assert newest is not None
+        newer = way.view.ledger
+        if way.at < way.view.start and newer is not None and newer != way.ledger:
+            # The backlog was cut before this reader came that far: on in the newer ledger.
+            if way.ledger is None or way.at >= way.ledger.horizon:
+                self._use(way, newer)
+        if way.ledger is None or way.at >= min(end, way.ledger.horizon):
+            return
+        self._skip_deletes(way, way.ledger)
+        horizon = way.ledger.horizon
+        ledger = ledgers.open(way.ledger.manifest, newest)
+        stop = min(end, horizon)
+        for batch, offsets in ledger.batches(self._reading.shape, start=way.at, end=stop):
+            way.at, way.offsets, way.given = int(offsets[-1]) + 1, offsets, True
+            yield batch
+        way.at, way.offsets = max(way.at, stop), None
+
+    def _skip_deletes(self, way: Way, ledger: Adopted) -> None:
+        """Whoever goes on somewhere below deletes that are gone may not hear of them."""
+        known, way.deletes_known = way.deletes_known, max(way.deletes_known, ledger.deletes_below)
+        if not way.given or not 0 < way.at < ledger.deletes_below or ledger.deletes_below <= known:
+            return
+        gap = Gap(way.partition.number, way.at, ledger.deletes_below - 1, "deleted")
+        if self._reading.on_gap == "raise":
+            raise GapFound(gap)
+        if gap not in self.gaps:
+            self.gaps.append(gap)
+
+    def _fetch(self, way: Way, low: int, high: int) -> list[Buffer]:
         """Batches of a partition. Of a bounded read, the next ones are planned at once."""
         get = partial(fetch, self._embedded, way.partition, way.view, low, high)
         if way.end is None:
@@ -273,7 +359,7 @@ class Reader:
             way.plans = self._plan(way, low)
         return get(held=True, plan=way.plans.pop(low, None))
 
-    def _plan(self, way: _Way, low: int) -> dict[int, ReadPlan]:
+    def _plan(self, way: Way, low: int) -> dict[int, ReadPlan]:
         """How to read what comes next, by its first batch."""
         assert way.end is not None
         ranges: list[tuple[int, int]] = []
@@ -285,8 +371,11 @@ class Reader:
         plans = plan_ahead(self._embedded, way.partition, way.view, ranges)
         return {first: plan for (first, _), plan in zip(ranges, plans, strict=False)}
 
-    def _stop_behind(self, way: _Way, rows: int) -> None:
+    def _stop_behind(self, way: Way, rows: int) -> None:
         """Stand right behind the last row that was given, though its batch has more."""
+        if way.offsets is not None:
+            way.at = int(way.offsets[rows - 1]) + 1
+            return
         assert way.last is not None
         command, at, low = way.last
         shape = self._reading.shape
@@ -294,11 +383,14 @@ class Reader:
         offsets = places.read_at(way.view, at, command, partition=way.partition.number, low=low)
         way.at = offsets.column(OFFSET)[rows - 1].as_py() + 1
 
-    def _skip_gap(self, way: _Way) -> None:
+    def _skip_gap(self, way: Way) -> None:
         if way.at >= way.view.start or (way.end is not None and way.at >= way.end):
             return
         behind = way.view.start if way.end is None else min(way.view.start, way.end)
-        gap = Gap(way.partition.number, way.at, behind - 1, "expired")
+        ledger = way.view.ledger
+        compacted = ledger is not None and way.at < ledger.horizon
+        kind: Literal["superseded", "expired"] = "superseded" if compacted else "expired"
+        gap = Gap(way.partition.number, way.at, behind - 1, kind)
         if self._reading.on_gap == "raise":
             raise GapFound(gap)
         self.gaps.append(gap)
@@ -360,7 +452,14 @@ class Reader:
 class _Lease:
     """The hold of one reader in all its partitions; it follows the reader."""
 
-    def __init__(self, embedded: Embedded, ways: list[_Way], ttl_ms: int, why: str) -> None:
+    def __init__(
+        self,
+        embedded: Embedded,
+        ways: list[Way],
+        ttl_ms: int,
+        why: str,
+        kind: Literal["raw", "compacted"],
+    ) -> None:
         if ttl_ms < LEASE_MS_MIN:
             raise Rejected(
                 f"a lease of {ttl_ms} ms is too short", hint=f"Use at least {LEASE_MS_MIN} ms."
@@ -370,10 +469,10 @@ class _Lease:
         self._ttl_ms = ttl_ms
         self._name = f"reader-{os.urandom(6).hex()}"
         self._holder = int.from_bytes(os.urandom(7), "little")
-        self._ask(lambda way: TakeLease(self._name, self._holder, way.held_from, ttl_ms, why))
+        self._ask(lambda way: TakeLease(self._name, self._holder, way.held_from, ttl_ms, why, kind))
         self._renewed_s = time.monotonic()
 
-    def _ask(self, command: Callable[[_Way], TakeLease | RenewLease]) -> None:
+    def _ask(self, command: Callable[[Way], TakeLease | RenewLease]) -> None:
         asked = [(way.partition, command(way)) for way in self._ways]
         self._embedded.ask(lambda: when_all([one.ask(wanted) for one, wanted in asked]))
 

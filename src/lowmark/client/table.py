@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, overload
@@ -17,6 +18,7 @@ from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.appending import Appender, Part, Parts, Pending, Result
 from lowmark.client.checking import check_offsets, check_values, many, whole
 from lowmark.client.coerce import Coercion
+from lowmark.client.compacting import Compactor, Progress, Wishes
 from lowmark.client.cursors import Cursors
 from lowmark.client.embedded import Embedded
 from lowmark.client.explaining import (
@@ -30,10 +32,12 @@ from lowmark.client.failures import TableUnknown
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
-from lowmark.client.reading import BATCH_BYTES, Reader, Reading
+from lowmark.client.reading import BATCH_BYTES, Reader, Reading, horizon_of
+from lowmark.client.running import HereRunner, Runner
 from lowmark.client.times import TimeLike, is_hybrid, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.group import Future, when_all
+from lowmark.ledger import RunRecord
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import (
     CHANGE,
@@ -42,6 +46,7 @@ from lowmark.table import (
     AsOfHold,
     Change,
     Compression,
+    CursorOverdue,
     Fence,
     KeyForm,
     Partition,
@@ -57,6 +62,8 @@ from lowmark.table import (
 
 __all__ = ["Snapshot", "Start", "Table"]
 
+MEMORY_BYTES = 1 << 30
+"""What the keys of one partition may take in a task, if not told otherwise."""
 SLICE_ROWS = 1 << 16
 """Rows that are split and sent together."""
 
@@ -75,8 +82,11 @@ class Snapshot:
 class Table:
     """One table of a database. Safe to use from any thread; not after a fork."""
 
-    def __init__(self, embedded: Embedded, descriptor: TableDescriptor) -> None:
+    def __init__(
+        self, embedded: Embedded, descriptor: TableDescriptor, compactor: Compactor
+    ) -> None:
         self._embedded = embedded
+        self._compactor = compactor
         self._first = descriptor
         self._seen: Catalog | None = None
         """The version of the catalog that `_first` is of."""
@@ -344,8 +354,16 @@ class Table:
         batch_bytes: int = BATCH_BYTES,
         on_gap: Literal["raise", "skip"] = "raise",
         lease_ms: int | None = None,
+        compacted: bool = False,
+        cursor: str | None = None,
     ) -> Reader:
         """Read the backlog forward; or, with `as_of`, the table as it was at a time.
+
+        With `compacted` the rows below the horizon come from the ledger, of each key the last one,
+        and the rest from the backlog, with no gap and no repeat; `"earliest"` is offset 0 then.
+        Deletes that everybody has passed are not in the ledger any more: whoever goes on from an
+        offset below them gets `GapFound` (kind `deleted`), because keys that it knows may be gone.
+        With `cursor` it begins where the cursor of that name stands, which holds what it needs.
 
         Without `as_of` every change is given in the order of its offset, one partition after
         another in turns. `start` and `end` are `"earliest"`, `"latest"`, a time, or offsets by
@@ -379,11 +397,19 @@ class Table:
         if follow and end is not None:
             raise Rejected("a reader that follows has no end", hint="Leave one of both out.")
         shape = Shape(self._current(), columns, newest=self._current)
+        if cursor is not None:
+            if start != "earliest":
+                raise Rejected("a reader has one start", hint="Leave start or cursor out.")
+            stands = self.cursors.get(cursor)
+            if stands.overdue:
+                raise CursorOverdue(cursor)
+            start = {number: stands.position[number] for number in wanted}
         views = self._views(wanted)
-        starts = self._offsets(start, views, what="start")
+        starts = self._offsets(start, views, what="start", compacted=compacted)
         ends = None
         if not follow:
-            ends = self._offsets("latest" if end is None else end, views, what="end")
+            last = "latest" if end is None else end
+            ends = self._offsets(last, views, what="end", compacted=compacted)
         reading = Reading(
             shape,
             starts,
@@ -395,6 +421,9 @@ class Table:
             lease_ms=lease_ms,
             earliest=isinstance(start, str) and start == "earliest",
             newest=self._current,
+            ledgers=self._compactor.ledgers,
+            compacted=compacted,
+            trusted=cursor is not None,
         )
         return Reader(self._embedded, wanted, reading)
 
@@ -421,9 +450,18 @@ class Table:
         try:
             views = self._closed(wanted, time)
             ends = {number: view.offset_after(time) for number, view in views.items()}
-            starts = {number: view.start for number, view in views.items()}
+            starts = {number: horizon_of(view) for number, view in views.items()}
             shape = Shape(then, columns)
-            reading = Reading(shape, starts, ends, limit, on_gap=on_gap, name="an as-of reader")
+            reading = Reading(
+                shape,
+                starts,
+                ends,
+                limit,
+                on_gap=on_gap,
+                name="an as-of reader",
+                newest=self._current,
+                ledgers=self._compactor.ledgers,
+            )
             return AsOfReader(self._embedded, wanted, reading, time=time, hold=hold)
         except BaseException:
             self._embedded.tell(hold)
@@ -498,12 +536,12 @@ class Table:
         return {number: view for (number, _), view in zip(asked, views, strict=True)}
 
     def _offsets(
-        self, where: Start | Snapshot, views: dict[int, View], *, what: str
+        self, where: Start | Snapshot, views: dict[int, View], *, what: str, compacted: bool = False
     ) -> dict[int, int]:
         if isinstance(where, Snapshot):
             where = where.ends
         if where == "earliest":
-            return {number: view.start for number, view in views.items()}
+            return {number: 0 if compacted else view.start for number, view in views.items()}
         if where == "latest":
             return {number: view.end for number, view in views.items()}
         if isinstance(where, Mapping):
@@ -523,9 +561,21 @@ class Table:
             last = parse_time(where, now=self._now())
             first = last >> COUNTER_BITS << COUNTER_BITS  # the whole of a millisecond
         # Both with all that has that time.
-        if what == "end":
-            return {number: view.offset_after(last) for number, view in views.items()}
-        return {number: view.offset_from(first) for number, view in views.items()}
+        after = what == "end"
+        time = last if after else first
+        return {
+            number: self._offset_of(view, time, after=after, compacted=compacted)
+            for number, view in views.items()
+        }
+
+    def _offset_of(self, view: View, time: int, *, after: bool, compacted: bool) -> int:
+        """The first offset of a time or, `after`, behind it: in the ledger, where it counts."""
+        in_backlog = view.offset_after(time) if after else view.offset_from(time)
+        if not compacted or view.ledger is None or in_backlog > horizon_of(view):
+            return in_backlog
+        ledger = self._compactor.ledgers.open(view.ledger.manifest, self._current)
+        offset = ledger.offset_of_time(time, after=after)
+        return offset if offset < ledger.horizon else max(in_backlog, ledger.horizon)
 
     # -- looking up -----------------------------------------------------------------------------
 
@@ -565,7 +615,12 @@ class Table:
             known = self._lookup
             if known is None or known.table.latest != table.latest:
                 self._lookup = known = Lookup(
-                    self._embedded, table, self._partition, known=known, newest=self._current
+                    self._embedded,
+                    table,
+                    self._partition,
+                    known=known,
+                    newest=self._current,
+                    ledgers=self._compactor.ledgers,
                 )
             known.table = table
             self._looks_in = self._seen
@@ -617,6 +672,74 @@ class Table:
             if isinstance(outcome, Trimmed)
         }
 
+    # -- compaction -----------------------------------------------------------------------------
+
+    def compact(
+        self,
+        *,
+        spark: object = None,
+        master: str | None = None,
+        here: bool = False,
+        partitions: Sequence[int] | None = None,
+        dry_run: bool = False,
+        verify: bool = False,
+        trim: bool = True,
+        rewrite: bool = False,
+        read_rate: int = 0,
+        write_rate: int = 0,
+        memory_bytes: int = MEMORY_BYTES,
+        progress: Callable[[Progress], None] | None = None,
+        resume: str | None = None,
+        step: Callable[[str], None] | None = None,
+    ) -> RunRecord:
+        """Put all rows up to the low watermark into ledgers, of each key the last one; then cut the
+        backlog as far as nobody holds it. Gives what was done, and what it cost.
+
+        It runs on a Spark session of yours (`spark`), on one of its own (`master`, `local[*]` if
+        nothing is said), or in this process without Spark (`here`), which is quicker for less than
+        a million rows. `dry_run` gives the plan. `verify` finds every survivor by a second
+        algorithm, not only those of a sample of keys. Without `trim` the backlog stays as it is.
+        `rewrite` writes every file of the ledgers anew. `read_rate` and `write_rate` are bytes a
+        second, `memory_bytes` is what the keys of one partition may take in a task. `resume` goes
+        on with a run that was interrupted. `step` is told the name of every step before it is made.
+        """
+        table = self._current()
+        wanted = self._wanted(partitions)
+        runners = _Runners(spark, master, here=here)
+        wishes = Wishes(
+            verify=verify,
+            trim=trim,
+            rewrite=rewrite,
+            read_rate=whole(read_rate, "read_rate"),
+            write_rate=whole(write_rate, "write_rate"),
+            memory_bytes=whole(memory_bytes, "memory_bytes", least=1 << 20),
+            where=runners.where,
+            progress=progress,
+            **({} if step is None else {"step": step}),  # type: ignore[arg-type]
+        )
+        if dry_run:
+            return self._compactor.plan(table, wanted, wishes)
+        try:
+            if resume is not None:
+                return self._compactor.resume(
+                    table, self._all_partitions(), runners.get, wishes, run=resume
+                )
+            return self._compactor.compact(table, wanted, runners.get, wishes)
+        finally:
+            runners.close()
+
+    def runs(self) -> list[RunRecord]:
+        """The runs of this table that are known, the newest first."""
+        return self._compactor.records.runs(self._current().id)
+
+    def cancel_run(self, run: str) -> RunRecord:
+        """End a run that goes on, or give up one that was interrupted."""
+        return self._compactor.cancel(self._current(), run)
+
+    def sweep(self) -> list[str]:
+        """Remove files of this table's ledgers that nobody names any more; gives which."""
+        return self._compactor.sweep(self._current())
+
     def _needs_key(self, table: TableDescriptor) -> None:
         if not table.key:
             raise Rejected(
@@ -626,6 +749,40 @@ class Table:
 
     def __repr__(self) -> str:
         return f"<lowmark.Table {self._first.name}, {self.partitions} partitions>"
+
+
+class _Runners:
+    """The runner that was asked for, made when it is needed."""
+
+    def __init__(self, spark: object, master: str | None, *, here: bool) -> None:
+        if sum([spark is not None, master is not None, here]) > 1:
+            raise Rejected(
+                "a run is made in one place",
+                hint="Give a session, or a master, or here=True.",
+            )
+        self._spark = spark
+        self._master = master or "local[*]"
+        self._here = here
+        self._made: Runner | None = None
+        self.where = "here" if here else "your Spark session" if spark else self._master
+
+    def get(self) -> Runner:
+        if self._made is None:
+            self._made = HereRunner() if self._here else self._on_spark()
+        return self._made
+
+    def _on_spark(self) -> Runner:
+        # The only room that knows pyspark, which is optional and slow to import.
+        spark = importlib.import_module("lowmark.spark")
+        if self._spark is not None:
+            runner: Runner = spark.SparkRunner(self._spark)
+            return runner
+        own: Runner = spark.SparkRunner(spark.open_session(self._master), owns=True)
+        return own
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
 
 
 class _Sink:

@@ -94,6 +94,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """So far back history stays exact, for tables to be read as they were; 0 is allowed."""
     watermark_interval_ms: int = 10_000
     """So often the low watermark is moved, and what it holds no longer is removed."""
+    ledger_location: str = ""
+    """Where ledgers are; empty: in a node's own data directory, which only one node can do."""
 
     def __post_init__(self) -> None:
         if self.schema_sync_delay_ms < 1 or self.clock_max_skew_ms < 0:

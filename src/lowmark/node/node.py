@@ -239,7 +239,8 @@ class Node:
             cluster.metastore,
             node=self.info.number,
             availability_ms=settled.watermark_availability_ms,
-            max_skew_ms=settled.clock_max_skew_ms,
+            # A lone node's clock is the only one: there is none that it could be ahead of.
+            max_skew_ms=0 if self.embedded else settled.clock_max_skew_ms,
         )
         self.placement = Placement(runtime, cluster, catalogs, tables)
         self.upkeep = Upkeep(

@@ -19,6 +19,7 @@ __all__ = [
     "FILE_NAME",
     "FILE_VARIABLE",
     "ClockLimits",
+    "LedgerSettings",
     "SchemaSync",
     "Settings",
     "WatermarkSettings",
@@ -66,11 +67,26 @@ class WatermarkSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings:
+    """Where ledgers are, settled by the founder; and how long a replaced one stays."""
+
+    location: str = ""
+    """A folder or a URL; empty: a folder in the data directory."""
+    grace_ms: int = 600_000
+    """Files of a replaced ledger stay for so long, for readers that nobody knows of."""
+
+    def __post_init__(self) -> None:
+        if self.grace_ms < 0:
+            raise Rejected("ledger.grace_ms can't be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """One field per section; a room that can be tuned adds its own here and in `load_settings`."""
 
     clock: ClockLimits = field(default_factory=ClockLimits)
     group: GroupConfig = field(default_factory=GroupConfig)
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
     log: LogConfig = field(default_factory=LogConfig)
     logging: Logging = field(default_factory=Logging)
     metastore: MetastoreConfig = field(default_factory=MetastoreConfig)
@@ -87,6 +103,7 @@ class Settings:
             clock_max_skew_ms=self.clock.max_skew_ms,
             watermark_availability_ms=self.watermark.availability_ms,
             watermark_interval_ms=self.watermark.interval_ms,
+            ledger_location=self.ledger.location,
         )
 
 
@@ -122,6 +139,7 @@ def load_settings(
     return Settings(
         clock=section(ClockLimits, "clock"),
         group=section(GroupConfig, "group"),
+        ledger=section(LedgerSettings, "ledger"),
         log=section(LogConfig, "log"),
         logging=section(Logging, "logging"),
         metastore=section(MetastoreConfig, "metastore"),

@@ -6,9 +6,12 @@ Words
     offset        the number of a row in its partition: dense, assigned when the batch is applied
     time          of a batch: the leader's hybrid time; it grows with the offset
     backlog       the batches of a partition that are still there, from `start` to `end`
+    ledger        the compacted form of a partition, in files outside; it is *adopted*
+    horizon       where the adopted ledger ends: it covers the rows below
     closed time   no row at or below it will ever be added
-    cursor        a named durable reader; a raw one holds the backlog from its offset on
-    lease         a hold of a reader that ends by itself unless it is renewed
+    cursor        a named durable reader; it holds the deletes from its offset on, and a raw one
+                  the backlog, too
+    lease         a hold of a reader, or of a run, that ends by itself unless it is renewed
     low watermark the cluster's agreed time: history at or after it is exact
 
 A row's way: the caller's batch is split by the bucket of its key and written as Arrow IPC messages
@@ -32,9 +35,14 @@ Invariants
     7. What readers see is a value that never changes (`View`); a newer one replaces it before
        whoever appended is answered.
     8. Applying looks at nothing but the state and the command.
+    9. Of adopted ledgers neither epoch nor horizon falls. Whoever has a view has a ledger and a
+       backlog that belong together: what the backlog no longer has is in the ledger, or expired.
+   10. Who has seen a key is given its delete: a ledger that lacks deletes at or above an offset
+       where a reader stands, by a hold that came before it in the log, is not adopted.
 """
 
-from lowmark.table.backlog import Backlog, View
+from lowmark.table.adopting import DIGEST_BYTES, MANIFEST_CHARACTERS_MAX, Adopted
+from lowmark.table.backlog import Backlog, Columns, View
 from lowmark.table.batches import (
     CHANGE,
     CHANGE_TYPE,
@@ -51,6 +59,7 @@ from lowmark.table.batches import (
 )
 from lowmark.table.commands import (
     NO_PRODUCER,
+    Adopt,
     Change,
     CreateCursor,
     DeleteCursor,
@@ -73,8 +82,12 @@ from lowmark.table.errors import (
     CursorMovesBack,
     CursorOverdue,
     CursorUnknown,
+    DeletesGone,
+    DeletesHeld,
     LeaseExists,
     LeaseExpired,
+    LedgerConflict,
+    LedgerOld,
     OffsetExpired,
     OffsetToCome,
     OutOfSequence,
@@ -90,11 +103,12 @@ from lowmark.table.fold import Fold
 from lowmark.table.hashing import I64, U64
 from lowmark.table.key_index import KeyIndex
 from lowmark.table.keys import KeyForm
+from lowmark.table.keys_of import KeyReader, Keys
 from lowmark.table.machine import PartitionMachine
 from lowmark.table.partition import Partition, group_name, parse_group_name
 from lowmark.table.producers import Appended
 from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
-from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, holds_of
+from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, deletes_held, holds_of
 from lowmark.table.splitting import check_row_sizes, outgoing, split
 from lowmark.table.state import Finished, State, Ticked, Trimmed
 from lowmark.table.tables import Tables
@@ -103,8 +117,10 @@ from lowmark.table.watermark import Advanced, AsOfHold, LowWatermark, WatermarkS
 __all__ = [
     "CHANGE",
     "CHANGE_TYPE",
+    "DIGEST_BYTES",
     "EPOCH_BITS",
     "I64",
+    "MANIFEST_CHARACTERS_MAX",
     "NAME_CHARACTERS_MAX",
     "NO_PRODUCER",
     "OFFSET",
@@ -112,6 +128,8 @@ __all__ = [
     "SYSTEM_COLUMNS",
     "TIME",
     "U64",
+    "Adopt",
+    "Adopted",
     "Advanced",
     "Appended",
     "AsOfHold",
@@ -119,6 +137,7 @@ __all__ = [
     "BatchRefused",
     "BelowWatermark",
     "Change",
+    "Columns",
     "CommandRefused",
     "Compression",
     "CreateCursor",
@@ -128,15 +147,21 @@ __all__ = [
     "CursorOverdue",
     "CursorUnknown",
     "DeleteCursor",
+    "DeletesGone",
+    "DeletesHeld",
     "Fence",
     "Finish",
     "Finished",
     "Fold",
     "KeyForm",
     "KeyIndex",
+    "KeyReader",
+    "Keys",
     "Lease",
     "LeaseExists",
     "LeaseExpired",
+    "LedgerConflict",
+    "LedgerOld",
     "LowWatermark",
     "Mask",
     "MoveCursor",
@@ -168,6 +193,7 @@ __all__ = [
     "WatermarkStanding",
     "check_row_sizes",
     "decode_rows",
+    "deletes_held",
     "encode_batch",
     "encode_control",
     "encode_rows",

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowmark.errors import Corrupt, invariant
+from lowmark.table.adopting import Adopted
 
 __all__ = ["Backlog", "Columns", "View"]
 
@@ -51,7 +52,9 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The backlog as it was at one moment: what readers work from, on any thread."""
+    """The backlog as it was at one moment, and the ledger that goes with it: what readers work
+    from, on any thread.
+    """
 
     columns: Columns
     count: int
@@ -62,6 +65,8 @@ class View:
     """The next offset to be assigned."""
     closed: int
     """No row at or below this time will ever be added."""
+    ledger: Adopted | None = None
+    """What has the rows below its horizon; from there on, they are in the backlog or expired."""
 
     @property
     def places(self) -> U64:
@@ -155,9 +160,9 @@ class Backlog:
         at = bisect_right(_numbers(self._columns.first), offset, 0, self._count) - 1
         return int(self._columns.time[at])
 
-    def publish(self, closed: int) -> None:
-        """Let readers see it."""
-        self.view = View(self._columns, self._count, self.start, self.end, closed)
+    def publish(self, closed: int, ledger: Adopted | None = None) -> None:
+        """Let readers see it, together with the ledger that is adopted."""
+        self.view = View(self._columns, self._count, self.start, self.end, closed, ledger)
 
     def cut(self, offset: int) -> int:
         """Begin at an offset; gives how many batches went. One that straddles the cut stays."""

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import ipc
 
 from lowmark.catalog import Column, ColumnId, Table, TableSchema
@@ -108,6 +109,8 @@ class _Source:
     field: pa.Field
     at: int | None
     """Its place in the message; None: it is not stored."""
+    name: str
+    """Its name in that version."""
     cast: bool
     filling: pa.Scalar
 
@@ -189,7 +192,7 @@ class Shape:
         arrays = [
             self._system(name, rows, change, partition, first + low, time, offsets)
             if source is None
-            else _column(rows, source)
+            else _column(rows, source, None)
             for name, source in zip(self.names, reading.sources, strict=True)
         ]
         if not arrays:
@@ -220,6 +223,41 @@ class Shape:
             high=high,
             keep=keep,
         )
+
+    def needs(self, version: int) -> list[str]:
+        """The names, in a schema version, of the columns that `dress` asks for."""
+        reading = self._reading(version, int(Change.UPSERT))
+        places = [one.at for one in reading.sources if one is not None and one.at is not None]
+        return [reading.stored.field(at).name for at in sorted(set(places))]
+
+    def dress(
+        self,
+        rows: pa.RecordBatch,
+        *,
+        version: int,
+        partition: int,
+        offsets: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int64],
+        deletes: Mask,
+    ) -> pa.RecordBatch:
+        """Rows that stand elsewhere than in the log, with columns named as a version has them."""
+        arrays = []
+        sources = self._reading(version, int(Change.UPSERT)).sources
+        for name, source in zip(self.names, sources, strict=True):
+            if source is not None:
+                arrays.append(_column(rows, source, deletes))
+            elif name == OFFSET:
+                arrays.append(pa.array(offsets))
+            elif name == TIME:
+                arrays.append(pa.array(times))
+            elif name == PARTITION:
+                arrays.append(pa.array(np.full(len(offsets), partition, np.int32)))
+            else:
+                codes = pa.array(deletes.astype(np.int8))
+                arrays.append(pa.DictionaryArray.from_arrays(codes, _WORDS))
+        if not arrays:
+            return pa.record_batch([pa.nulls(len(offsets))], names=["_"]).select([])
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _system(
         self,
@@ -300,20 +338,25 @@ def _source(
     if there is None:
         was_dropped = written.number > table.latest.number
         filling = None if was_dropped else table.filling(column.id)
-        return _Source(field, None, cast=False, filling=pa.scalar(filling, field.type))
+        return _Source(field, None, "", cast=False, filling=pa.scalar(filling, field.type))
     at = stored.get_field_index(there.name)
     if at < 0:  # a delete has nothing but its key
-        return _Source(field, None, cast=False, filling=pa.scalar(None, field.type))
+        return _Source(field, None, "", cast=False, filling=pa.scalar(None, field.type))
     cast = stored.field(at).type != field.type
-    return _Source(field, at, cast, pa.scalar(None, field.type))
+    return _Source(field, at, there.name, cast, pa.scalar(None, field.type))
 
 
-def _column(rows: pa.RecordBatch, source: _Source) -> pa.Array:
+def _column(rows: pa.RecordBatch, source: _Source, deletes: Mask | None) -> pa.Array:
+    """A column as it is given out; where `deletes` are told, rows have their columns by name."""
     if source.at is None:
+        count = rows.num_rows if deletes is None else len(deletes)
         if not source.filling.is_valid:
-            return pa.nulls(rows.num_rows, source.field.type)
-        return pa.repeat(source.filling, rows.num_rows)
-    array = rows.column(source.at)
+            return pa.nulls(count, source.field.type)
+        filled = pa.repeat(source.filling, count)
+        if deletes is None or not deletes.any():
+            return filled
+        return pc.if_else(pa.array(deletes), pa.scalar(None, filled.type), filled)
+    array = rows.column(source.at if deletes is None else source.name)
     if not source.cast:
         return array
     try:

@@ -34,6 +34,7 @@ __all__ = [
     "NO_PRODUCER",
     "ROOM_BYTES",
     "ROWS_MAX",
+    "Adopt",
     "Batch",
     "Change",
     "Command",
@@ -53,6 +54,7 @@ __all__ = [
     "encode_control",
     "encode_header_in_place",
     "header_of",
+    "is_text",
 ]
 
 APPEND, STAGE, CONTROL = 1, 2, 3
@@ -107,7 +109,7 @@ class CreateCursor(_Control, frozen=True, tag=2):
     offset: int | None
     """None: at the end."""
     earliest: bool = False
-    """At the start, wherever that is."""
+    """At the start, wherever that is; a compacted one at 0."""
     max_lag_rows: int = 0
     max_lag_ms: int = 0
 
@@ -129,13 +131,15 @@ class DeleteCursor(_Control, frozen=True, tag=4):
 
 
 class TakeLease(_Control, frozen=True, tag=5):
-    """Hold the backlog from an offset on, for a while."""
+    """Hold what lies from an offset on, for a while."""
 
     name: str
     holder: int
     offset: int
     ttl_ms: int
     why: str = ""
+    kind: Literal["raw", "compacted", "run"] = "raw"
+    """Who reads: the backlog; the ledger, then the backlog; or a run that makes a ledger."""
 
 
 class RenewLease(_Control, frozen=True, tag=6):
@@ -174,6 +178,16 @@ class Fence(_Control, frozen=True, tag=10):
     epoch: int
 
 
+class Adopt(_Control, frozen=True, tag=11):
+    """Read from this ledger from now on; it was published, and its files are there."""
+
+    epoch: int
+    manifest: str
+    horizon: int
+    digest: bytes
+    deletes_below: int
+
+
 Control: TypeAlias = (
     Finish
     | CreateCursor
@@ -185,6 +199,7 @@ Control: TypeAlias = (
     | Trim
     | Tick
     | Fence
+    | Adopt
 )
 Command: TypeAlias = Batch | Control
 
@@ -255,3 +270,13 @@ def decode(command: Buffer) -> Command:
         # Text that is no UTF-8 is a ValueError of Python's; nesting without end is the last one.
         raise Corrupt(f"a command can't be read: {error}") from error
     return control
+
+
+def is_text(text: str, characters_max: int) -> bool:
+    """Whether something may have this name.
+
+    Clients take printable names only; but what is printable, each Python's Unicode says.
+    """
+    return 0 < len(text) <= characters_max and not any(
+        character < " " or character == "\x7f" for character in text
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from lowmark.errors import Conflict, Rejected, Unavailable
+from lowmark.errors import Conflict, Corrupt, Rejected, Unavailable
+from lowmark.holds import Hold
 from lowmark.runtime import HybridTime, millis_of
 
 __all__ = [
@@ -15,8 +16,12 @@ __all__ = [
     "CursorMovesBack",
     "CursorOverdue",
     "CursorUnknown",
+    "DeletesGone",
+    "DeletesHeld",
     "LeaseExists",
     "LeaseExpired",
+    "LedgerConflict",
+    "LedgerOld",
     "OffsetExpired",
     "OffsetToCome",
     "OutOfSequence",
@@ -137,6 +142,55 @@ class LeaseExpired(Conflict):
         super().__init__(
             f"the lease {name!r} is over", hint="Take a new one and look what is left."
         )
+
+
+class LedgerOld(Conflict):
+    """A ledger that a newer one has replaced."""
+
+    def __init__(self, *, epoch: int, current: int) -> None:
+        super().__init__(
+            f"the ledger of epoch {epoch} is older than the adopted one, of epoch {current}",
+            hint="Read what is adopted, and start from there.",
+        )
+        self.epoch, self.current = epoch, current
+
+
+class LedgerConflict(Corrupt):
+    """Another ledger of the epoch that is adopted: two runs have published the same one."""
+
+    def __init__(self, *, epoch: int, there: str, wanted: str) -> None:
+        super().__init__(
+            f"there are two ledgers of epoch {epoch}: {there!r}, which is adopted, and {wanted!r}",
+            detail="An epoch is published once. If both have one name, they differ in what they"
+            " hold.",
+            hint="Stop compaction, and find out who has published the other one: a metastore from"
+            " a backup does not know of the first.",
+        )
+        self.epoch = epoch
+
+
+class DeletesHeld(Conflict):
+    """A ledger that lacks deletes which somebody has yet to be told of."""
+
+    def __init__(self, hold: Hold, *, at: int, wanted: int) -> None:
+        super().__init__(
+            f"deletes can't go below offset {wanted}: {hold.kind} {hold.holder!r} stands at {at}",
+            detail="Who has seen a key must be given its delete.",
+            hint=f"Make a ledger that keeps deletes from {at} on, or have the {hold.kind} move on.",
+        )
+        self.holder, self.kind, self.at, self.wanted = hold.holder, hold.kind, at, wanted
+
+
+class DeletesGone(Conflict):
+    """An offset from which on deletes are missing: nobody can begin there."""
+
+    def __init__(self, *, wanted: int, below: int) -> None:
+        super().__init__(
+            f"a compacted reader can't begin at offset {wanted}: deletes below {below} may be gone",
+            detail="It would keep keys that were deleted since.",
+            hint="Begin at 0, with an empty state.",
+        )
+        self.wanted, self.below = wanted, below
 
 
 class OffsetExpired(Rejected):

@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt
 from lowmark.runtime import Buffer
+from lowmark.table.adopting import Adopted
 from lowmark.table.backlog import Backlog
 from lowmark.table.commands import decode
 from lowmark.table.producers import Producers
@@ -33,7 +34,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     start: int
     end: int
     closed: int
-    horizon: int
+    ledger: Adopted | None
     expired: int
     cursors: tuple[Cursor, ...]
     leases: tuple[Lease, ...]
@@ -65,7 +66,7 @@ class PartitionMachine:
         """A batch has another place in the log."""
         state = self.state
         if state.backlog.moved(old, new):
-            state.backlog.publish(state.closed)
+            state.publish()
             return
         for transaction, batches in state.staged.items():
             if any(batch.index == old for batch in batches):
@@ -101,7 +102,7 @@ class PartitionMachine:
             backlog.start,
             backlog.end,
             state.closed,
-            state.horizon,
+            state.ledger,
             state.expired,
             tuple(state.cursors.values()),
             tuple(state.leases.values()),
@@ -141,10 +142,10 @@ def _restored(data: bytes) -> State:
         columns, count=header.batches, start=header.start, end=header.end
     )
     state.producers = Producers.decode(producers)
-    state.closed, state.horizon, state.expired = header.closed, header.horizon, header.expired
+    state.closed, state.ledger, state.expired = header.closed, header.ledger, header.expired
     state.leases = {lease.name: lease for lease in header.leases}
     state.staged = {number: list(batches) for number, batches in header.staged}
     state.finished = {number: Finished(*done) for number, done in header.finished}
     state.put_cursors(header.cursors)
-    state.backlog.publish(state.closed)
+    state.publish()
     return state

@@ -1,4 +1,7 @@
-"""Who reads a partition and holds its backlog for that: cursors, and leases.
+"""Who reads a partition and holds what it needs for that: cursors, and leases.
+
+Who reads raw, and a run that makes a ledger, holds the backlog from its offset on. Who reads, raw
+or compacted, holds the deletes from there on: it must be given those of the keys it has seen.
 
 Both are plain records of the partition's state. Whether a lease is over, and whether a cursor is
 overdue, is decided by times that stand in the log, never by a clock: all members agree.
@@ -21,6 +24,7 @@ __all__ = [
     "NAME_CHARACTERS_MAX",
     "Cursor",
     "Lease",
+    "deletes_held",
     "holds_of",
 ]
 
@@ -60,6 +64,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     since: int
     ends_ms: int
     why: str = ""
+    kind: Literal["raw", "compacted", "run"] = "raw"
 
 
 def holds_of(
@@ -68,23 +73,43 @@ def holds_of(
     """What holds the backlog at a time, and from which offset on."""
     for cursor in cursors.values():
         if cursor.kind == "raw" and not cursor.overdue:
-            yield Hold(
-                holder=cursor.name,
-                kind="cursor",
-                pins=Span(cursor.offset),
-                since_ms=_millis(cursor.moved),
-                why="a raw cursor stands here",
-            )
+            yield _of_cursor(cursor)
     for lease in leases.values():
-        if lease.ends_ms > now_ms:
-            yield Hold(
-                holder=lease.name,
-                kind="lease",
-                pins=Span(lease.offset),
-                since_ms=_millis(lease.since),
-                why=lease.why or "a reader holds it",
-                expires_at_ms=lease.ends_ms,
-            )
+        if lease.kind != "compacted" and lease.ends_ms > now_ms:
+            yield _of_lease(lease)
+
+
+def deletes_held(
+    cursors: dict[str, Cursor], leases: dict[str, Lease], *, now_ms: int
+) -> Iterator[Hold]:
+    """What holds deletes at a time, and from which offset on."""
+    for cursor in cursors.values():
+        if not cursor.overdue:
+            yield _of_cursor(cursor)
+    for lease in leases.values():
+        if lease.kind != "run" and lease.ends_ms > now_ms:
+            yield _of_lease(lease)
+
+
+def _of_cursor(cursor: Cursor) -> Hold:
+    return Hold(
+        holder=cursor.name,
+        kind="cursor",
+        pins=Span(cursor.offset),
+        since_ms=_millis(cursor.moved),
+        why=f"a {cursor.kind} cursor stands here",
+    )
+
+
+def _of_lease(lease: Lease) -> Hold:
+    return Hold(
+        holder=lease.name,
+        kind="lease",
+        pins=Span(lease.offset),
+        since_ms=_millis(lease.since),
+        why=lease.why or ("a run reads it" if lease.kind == "run" else "a reader holds it"),
+        expires_at_ms=lease.ends_ms,
+    )
 
 
 def _millis(time: int) -> int:

@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from lowmark.errors import LowmarkError
 from lowmark.holds import SafePoint, safe_point
 from lowmark.runtime import HybridTime, millis_of
+from lowmark.table.adopting import Adopted, adopt, deletes_gone
 from lowmark.table.backlog import Backlog
 from lowmark.table.commands import (
     NO_PRODUCER,
+    Adopt,
     Batch,
     Command,
     CreateCursor,
@@ -26,6 +28,7 @@ from lowmark.table.commands import (
     TakeLease,
     Tick,
     Trim,
+    is_text,
 )
 from lowmark.table.errors import (
     BatchRefused,
@@ -49,6 +52,7 @@ from lowmark.table.readers import (
     NAME_CHARACTERS_MAX,
     Cursor,
     Lease,
+    deletes_held,
     holds_of,
 )
 
@@ -101,7 +105,9 @@ class Staged(msgspec.Struct, frozen=True, array_like=True):
     sequence: int
 
 
-Outcome: TypeAlias = Appended | Finished | Ticked | Trimmed | Cursor | Lease | LowmarkError | None
+Outcome: TypeAlias = (
+    Appended | Finished | Ticked | Trimmed | Cursor | Lease | Adopted | LowmarkError | None
+)
 
 
 class State:
@@ -118,12 +124,21 @@ class State:
         """The last transactions, oldest first."""
         self.closed = 0
         """No row at or below this time will ever be added."""
-        self.horizon = 0
-        """Rows below it are in a ledger."""
+        self.ledger: Adopted | None = None
+        """What it is read from together with the backlog."""
         self.expired = 0
-        """Rows below it went by retention, and are in no ledger."""
+        """Retention cut up to here: of the rows below it, there is what a ledger has."""
         self._limited = False
         """Whether a cursor has a maximum lag."""
+
+    @property
+    def horizon(self) -> int:
+        """Rows below it are in the ledger."""
+        return 0 if self.ledger is None else self.ledger.horizon
+
+    def publish(self) -> None:
+        """Let readers see the backlog and its ledger, as one value."""
+        self.backlog.publish(self.closed, self.ledger)
 
     # -- commands -------------------------------------------------------------------------------
 
@@ -135,7 +150,7 @@ class State:
         outcome = self._apply(command, index, time, size)
         if self._limited:
             self._mark_overdue(time)
-        self.backlog.publish(time)
+        self.publish()
         return outcome
 
     def _apply(self, command: Command, index: int, time: int, size: int) -> Outcome:
@@ -162,6 +177,8 @@ class State:
                 return self._trim(command, time)
             case Fence():
                 return self._fence(command)
+            case Adopt():
+                return self._adopt(command, time)
             case _:
                 assert_never(command)
 
@@ -251,12 +268,12 @@ class State:
             return there if there.token == wanted.token else CursorExists(wanted.name)
         if len(self.cursors) >= CURSORS_MAX:
             return TooMany("cursors", CURSORS_MAX)
-        if not _is_name(wanted.name):
+        if not is_text(wanted.name, NAME_CHARACTERS_MAX):
             return _bad_name(wanted.name)
         offset = self.backlog.end if wanted.offset is None else wanted.offset
         if wanted.earliest:
-            offset = self.backlog.start
-        refusal = self._not_there(offset)
+            offset = 0 if wanted.kind == "compacted" else self.backlog.start
+        refusal = self._no_start(offset, wanted.kind)
         if refusal is not None:
             return refusal
         cursor = Cursor(
@@ -280,7 +297,10 @@ class State:
             return CursorOverdue(move.name)
         if move.offset < cursor.offset and not move.reset:
             return CursorMovesBack(move.name, at=cursor.offset, to=move.offset)
-        refusal = self._not_there(move.offset)
+        if cursor.kind == "compacted" and not move.reset:
+            refusal = self._to_come(move.offset)  # what lies between, it has from the ledger
+        else:
+            refusal = self._no_start(move.offset, cursor.kind)
         if refusal is not None:
             return refusal
         moved = replace(cursor, offset=move.offset, moved=time, overdue=False)
@@ -312,10 +332,16 @@ class State:
             for cursor in self.cursors.values()
         )
 
-    def _not_there(self, offset: int) -> LowmarkError | None:
-        """Why nobody can stand at an offset."""
-        if offset < self.backlog.start:
-            return OffsetExpired(wanted=offset, start=self.backlog.start)
+    def _no_start(self, offset: int, kind: str) -> LowmarkError | None:
+        """Why nobody of that kind can begin at an offset."""
+        start = 0 if kind == "compacted" else self.backlog.start
+        if offset < start:
+            return OffsetExpired(wanted=offset, start=start)
+        if kind == "compacted":
+            return self._to_come(offset) or deletes_gone(offset, self.ledger)
+        return self._to_come(offset)
+
+    def _to_come(self, offset: int) -> LowmarkError | None:
         if offset > self.backlog.end:
             return OffsetToCome(wanted=offset, end=self.backlog.end)
         return None
@@ -359,18 +385,25 @@ class State:
             self._forget_ended(now_ms)
             if len(self.leases) >= LEASES_MAX:
                 return TooMany("leases", LEASES_MAX)
-        if not _is_name(take.name):
+        if not is_text(take.name, NAME_CHARACTERS_MAX):
             return _bad_name(take.name)
         if not 0 < take.ttl_ms <= LEASE_MS_MAX:
             return CommandRefused(
                 f"a lease can't be of {take.ttl_ms} ms", hint=f"Use 1 to {LEASE_MS_MAX} ms."
             )
-        refusal = self._not_there(take.offset)
+        refusal = self._no_start(take.offset, take.kind)
         if refusal is not None:
             return refusal
         why = take.why[:WHY_CHARACTERS_MAX]
         lease = Lease(
-            take.name, take.holder, take.offset, take.ttl_ms, time, now_ms + take.ttl_ms, why
+            take.name,
+            take.holder,
+            take.offset,
+            take.ttl_ms,
+            time,
+            now_ms + take.ttl_ms,
+            why,
+            take.kind,
         )
         self.leases[take.name] = lease
         return lease
@@ -394,7 +427,19 @@ class State:
     def _forget_ended(self, now_ms: int) -> None:
         self.leases = {name: one for name, one in self.leases.items() if one.ends_ms > now_ms}
 
-    # -- cutting --------------------------------------------------------------------------------
+    # -- ledgers, and cutting -------------------------------------------------------------------
+
+    def _adopt(self, wanted: Adopt, time: int) -> Outcome:
+        outcome = adopt(
+            wanted,
+            there=self.ledger,
+            end=self.backlog.end,
+            held=deletes_held(self.cursors, self.leases, now_ms=_millis(time)),
+            time=time,
+        )
+        if isinstance(outcome, Adopted):
+            self.ledger = outcome
+        return outcome
 
     def _trim(self, trim: Trim, time: int) -> Outcome:
         self._forget_ended(_millis(time))
@@ -414,13 +459,6 @@ class State:
         goal = max(goal, self.backlog.start)
         safe = safe_point(goal, holds_of(self.cursors, self.leases, now_ms=_millis(time)))
         return SafePoint(safe.position, trim.offset, safe.held_by)
-
-
-def _is_name(name: str) -> bool:
-    """Clients take printable names only; but what is printable, each Python's Unicode says."""
-    return 0 < len(name) <= NAME_CHARACTERS_MAX and not any(
-        character < " " or character == "\x7f" for character in name
-    )
 
 
 def _bad_name(name: str) -> LowmarkError:

@@ -15,7 +15,10 @@ import pyarrow as pa
 from lowmark.catalog import Table
 from lowmark.errors import Corrupt
 from lowmark.runtime import Buffer
-from lowmark.table import CHANGE, Change, KeyForm, Mask, View, decode_rows, stored_schema
+from lowmark.table.backlog import View
+from lowmark.table.batches import CHANGE, Mask, decode_rows, stored_schema
+from lowmark.table.commands import Change
+from lowmark.table.keys import KeyForm
 
 __all__ = ["KeyReader", "Keys"]
 

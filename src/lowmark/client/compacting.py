@@ -1,0 +1,709 @@
+"""A run of compaction: plan, work, publish, adopt, trim, retire.
+
+Steps, and what is true after each. A crash anywhere leaves what the last finished step left;
+`resume` goes on from there, and the sweep removes what nobody names.
+
+    1. the run is noted in the metastore: its name is in every file that it writes, so nobody sweeps
+       them while it can be resumed
+    2. a lease in each partition holds the backlog that is going to be read
+    3. the work is carried out, somewhere. Each finished partition has written its files, its
+       manifest, and an answer that says so: it is not done again
+    4. the pointer is swapped, if it still is what the plan saw, and the ledger before is noted as
+       retired. Nobody reads the new one yet
+    5. the partition adopts it: from here on it is read. If somebody has come meanwhile who needs
+       deletes that it lacks, it is refused, and the partition is planned anew; the pointer is ahead
+       then, which is no harm: reads go by what was adopted
+    6. the backlog is cut up to the horizon, as far as nobody holds it
+    7. the lease is given back, the run noted as done, and what was retired goes when nobody reads
+       it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import cast
+
+import msgspec
+from pyroaring import BitMap64
+
+from lowmark import __version__
+from lowmark.catalog import Table
+from lowmark.catalog.serializers import encode_table
+from lowmark.client.embedded import Embedded
+from lowmark.client.failures import Cancelled, RunUnderWay
+from lowmark.client.ledgers import Ledgers
+from lowmark.client.planning import Standing, plan_partition, sealed_tail, standing_of
+from lowmark.client.run_records import Records
+from lowmark.client.running import Runner, work_off
+from lowmark.client.sweeping import sweep
+from lowmark.errors import Conflict, LowmarkError, Rejected
+from lowmark.ledger import (
+    Done,
+    PartitionPlan,
+    Pointer,
+    RunRecord,
+    SourceMoved,
+    Work,
+    done_path,
+    progress_path,
+    read_manifest,
+    run_folder,
+)
+from lowmark.runtime import FileMissing, HybridTime
+from lowmark.table import (
+    Adopt,
+    DeletesHeld,
+    Partition,
+    ReleaseLease,
+    RenewLease,
+    TakeLease,
+    Trim,
+    Trimmed,
+)
+
+__all__ = ["Compactor", "Progress", "Wishes"]
+
+LEASE_MS = 600_000
+_RENEW_S = 60.0
+_LOOK_S = 0.25
+_ATTEMPTS = 5
+"""So often a partition is planned anew, because somebody came who needs what it would drop."""
+_TASK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    step: str
+    bytes_done: int
+    bytes_total: int
+    partitions_done: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """How a run is to be made."""
+
+    verify: bool = False
+    trim: bool = True
+    rewrite: bool = False
+    """Write every file anew, though nothing may be new."""
+    read_rate: int = 0
+    write_rate: int = 0
+    memory_bytes: int = _TASK_BYTES
+    trigger: str = "by hand"
+    where: str = ""
+    progress: Callable[[Progress], None] | None = None
+    step: Callable[[str], None] = field(default=lambda name: None)
+    """Told of every step before it is made."""
+
+
+class Compactor:
+    """Makes the runs of one database, one at a time for each table."""
+
+    def __init__(self, embedded: Embedded, ledgers: Ledgers, *, grace_ms: int) -> None:
+        self._embedded = embedded
+        self.ledgers = ledgers
+        self._grace_ms = grace_ms
+        self.records = Records(embedded)
+        self._lock = threading.Lock()
+        self._active: dict[int, _Run] = {}
+
+    # -- from outside ---------------------------------------------------------------------------
+
+    def plan(self, table: Table, partitions: Mapping[int, Partition], wishes: Wishes) -> RunRecord:
+        """What a run would do: nothing is written, nothing is held."""
+        return _Run(self, table, partitions, wishes).plan()
+
+    def compact(
+        self,
+        table: Table,
+        partitions: Mapping[int, Partition],
+        runner: Callable[[], Runner],
+        wishes: Wishes,
+    ) -> RunRecord:
+        """Make a run; gives what it did. Without anything to do, nothing is begun."""
+        run = _Run(self, table, partitions, wishes)
+        with self._only(run):
+            record = run.plan()
+            if all(one.state == "skipped" for one in record.partitions):
+                record = msgspec.structs.replace(
+                    record, state="done", ended_at_ms=record.began_at_ms
+                )
+                run.finish_published()
+                return record
+            return run.go(record, runner)
+
+    def resume(
+        self,
+        table: Table,
+        partitions: Mapping[int, Partition],
+        runner: Callable[[], Runner],
+        wishes: Wishes,
+        *,
+        run: str,
+    ) -> RunRecord:
+        """Go on with a run that was interrupted; what is finished is not done again."""
+        record = self.records.run(table.id, run)
+        if record.state not in {"running", "failed"}:
+            raise Rejected(f"run {run} is {record.state}", hint="Begin another one.")
+        wanted = [one.partition for one in record.partitions]
+        again = msgspec.structs.replace(record, resumed=record.resumed + 1, state="running")
+        wishes = _as_before(wishes, record)
+        one = _Run(self, table, {number: partitions[number] for number in wanted}, wishes)
+        with self._only(one):
+            return one.go(again, runner)
+
+    def cancel(self, table: Table, run: str) -> RunRecord:
+        """End a run that goes on here, or give up one that was interrupted."""
+        active = self._active.get(table.id)
+        if active is not None and active.name == run:
+            active.cancel()
+        else:
+            record = self.records.run(table.id, run)
+            if record.state not in {"running", "failed"}:
+                raise Rejected(f"run {run} is {record.state}", hint="There is nothing to cancel.")
+            ended = msgspec.structs.replace(
+                record, state="cancelled", ended_at_ms=self._embedded.node.loop.wall_ms()
+            )
+            self.records.put_run(ended)
+            self.sweep(table)
+        return self.records.run(table.id, run)
+
+    def sweep(self, table: Table) -> list[str]:
+        """Remove files of a table that nobody names; gives which."""
+        return sweep(self._embedded, self.ledgers, self.records, table.id, self._grace_ms)
+
+    def active(self, table: int) -> str | None:
+        """The run that compacts a table right now."""
+        run = self._active.get(table)
+        return None if run is None else run.name
+
+    @contextlib.contextmanager
+    def _only(self, run: _Run) -> Iterator[None]:
+        with self._lock:
+            other = self._active.get(run.table.id)
+            if other is not None:
+                raise RunUnderWay(run.table.name, other.name)
+            self._active[run.table.id] = run
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._active[run.table.id]
+
+
+def _as_before(wishes: Wishes, record: RunRecord) -> Wishes:
+    return Wishes(
+        verify=record.verify,
+        trim=record.trim,
+        rewrite=record.rewrite,
+        read_rate=record.read_rate,
+        write_rate=record.write_rate,
+        memory_bytes=wishes.memory_bytes,
+        trigger=record.trigger,
+        where=wishes.where,
+        progress=wishes.progress,
+        step=wishes.step,
+    )
+
+
+class _Run:
+    """One run, on its caller's thread."""
+
+    def __init__(
+        self,
+        compactor: Compactor,
+        table: Table,
+        partitions: Mapping[int, Partition],
+        wishes: Wishes,
+    ) -> None:
+        self._embedded = compactor._embedded
+        self._ledgers = compactor.ledgers
+        self._records = compactor.records
+        self._compactor = compactor
+        self.table = table
+        self._partitions = partitions
+        self._wishes = wishes
+        now = datetime.now(UTC)
+        self.name = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        self._holder = int.from_bytes(secrets.token_bytes(7), "little")
+        self._held: dict[int, int] = {}
+        """Where each partition's backlog is held from."""
+        self._runner: Runner | None = None
+        self._cancelled = threading.Event()
+        self._began_s = time.monotonic()
+
+    # -- planning -------------------------------------------------------------------------------
+
+    def plan(self) -> RunRecord:
+        """Step 0: see what there is to do."""
+        table, wishes = self.table, self._wishes
+        if table.settings.compaction == "off":
+            raise Rejected(
+                f"table {table.name} has compaction=off",
+                hint="Set it to manual or auto.",
+            )
+        watermark = self._watermark()
+        plans = []
+        for number in sorted(self._partitions):
+            standing = self._standing(number, watermark)
+            plans.append(plan_partition(number, table, standing, anyway=wishes.rewrite))
+        return RunRecord(
+            run=self.name,
+            table=table.id,
+            table_name=table.name,
+            state="planned",
+            trigger=wishes.trigger,
+            began_at_ms=self._embedded.node.loop.wall_ms(),
+            watermark=watermark,
+            verify=wishes.verify,
+            trim=wishes.trim,
+            rewrite=wishes.rewrite,
+            read_rate=wishes.read_rate,
+            write_rate=wishes.write_rate,
+            where=wishes.where,
+            partitions=tuple(plans),
+        )
+
+    def _watermark(self) -> int:
+        mark = self._embedded.node.watermark
+        assert mark is not None
+        return self._embedded.ask(mark.read)
+
+    def _standing(self, number: int, watermark: int) -> Standing:
+        """Where a partition stands, after it has adopted what was published for it before."""
+        partition = self._partitions[number]
+        seen = self._records.pointer(self.table.id, number)
+        standing = standing_of(self._embedded, partition, seen, watermark=watermark)
+        adopted = standing.ledger.epoch if standing.ledger is not None else 0
+        if seen.pointer is None or seen.pointer.epoch <= adopted:
+            return standing
+        if self._adopt(number, seen.pointer):
+            return standing_of(self._embedded, partition, seen, watermark=watermark)
+        return standing
+
+    # -- the run --------------------------------------------------------------------------------
+
+    def go(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
+        """Steps 1 to 7."""
+        self.name = record.run
+        record = msgspec.structs.replace(record, state="running", where=self._wishes.where)
+        self._step("note the run")
+        self._records.put_run(record)
+        try:
+            with self._watched(record):
+                record = self._all(record, runner)
+            self._check()
+        except BaseException as error:
+            self._failed(error)
+            raise
+        finally:
+            self._let_go()
+        self._step("note the end")
+        record = self._ended(record, "done")
+        self._records.forget_old_runs(self.table.id)
+        self._step("sweep")
+        self._compactor.sweep(self.table)
+        return record
+
+    def _all(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
+        for _ in range(_ATTEMPTS):
+            todo = [one for one in record.partitions if one.state in {"planned", "written"}]
+            if not todo:
+                return record
+            record = self._round(record, todo, runner)
+        raise Conflict(
+            f"table {self.table.name} could not be compacted: readers came in between each time",
+            hint="Run it again.",
+        )
+
+    def _round(
+        self, record: RunRecord, todo: Sequence[PartitionPlan], runner: Callable[[], Runner]
+    ) -> RunRecord:
+        """Work off what is left, then publish it; what was refused stays to be done."""
+        finished: dict[int, tuple[Done, Standing]] = {}
+        works: dict[int, tuple[Work, Standing]] = {}
+        for plan in todo:
+            standing = self._standing(plan.partition, record.watermark)
+            ledger = standing.ledger
+            if ledger is not None and ledger.manifest == plan.manifest:
+                # It was adopted before the run was interrupted: what is left is to cut.
+                record = self._trimmed(record, plan)
+                continue
+            done = self._finished(plan, standing)
+            if done is not None:
+                finished[plan.partition] = done, standing
+                continue
+            fresh = plan_partition(
+                plan.partition, self.table, standing, anyway=self._wishes.rewrite
+            )
+            record = self._noted(record.with_partition(fresh))
+            if fresh.state != "skipped":
+                works[plan.partition] = self._prepared(fresh, standing), standing
+        if works:
+            self._step("carry out the work")
+            for answer in self._carried_out([work for work, _ in works.values()], runner):
+                finished[answer.partition] = answer, works[answer.partition][1]
+        for number in sorted(finished):
+            self._check()
+            record = self._finish(record, *finished[number])
+        return record
+
+    def _finished(self, plan: PartitionPlan, standing: Standing) -> Done | None:
+        """What a partition has written before the run was interrupted, if it can still be used."""
+        path = done_path(self.table.id, self.name, plan.partition)
+        try:
+            data = self._ledgers.store.read(path)
+            done = msgspec.json.decode(data, type=Done)
+            manifest = read_manifest(self._ledgers.store, done.manifest)
+        except (FileMissing, msgspec.MsgspecError, LowmarkError):
+            return None
+        base = standing.ledger.manifest if standing.ledger is not None else ""
+        if manifest.based_on != base or done.deletes_below > self._passed(standing):
+            return None
+        return done
+
+    def _passed(self, standing: Standing) -> int:
+        """Below this offset deletes may go."""
+        gone = standing.ledger.deletes_below if standing.ledger is not None else 0
+        return max(gone, standing.deletes_below)
+
+    # -- the work -------------------------------------------------------------------------------
+
+    def _prepared(self, plan: PartitionPlan, standing: Standing) -> Work:
+        """Step 2: hold what is read, and say where it is."""
+        number, partition = plan.partition, self._partitions[plan.partition]
+        view = standing.view
+        self._step(f"hold partition {number}")
+        low = max(plan.low, view.start)
+        lease = TakeLease(self._lease, self._holder, low, LEASE_MS, "compaction reads it", "run")
+        self._embedded.ask(lambda: partition.ask(lease))
+        self._held[number] = low
+        self._pin(partition, standing, plan)
+        tail = sealed_tail(self._embedded, partition, view, low=plan.low, high=plan.horizon)
+        wishes, table = self._wishes, self.table
+        return Work(
+            run=self.name,
+            store=self._ledgers.store.location,
+            root=str(self._embedded.data.absolute()),
+            table=encode_table(table),
+            table_name=table.name,
+            partition=number,
+            epoch=max(plan.base_epoch, standing.seen.epoch) + 1,
+            base=plan.base,
+            tail=tail,
+            horizon=plan.horizon,
+            schema=self._schema(standing, plan),
+            deletes_below=min(standing.deletes_below, plan.horizon),
+            watermark=standing.watermark,
+            expired=standing.expired,
+            made_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            release=__version__,
+            verify=wishes.verify,
+            rewrite=wishes.rewrite,
+            budget_bytes=wishes.memory_bytes,
+            read_rate=wishes.read_rate,
+            write_rate=wishes.write_rate,
+        )
+
+    def _pin(self, partition: Partition, standing: Standing, plan: PartitionPlan) -> None:
+        view = standing.view
+        if plan.low >= plan.horizon:
+            return
+        pins = BitMap64(view.places[view.batch_at(plan.low) : view.batch_at(plan.horizon - 1) + 1])
+        log = partition.group.log
+        self._embedded.ask_now(
+            lambda: log.hold(self._lease, kind="run", pins=pins, why="compaction reads it")
+        )
+
+    def _schema(self, standing: Standing, plan: PartitionPlan) -> int:
+        """The version that new files get: the one in force at the watermark.
+
+        Whoever reads as of that time or later finds every column that it may ask for. Rows that
+        come with a newer version were written later, but for a clock that went back.
+        """
+        catalogs = self._embedded.node.catalogs
+        assert catalogs is not None
+        view = standing.view
+        at, end = view.batch_at(plan.low), view.batch_at(max(plan.horizon - 1, plan.low))
+        versions = view.columns.schema[at : end + 1][: max(view.count - at, 0)]
+        newest = int(versions.max()) if len(versions) and plan.rows else 0
+        in_force = self.table.schemas[0].number
+        with contextlib.suppress(LowmarkError):  # the watermark is older than the catalog's history
+            catalog = self._embedded.ask(lambda: catalogs.at(HybridTime(standing.watermark)))
+            then = catalog.table(self.table.id)
+            in_force = max(in_force, then.latest.number if then is not None else 0)
+        return max(newest, in_force)
+
+    def _carried_out(self, works: Sequence[Work], runner: Callable[[], Runner]) -> list[Done]:
+        """Step 3."""
+        self._runner = made = runner()
+        try:
+            self._check()
+            packs = _packed(works, made.slots)
+            share = [
+                [msgspec.msgpack.encode(_shared(work, len(packs))) for work in pack]
+                for pack in packs
+            ]
+            label = f"compact {self.table.name}"
+            answers = made.run(work_off, share, label=label)
+        except SourceMoved:
+            return []  # the next round plans again
+        finally:
+            self._runner = None
+        return [msgspec.msgpack.decode(answer, type=Done) for answer in answers]
+
+    # -- publishing -----------------------------------------------------------------------------
+
+    def _finish(self, record: RunRecord, done: Done, standing: Standing) -> RunRecord:
+        """Steps 4 to 7 for one partition."""
+        number = done.partition
+        plan = record.partition(number)
+        assert plan is not None
+        plan = msgspec.structs.replace(
+            plan,
+            state="written",
+            manifest=done.manifest,
+            horizon=done.horizon,
+            rows_read=done.rows_read,
+            rows_live=done.rows_live,
+            rows_died=done.rows_died,
+            deletes=done.deletes,
+            deletes_dropped=done.deletes_dropped,
+            bytes_read=done.bytes_read,
+            bytes_written=done.bytes_written,
+            files_written=done.files_written,
+            ledger_bytes=done.ledger_bytes,
+            rows_checked=done.rows_checked,
+        )
+        record = self._noted(record.with_partition(plan))
+        now = self._standing(number, record.watermark)
+        if now.view.ledger != standing.view.ledger:
+            return self._noted(
+                record.with_partition(msgspec.structs.replace(plan, state="overtaken"))
+            )
+        if done.deletes_below > self._passed(now):
+            return self._noted(record.with_partition(_anew(plan)))
+        pointer = Pointer(
+            manifest=done.manifest,
+            horizon=done.horizon,
+            epoch=done.epoch,
+            digest=done.digest,
+            deletes_below=done.deletes_below,
+            run=self.name,
+        )
+        self._step(f"publish partition {number}")
+        published = self._records.publish(
+            self.table.id,
+            number,
+            pointer,
+            seen=now.seen,
+            now_ms=self._embedded.node.loop.wall_ms(),
+        )
+        if not published:
+            return self._noted(
+                record.with_partition(msgspec.structs.replace(plan, state="overtaken"))
+            )
+        record = self._noted(
+            record.with_partition(msgspec.structs.replace(plan, state="published"))
+        )
+        self._step(f"adopt partition {number}")
+        if not self._adopt(number, pointer):
+            return self._noted(record.with_partition(_anew(plan)))
+        return self._trimmed(record, plan)
+
+    def _adopt(self, number: int, pointer: Pointer) -> bool:
+        """Have a partition read from a ledger that was published; False if somebody needs more."""
+        partition = self._partitions[number]
+        manifest = read_manifest(self._ledgers.store, pointer.manifest)
+        adopt = Adopt(
+            pointer.epoch,
+            pointer.manifest,
+            pointer.horizon,
+            manifest.digest_value().form,
+            pointer.deletes_below,
+        )
+        try:
+            self._embedded.ask(lambda: partition.ask(adopt))
+        except DeletesHeld:
+            return False
+        return True
+
+    def _trimmed(self, record: RunRecord, plan: PartitionPlan) -> RunRecord:
+        """Steps 6 and 7: cut what is in the ledger, and hold nothing any more."""
+        number, partition = plan.partition, self._partitions[plan.partition]
+        self._release(number)
+        plan = msgspec.structs.replace(plan, state="adopted")
+        if self._wishes.trim:
+            self._step(f"trim partition {number}")
+            before = partition.view
+            outcome = self._embedded.ask(lambda: partition.ask(Trim(plan.horizon)))
+            trimmed = cast("Trimmed", outcome)
+            after = partition.view
+            if trimmed.batches:
+                self._embedded.ask_now(partition.group.snapshot)
+            names = tuple(f"{hold.kind} {hold.holder}" for hold in trimmed.safe.held_by)
+            plan = msgspec.structs.replace(
+                plan,
+                trimmed_to=after.start,
+                trimmed_bytes=before.bytes_from(before.start) - after.bytes_from(after.start),
+                held_by=names if after.start < plan.horizon else (),
+            )
+        return self._noted(record.with_partition(plan))
+
+    def finish_published(self) -> None:
+        """Nothing is new; but what was published and not cut yet may be cut."""
+        if not self._wishes.trim:
+            return
+        for partition in self._partitions.values():
+            ledger = partition.view.ledger
+            if ledger is not None and partition.view.start < ledger.horizon:
+                self._embedded.ask(lambda one=partition, at=ledger.horizon: one.ask(Trim(at)))  # type: ignore[misc]
+
+    # -- around it ------------------------------------------------------------------------------
+
+    @property
+    def _lease(self) -> str:
+        return f"compaction {self.name}"
+
+    def _release(self, number: int) -> None:
+        if self._held.pop(number, None) is None or self._embedded.closed:
+            return
+        partition, name, holder = self._partitions[number], self._lease, self._holder
+
+        def let_go() -> None:
+            partition.group.log.release(name, "run")
+
+        with contextlib.suppress(LowmarkError):
+            self._embedded.ask_now(let_go)
+            self._embedded.ask(lambda: partition.ask(ReleaseLease(name, holder)))
+
+    def _let_go(self) -> None:
+        for number in list(self._held):
+            self._release(number)
+
+    def _step(self, name: str) -> None:
+        self._check()
+        self._wishes.step(name)
+
+    def _noted(self, record: RunRecord) -> RunRecord:
+        self._wishes.step("note progress")
+        record = msgspec.structs.replace(record, seconds=time.monotonic() - self._began_s)
+        self._records.put_run(record)
+        return record
+
+    def _ended(self, record: RunRecord, state: str, error: str = "") -> RunRecord:
+        record = msgspec.structs.replace(
+            record,
+            state=state,
+            error=error,
+            ended_at_ms=self._embedded.node.loop.wall_ms(),
+            seconds=time.monotonic() - self._began_s,
+        )
+        self._records.put_run(record)
+        return record
+
+    def _failed(self, error: BaseException) -> None:
+        """Say what became of it; a run that failed can be resumed, one that was cancelled not."""
+        if not isinstance(error, Exception) and not isinstance(error, KeyboardInterrupt):
+            return  # the process ends: the run stays as it is, to be resumed
+        with contextlib.suppress(LowmarkError):
+            record = self._records.run(self.table.id, self.name)
+            if isinstance(error, Cancelled | KeyboardInterrupt):
+                self._let_go()
+                self._ended(record, "cancelled", "cancelled")
+                self._compactor.sweep(self.table)
+            else:
+                self._ended(record, "failed", str(error))
+
+    def cancel(self) -> None:
+        """From another thread."""
+        self._cancelled.set()
+        runner = self._runner
+        if runner is not None:
+            runner.cancel()
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled(f"run {self.name} was cancelled")
+
+    @contextlib.contextmanager
+    def _watched(self, record: RunRecord) -> Iterator[None]:
+        """Renew leases, tell progress, and look whether somebody asks to end it, on a thread."""
+        over = threading.Event()
+        thread = threading.Thread(
+            target=self._watch, args=(record, over), name=f"lowmark {self.name}", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _watch(self, record: RunRecord, over: threading.Event) -> None:
+        store, renewed_s = self._ledgers.store, time.monotonic()
+        folder = run_folder(self.table.id, self.name)
+        total = sum(one.bytes for one in record.partitions)
+        while not over.wait(_LOOK_S):
+            with contextlib.suppress(LowmarkError):
+                if store.stat(f"{folder}/cancel") is not None:
+                    self.cancel()
+                if time.monotonic() - renewed_s > _RENEW_S:
+                    renewed_s = time.monotonic()
+                    self._renew()
+                if self._wishes.progress is not None:
+                    self._wishes.progress(self._progress(record, total))
+
+    def _renew(self) -> None:
+        for number, low in list(self._held.items()):
+            renew = RenewLease(self._lease, self._holder, low)
+            partition = self._partitions[number]
+            self._embedded.ask(lambda partition=partition, renew=renew: partition.ask(renew))  # type: ignore[misc]
+
+    def _progress(self, record: RunRecord, total: int) -> Progress:
+        store, done, ready = self._ledgers.store, 0, 0
+        for plan in record.partitions:
+            if store.stat(done_path(self.table.id, self.name, plan.partition)) is not None:
+                done, ready = done + plan.bytes, ready + 1
+                continue
+            with contextlib.suppress(LowmarkError, ValueError):
+                path = progress_path(self.table.id, self.name, plan.partition)
+                # It reads everything twice: once for the keys, once for the rows.
+                done += min(int(store.read(path)) // 2, plan.bytes)
+        return Progress("compacting", min(done, total), total, ready, len(record.partitions))
+
+
+def _anew(plan: PartitionPlan) -> PartitionPlan:
+    return PartitionPlan(partition=plan.partition)
+
+
+def _packed(works: Sequence[Work], slots: int) -> list[list[Work]]:
+    """As many packs as there are slots, about equally heavy: the heaviest first, each into the
+    lightest pack.
+    """
+    packs: list[list[Work]] = [[] for _ in range(max(1, min(slots, len(works))))]
+    weights = [0] * len(packs)
+    for work in sorted(works, key=lambda one: (-one.tail.size, one.partition)):
+        at = weights.index(min(weights))
+        packs[at].append(work)
+        weights[at] += work.tail.size + 1
+    return packs
+
+
+def _shared(work: Work, tasks: int) -> Work:
+    """With its share of the rates."""
+    return msgspec.structs.replace(
+        work,
+        read_rate=max(1, work.read_rate // tasks) if work.read_rate else 0,
+        write_rate=max(1, work.write_rate // tasks) if work.write_rate else 0,
+    )

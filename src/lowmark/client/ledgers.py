@@ -1,0 +1,341 @@
+"""Ledgers that are open in this process: which rows they have, and who still reads them.
+
+A ledger is opened by the name of its manifest, which a partition's view has; view and ledger are
+one pair, so a reader never sees the horizon of one with the rows of another. Whoever reads a
+ledger takes it first and gives it back in the end: its files stay until then, whatever is published
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lowmark.catalog import Table
+from lowmark.errors import Corrupt
+from lowmark.ledger import (
+    KEY_SEED,
+    KeyFile,
+    LedgerFile,
+    Manifest,
+    OpenFile,
+    open_key_file,
+    read_manifest,
+)
+from lowmark.runtime.store import Store
+from lowmark.table import I64, OFFSET, TIME, U64, KeyForm, Mask, Shape
+
+__all__ = ["Ledgers", "OpenLedger"]
+
+_OPEN_MAX = 256
+"""So many ledgers are kept open; each has a file or two, and its index in memory."""
+_GROUPS_MAX = 64
+"""Row groups that are kept decoded for looking up single rows, of one ledger."""
+
+
+class OpenLedger:
+    """One ledger of one partition. May be used on any thread."""
+
+    def __init__(self, store: Store, manifest: Manifest, newest: Callable[[], Table]) -> None:
+        self.manifest = manifest
+        self.horizon = manifest.horizon
+        self._store = store
+        self._newest = newest
+        self._lock = threading.Lock()
+        self._files: dict[int, OpenFile] = {}
+        self._keys: dict[int, KeyFile] = {}
+        self._masks: dict[int, Mask | None] = {}
+        self._deletes: dict[int, Mask] = {}
+        self._groups: OrderedDict[tuple[int, int, tuple[str, ...]], pa.RecordBatch] = OrderedDict()
+
+    @property
+    def files(self) -> tuple[LedgerFile, ...]:
+        """Its files, in the order of offsets."""
+        return self.manifest.files
+
+    def file(self, at: int) -> OpenFile:
+        """One of its files, open."""
+        with self._lock:
+            opened = self._files.get(at)
+            if opened is None:
+                file = self.files[at]
+                table = self._newest()
+                schema = table.schema_version(file.schema)
+                if schema is None:
+                    raise Corrupt(
+                        f"a ledger of table {table.name} has rows of schema version"
+                        f" {file.schema}, which the catalog does not have"
+                    )
+                opened = self._files[at] = OpenFile(self._store, file, schema)
+            return opened
+
+    def keys(self, at: int) -> KeyFile | None:
+        """The index of a file's keys; None if no row of it has one."""
+        file = self.files[at]
+        if not file.keys_path:
+            return None
+        with self._lock:
+            opened = self._keys.get(at)
+            if opened is None:
+                opened = open_key_file(self._store, file.keys_path, checksum=file.keys_checksum)
+                self._keys[at] = opened
+            return opened
+
+    def live(self, at: int) -> Mask | None:
+        """Which rows of a file count; None: all of them."""
+        if at not in self._masks:
+            self._masks[at] = self.files[at].live_mask()
+        return self._masks[at]
+
+    def deletes(self, at: int) -> Mask:
+        """Which rows of a file are deletes."""
+        if at not in self._deletes:
+            mask = np.zeros(self.files[at].rows, np.bool_)
+            mask[np.frombuffer(self.files[at].delete_set().to_array(), np.uint32)] = True
+            self._deletes[at] = mask
+        return self._deletes[at]
+
+    # -- reading forward ------------------------------------------------------------------------
+
+    def batches(
+        self, shape: Shape, *, start: int, end: int, without: Sequence[Mask | None] | None = None
+    ) -> Iterator[tuple[pa.RecordBatch, I64]]:
+        """Live rows with offsets from `start` to before `end`, and those offsets, in order.
+
+        Deletes come only where the shape has `_change`. `without` says of each file which rows are
+        left out besides those that are dead.
+        """
+        for at, file in enumerate(self.files):
+            if file.last < start or file.first >= end or not file.live_rows:
+                continue
+            opened = self.file(at)
+            names = [*shape.needs(file.schema), OFFSET, *([TIME] if TIME in shape.names else [])]
+            for group in range(opened.group_of(start), len(opened.starts) - 1):
+                low, high = int(opened.starts[group]), int(opened.starts[group + 1])
+                keep = self._wanted(at, low, high, shape, without)
+                if not keep.any():
+                    continue
+                rows = opened.group(group, names)
+                offsets = rows.column(OFFSET).to_numpy()
+                if int(offsets[0]) >= end:
+                    return
+                keep &= (offsets >= start) & (offsets < end)
+                if not keep.any():
+                    continue
+                if not keep.all():
+                    rows, offsets = rows.filter(pa.array(keep)), offsets[keep]
+                yield self._dressed(shape, at, rows, offsets, self.deletes(at)[low:high][keep])
+
+    def _wanted(
+        self,
+        at: int,
+        low: int,
+        high: int,
+        shape: Shape,
+        without: Sequence[Mask | None] | None,
+    ) -> Mask:
+        live = self.live(at)
+        keep = np.ones(high - low, np.bool_) if live is None else live[low:high].copy()
+        if not shape.with_deletes:
+            keep &= ~self.deletes(at)[low:high]
+        left_out = without[at] if without is not None else None
+        if left_out is not None:
+            keep &= ~left_out[low:high]
+        return keep
+
+    def _dressed(
+        self, shape: Shape, at: int, rows: pa.RecordBatch, offsets: I64, deletes: Mask
+    ) -> tuple[pa.RecordBatch, I64]:
+        times = rows.column(TIME).to_numpy() if TIME in shape.names else offsets
+        dressed = shape.dress(
+            rows,
+            version=self.files[at].schema,
+            partition=self.manifest.partition,
+            offsets=offsets,
+            times=times,
+            deletes=deletes,
+        )
+        return dressed, offsets
+
+    def offset_of_time(self, time: int, *, after: bool) -> int:
+        """The first live offset whose time is a time or later, or lies after it; else the
+        horizon.
+        """
+        for at, file in enumerate(self.files):
+            opened = self.file(at)
+            for group in range(len(opened.starts) - 1):
+                rows = opened.group(group, [OFFSET, TIME])
+                times = rows.column(TIME).to_numpy()
+                if int(times[-1]) < time or (after and int(times[-1]) == time):
+                    continue
+                place = int(np.searchsorted(times, time, "right" if after else "left"))
+                return int(rows.column(OFFSET)[place].as_py())
+            del file
+        return self.horizon
+
+    # -- keys -----------------------------------------------------------------------------------
+
+    def find(self, keys: pa.Array, hashes: U64) -> list[I64]:
+        """Of each file, the row of each key, or -1, dead rows among them."""
+        found = []
+        for at in range(len(self.files)):
+            index = self.keys(at)
+            if index is None:
+                found.append(np.full(len(keys), -1, np.int64))
+                continue
+            places = index.find(keys, hashes)
+            there = places >= 0
+            places[there] = index.rows[places[there]]
+            found.append(places)
+        return found
+
+    def superseded_by(self, keys: pa.Array, hashes: U64) -> list[Mask | None]:
+        """Of each file, the rows of these keys."""
+        masks: list[Mask | None] = []
+        for at, rows in enumerate(self.find(keys, hashes)):
+            there = rows[rows >= 0]
+            mask = None
+            if len(there):
+                mask = np.zeros(self.files[at].rows, np.bool_)
+                mask[there] = True
+            masks.append(mask)
+        return masks
+
+    def find_one(self, hashed: int, key: int | bytes) -> tuple[int, int] | None:
+        """The file and the row of a key that is live, or a delete that is; None: of neither."""
+        for at in range(len(self.files) - 1, -1, -1):
+            index = self.keys(at)
+            row = -1 if index is None else index.find_one(hashed, key)
+            if row >= 0:
+                live = self.live(at)
+                return (at, row) if live is None or live[row] else None
+        return None
+
+    def rows_of(self, keys: pa.Array, shape: Shape) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """The rows of keys that are live, by the place of the key; None where it was deleted."""
+        left = np.arange(len(keys))
+        for at in range(len(self.files) - 1, -1, -1):
+            index = self.keys(at)
+            if index is None or not len(left):
+                continue
+            wanted = keys.take(pa.array(left))
+            places = index.find(wanted, KeyForm.hashes(wanted, KEY_SEED))
+            hits = np.flatnonzero(places >= 0)
+            rows = index.rows[places[hits]].astype(np.int64)
+            live = self.live(at)
+            counts = np.ones(len(rows), np.bool_) if live is None else live[rows]
+            asked, rows = left[hits][counts], rows[counts]
+            opened = self.file(at)
+            groups = np.searchsorted(opened.starts, rows, "right") - 1
+            names = tuple(dict.fromkeys([*shape.needs(self.files[at].schema), OFFSET, TIME]))
+            for group in np.unique(groups).tolist():
+                some = groups == group
+                batch = self._group(at, group, names)
+                found = batch.take(pa.array(rows[some] - int(opened.starts[group])))
+                deletes = self.deletes(at)[rows[some]]
+                offsets = found.column(OFFSET).to_numpy()
+                dressed, _ = self._dressed(shape, at, found, offsets, deletes)
+                for place, deleted, row in zip(
+                    asked[some].tolist(), deletes.tolist(), dressed.to_pylist(), strict=True
+                ):
+                    yield place, None if deleted else row
+            left = np.delete(left, hits)
+
+    def row(self, shape: Shape, at: int, row: int) -> tuple[pa.RecordBatch, int, int, bool]:
+        """One row: as the shape has it, its offset, its time, and whether it is a delete."""
+        opened = self.file(at)
+        group = int(np.searchsorted(opened.starts, row, "right")) - 1
+        names = tuple(dict.fromkeys([*shape.needs(self.files[at].schema), OFFSET, TIME]))
+        rows = self._group(at, group, names)
+        place = row - int(opened.starts[group])
+        one = rows.slice(place, 1)
+        offset, time = one.column(OFFSET)[0].as_py(), one.column(TIME)[0].as_py()
+        deleted = bool(self.deletes(at)[row])
+        dressed, _ = self._dressed(
+            shape, at, one, np.array([offset], np.int64), np.array([deleted])
+        )
+        return dressed, offset, time, deleted
+
+    def _group(self, at: int, group: int, names: tuple[str, ...]) -> pa.RecordBatch:
+        key = (at, group, names)
+        with self._lock:
+            rows = self._groups.get(key)
+            if rows is not None:
+                self._groups.move_to_end(key)
+                return rows
+        rows = self.file(at).group(group, names)
+        with self._lock:
+            self._groups[key] = rows
+            while len(self._groups) > _GROUPS_MAX:
+                self._groups.popitem(last=False)
+        return rows
+
+    def close(self) -> None:
+        """Let go of its files."""
+        with self._lock:
+            for opened in self._files.values():
+                opened.close()
+            self._files.clear()
+            self._keys.clear()
+            self._groups.clear()
+
+
+class Ledgers:
+    """All of a process, by the name of their manifests."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, OpenLedger] = OrderedDict()
+        self._uses: Counter[str] = Counter()
+
+    def open(self, manifest: str, newest: Callable[[], Table]) -> OpenLedger:
+        """The ledger with that manifest; one that can't be read is an error, never a part of it."""
+        with self._lock:
+            known = self._open.get(manifest)
+            if known is not None:
+                self._open.move_to_end(manifest)
+                return known
+        ledger = OpenLedger(self.store, read_manifest(self.store, manifest), newest)
+        with self._lock:
+            known = self._open.setdefault(manifest, ledger)
+            while len(self._open) > _OPEN_MAX:
+                self._open.popitem(last=False)
+            return known
+
+    def forget(self, manifest: str) -> None:
+        """Its files are about to go, or to be looked at anew."""
+        with self._lock:
+            self._open.pop(manifest, None)
+
+    def forget_all(self) -> None:
+        """Look at everything anew."""
+        with self._lock:
+            self._open.clear()
+
+    def take(self, manifest: str) -> Callable[[], None]:
+        """Somebody reads it from now on; gives what ends that. Nothing is opened here."""
+        with self._lock:
+            self._uses[manifest] += 1
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            with self._lock:
+                if not ended:
+                    ended = True
+                    self._uses[manifest] -= 1
+                    if not self._uses[manifest]:
+                        del self._uses[manifest]
+
+        return end
+
+    def in_use(self) -> set[str]:
+        """The manifests that somebody reads."""
+        with self._lock:
+            return set(self._uses)

@@ -1,0 +1,168 @@
+"""What a run would do to a partition: from which ledger on, up to which offset, and what it reads.
+
+The same for a dry run and for a run. The horizon goes up to the first row that is later than the
+low watermark, or younger than the table's least lag: what lies after it may still be asked for as
+of an earlier time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from lowmark.catalog import Table
+from lowmark.client.embedded import Embedded
+from lowmark.client.run_records import SeenPointer
+from lowmark.client.times import time_text
+from lowmark.errors import Unavailable
+from lowmark.ledger import NothingLike, PartitionPlan, Tail, tail_of
+from lowmark.log import ReadPlan
+from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
+from lowmark.table import Adopted, Partition, State, View, deletes_held
+
+__all__ = ["Standing", "plan_partition", "sealed_tail", "standing_of"]
+
+_FLUSH_S = 60.0
+_PLANNED_MAX = 4_096
+"""So many batches are looked up in one turn of the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A partition as a plan finds it."""
+
+    view: View
+    seen: SeenPointer
+    watermark: int
+    now_ms: int
+    deletes_below: int
+    """Deletes below this offset were passed by everybody who reads."""
+    expired: int
+
+    @property
+    def ledger(self) -> Adopted | None:
+        """The ledger that the partition has adopted."""
+        return self.view.ledger
+
+    @property
+    def base_horizon(self) -> int:
+        """Where the ledger that is there ends."""
+        return self.view.ledger.horizon if self.view.ledger is not None else 0
+
+
+def standing_of(
+    embedded: Embedded, partition: Partition, seen: SeenPointer, *, watermark: int
+) -> Standing:
+    """Ask a partition where it stands, and compare that with what was published."""
+    now_ms = embedded.node.loop.wall_ms()
+
+    def look(state: State) -> tuple[View, int, int]:
+        held_ms = max(now_ms, millis_of(HybridTime(state.closed)))
+        held = deletes_held(state.cursors, state.leases, now_ms=held_ms)
+        lowest = min((hold.lowest() or 0 for hold in held), default=state.backlog.end)
+        return state.backlog.view, lowest, state.expired
+
+    view, below, expired = embedded.ask(lambda: partition.read(look))
+    _compare(partition, view.ledger, seen)
+    return Standing(view, seen, watermark, now_ms, below, expired)
+
+
+def _compare(partition: Partition, adopted: Adopted | None, seen: SeenPointer) -> None:
+    if adopted is None:
+        return
+    where = f"partition {partition.number} has adopted the ledger of epoch {adopted.epoch}"
+    if seen.epoch < adopted.epoch:
+        raise NothingLike(f"{where}, but {seen.epoch} is the last one that was published")
+    if seen.pointer is not None and seen.epoch == adopted.epoch:
+        if seen.pointer.manifest != adopted.manifest:
+            raise NothingLike(f"{where}, and another one of that epoch was published")
+
+
+def plan_partition(
+    partition: int, table: Table, standing: Standing, *, anyway: bool = False
+) -> PartitionPlan:
+    """What a run would do; `anyway`, though there is nothing new."""
+    view = standing.view
+    horizon = view.offset_after(standing.watermark)
+    if table.settings.min_lag_ms:
+        since_ms = max(standing.now_ms - table.settings.min_lag_ms, 0)
+        horizon = min(horizon, view.offset_from(since_ms << COUNTER_BITS))
+    low = max(standing.base_horizon, view.start)
+    horizon = max(horizon, standing.base_horizon)
+    horizon = max(horizon, low)  # retention may have gone further than the watermark
+    held = view.end - horizon
+    at = view.batch_at(horizon)
+    ledger = standing.ledger
+    plan = PartitionPlan(
+        partition=partition,
+        base_epoch=ledger.epoch if ledger is not None else 0,
+        base=ledger.manifest if ledger is not None else "",
+        low=low,
+        horizon=horizon,
+        rows=horizon - low,
+        bytes=view.bytes_from(low) - view.bytes_from(horizon) if horizon > low else 0,
+        held_rows=held,
+        held_until=time_text(int(view.columns.time[at])) if held and at < view.count else "",
+    )
+    if horizon > low or (ledger is not None and anyway):
+        return plan
+    why = "every row is later than the low watermark" if held else "nothing is new"
+    return _skipped(plan, why)
+
+
+def _skipped(plan: PartitionPlan, why: str) -> PartitionPlan:
+    return msgspec.structs.replace(plan, state="skipped", why=why)
+
+
+def sealed_tail(
+    embedded: Embedded, partition: Partition, view: View, *, low: int, high: int
+) -> Tail:
+    """The batches from `low` to before `high` as other processes can read them.
+
+    What is still in memory is written into segments first.
+    """
+    if low >= high:
+        return Tail("", "", b"", low, high)
+    at, end = view.batch_at(low), view.batch_at(high - 1) + 1
+    ends_at, rolled, pause_s = time.monotonic() + _FLUSH_S, False, 0.002
+    while True:
+        plan = _whole_plan(embedded, partition, view, at, end)
+        tail = tail_of(view, plan, at=at, low=low, high=high)
+        if tail is not None:
+            return tail
+        if not rolled:
+            embedded.ask_now(embedded.node.log.roll)
+            rolled = True
+        if time.monotonic() > ends_at:
+            raise Unavailable(
+                f"partition {partition.number} was not written into segments within"
+                f" {_FLUSH_S:g} seconds",
+                hint="The disk may be busy, or full: try again.",
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
+
+
+def _whole_plan(
+    embedded: Embedded, partition: Partition, view: View, at: int, end: int
+) -> ReadPlan:
+    """Where these batches are; the loop is asked for a few thousand at a time."""
+    whole: ReadPlan | None = None
+    for low, high in _spans(at, end):
+        indexes = view.places[low:high].tolist()
+        plan = embedded.ask_now(lambda indexes=indexes: partition.plan(indexes, held=True))  # type: ignore[misc]
+        if whole is None:
+            whole = plan
+        else:
+            whole.pieces += plan.pieces
+    assert whole is not None
+    return whole
+
+
+def _spans(at: int, end: int) -> Iterator[tuple[int, int]]:
+    while at < end:
+        yield at, min(at + _PLANNED_MAX, end)
+        at += _PLANNED_MAX

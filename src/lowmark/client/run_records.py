@@ -1,0 +1,136 @@
+"""Pointers, retired ledgers and runs, as a caller's thread reads and writes them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from lowmark.client.embedded import Embedded
+from lowmark.errors import Rejected
+from lowmark.group import OutcomeUnknown
+from lowmark.ledger import (
+    Pointer,
+    Retired,
+    RunRecord,
+    decode_pointer,
+    decode_retired,
+    decode_run,
+    parse_retired_key,
+    pointer_key,
+    pointer_prefix,
+    retired_key,
+    retired_prefix,
+    run_key,
+    run_prefix,
+)
+from lowmark.ledger.records import RUN_PREFIX
+from lowmark.metastore import Compare, Do, Operation, Put, Remove, missing, revision
+
+__all__ = ["Records", "SeenPointer"]
+
+_FINISHED_KEPT = 50
+"""So many runs of a table are listed after they are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPointer:
+    """A pointer as it stood, and the revision that wrote it; 0: there is none."""
+
+    pointer: Pointer | None
+    revision: int
+
+    @property
+    def epoch(self) -> int:
+        """Of the ledger that it names."""
+        return self.pointer.epoch if self.pointer is not None else 0
+
+
+class Records:
+    """What the metastore says of ledgers."""
+
+    def __init__(self, embedded: Embedded) -> None:
+        self._embedded = embedded
+        self._metastore = embedded.node.cluster.metastore
+
+    # -- pointers -------------------------------------------------------------------------------
+
+    def pointer(self, table: int, partition: int) -> SeenPointer:
+        """The ledger of a partition that was published last."""
+        entry = self._embedded.ask(lambda: self._metastore.get(pointer_key(table, partition)))
+        if entry is None:
+            return SeenPointer(None, 0)
+        return SeenPointer(decode_pointer(entry.value), entry.revision)
+
+    def pointers(self, table: int) -> dict[int, Pointer]:
+        """Of all partitions that have one."""
+        page = self._embedded.ask(lambda: self._metastore.range(prefix=pointer_prefix(table)))
+        return {
+            int(entry.key.rpartition(b".")[2]): decode_pointer(entry.value)
+            for entry in page.entries
+        }
+
+    def publish(
+        self, table: int, partition: int, pointer: Pointer, *, seen: SeenPointer, now_ms: int
+    ) -> bool:
+        """Swap a pointer, if it still is what was seen; whether it is the new one now.
+
+        An outcome that is not known is looked up: the pointer says whose it is.
+        """
+        key = pointer_key(table, partition)
+        unchanged = revision(key, Compare.EQ, seen.revision) if seen.revision else missing(key)
+        operations: list[Operation] = [Put(key, msgspec.json.encode(pointer))]
+        if seen.pointer is not None:
+            gone = Retired(manifest=seen.pointer.manifest, at_ms=now_ms, by=pointer.run)
+            operations.append(
+                Put(retired_key(table, partition, seen.epoch), msgspec.json.encode(gone))
+            )
+        try:
+            return self._embedded.ask(lambda: self._metastore.invoke_if(unchanged, operations))
+        except OutcomeUnknown:
+            return self.pointer(table, partition).pointer == pointer
+
+    def retired(self, table: int) -> list[tuple[int, int, Retired]]:
+        """Ledgers that were replaced and not removed yet: partition, epoch, and which."""
+        page = self._embedded.ask(lambda: self._metastore.range(prefix=retired_prefix(table)))
+        return [
+            (*parse_retired_key(entry.key), decode_retired(entry.value)) for entry in page.entries
+        ]
+
+    def forget_retired(self, table: int, partition: int, epoch: int) -> None:
+        """Nothing is left of it."""
+        self._remove([retired_key(table, partition, epoch)])
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def put_run(self, record: RunRecord) -> None:
+        """Note how far a run is."""
+        key, value = run_key(record.table, record.run), msgspec.json.encode(record)
+        self._embedded.ask(lambda: self._metastore.put(key, value))
+
+    def run(self, table: int, run: str) -> RunRecord:
+        """A run by its name."""
+        entry = self._embedded.ask(lambda: self._metastore.get(run_key(table, run)))
+        if entry is None:
+            raise Rejected(f"there is no run {run}", hint="`lowmark runs` lists them.")
+        return decode_run(entry.value)
+
+    def runs(self, table: int | None = None) -> list[RunRecord]:
+        """All runs that are known, of one table or of all; the newest first."""
+        prefix = RUN_PREFIX if table is None else run_prefix(table)
+        page = self._embedded.ask(lambda: self._metastore.range(prefix=prefix))
+        found = [decode_run(entry.value) for entry in page.entries]
+        return sorted(found, key=lambda one: (one.began_at_ms, one.run), reverse=True)
+
+    def forget_old_runs(self, table: int) -> None:
+        """Keep the last ones that are over."""
+        over = [one for one in self.runs(table) if one.state != "running"]
+        self._remove([run_key(table, one.run) for one in over[_FINISHED_KEPT:]])
+
+    def _remove(self, keys: Iterable[bytes]) -> None:
+        operations = tuple(Remove(key) for key in keys)
+        if operations:
+            with contextlib.suppress(OutcomeUnknown):  # removed or not: the next one finds it
+                self._embedded.ask(lambda: self._metastore.invoke(Do(operations)))

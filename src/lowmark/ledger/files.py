@@ -1,0 +1,333 @@
+"""Ledger files: Parquet, sorted by offset, one schema version each (docs/formats/ledger.md).
+
+A file has the columns of its schema version, each with its column's id as Parquet's `field_id`,
+and three of its own: `_offset`, `_time` and `_change`. Every page has a checksum, and reading
+checks it. Whoever writes a file reads it again before anybody else hears of it: every row must
+come back with the hash that it went in with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from crc32c import crc32c
+from pyarrow import ipc
+from pyroaring import BitMap
+
+from lowmark.catalog import Table, TableSchema
+from lowmark.catalog.arrow import to_arrow
+from lowmark.errors import invariant
+from lowmark.ledger.digest import EMPTY, row_hashes
+from lowmark.ledger.errors import LedgerDamaged, LedgerLost
+from lowmark.ledger.key_file import key_file_batch
+from lowmark.ledger.manifest import LedgerFile, bitmap_text, digest_text
+from lowmark.runtime import FileMissing
+from lowmark.runtime.store import Store
+from lowmark.table import CHANGE, I64, OFFSET, TIME, U64, KeyForm, Mask
+
+__all__ = ["SYSTEM_IDS", "FileWriter", "OpenFile", "Rows", "file_schema"]
+
+SYSTEM_IDS: Final = {OFFSET: 2_147_480_001, TIME: 2_147_480_002, CHANGE: 2_147_480_003}
+"""Far above any column's id."""
+ROW_GROUP_ROWS: Final = 1 << 17
+_WORDS = pa.array(["upsert", "delete"])
+_CHANGE_STORED = pa.dictionary(pa.int32(), pa.string())
+Pace = Callable[[int], None]
+"""Told how many bytes were read or written; may wait, or raise to end the work."""
+
+
+@lru_cache(maxsize=256)
+def file_schema(schema: TableSchema) -> pa.Schema:
+    """The Arrow schema of a file of a schema version."""
+    fields = [
+        pa.field(column.name, to_arrow(column.type), metadata=_field_id(column.id))
+        for column in schema.columns
+    ]
+    fields += [
+        pa.field(OFFSET, pa.int64(), nullable=False, metadata=_field_id(SYSTEM_IDS[OFFSET])),
+        pa.field(TIME, pa.int64(), nullable=False, metadata=_field_id(SYSTEM_IDS[TIME])),
+        pa.field(CHANGE, _CHANGE_STORED, nullable=False, metadata=_field_id(SYSTEM_IDS[CHANGE])),
+    ]
+    return pa.schema(fields)
+
+
+def _field_id(number: int) -> dict[bytes, bytes]:
+    return {b"PARQUET:field_id": b"%d" % number}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows on their way into a ledger, or out of one: all columns of one schema version."""
+
+    columns: pa.RecordBatch
+    offsets: I64
+    times: I64
+    deletes: Mask
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def kept(self, mask: Mask) -> Rows:
+        """Those of a mask."""
+        return Rows(
+            self.columns.filter(pa.array(mask)),
+            self.offsets[mask],
+            self.times[mask],
+            self.deletes[mask],
+        )
+
+    def hashes(self, schema: TableSchema) -> U64:
+        """The hash of each row; `schema` is the version that they have."""
+        ids = [column.id for column in schema.columns]
+        return row_hashes(self.columns.columns, ids, offsets=self.offsets, deletes=self.deletes)
+
+
+class FileWriter:
+    """Writes one file and the index of its keys. Rows come in the order of their offsets."""
+
+    def __init__(
+        self, store: Store, path: str, table: Table, schema: TableSchema, *, pace: Pace
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._schema = schema
+        self._form = KeyForm.of(table, schema) if table.key else None
+        self._pace = pace
+        self._open = contextlib.ExitStack()
+        stream = self._open.enter_context(store.create(path))
+        self._writer = self._open.enter_context(_parquet_writer(stream, schema))
+        self._waiting: list[Rows] = []
+        self._waiting_rows = 0
+        self._hashes: list[U64] = []
+        self._keys: list[pa.Array] = []
+        self._deletes: list[Mask] = []
+        self._first = self._last = -1
+        self.rows = 0
+
+    def add(self, rows: Rows) -> None:
+        """Add rows whose offsets are above all before."""
+        if not len(rows):
+            return
+        invariant(int(rows.offsets[0]) > self._last, "rows come in the order of their offsets")
+        if self._first < 0:
+            self._first = int(rows.offsets[0])
+        self._last = int(rows.offsets[-1])
+        self._hashes.append(rows.hashes(self._schema))
+        self._deletes.append(rows.deletes)
+        if self._form is not None:
+            self._keys.append(self._form.array(rows.columns))
+        self.rows += len(rows)
+        self._waiting.append(rows)
+        self._waiting_rows += len(rows)
+        if self._waiting_rows >= ROW_GROUP_ROWS:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
+        if not waiting:
+            return
+        codes = np.concatenate([rows.deletes for rows in waiting]).astype(np.int32)
+        columns = pa.Table.from_batches([rows.columns for rows in waiting]).columns
+        columns += [
+            pa.array(np.concatenate([rows.offsets for rows in waiting])),
+            pa.array(np.concatenate([rows.times for rows in waiting])),
+            pa.DictionaryArray.from_arrays(pa.array(codes), _WORDS),
+        ]
+        group = pa.Table.from_arrays(columns, schema=file_schema(self._schema))
+        self._writer.write_table(group, row_group_size=len(codes))
+
+    def give_up(self) -> None:
+        """Leave nothing behind."""
+        with contextlib.suppress(BaseException):
+            self._open.__exit__(_GivenUp, _GivenUp(), None)
+
+    def finish(self) -> LedgerFile:
+        """Make it durable, write its index, and see that every row comes back as it went in."""
+        invariant(self.rows > 0, "a ledger file has rows")
+        self._write_group()
+        self._open.close()
+        hashes = np.concatenate(self._hashes)
+        size, checksum = _measured(self._store, self._path)
+        self._pace(size)
+        keys_path, keys_size, keys_checksum = self._write_keys(hashes)
+        deletes = np.flatnonzero(np.concatenate(self._deletes)).astype(np.uint32)
+        file = LedgerFile(
+            path=self._path,
+            bytes=size,
+            rows=self.rows,
+            first=self._first,
+            last=self._last,
+            schema=self._schema.number,
+            keys_path=keys_path,
+            keys_bytes=keys_size,
+            checksum=checksum,
+            keys_checksum=keys_checksum,
+            deletes=bitmap_text(BitMap(deletes)),
+            digest=digest_text(EMPTY.plus(hashes)),
+        )
+        self._prove(file, hashes)
+        return file
+
+    def _write_keys(self, hashes: U64) -> tuple[str, int, int]:
+        if self._form is None:
+            return "", 0, 0
+        keys = pa.chunked_array(self._keys).combine_chunks()
+        rows = np.arange(len(hashes), dtype=np.int64)
+        if keys.null_count:
+            valid = keys.is_valid()
+            rows = rows[valid.to_numpy(zero_copy_only=False)]
+            hashes, keys = hashes[rows], keys.filter(valid)
+        if not len(keys):
+            return "", 0, 0
+        path = self._path.removesuffix(".parquet") + ".keys"
+        batch = key_file_batch(keys, rows, hashes)
+        with self._store.create(path) as stream, ipc.new_file(stream, batch.schema) as writer:
+            writer.write_batch(batch)
+        size, checksum = _measured(self._store, path)
+        self._pace(size)
+        return path, size, checksum
+
+    def _prove(self, file: LedgerFile, hashes: U64) -> None:
+        opened = OpenFile(self._store, file, self._schema)
+        at = 0
+        for rows in opened.rows():
+            if not np.array_equal(rows.hashes(self._schema), hashes[at : at + len(rows)]):
+                raise LedgerDamaged(file.path, "rows came back other than they were written")
+            at += len(rows)
+        if at != len(hashes):
+            raise LedgerDamaged(file.path, f"it has {at} rows, and {len(hashes)} were written")
+
+
+class _GivenUp(Exception):
+    """The work ended before the file did."""
+
+
+def _parquet_writer(stream: pa.NativeFile, schema: TableSchema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        stream,
+        file_schema(schema),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[CHANGE],
+        column_encoding={OFFSET: "DELTA_BINARY_PACKED", TIME: "DELTA_BINARY_PACKED"},
+        write_statistics=[OFFSET, TIME],
+        write_page_checksum=True,
+        store_schema=False,
+    )
+
+
+def _measured(store: Store, path: str) -> tuple[int, int]:
+    """A file's size and checksum, as they can be read back."""
+    with store.open(path) as file:
+        data = file.read_buffer()
+        return data.size, crc32c(data)
+
+
+class OpenFile:
+    """A ledger file to read from. May be used on any thread, by one at a time."""
+
+    def __init__(self, store: Store, file: LedgerFile, schema: TableSchema) -> None:
+        self.file = file
+        self.schema = schema
+        self._where = store.url(file.path)
+        with self._named():
+            stream = store.open(file.path)
+            if stream.size() != file.bytes:
+                raise LedgerDamaged(self._where, f"it has {stream.size()} bytes, not {file.bytes}")
+            self._parquet = pq.ParquetFile(
+                stream, read_dictionary=[CHANGE], page_checksum_verification=True
+            )
+            meta = self._parquet.metadata
+        counts = [meta.row_group(at).num_rows for at in range(meta.num_row_groups)]
+        self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        """The number of the first row of each row group, and of the row behind the last."""
+        if int(self.starts[-1]) != file.rows:
+            raise LedgerDamaged(self._where, f"it has {self.starts[-1]} rows, not {file.rows}")
+        place = self._parquet.schema_arrow.get_field_index(OFFSET)
+        self._lasts = np.array(
+            [_statistic(meta, at, self._column(meta, place)) for at in range(len(counts))], np.int64
+        )
+
+    def _column(self, meta: pq.FileMetaData, place: int) -> int:
+        """The place of a top-level column among the leaves: nested columns before it have more."""
+        del place
+        names = [meta.schema.column(at).path for at in range(meta.num_columns)]
+        return names.index(OFFSET)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except FileMissing as missing:
+            raise LedgerLost(self._where) from missing
+        except (pa.ArrowException, OSError) as error:
+            raise LedgerDamaged(self._where, str(error)) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._parquet.close(force=True)
+
+    def group_of(self, offset: int) -> int:
+        """The first row group with rows at or above an offset: by binary search."""
+        return int(np.searchsorted(self._lasts, offset))
+
+    def group(self, number: int, names: Sequence[str]) -> pa.RecordBatch:
+        """Columns of a row group."""
+        with self._named():
+            table = self._parquet.read_row_group(number, columns=list(names), use_threads=False)
+            table = table.select(list(names)).combine_chunks()
+            batches = table.to_batches()
+        if not batches:  # no column was asked for
+            count = int(self.starts[number + 1] - self.starts[number])
+            return pa.record_batch([pa.nulls(count)], names=["_"]).select([])
+        batch: pa.RecordBatch = batches[0]
+        return batch
+
+    def rows(self) -> Iterator[Rows]:
+        """All rows, dead ones too, a row group at a time; what is stored, not what is said."""
+        names = [column.name for column in self.schema.columns]
+        stored = file_schema(self.schema)
+        for number in range(len(self.starts) - 1):
+            batch = self.group(number, [*names, OFFSET, TIME, CHANGE])
+            columns = [_as(batch.column(at), stored.field(at).type) for at in range(len(names))]
+            yield Rows(
+                pa.RecordBatch.from_arrays(columns, names=names)
+                if names
+                else pa.record_batch([pa.nulls(batch.num_rows)], names=["_"]).select([]),
+                batch.column(OFFSET).to_numpy(),
+                batch.column(TIME).to_numpy(),
+                _deletes_of(batch.column(CHANGE)),
+            )
+
+    def live_rows(self) -> Iterator[Rows]:
+        """The rows that count, a row group at a time."""
+        mask, at = self.file.live_mask(), 0
+        for rows in self.rows():
+            yield rows if mask is None else rows.kept(mask[at : at + len(rows)])
+            at += len(rows)
+
+
+def _statistic(meta: pq.FileMetaData, group: int, column: int) -> int:
+    statistics = meta.row_group(group).column(column).statistics
+    invariant(statistics is not None and statistics.has_min_max, "offsets have statistics")
+    return int(statistics.max)
+
+
+def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else array.cast(kind)
+
+
+def _deletes_of(changes: pa.Array) -> npt.NDArray[np.bool_]:
+    words = changes.dictionary.to_pylist()
+    if "delete" not in words:
+        return np.zeros(len(changes), np.bool_)
+    deletes: npt.NDArray[np.bool_] = changes.indices.to_numpy() == words.index("delete")
+    return deletes

@@ -1,0 +1,223 @@
+"""What a ledger consists of: its files, which of their rows are live, and how it came to be.
+
+A manifest is a JSON document, so that anybody can read it: a program without Lowmark needs no more
+than `files[].path` (docs/formats/ledger.md). It is written once and never changed. Live sets belong
+here, never to a file: the next ledger may share the file and have other rows of it live.
+
+The last line has the checksum of all before it, so half a manifest is no manifest.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+from pyroaring import BitMap
+
+from lowmark.errors import invariant
+from lowmark.ledger.digest import EMPTY, Digest
+from lowmark.ledger.errors import LedgerDamaged
+
+__all__ = [
+    "FORMAT",
+    "LedgerFile",
+    "Manifest",
+    "decode_manifest",
+    "encode_manifest",
+    "folder_of",
+    "run_folder",
+    "table_folder",
+]
+
+FORMAT: Final = 1
+Mask = npt.NDArray[np.bool_]
+_NOTHING: Final = base64.b64encode(EMPTY.form).decode()
+
+
+class LedgerFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One file of a ledger: rows in the order of their offsets, and an index of their keys."""
+
+    path: str
+    """Below the store's root."""
+    bytes: int
+    rows: int
+    first: int
+    """The offset of its first row."""
+    last: int
+    """The offset of its last row."""
+    schema: int
+    """The schema version that all its rows have."""
+    keys_path: str = ""
+    """The index of its keys; empty if no row has one."""
+    keys_bytes: int = 0
+    checksum: int
+    """Of the file's bytes: crc32c."""
+    keys_checksum: int = 0
+    dead: str = ""
+    """Rows that are not live, by their number in the file: a roaring bitmap in base64."""
+    dead_rows: int = 0
+    deletes: str = ""
+    """Rows that are deletes, dead or not, by their number in the file."""
+    digest: str
+    """Of the live rows, in base64."""
+
+    @property
+    def live_rows(self) -> int:
+        """So many rows of it count."""
+        return self.rows - self.dead_rows
+
+    @property
+    def live_bytes(self) -> int:
+        """About as much of the file is live."""
+        return self.bytes * self.live_rows // max(self.rows, 1)
+
+    def dead_set(self) -> BitMap:
+        """The rows that are not live."""
+        return _bitmap(self.dead)
+
+    def delete_set(self) -> BitMap:
+        """The rows that are deletes."""
+        return _bitmap(self.deletes)
+
+    def digest_value(self) -> Digest:
+        """Of the live rows."""
+        return Digest.of_form(base64.b64decode(self.digest))
+
+    def live_mask(self) -> Mask | None:
+        """Which rows are live; None: all of them."""
+        if not self.dead_rows:
+            return None
+        mask = np.ones(self.rows, np.bool_)
+        mask[np.frombuffer(self.dead_set().to_array(), np.uint32)] = False
+        return mask
+
+    def with_dead(self, dead: BitMap, digest: Digest) -> LedgerFile:
+        """The same file with these rows dead."""
+        invariant(len(dead) >= self.dead_rows, "what is dead stays dead")
+        return msgspec.structs.replace(
+            self,
+            dead=bitmap_text(dead),
+            dead_rows=len(dead),
+            digest=digest_text(digest),
+        )
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One ledger of one partition."""
+
+    format: int = FORMAT
+    table: int
+    table_name: str
+    partition: int
+    epoch: int
+    horizon: int
+    """It covers the offsets below this one."""
+    deletes_below: int = 0
+    """Deletes below this offset may be gone from it."""
+    expired: int = 0
+    """Rows below this offset went by retention before they could be compacted."""
+    files: tuple[LedgerFile, ...] = ()
+    """In the order of offsets; their ranges do not overlap."""
+    schemas: tuple[int, ...] = ()
+    """The schema versions of its files."""
+    digest: str = _NOTHING
+    """Of all live rows, in base64."""
+    made_by: str
+    """The run that made it."""
+    made_at: str
+    """When, for people."""
+    watermark: int = 0
+    """The low watermark that it was planned at."""
+    based_on: str = ""
+    """The manifest that the run began with."""
+    release: str = ""
+    """The release of Lowmark that wrote it."""
+
+    @property
+    def live_rows(self) -> int:
+        """So many rows count, deletes among them."""
+        return sum(file.live_rows for file in self.files)
+
+    @property
+    def rows(self) -> int:
+        """So many rows are in its files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """What its files take."""
+        return sum(file.bytes + file.keys_bytes for file in self.files)
+
+    def digest_value(self) -> Digest:
+        """Of all live rows."""
+        return Digest.of_form(base64.b64decode(self.digest))
+
+    def digest_of_files(self) -> Digest:
+        """The same, put together from what the files say."""
+        whole = EMPTY
+        for file in self.files:
+            whole = whole.joined(file.digest_value())
+        return whole
+
+    def paths(self) -> set[str]:
+        """All files that it needs."""
+        return {path for file in self.files for path in (file.path, file.keys_path) if path}
+
+
+def bitmap_text(rows: BitMap) -> str:
+    """A set of rows as a manifest has it."""
+    return base64.b64encode(rows.serialize()).decode() if rows else ""
+
+
+def _bitmap(text: str) -> BitMap:
+    return BitMap.deserialize(base64.b64decode(text)) if text else BitMap()
+
+
+def digest_text(digest: Digest) -> str:
+    """A digest as a manifest has it."""
+    return base64.b64encode(digest.form).decode()
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """As it is written: the document, and a line with its checksum."""
+    body = msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n"
+    return body + b"# crc32c %08x\n" % crc32c(body)
+
+
+def decode_manifest(data: bytes, *, path: str) -> Manifest:
+    """What `encode_manifest` gave; raises `LedgerDamaged` for anything else."""
+    body, mark, tail = data.rpartition(b"# crc32c ")
+    if not mark or tail != b"%08x\n" % crc32c(body):
+        raise LedgerDamaged(path, "its checksum is wrong")
+    try:
+        manifest: Manifest = _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise LedgerDamaged(path, str(error)) from error
+    if manifest.format != FORMAT:
+        raise LedgerDamaged(path, f"it has format {manifest.format}, not {FORMAT}")
+    if manifest.digest_of_files() != manifest.digest_value():
+        raise LedgerDamaged(path, "its files' digests do not add up to its own")
+    return manifest
+
+
+def table_folder(table: int) -> str:
+    """Where everything of a table is."""
+    return f"table-{table}"
+
+
+def folder_of(table: int, partition: int) -> str:
+    """Where a partition's ledgers are."""
+    return f"{table_folder(table)}/{partition}"
+
+
+def run_folder(table: int, run: str) -> str:
+    """Where a run notes what is finished, while it runs."""
+    return f"{table_folder(table)}/runs/{run}"

@@ -1,0 +1,229 @@
+"""What the metastore knows of ledgers: pointers, what was retired, and runs. JSON, for people too.
+
+    ledger.<table>.<partition>                    the ledger that was published last
+    ledger.retired.<table>.<partition>.<epoch>    one before it, whose files may still be read
+    compaction.<table>.<run>                      a run: its plan, how far it is, what it cost
+
+A pointer is swapped by one conditional write, together with the note on the ledger that it retires.
+Epochs only grow: a partition that has adopted a ledger with a higher one than its pointer has found
+a metastore that is older than itself.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from lowmark.errors import Corrupt
+from lowmark.runtime import Buffer
+
+__all__ = [
+    "POINTER_PREFIX",
+    "RUN_PREFIX",
+    "PartitionPlan",
+    "PartitionState",
+    "Pointer",
+    "Retired",
+    "RunRecord",
+    "RunState",
+    "decode_pointer",
+    "decode_retired",
+    "decode_run",
+    "parse_retired_key",
+    "pointer_key",
+    "retired_key",
+    "retired_prefix",
+    "run_key",
+    "run_prefix",
+]
+
+POINTER_PREFIX = b"ledger."
+_RETIRED = b"ledger.retired."
+RUN_PREFIX = b"compaction."
+T = TypeVar("T")
+
+RunState = Literal["planned", "running", "done", "failed", "cancelled"]
+"""`planned` is what a dry run gives; it is never written down."""
+PartitionState = Literal["planned", "written", "published", "adopted", "skipped", "overtaken"]
+
+
+class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+    """The ledger of a partition that was published last."""
+
+    manifest: str
+    horizon: int
+    epoch: int
+    digest: str
+    deletes_below: int = 0
+    run: str = ""
+
+
+class Retired(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger that another one has replaced."""
+
+    manifest: str
+    at_ms: int
+    by: str
+
+
+class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a run does to one partition, and how far that is."""
+
+    partition: int
+    state: PartitionState = "planned"
+    why: str = ""
+    """Why it was left alone, if it was."""
+    base_epoch: int = 0
+    base: str = ""
+    """The manifest that it begins with."""
+    low: int = 0
+    horizon: int = 0
+    rows: int = 0
+    """To read from the backlog."""
+    bytes: int = 0
+    held_rows: int = 0
+    """Rows that are too young: the low watermark, or the table's least lag, is before them."""
+    held_until: str = ""
+    manifest: str = ""
+    rows_read: int = 0
+    rows_live: int = 0
+    rows_died: int = 0
+    deletes: int = 0
+    deletes_dropped: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    files_written: int = 0
+    ledger_bytes: int = 0
+    rows_checked: int = 0
+    trimmed_bytes: int = 0
+    trimmed_to: int = 0
+    held_by: tuple[str, ...] = ()
+    """Who keeps the backlog from being cut up to the horizon."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run of compaction."""
+
+    run: str
+    table: int
+    table_name: str
+    state: RunState
+    trigger: str = "by hand"
+    began_at_ms: int
+    ended_at_ms: int = 0
+    watermark: int = 0
+    verify: bool = False
+    trim: bool = True
+    rewrite: bool = False
+    read_rate: int = 0
+    write_rate: int = 0
+    where: str = ""
+    """On which Spark, or in which process."""
+    resumed: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    partitions: tuple[PartitionPlan, ...] = ()
+
+    @property
+    def rows_read(self) -> int:
+        """Rows of backlogs that were read."""
+        return sum(one.rows_read for one in self.partitions)
+
+    @property
+    def rows_live(self) -> int:
+        """Rows that ledgers have now, deletes among them."""
+        return sum(one.rows_live for one in self.partitions)
+
+    @property
+    def bytes_read(self) -> int:
+        """From backlogs and ledgers."""
+        return sum(one.bytes_read for one in self.partitions)
+
+    @property
+    def bytes_written(self) -> int:
+        """Into ledgers."""
+        return sum(one.bytes_written for one in self.partitions)
+
+    @property
+    def ledger_bytes(self) -> int:
+        """What ledgers take now."""
+        return sum(one.ledger_bytes for one in self.partitions)
+
+    @property
+    def trimmed_bytes(self) -> int:
+        """What was cut off backlogs."""
+        return sum(one.trimmed_bytes for one in self.partitions)
+
+    @property
+    def held_rows(self) -> int:
+        """Rows that were too young to be compacted."""
+        return sum(one.held_rows for one in self.partitions)
+
+    def partition(self, number: int) -> PartitionPlan | None:
+        """What it does to one partition."""
+        return next((one for one in self.partitions if one.partition == number), None)
+
+    def with_partition(self, plan: PartitionPlan) -> RunRecord:
+        """With what is new of one partition."""
+        others = [one for one in self.partitions if one.partition != plan.partition]
+        every = tuple(sorted([*others, plan], key=lambda one: one.partition))
+        return msgspec.structs.replace(self, partitions=every)
+
+
+def pointer_key(table: int, partition: int) -> bytes:
+    """Where a partition's pointer is."""
+    return b"%s%d.%d" % (POINTER_PREFIX, table, partition)
+
+
+def pointer_prefix(table: int) -> bytes:
+    """Where a table's pointers are."""
+    return b"%s%d." % (POINTER_PREFIX, table)
+
+
+def retired_prefix(table: int) -> bytes:
+    """Where a table's retired ledgers are noted."""
+    return b"%s%d." % (_RETIRED, table)
+
+
+def retired_key(table: int, partition: int, epoch: int) -> bytes:
+    """Where a retired ledger is noted."""
+    return b"%s%d.%d" % (retired_prefix(table), partition, epoch)
+
+
+def parse_retired_key(key: bytes) -> tuple[int, int]:
+    """The partition and the epoch of a retired ledger."""
+    partition, epoch = key.split(b".")[-2:]
+    return int(partition), int(epoch)
+
+
+def run_prefix(table: int) -> bytes:
+    """Where a table's runs are."""
+    return b"%s%d." % (RUN_PREFIX, table)
+
+
+def run_key(table: int, run: str) -> bytes:
+    """Where a run is."""
+    return run_prefix(table) + run.encode()
+
+
+def decode_pointer(value: Buffer) -> Pointer:
+    """As it stands in the metastore."""
+    return _decoded(value, Pointer)
+
+
+def decode_retired(value: Buffer) -> Retired:
+    """As it stands in the metastore."""
+    return _decoded(value, Retired)
+
+
+def decode_run(value: Buffer) -> RunRecord:
+    """As it stands in the metastore."""
+    return _decoded(value, RunRecord)
+
+
+def _decoded(value: Buffer, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"a record of a ledger in the metastore can't be read: {error}") from error

@@ -1,0 +1,139 @@
+"""The part of a backlog that a run reads, as another process can read it: sealed segments by name.
+
+A tail is planned by the process that has the log open, when all of it is in segments; whoever gets
+it opens those files and needs nothing else of the log. Segments may be merged meanwhile: then a
+name leads to nothing, and `SourceMoved` says to plan again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lowmark.group import open_command
+from lowmark.ledger.errors import SourceMoved
+from lowmark.log import ReadPlan, ReferenceExpired
+from lowmark.log.read_plan import InSegment
+from lowmark.runtime import Buffer, Disk
+from lowmark.runtime.memory import Memory
+from lowmark.table import Columns, View
+
+__all__ = ["Tail", "TailReader", "tail_of"]
+
+_CHUNK_BYTES = 4 << 20
+_COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("first", np.uint64),
+    ("time", np.uint64),
+    ("rows", np.uint32),
+    ("schema", np.uint32),
+    ("size", np.uint32),
+    ("change", np.uint8),
+)
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive batches of a tail that stand in one segment."""
+
+    segment: int
+    indexes: bytes
+    """Numbers of 64 bits, little endian."""
+
+
+class Tail(msgspec.Struct, frozen=True, array_like=True):
+    """Batches of a partition, from offset `low` to before `high`."""
+
+    group: str
+    folder: str
+    incarnation: bytes
+    low: int
+    high: int
+    pieces: tuple[Piece, ...] = ()
+    columns: tuple[bytes, ...] = ()
+    """What the backlog knows of each batch."""
+
+    @property
+    def size(self) -> int:
+        """What its batches have in the log."""
+        return int(np.frombuffer(self.columns[4], np.uint32).sum(dtype=np.uint64)) if self else 0
+
+    def __bool__(self) -> bool:
+        return self.low < self.high
+
+
+def tail_of(view: View, plan: ReadPlan, *, at: int, low: int, high: int) -> Tail | None:
+    """The batches of a view that a plan reads, from position `at` on; None if one is in memory."""
+    pieces = []
+    for piece in plan.pieces:
+        if not isinstance(piece, InSegment):
+            return None
+        pieces.append(Piece(piece.number, np.array(piece.indexes, np.uint64).tobytes()))
+    count = sum(len(piece.indexes) // 8 for piece in pieces)
+    columns = tuple(getattr(view.columns, name)[at : at + count].tobytes() for name, _ in _COLUMNS)
+    return Tail(plan.group, plan.folder, plan.incarnation, low, high, tuple(pieces), columns)
+
+
+class TailReader:
+    """Reads a tail, once or often, a few megabytes at a time."""
+
+    def __init__(self, disk: Disk, tail: Tail, *, partition: int) -> None:
+        self._disk = disk
+        self._tail = tail
+        self._partition = partition
+        self._memory = Memory(_CHUNK_BYTES + (1 << 20))
+        self._places = [np.frombuffer(piece.indexes, np.uint64) for piece in tail.pieces]
+
+    @cached_property
+    def view(self) -> View:
+        """The batches, as the backlog knows them."""
+        tail = self._tail
+        arrays = {
+            name: np.frombuffer(data, kind)
+            for (name, kind), data in zip(_COLUMNS, tail.columns, strict=True)
+        }
+        place = np.concatenate(self._places) if self._places else np.zeros(0, np.uint64)
+        count = len(place)
+        return View(Columns(place=place, **arrays), count, tail.low, tail.high, 0)
+
+    @property
+    def skip(self) -> int:
+        """So many rows of the first batch lie below the tail."""
+        view = self.view
+        return max(0, self._tail.low - int(view.columns.first[0])) if view.count else 0
+
+    def chunks(
+        self, pace: Callable[[int], None], *, wanted: Callable[[int, int], bool] | None = None
+    ) -> Iterator[tuple[int, int, Sequence[Buffer]]]:
+        """Batches `low` to `high` and their commands; what is not `wanted` is not read.
+
+        What is given is good until the next chunk is asked for.
+        """
+        view = self.view
+        ends = np.cumsum([len(places) for places in self._places])
+        low = 0
+        while low < view.count:
+            high = view.fitting(low, view.count, _CHUNK_BYTES)
+            if wanted is None or wanted(low, high):
+                commands = self._read(low, high, ends)
+                pace(int(view.size[low:high].sum(dtype=np.uint64)))
+                yield low, high, commands
+            low = high
+
+    def _read(self, low: int, high: int, ends: np.ndarray[Any, Any]) -> list[Buffer]:
+        tail = self._tail
+        plan = ReadPlan(tail.group, tail.folder, tail.incarnation)
+        at = int(np.searchsorted(ends, low, "right"))
+        while low < high:
+            start = int(ends[at]) - len(self._places[at])
+            stop = min(high, int(ends[at]))
+            indexes = self._places[at][low - start : stop - start].tolist()
+            plan.pieces.append(InSegment(tail.pieces[at].segment, indexes))
+            low, at = stop, at + 1
+        try:
+            entries = plan.execute(self._disk, allocate=self._memory.allocate)
+        except ReferenceExpired as expired:
+            raise SourceMoved(self._partition) from expired
+        return [open_command(entry.data).data for entry in entries]

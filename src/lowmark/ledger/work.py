@@ -1,0 +1,565 @@
+"""One partition's part of a run: what it is told, what it does, what it answers.
+
+Steps, and what is true after each; a crash leaves files that nobody refers to, and the sweep finds
+
+    1. pass one says which rows of the tail survive, and whose older rows die with that
+    2. rows of the ledger before that died are noted, not touched
+    3. pass two writes survivors into new files, durable and read back
+    4. the new manifest is written: it refers to new files, and to old ones with fewer live rows
+    5. the answer is written into the run's folder. From here on the partition is finished: whoever
+       resumes the run takes the answer instead of doing it again
+
+Nothing here changes what anybody reads: that is for whoever publishes the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from lowmark.catalog import Table, TableSchema
+from lowmark.catalog.serializers import decode_table
+from lowmark.errors import Corrupt, invariant
+from lowmark.ledger.digest import EMPTY, Digest
+from lowmark.ledger.errors import LedgerDamaged, LedgerLost, ProofFailed
+from lowmark.ledger.files import FileWriter, OpenFile, Rows
+from lowmark.ledger.kernel import Folded, Sample, check_survivors, fold_tail
+from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
+from lowmark.ledger.manifest import (
+    LedgerFile,
+    Manifest,
+    decode_manifest,
+    digest_text,
+    encode_manifest,
+    folder_of,
+    run_folder,
+)
+from lowmark.ledger.policy import Fate, fates
+from lowmark.ledger.tail import Tail, TailReader
+from lowmark.ledger.throttle import Throttle
+from lowmark.runtime import Disk, FileMissing
+from lowmark.runtime.store import Store
+from lowmark.table import (
+    CHANGE,
+    OFFSET,
+    TIME,
+    U64,
+    Change,
+    KeyForm,
+    Mask,
+    Shape,
+)
+
+__all__ = ["Done", "Here", "Work", "carry_out", "done_path", "progress_path", "read_manifest"]
+
+FILE_ROWS_MAX = 1 << 22
+"""A file that has so many rows is finished, and another one begun."""
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to do for one partition."""
+
+    run: str
+    store: str
+    root: str
+    """The data directory that the tail's segments are in."""
+    table: bytes
+    table_name: str
+    partition: int
+    epoch: int
+    """That the new ledger gets."""
+    base: str = ""
+    """The manifest of the ledger before; empty if there is none."""
+    tail: Tail
+    horizon: int
+    schema: int
+    """The schema version that new files get."""
+    deletes_below: int
+    """Deletes below this offset were passed by everybody, and may go."""
+    watermark: int = 0
+    expired: int = 0
+    made_at: str = ""
+    release: str = ""
+    verify: bool = False
+    rewrite: bool = False
+    """Write every file anew."""
+    budget_bytes: int = 1 << 30
+    read_rate: int = 0
+    """Bytes a second; 0: as fast as it goes."""
+    write_rate: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of it."""
+
+    partition: int
+    manifest: str
+    epoch: int
+    horizon: int
+    digest: str
+    deletes_below: int
+    rows_read: int = 0
+    """Of the tail."""
+    rows_live: int = 0
+    """Of the new ledger, deletes among them."""
+    rows_died: int = 0
+    """Of the ledger before."""
+    deletes: int = 0
+    """Deletes that stay."""
+    deletes_dropped: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    files_kept: int = 0
+    files_written: int = 0
+    files_dropped: int = 0
+    rows_checked: int = 0
+    """So many rows were looked at by the second algorithm."""
+    key_ranges: int = 1
+    ledger_bytes: int = 0
+
+
+class Here(Protocol):
+    """What the process is asked for that carries the work out."""
+
+    def now_s(self) -> float:
+        """A clock that never goes back."""
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+
+    def draw(self) -> str:
+        """A few letters that nobody else draws: they tell two attempts apart."""
+
+    def disk(self, root: str) -> Disk:
+        """The disk below a root, for reading."""
+
+    def check(self) -> None:
+        """Raise if the work is no longer wanted."""
+
+
+def done_path(table: int, run: str, partition: int) -> str:
+    """Where a partition's answer is."""
+    return f"{run_folder(table, run)}/{partition}.done"
+
+
+def progress_path(table: int, run: str, partition: int) -> str:
+    """Where a partition says how far it is."""
+    return f"{run_folder(table, run)}/{partition}.progress"
+
+
+def read_manifest(store: Store, path: str) -> Manifest:
+    """A manifest that should be there."""
+    try:
+        data = store.read(path)
+    except FileMissing as missing:
+        raise LedgerLost(store.url(path)) from missing
+    return decode_manifest(data, path=store.url(path))
+
+
+def carry_out(data: bytes, here: Here) -> bytes:
+    """Do what `data`, an encoded `Work`, says; gives an encoded `Done`."""
+    work = msgspec.msgpack.decode(data, type=Work)
+    return msgspec.msgpack.encode(_Job(work, here).run())
+
+
+@dataclass(slots=True)
+class _Old:
+    """A file of the ledger before, and what became of its rows."""
+
+    file: LedgerFile
+    dead: BitMap
+    digest: Digest
+    """Of what is live."""
+    keys: KeyFile | None
+    fate: Fate = "keep"
+
+    @property
+    def now(self) -> LedgerFile:
+        """The file with the rows that are dead now."""
+        if len(self.dead) == self.file.dead_rows:
+            return self.file
+        return self.file.with_dead(self.dead, self.digest)
+
+    def kill(self, at: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+        """Declare rows dead that stand at these places of the index; gives how many were live."""
+        invariant(self.keys is not None, "a row that is found by its key is in an index")
+        assert self.keys is not None
+        rows = BitMap(self.keys.rows[at]) - self.dead
+        fresh = np.isin(self.keys.rows[at], np.frombuffer(rows.to_array(), np.uint32))
+        self.digest = self.digest.minus(self.keys.digests[at][fresh])
+        self.dead |= rows
+        return len(rows)
+
+
+class _Job:
+    """One piece of work, from its beginning to its answer."""
+
+    def __init__(self, work: Work, here: Here) -> None:
+        self.work = work
+        self.here = here
+        self.store = Store(work.store)
+        self.table: Table = decode_table(work.table)
+        schema = self.table.schema_version(work.schema)
+        if schema is None:
+            raise Corrupt(f"table {work.table_name} has no schema version {work.schema}")
+        self.schema: TableSchema = schema
+        self.folder = folder_of(self.table.id, work.partition)
+        self.read = Throttle(work.read_rate, here)
+        self.written = Throttle(work.write_rate, here)
+        self.token = f"{work.run}-{here.draw()}"
+        self.files = 0
+        self.progress_s = here.now_s()
+        self.checked = 0
+        self.sample = Sample(None if work.verify else sum(work.run.encode()) + work.partition)
+
+    # -- the whole ------------------------------------------------------------------------------
+
+    def run(self) -> Done:
+        work = self.work
+        base = read_manifest(self.store, work.base) if work.base else None
+        if base is not None and base.horizon > work.horizon:
+            raise ProofFailed(work.partition, "the horizon would fall")
+        old = [self._opened(file) for file in base.files] if base is not None else []
+        reader = TailReader(self.here.disk(work.root), work.tail, partition=work.partition)
+        folded, sampled = fold_tail(
+            reader,
+            self.table,
+            budget_bytes=work.budget_bytes,
+            pace=self._paced_read,
+            sample=self.sample,
+        )
+        died = self._supersede(old, folded, sampled)
+        for one, fate in zip(
+            old, fates([one.now for one in old], tail_rows=len(folded.keep)), strict=True
+        ):
+            one.fate = "rewrite" if work.rewrite and fate == "keep" else fate
+        dropped = self._drop_deletes(old, reader, folded)
+        deletes_below = max(
+            [base.deletes_below if base else 0, *(offset + 1 for offset in dropped)]
+        )
+        files = list(self._write(old, reader, folded))
+        manifest = self._manifest(base, files, deletes_below)
+        path = f"{self.folder}/{work.epoch}-{self.token}.json"
+        encoded = encode_manifest(manifest)
+        self.store.write(path, encoded)
+        self.written(len(encoded))
+        done = Done(
+            partition=work.partition,
+            manifest=path,
+            epoch=work.epoch,
+            horizon=work.horizon,
+            digest=manifest.digest,
+            deletes_below=deletes_below,
+            rows_read=len(folded.keep) - reader.skip,
+            rows_live=manifest.live_rows,
+            rows_died=died,
+            deletes=sum(len(file.delete_set() - file.dead_set()) for file in files),
+            deletes_dropped=len(dropped),
+            bytes_read=self.read.total,
+            bytes_written=self.written.total,
+            files_kept=sum(one.fate == "keep" for one in old),
+            files_written=self.files,
+            files_dropped=sum(one.fate != "keep" for one in old),
+            rows_checked=self.checked,
+            key_ranges=folded.ranges,
+            ledger_bytes=manifest.bytes,
+        )
+        self.store.write(
+            done_path(self.table.id, work.run, work.partition), msgspec.json.encode(done)
+        )
+        return done
+
+    def _opened(self, file: LedgerFile) -> _Old:
+        keys = None
+        if file.keys_path:
+            keys = open_key_file(self.store, file.keys_path, checksum=file.keys_checksum)
+            self._paced_read(file.keys_bytes)
+        return _Old(file, file.dead_set(), file.digest_value(), keys)
+
+    def _paced_read(self, count: int) -> None:
+        self.here.check()
+        self.read(count)
+        now = self.here.now_s()
+        if now - self.progress_s >= 1:
+            self.progress_s = now
+            path = progress_path(self.table.id, self.work.run, self.work.partition)
+            self.store.write(path, b"%d" % self.read.total)
+
+    def _paced_write(self, count: int) -> None:
+        self.here.check()
+        self.written(count)
+
+    # -- what dies ------------------------------------------------------------------------------
+
+    def _supersede(self, old: list[_Old], folded: Folded, sampled: pa.Table) -> int:
+        """Declare rows dead whose keys have come again, and check that by another way."""
+        died = 0
+        hashes = KeyForm.hashes(folded.keys, KEY_SEED)
+        before: list[pa.Array] = []
+        dead_now: list[Mask] = []
+        for one in old:
+            if one.keys is None:
+                continue
+            mine = self.sample.of(one.keys.hashes)
+            mine &= ~np.isin(one.keys.rows, np.frombuffer(one.dead.to_array(), np.uint32))
+            at = one.keys.find(folded.keys, hashes)
+            died += one.kill(at[at >= 0])
+            before.append(one.keys.keys.filter(pa.array(mine)))
+            dead = np.frombuffer(one.dead.to_array(), np.uint32)
+            dead_now.append(np.isin(one.keys.rows[mine], dead))
+        if not self.table.key:
+            return died
+        self.checked = check_survivors(
+            self.work.partition,
+            sampled,
+            folded.keep,
+            base_keys=_one_array(before, folded.keys.type),
+            base_dead=np.concatenate(dead_now) if dead_now else np.zeros(0, np.bool_),
+        )
+        return died
+
+    def _drop_deletes(self, old: list[_Old], reader: TailReader, folded: Folded) -> list[int]:
+        """Let deletes go that everybody has passed, unless a file that stays has an older row of
+        the key: whoever reads the files without live sets would take that for the last one.
+        """
+        below = self.work.deletes_below
+        stay = [one.keys for one in old if one.fate == "keep" and one.keys is not None]
+        gone: list[int] = []
+        for at, one in enumerate(old):
+            live = one.file.delete_set() - one.dead
+            if not live or one.keys is None or one.file.first >= below:
+                continue
+            rows = np.frombuffer(live.to_array(), np.uint32)
+            offsets = self._offsets_of(one.file, rows)
+            passed = rows[offsets < below]
+            places = np.flatnonzero(np.isin(one.keys.rows, passed))
+            older = [other.keys for other in old[:at] if other.fate == "keep" and other.keys]
+            alone = places[~_held(one.keys.keys, one.keys.hashes, places, older)]
+            by_row = dict(zip(rows.tolist(), offsets.tolist(), strict=True))
+            gone += [by_row[row] for row in one.keys.rows[alone].tolist()]
+            one.kill(alone)
+        if folded.deletes.any():
+            offsets = _offsets(reader, folded.rows)
+            places = np.flatnonzero(folded.deletes & (offsets < below))
+            hashes = KeyForm.hashes(folded.keys, KEY_SEED)
+            alone = places[~_held(folded.keys, hashes, places, stay)]
+            folded.keep[folded.rows[alone]] = False
+            gone += offsets[alone].tolist()
+        return gone
+
+    def _offsets_of(
+        self, file: LedgerFile, rows: np.ndarray[tuple[int], np.dtype[np.uint32]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        opened = OpenFile(self.store, file, self._schema_of(file))
+        groups = range(len(opened.starts) - 1)
+        offsets = np.concatenate([opened.group(at, [OFFSET]).column(0).to_numpy() for at in groups])
+        opened.close()
+        self._paced_read(offsets.nbytes)
+        found: np.ndarray[tuple[int], np.dtype[np.int64]] = offsets[rows]
+        return found
+
+    def _schema_of(self, file: LedgerFile) -> TableSchema:
+        schema = self.table.schema_version(file.schema)
+        if schema is None:
+            raise Corrupt(
+                f"a ledger file of table {self.work.table_name} has schema version"
+                f" {file.schema}, which the catalog does not have"
+            )
+        return schema
+
+    # -- what is written ------------------------------------------------------------------------
+
+    def _write(self, old: list[_Old], reader: TailReader, folded: Folded) -> Iterator[LedgerFile]:
+        """The files of the new ledger, in the order of offsets."""
+        writer = _Files(self._new_file)
+        try:
+            yield from self._written_by(writer, old, reader, folded)
+        except BaseException:
+            writer.give_up()
+            raise
+
+    def _written_by(
+        self, writer: _Files, old: list[_Old], reader: TailReader, folded: Folded
+    ) -> Iterator[LedgerFile]:
+        for one in old:
+            match one.fate:
+                case "drop":
+                    continue
+                case "keep":
+                    yield from writer.finish()
+                    yield one.now
+                case _:
+                    if one.fate == "rewrite":
+                        yield from writer.finish()
+                    for rows in self._rows_again(one):
+                        yield from writer.add(rows)
+        if not any(one.fate == "merge" for one in old):
+            yield from writer.finish()
+        for rows in self._tail_rows(reader, folded):
+            yield from writer.add(rows)
+        yield from writer.finish()
+
+    def _new_file(self) -> FileWriter:
+        path = f"{self.folder}/{self.token}-{self.files}.parquet"
+        self.files += 1
+        return FileWriter(self.store, path, self.table, self.schema, pace=self._paced_write)
+
+    def _rows_again(self, one: _Old) -> Iterator[Rows]:
+        """The live rows of a file that is written anew; all of it is checked on the way."""
+        schema = self._schema_of(one.file)
+        opened = OpenFile(self.store, one.file, schema)
+        digest = EMPTY
+        mask = one.now.live_mask()
+        at = 0
+        shape = self._shape()
+        for rows in opened.rows():
+            self._paced_read(one.file.bytes * len(rows) // one.file.rows)
+            kept = rows if mask is None else rows.kept(mask[at : at + len(rows)])
+            at += len(rows)
+            digest = digest.plus(kept.hashes(schema))
+            if schema.number != self.schema.number and len(kept):
+                dressed = shape.dress(
+                    kept.columns,
+                    version=schema.number,
+                    partition=self.work.partition,
+                    offsets=kept.offsets,
+                    times=kept.times,
+                    deletes=kept.deletes,
+                )
+                kept = Rows(dressed, kept.offsets, kept.times, kept.deletes)
+            yield kept
+        opened.close()
+        if digest != one.digest:
+            raise LedgerDamaged(one.file.path, "its rows have another digest than it says")
+
+    def _shape(self, *more: str) -> Shape:
+        """All columns of the version that new files have."""
+        schemas = tuple(
+            schema for schema in self.table.schemas if schema.number <= self.schema.number
+        )
+        until = replace(self.table, schemas=schemas)
+        return Shape(until, [*(column.name for column in self.schema.columns), *more])
+
+    def _tail_rows(self, reader: TailReader, folded: Folded) -> Iterator[Rows]:
+        """Pass two: the rows of the tail that survive, as they are."""
+        view = reader.view
+        starts = np.concatenate([[0], np.cumsum(view.rows, dtype=np.int64)])
+        shape = self._shape(OFFSET, TIME, CHANGE)
+        keep, count = folded.keep, len(self.schema.columns)
+
+        def wanted(low: int, high: int) -> bool:
+            return bool(keep[starts[low] : starts[high]].any())
+
+        for low, high, commands in reader.chunks(self._paced_read, wanted=wanted):
+            parts = []
+            for at in range(low, high):
+                mask = keep[starts[at] : starts[at + 1]]
+                if mask.any():
+                    parts.append(
+                        shape.read_at(
+                            view,
+                            at,
+                            commands[at - low],
+                            partition=self.work.partition,
+                            keep=None if mask.all() else mask,
+                        )
+                    )
+            if parts:
+                yield _rows_of(pa.concat_batches(parts), count)
+
+    def _manifest(
+        self, base: Manifest | None, files: list[LedgerFile], deletes_below: int
+    ) -> Manifest:
+        work = self.work
+        whole = EMPTY
+        for file in files:
+            whole = whole.joined(file.digest_value())
+        return Manifest(
+            table=self.table.id,
+            table_name=work.table_name,
+            partition=work.partition,
+            epoch=work.epoch,
+            horizon=work.horizon,
+            deletes_below=deletes_below,
+            expired=work.expired,
+            files=tuple(files),
+            schemas=tuple(sorted({file.schema for file in files})),
+            digest=digest_text(whole),
+            made_by=work.run,
+            made_at=work.made_at,
+            watermark=work.watermark,
+            based_on=work.base if base is not None else "",
+            release=work.release,
+        )
+
+
+class _Files:
+    """Rows into files of a bounded size."""
+
+    def __init__(self, begin: Callable[[], FileWriter]) -> None:
+        self._begin = begin
+        self._open: FileWriter | None = None
+
+    def add(self, rows: Rows) -> Iterator[LedgerFile]:
+        """Add rows; gives a file if one is full."""
+        if not len(rows):
+            return
+        if self._open is None:
+            self._open = self._begin()
+        self._open.add(rows)
+        if self._open.rows >= FILE_ROWS_MAX:
+            yield from self.finish()
+
+    def give_up(self) -> None:
+        """Leave no half of a file behind."""
+        if self._open is not None:
+            self._open.give_up()
+
+    def finish(self) -> Iterator[LedgerFile]:
+        """End the file that is open, if one is."""
+        writer, self._open = self._open, None
+        if writer is not None:
+            yield writer.finish()
+
+
+def _rows_of(batch: pa.RecordBatch, count: int) -> Rows:
+    """A batch whose last three columns are the system's."""
+    columns = batch.columns
+    offsets, times, changes = columns[count:]
+    return Rows(
+        batch.select(list(range(count))),
+        offsets.to_numpy(),
+        times.to_numpy(),
+        changes.indices.to_numpy() == int(Change.DELETE),
+    )
+
+
+def _one_array(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    if not arrays:
+        return pa.array([], kind)
+    if len({array.type for array in arrays}) > 1:
+        arrays = [array.cast(pa.large_binary()) for array in arrays]
+    return pa.concat_arrays(arrays)
+
+
+def _offsets(
+    reader: TailReader, rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The offsets of rows of a tail, by their numbers: dense, from the first batch on."""
+    return rows + int(reader.view.columns.first[0]) if reader.view.count else rows
+
+
+def _held(keys: pa.Array, hashes: U64, places: object, files: list[KeyFile]) -> Mask:
+    """Which of the keys at these places have a row in one of the files."""
+    assert isinstance(places, np.ndarray)
+    wanted, sums = keys.take(pa.array(places)), hashes[places]
+    held = np.zeros(len(places), np.bool_)
+    for file in files:
+        held |= file.find(wanted, sums) >= 0
+    return held

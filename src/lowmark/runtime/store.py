@@ -1,0 +1,171 @@
+"""Where immutable files live that more than one process reads: a folder, or any store that Arrow
+can reach by a URL.
+
+Paths are relative to the store's root, with `/` between their parts. A file is written once, whole
+or not at all, and never changed: its name appears when all of it is there, and is durable then. On
+a local file system that takes a temporary name, two syncs and a rename; object stores do it so by
+themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyarrow import fs
+
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing
+
+__all__ = ["Store", "Stored"]
+
+_TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A file of a store."""
+
+    path: str
+    bytes: int
+
+
+class Store:
+    """A root folder of a file system. May be used on any thread, and made anew in any process."""
+
+    def __init__(self, location: str) -> None:
+        """`location`: an absolute path, or a URL such as `s3://bucket/prefix`."""
+        self.location = location
+        try:
+            if "://" in location:
+                system, root = fs.FileSystem.from_uri(location)
+            else:
+                system, root = fs.LocalFileSystem(use_mmap=True), os.path.abspath(location)
+        except (pa.ArrowInvalid, OSError, ValueError) as error:
+            raise Rejected(
+                f"{location} is no place that Arrow can reach: {error}",
+                hint="Use a folder, or a URL such as s3://bucket/prefix.",
+            ) from error
+        self._system = system
+        self._root = root.rstrip("/")
+        self.local = isinstance(system, fs.LocalFileSystem)
+        """Whether its files are files of this machine."""
+
+    def full_path(self, path: str) -> str:
+        """As other programs name it: a path of this machine, or what stands behind the scheme."""
+        return f"{self._root}/{path}"
+
+    def url(self, path: str) -> str:
+        """As other programs open it."""
+        if "://" in self.location and not self.local:
+            return f"{self.location.rstrip('/')}/{path}"
+        return self.full_path(path)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def open(self, path: str) -> pa.NativeFile:
+        """A file to read from, at any place; of this machine, its pages are not copied."""
+        with self._told(path, "open"):
+            return self._system.open_input_file(self.full_path(path))
+
+    def read(self, path: str) -> bytes:
+        """All of a file."""
+        with self._told(path, "read"), self._system.open_input_file(self.full_path(path)) as file:
+            data: bytes = file.read()
+            return data
+
+    def stat(self, path: str) -> Stored | None:
+        """A file's size; None if it is not there."""
+        with self._told(path, "stat"):
+            info = self._system.get_file_info(self.full_path(path))
+        if info.type is not fs.FileType.File:
+            return None
+        return Stored(path, info.size)
+
+    def files(self, folder: str) -> list[Stored]:
+        """All files below a folder, in the order of their names; unfinished ones too."""
+        selector = fs.FileSelector(self.full_path(folder), allow_not_found=True, recursive=True)
+        with self._told(folder, "list"):
+            infos = self._system.get_file_info(selector)
+        found = [
+            Stored(info.path[len(self._root) + 1 :], info.size)
+            for info in infos
+            if info.type is fs.FileType.File
+        ]
+        return sorted(found, key=lambda one: one.path)
+
+    # -- writing --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def create(self, path: str) -> Iterator[pa.NativeFile]:
+        """A file to write, that is there and durable when the block ends; never half of it."""
+        target = self.full_path(path)
+        with self._told(path, "write"):
+            if not self.local:
+                with self._system.open_output_stream(target) as stream:
+                    yield stream
+                return
+            folder = os.path.dirname(target)
+            self._make_folder(folder)
+            unfinished = f"{target}{_TEMPORARY}"
+            try:
+                with self._system.open_output_stream(unfinished) as stream:
+                    yield stream
+                _sync(unfinished)
+                os.replace(unfinished, target)
+                _sync(folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(unfinished)
+                raise
+
+    def write(self, path: str, data: bytes) -> None:
+        """A small file at once."""
+        with self.create(path) as stream:
+            stream.write(data)
+
+    def delete(self, path: str) -> None:
+        """Remove a file; it is fine if it is gone already."""
+        with self._told(path, "delete"), contextlib.suppress(FileNotFoundError):
+            self._system.delete_file(self.full_path(path))
+
+    def delete_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; it is fine if it is gone already."""
+        with self._told(path, "delete"), contextlib.suppress(FileNotFoundError):
+            self._system.delete_dir(self.full_path(path))
+
+    def _make_folder(self, folder: str) -> None:
+        """Make a folder, and see to it that its name is durable, and those above it."""
+        made = []
+        while not os.path.isdir(folder):
+            made.append(folder)
+            folder = os.path.dirname(folder)
+        for one in reversed(made):
+            os.makedirs(one, exist_ok=True)
+            _sync(os.path.dirname(one))
+
+    @contextlib.contextmanager
+    def _told(self, path: str, call: str) -> Iterator[None]:
+        where = self.url(path)
+        try:
+            yield
+        except LowmarkError:
+            raise
+        except FileNotFoundError as error:
+            raise FileMissing(where) from error
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise DiskFull(where) from error
+            raise DiskFailed(where, call=call, reason=str(error)) from error
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

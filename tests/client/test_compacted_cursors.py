@@ -1,0 +1,59 @@
+"""Cursors of those who read a table compacted."""
+
+from __future__ import annotations
+
+import pytest
+
+from lowmark.client import Database, Table
+from lowmark.table import Adopt, DeletesGone, DeletesHeld
+
+
+def adopt(table: Table, wanted: Adopt) -> None:
+    """As whoever publishes a ledger does; nobody reads its files here."""
+    partition = table._partition(0)
+    table._embedded.ask(lambda: partition.ask(wanted))
+
+
+@pytest.fixture
+def events(db: Database) -> Table:
+    """Ten rows, of which the first six are in a ledger only, and its first three deletes gone."""
+    events = db.create_table("events", {"id": "int64"}, key="id", partitions=1)
+    for number in range(10):
+        events.append([{"id": number}])
+    adopt(events, Adopt(1, "one", 6, bytes(16), 3))
+    events.trim({0: 10})
+    return events
+
+
+def test_a_compacted_cursor_begins_at_0_and_keeps_no_byte_of_the_backlog(events: Table) -> None:
+    # when cursors of both kinds are created at the earliest
+    compacted = events.cursors.create("compacted", kind="compacted")
+    raw = events.cursors.create("raw")
+    # then one begins before the backlog, and only the other one keeps rows
+    assert (compacted.position, raw.position) == ({0: 0}, {0: 6})
+    assert (compacted.lag_rows, raw.lag_rows) == (10, 4)
+    assert compacted.pinned_bytes == 0
+    assert raw.pinned_bytes > 0
+    assert [holder.name for holder in events.explain().holders] == ["raw"]
+    # and it moves on through the ledger
+    moved = events.cursors.move("compacted", {0: 2})
+    assert (moved.position, moved.pinned_bytes) == ({0: 2}, 0)
+
+
+def test_a_compacted_cursor_is_not_created_where_deletes_are_gone(events: Table) -> None:
+    with pytest.raises(DeletesGone, match="Begin at 0"):
+        events.cursors.create("c", kind="compacted", start={0: 2})
+    assert events.cursors.list() == []
+    assert events.cursors.create("c", kind="compacted", start={0: 3}).position == {0: 3}
+    with pytest.raises(DeletesGone):
+        events.cursors.move("c", {0: 1}, reset=True)
+    assert events.cursors.move("c", {0: 0}, reset=True).position == {0: 0}
+    assert events.cursors.create("d", kind="compacted", start="latest").position == {0: 10}
+
+
+def test_a_compacted_cursor_holds_deletes_against_the_next_ledger(events: Table) -> None:
+    events.cursors.create("c", kind="compacted", start={0: 4})
+    with pytest.raises(DeletesHeld, match="cursor 'c' stands at 4"):
+        adopt(events, Adopt(2, "two", 10, bytes(16), 5))
+    adopt(events, Adopt(2, "two", 10, bytes(16), 4))
+    assert events.explain().partitions[0].horizon == 10
