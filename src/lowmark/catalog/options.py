@@ -57,6 +57,16 @@ OPTIONS: Mapping[str, Option] = {
             help="how batches of rows are compressed on their way into the log",
         ),
         Option(
+            name="dirty_bytes",
+            default=str(64 << 20),
+            help="triggered compaction waits until so much could be compacted",
+        ),
+        Option(
+            name="dirty_percent",
+            default="50",
+            help="and until that is so much of all there is, backlog and ledger together",
+        ),
+        Option(
             name="keyless_rows",
             words=("keep", "refuse"),
             default="refuse",
@@ -134,6 +144,8 @@ class TableOptions:
 
     compaction: Literal["off", "manual", "auto"]
     compression: Literal["none", "lz4", "zstd"]
+    dirty_bytes: int
+    dirty_percent: int
     keyless_rows: Literal["keep", "refuse"]
     max_lag_ms: int | None
     min_lag_ms: int
@@ -148,6 +160,8 @@ class TableOptions:
         return cls(
             compaction=cast("Literal['off', 'manual', 'auto']", texts["compaction"]),
             compression=cast("Literal['none', 'lz4', 'zstd']", texts["compression"]),
+            dirty_bytes=_number(texts["dirty_bytes"]) or 0,
+            dirty_percent=_number(texts["dirty_percent"]) or 0,
             keyless_rows=cast("Literal['keep', 'refuse']", texts["keyless_rows"]),
             max_lag_ms=_number(texts["max_lag_ms"]),
             min_lag_ms=_number(texts["min_lag_ms"]) or 0,

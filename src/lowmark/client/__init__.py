@@ -21,23 +21,28 @@ and encoded, and read and decoded, on the caller's thread; the loop only numbers
 """
 
 from lowmark.client.appending import Part, Result
+from lowmark.client.compacting import Progress
 from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
 from lowmark.client.database import Database, open_database
+from lowmark.client.describing import LedgerDescription, RetiredLedger
 from lowmark.client.errors import ColumnRefused, LineRefused, ValueRefused
 from lowmark.client.explaining import (
     Explanation,
     Holder,
     KeyExplanation,
+    LedgerExplanation,
     PartitionExplanation,
     TableExplanation,
 )
 from lowmark.client.failures import (
     AppendFailed,
+    Cancelled,
     Closed,
     Ended,
     Forked,
     ProducerClosed,
     RowsLost,
+    RunUnderWay,
     TableUnknown,
 )
 from lowmark.client.lookup import IndexSize
@@ -45,6 +50,7 @@ from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
 from lowmark.client.table import Snapshot, Table
 from lowmark.client.times import datetime_of, parse_time, time_text
+from lowmark.ledger import PartitionPlan, RunRecord
 from lowmark.runtime import Locked
 from lowmark.table import (
     BelowWatermark,
@@ -60,6 +66,7 @@ from lowmark.table import (
 __all__ = [
     "AppendFailed",
     "BelowWatermark",
+    "Cancelled",
     "Closed",
     "ColumnRefused",
     "CursorExists",
@@ -77,17 +84,24 @@ __all__ = [
     "Holder",
     "IndexSize",
     "KeyExplanation",
+    "LedgerDescription",
+    "LedgerExplanation",
     "LeaseExpired",
     "LineRefused",
     "Locked",
     "Part",
     "PartitionExplanation",
+    "PartitionPlan",
     "Producer",
     "ProducerClosed",
     "ProducerFenced",
+    "Progress",
     "Reader",
     "Result",
+    "RetiredLedger",
     "RowsLost",
+    "RunRecord",
+    "RunUnderWay",
     "Snapshot",
     "Table",
     "TableCursor",

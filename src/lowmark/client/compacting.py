@@ -35,6 +35,7 @@ from pyroaring import BitMap64
 from lowmark import __version__
 from lowmark.catalog import Table
 from lowmark.catalog.serializers import encode_table
+from lowmark.client.describing import LedgerDescription, describe_ledgers
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import Cancelled, RunUnderWay
 from lowmark.client.ledgers import Ledgers
@@ -182,10 +183,29 @@ class Compactor:
         """Remove files of a table that nobody names; gives which."""
         return sweep(self._embedded, self.ledgers, self.records, table.id, self._grace_ms)
 
+    def describe(
+        self, table: Table, partitions: Mapping[int, Partition]
+    ) -> list[LedgerDescription]:
+        """What the ledgers of partitions consist of, and which older ones wait to be removed."""
+        return describe_ledgers(
+            self._embedded,
+            self.ledgers,
+            self.records,
+            partitions,
+            table=table.id,
+            grace_ms=self._grace_ms,
+        )
+
     def active(self, table: int) -> str | None:
         """The run that compacts a table right now."""
         run = self._active.get(table)
         return None if run is None else run.name
+
+    def interrupt(self, table: int) -> None:
+        """End the run of a table because the process ends: it can be resumed."""
+        run = self._active.get(table)
+        if run is not None:
+            run.interrupt()
 
     @contextlib.contextmanager
     def _only(self, run: _Run) -> Iterator[None]:
@@ -240,6 +260,7 @@ class _Run:
         """Where each partition's backlog is held from."""
         self._runner: Runner | None = None
         self._cancelled = threading.Event()
+        self._interrupted = False
         self._began_s = time.monotonic()
 
     # -- planning -------------------------------------------------------------------------------
@@ -616,6 +637,8 @@ class _Run:
         """Say what became of it; a run that failed can be resumed, one that was cancelled not."""
         if not isinstance(error, Exception) and not isinstance(error, KeyboardInterrupt):
             return  # the process ends: the run stays as it is, to be resumed
+        if self._interrupted:
+            return
         with contextlib.suppress(LowmarkError):
             record = self._records.run(self.table.id, self.name)
             if isinstance(error, Cancelled | KeyboardInterrupt):
@@ -631,6 +654,11 @@ class _Run:
         runner = self._runner
         if runner is not None:
             runner.cancel()
+
+    def interrupt(self) -> None:
+        """From another thread: the process ends, and the run stays to be resumed."""
+        self._interrupted = True
+        self.cancel()
 
     def _check(self) -> None:
         if self._cancelled.is_set():
@@ -654,6 +682,10 @@ class _Run:
         store, renewed_s = self._ledgers.store, time.monotonic()
         folder = run_folder(self.table.id, self.name)
         total = sum(one.bytes for one in record.partitions)
+        with contextlib.suppress(LowmarkError):
+            # So that whoever has no more than the files can tell that it goes on, and ask it to
+            # end.
+            store.hint(f"{folder}/begun", b"")
         while not over.wait(_LOOK_S):
             with contextlib.suppress(LowmarkError):
                 if store.stat(f"{folder}/cancel") is not None:

@@ -25,13 +25,16 @@ from lowmark.catalog import (
 )
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog.arrow import columns_from_arrow
+from lowmark.client.automatic import Automatic
 from lowmark.client.compacting import Compactor
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import TableUnknown
 from lowmark.client.ledgers import Ledgers
+from lowmark.client.sweeping import claim, sweep_dropped
 from lowmark.client.table import Table
 from lowmark.client.times import parse_time
 from lowmark.errors import Rejected
+from lowmark.ledger import RunRecord
 from lowmark.node import Settings, load_settings
 from lowmark.runtime import HybridTime
 from lowmark.runtime.store import Store
@@ -52,6 +55,7 @@ def open_database(
     *,
     settings: Settings | None = None,
     watermark_availability_ms: int | None = None,
+    spark: object = None,
 ) -> Database:
     """Open a directory, or make a new database in it. Nothing else has to be started.
 
@@ -61,6 +65,10 @@ def open_database(
     Settings come from `lowmark.toml` and the environment, unless given. How long history stays
     exact (`watermark_availability_ms`, ten minutes if not given) is settled when the database is
     made.
+
+    With `spark`, tables with the option `compaction=auto` are compacted when they are due, by a
+    thread of this process: on a Spark session of yours, on one of its own (give its master, such
+    as `local[*]`), or without Spark (`here`).
     """
     if not os.fspath(data):
         raise Rejected("a database needs a directory", hint="Give its path; '.' is this one.")
@@ -76,14 +84,22 @@ def open_database(
         settings = load_settings(arguments={"watermark": watermark})
     embedded = Embedded(data, settings)
     try:
-        _check_settled(embedded, watermark_availability_ms)
-        return Database(embedded)
+        _check_settled(embedded, watermark_availability_ms, settings.ledger.location)
+        return Database(embedded, spark=spark)
     except BaseException:
         embedded.abandon()
         raise
 
 
-def _check_settled(embedded: Embedded, availability_ms: int | None) -> None:
+def _check_settled(embedded: Embedded, availability_ms: int | None, location: str) -> None:
+    ledgers = embedded.node.cluster.settings.ledger_location
+    if location and location != ledgers:
+        raise Rejected(
+            f"the ledgers of {embedded.data} are in {ledgers or 'its own directory'},"
+            f" not in {location}",
+            detail="That was settled when it was made.",
+            hint="Leave ledger.location out.",
+        )
     settled = embedded.node.cluster.settings.watermark_availability_ms
     if availability_ms not in {None, settled}:
         raise Rejected(
@@ -97,7 +113,7 @@ def _check_settled(embedded: Embedded, availability_ms: int | None) -> None:
 class Database:
     """Tables by name. Safe to use from any thread; not after a fork."""
 
-    def __init__(self, embedded: Embedded) -> None:
+    def __init__(self, embedded: Embedded, *, spark: object = None) -> None:
         self._embedded = embedded
         node = embedded.node
         assert node.catalogs is not None
@@ -115,6 +131,19 @@ class Database:
         )
         self._wait_for_copies()
         embedded.ask_now(self._catch_up)
+        self._check_ledgers(store)
+        self.auto: Automatic | None = None
+        if spark is not None:
+            self.auto = Automatic(embedded, self._compactor, self._catalogs, spark)
+            self.auto.start()
+            embedded.before_close.add(self.auto)
+
+    def _check_ledgers(self, store: Store) -> None:
+        """Ledgers of another database must not be swept by this one."""
+        cluster = self._embedded.node.cluster.settings
+        if cluster.ledger_location:
+            claim(store, cluster.id)
+        sweep_dropped(self._embedded, store)
 
     def _catch_up(self) -> None:
         """On the loop: what is in the log was given by this clock, though it may be behind now."""
@@ -235,6 +264,11 @@ class Database:
     def execute(self, commands: Sequence[Command]) -> Executed:
         """Change the catalog: all commands or none, in one version."""
         return self._embedded.ask(lambda: self._catalogs.execute(commands), timeout_s=_READY_S)
+
+    def runs(self) -> list[RunRecord]:
+        """The runs of compaction that are known, of all tables; the newest first."""
+        self._embedded.check()
+        return self._compactor.records.runs()
 
     # -- the low watermark ----------------------------------------------------------------------
 

@@ -8,14 +8,24 @@ from typing import Any
 
 from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
+from lowmark.client.ledgers import Ledgers
 from lowmark.client.lookup import Lookup
 from lowmark.client.times import time_text
+from lowmark.errors import LowmarkError
 from lowmark.group import when_all
 from lowmark.holds import Hold
+from lowmark.ledger import read_manifest
 from lowmark.runtime import HybridTime, millis_of
-from lowmark.table import Partition, State, View, holds_of
+from lowmark.table import Adopted, Partition, State, View, deletes_held, holds_of
 
-__all__ = ["Explanation", "Holder", "KeyExplanation", "PartitionExplanation", "TableExplanation"]
+__all__ = [
+    "Explanation",
+    "Holder",
+    "KeyExplanation",
+    "LedgerExplanation",
+    "PartitionExplanation",
+    "TableExplanation",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +39,28 @@ class Holder:
     age_ms: int
     why: str
     keeps_bytes: int
-    """What lies behind it in the backlog: without it and those before it, that could go."""
+    """What lies behind it in the backlog: without it and those before it, that could go. 0 of one
+    that is listed for the deletes that it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerExplanation:
+    """The ledger that a partition is read from: it has what lies below its horizon."""
+
+    epoch: int
+    horizon: int
+    deletes_below: int
+    """Deletes below this offset may be gone from it."""
+    rows: int | None
+    """Of each key the last one, deletes among them; None if the ledger can't be read."""
+    bytes: int | None
+    problem: str = ""
+    """Why it can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionExplanation:
-    """One partition's backlog."""
+    """One partition's backlog, and its ledger."""
 
     partition: int
     start: int
@@ -45,6 +71,9 @@ class PartitionExplanation:
     closed: str
     """No row up to this time will ever be added."""
     holders: tuple[Holder, ...]
+    ledger: LedgerExplanation | None = None
+    delete_holders: tuple[Holder, ...] = ()
+    """Who has yet to pass deletes: from its offset on, they stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +93,46 @@ class TableExplanation:
         every = [holder for partition in self.partitions for holder in partition.holders]
         return tuple(sorted(every, key=lambda one: (-one.keeps_bytes, one.name, one.partition)))
 
+    @property
+    def delete_holders(self) -> tuple[Holder, ...]:
+        """All who have yet to pass deletes, those that are furthest behind first."""
+        every = [holder for partition in self.partitions for holder in partition.delete_holders]
+        return tuple(sorted(every, key=lambda one: (one.offset, one.name, one.partition)))
+
+    @property
+    def ledger_rows(self) -> int:
+        """Rows that ledgers have, deletes among them."""
+        return sum(ledger.rows or 0 for ledger in self._ledgers)
+
+    @property
+    def ledger_bytes(self) -> int:
+        """What ledgers take."""
+        return sum(ledger.bytes or 0 for ledger in self._ledgers)
+
+    @property
+    def _ledgers(self) -> list[LedgerExplanation]:
+        return [one.ledger for one in self.partitions if one.ledger is not None]
+
     def __str__(self) -> str:
         size = f"{self.rows} rows, {self.bytes} bytes in {len(self.partitions)} partitions"
         lines = [f"table {self.table}: {size}", self.kept_because]
+        if self._ledgers:
+            below = ", ".join(f"{one.partition}: {one.horizon}" for one in self.partitions)
+            lines.append(
+                f"ledgers: {self.ledger_rows} rows, {self.ledger_bytes} bytes, of all offsets below"
+                f" {below}"
+            )
         lines += [
             f"  {holder.kind} {holder.name} holds partition {holder.partition} from"
             f" {holder.offset} on, {holder.keeps_bytes} bytes, for {holder.age_ms} ms: {holder.why}"
             for holder in self.holders
         ]
+        lines += [
+            f"  {holder.kind} {holder.name} holds deletes of partition {holder.partition} from"
+            f" {holder.offset} on, for {holder.age_ms} ms: {holder.why}"
+            for holder in self.delete_holders
+        ]
+        lines += [f"  {one.problem}" for one in self._ledgers if one.problem]
         return "\n".join(lines)
 
 
@@ -86,13 +147,16 @@ class KeyExplanation:
     offset: int | None = None
     time: str = ""
     row: Mapping[str, Any] | None = field(default=None)
+    source: str = ""
+    """What has its last change: `ledger` or `backlog`; empty if nothing has."""
 
     def __str__(self) -> str:
         where = f"partition {self.partition}"
         if self.state == "unknown":
-            return f"key {self.key} is unknown: {where}'s backlog has no row of it"
+            return f"key {self.key} is unknown: {where} has no row of it"
         word = "was deleted" if self.state == "deleted" else "is there"
-        return f"key {self.key} {word}: {where}, offset {self.offset}, {self.time}"
+        where = f"{where}, offset {self.offset}, in the {self.source}"
+        return f"key {self.key} {word}: {where}, {self.time}"
 
 
 Explanation = TableExplanation | KeyExplanation
@@ -110,25 +174,37 @@ def explain_key(lookup: Lookup, values: Sequence[object]) -> KeyExplanation:
         found.offset,
         time_text(found.time),
         found.row,
+        "ledger" if found.in_ledger else "backlog",
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one partition says of itself."""
+
+    view: View
+    holds: list[Hold]
+    on_deletes: list[Hold]
+    horizon: int
+
+
 def explain_table(
-    embedded: Embedded, table: Table, partitions: Mapping[int, Partition]
+    embedded: Embedded, table: Table, partitions: Mapping[int, Partition], ledgers: Ledgers
 ) -> TableExplanation:
     """What is kept of a table, and for whom."""
     asked = list(partitions.values())
     now_ms = embedded.node.loop.wall_ms()
 
-    def look(state: State) -> tuple[View, list[Hold], int]:
-        now = millis_of(HybridTime(state.closed))
-        holds = list(holds_of(state.cursors, state.leases, now_ms=max(now, now_ms)))
-        return state.backlog.view, holds, state.horizon
+    def look(state: State) -> _Seen:
+        now = max(millis_of(HybridTime(state.closed)), now_ms)
+        holds = list(holds_of(state.cursors, state.leases, now_ms=now))
+        on_deletes = list(deletes_held(state.cursors, state.leases, now_ms=now))
+        return _Seen(state.backlog.view, holds, on_deletes, state.horizon)
 
     found = embedded.ask(lambda: when_all([one.read(look) for one in asked]))
     explained = tuple(
-        _partition(partition.number, view, holds, horizon, now_ms)
-        for partition, (view, holds, horizon) in zip(asked, found, strict=True)
+        _partition(partition.number, seen, ledgers, now_ms)
+        for partition, seen in zip(asked, found, strict=True)
     )
     return TableExplanation(
         table.name,
@@ -139,29 +215,46 @@ def explain_table(
     )
 
 
-def _partition(
-    number: int, view: View, holds: list[Hold], horizon: int, now_ms: int
-) -> PartitionExplanation:
-    size = int(view.size.sum())
-    holders = []
-    for hold in holds:
-        offset = hold.lowest() or 0
-        holders.append(
-            Holder(
-                hold.kind,
-                hold.holder,
-                number,
-                offset,
-                max(0, now_ms - hold.since_ms),
-                hold.why,
-                view.bytes_from(offset),
-            )
-        )
-    holders.sort(key=lambda one: (one.offset, one.name))
-    closed = time_text(view.closed)
+def _partition(number: int, seen: _Seen, ledgers: Ledgers, now_ms: int) -> PartitionExplanation:
+    view = seen.view
+    holders = [
+        _holder(number, hold, now_ms, view.bytes_from(hold.lowest() or 0)) for hold in seen.holds
+    ]
+    on_deletes = [
+        _holder(number, hold, now_ms, 0)
+        for hold in seen.on_deletes
+        if (hold.lowest() or 0) < view.end
+    ]
     return PartitionExplanation(
-        number, view.start, view.end, horizon, view.count, size, closed, tuple(holders)
+        number,
+        view.start,
+        view.end,
+        seen.horizon,
+        view.count,
+        int(view.size.sum()),
+        time_text(view.closed),
+        tuple(sorted(holders, key=lambda one: (one.offset, one.name))),
+        _ledger(view.ledger, ledgers),
+        tuple(sorted(on_deletes, key=lambda one: (one.offset, one.name))),
     )
+
+
+def _holder(number: int, hold: Hold, now_ms: int, keeps_bytes: int) -> Holder:
+    age_ms = max(0, now_ms - hold.since_ms)
+    offset = hold.lowest() or 0
+    return Holder(hold.kind, hold.holder, number, offset, age_ms, hold.why, keeps_bytes)
+
+
+def _ledger(adopted: Adopted | None, ledgers: Ledgers) -> LedgerExplanation | None:
+    """What a ledger has; one that can't be read is told of, since whoever asks looks for that."""
+    if adopted is None:
+        return None
+    facts = (adopted.epoch, adopted.horizon, adopted.deletes_below)
+    try:
+        manifest = read_manifest(ledgers.store, adopted.manifest)
+    except LowmarkError as error:
+        return LedgerExplanation(*facts, None, None, error.message)
+    return LedgerExplanation(*facts, manifest.live_rows, manifest.bytes)
 
 
 def _why(table: Table) -> str:

@@ -59,6 +59,8 @@ class Found:
     time: int
     deleted: bool
     row: dict[str, Any] | None
+    in_ledger: bool = False
+    """Whether it was found in the ledger: the backlog does not have it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +277,7 @@ class Lookup:
         finally:
             end()
         values = None if deleted else row.to_pylist()[0]
-        return Found(number, offset, time, deleted, values)
+        return Found(number, offset, time, deleted, values, in_ledger=True)
 
     def _has(self, found: tuple[Found, tuple[object, ...]], key: object) -> bool:
         return self._form.one(found[1]) == key

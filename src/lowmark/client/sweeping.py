@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import logging
 
+from lowmark.catalog import TableId
 from lowmark.client.embedded import Embedded
 from lowmark.client.ledgers import Ledgers
 from lowmark.client.run_records import Records
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, Rejected
 from lowmark.ledger import LedgerLost, read_manifest, table_folder
+from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
+from lowmark.upkeep.dropped import dropped_at
 
-__all__ = ["sweep"]
+__all__ = ["claim", "sweep", "sweep_dropped"]
 
+_CLAIM = "database"
 logger = logging.getLogger(__name__)
 
 
@@ -54,6 +58,39 @@ def sweep(
         records.forget_retired(table, partition, epoch)
     if gone:
         logger.info("files of ledgers removed", extra={"table": table, "files": len(gone)})
+    return gone
+
+
+def claim(store: Store, database: str) -> None:
+    """Take a place for the ledgers of one database; refused if another one has it."""
+    try:
+        owner = store.read(_CLAIM).decode("utf-8", "replace").strip()
+    except FileMissing:
+        store.write(_CLAIM, f"{database}\n".encode())
+        owner = store.read(_CLAIM).decode("utf-8", "replace").strip()
+    if owner != database:
+        raise Rejected(
+            f"{store.location} has the ledgers of another database, {owner}",
+            detail=f"This one is {database}. Each would take the other's files for leftovers.",
+            hint="Give every database a place of its own (ledger.location).",
+        )
+
+
+def sweep_dropped(embedded: Embedded, store: Store) -> list[str]:
+    """Remove the ledgers of tables that were dropped, once nobody can look back to them."""
+    node = embedded.node
+    catalogs, mark = node.catalogs, node.watermark
+    assert catalogs is not None
+    assert mark is not None
+    gone = []
+    for folder in sorted({one.path.partition("/")[0] for one in store.files("")}):
+        number = folder.removeprefix("table-")
+        if not folder.startswith("table-") or not number.isdigit():
+            continue
+        at = dropped_at(catalogs, TableId(int(number)))
+        if at is not None and mark.current >= at:
+            store.delete_folder(folder)
+            gone.append(folder)
     return gone
 
 

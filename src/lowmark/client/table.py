@@ -20,6 +20,7 @@ from lowmark.client.checking import check_offsets, check_values, many, whole
 from lowmark.client.coerce import Coercion
 from lowmark.client.compacting import Compactor, Progress, Wishes
 from lowmark.client.cursors import Cursors
+from lowmark.client.describing import LedgerDescription
 from lowmark.client.embedded import Embedded
 from lowmark.client.explaining import (
     Explanation,
@@ -655,7 +656,8 @@ class Table:
             self._needs_key(table)
             values = self._coerced_key(table, _key_values(table, key))
             return explain_key(self._looking_up(), values)
-        return explain_table(self._embedded, table, self._all_partitions())
+        ledgers = self._compactor.ledgers
+        return explain_table(self._embedded, table, self._all_partitions(), ledgers)
 
     def trim(self, offsets: Mapping[int, int]) -> dict[int, Trimmed]:
         """Cut the backlog below offsets, as far as it is in ledgers and nobody holds it."""
@@ -735,6 +737,10 @@ class Table:
     def cancel_run(self, run: str) -> RunRecord:
         """End a run that goes on, or give up one that was interrupted."""
         return self._compactor.cancel(self._current(), run)
+
+    def ledgers(self, partitions: Sequence[int] | None = None) -> list[LedgerDescription]:
+        """What its ledgers consist of, file by file, and which older ones wait to be removed."""
+        return self._compactor.describe(self._current(), self._wanted(partitions))
 
     def sweep(self) -> list[str]:
         """Remove files of this table's ledgers that nobody names any more; gives which."""

@@ -102,7 +102,8 @@ class FileWriter:
         self._form = KeyForm.of(table, schema) if table.key else None
         self._pace = pace
         self._open = contextlib.ExitStack()
-        stream = self._open.enter_context(store.create(path))
+        # Its name is durable when that of the manifest is, which stands in the same folder.
+        stream = self._open.enter_context(store.create(path, settled=False))
         self._writer = self._open.enter_context(_parquet_writer(stream, schema))
         self._waiting: list[Rows] = []
         self._waiting_rows = 0
@@ -189,7 +190,10 @@ class FileWriter:
             return "", 0, 0
         path = self._path.removesuffix(".parquet") + ".keys"
         batch = key_file_batch(keys, rows, hashes)
-        with self._store.create(path) as stream, ipc.new_file(stream, batch.schema) as writer:
+        with (
+            self._store.create(path, settled=False) as stream,
+            ipc.new_file(stream, batch.schema) as writer,
+        ):
             writer.write_batch(batch)
         size, checksum = _measured(self._store, path)
         self._pace(size)

@@ -22,12 +22,15 @@ from lowmark.catalog import Table
 from lowmark.ledger.errors import ProofFailed
 from lowmark.ledger.key_file import KEY_SEED
 from lowmark.ledger.tail import TailReader
-from lowmark.table import I64, U64, Fold, KeyForm, KeyReader, Keys, Mask
+from lowmark.table import I64, Fold, KeyForm, KeyReader, Keys, Mask
+from lowmark.table.hashing import longs_of
 
 __all__ = ["SAMPLE", "Folded", "Sample", "check_survivors", "fold_tail"]
 
 SAMPLE = 16
 """Of the keys, one in so many is looked at by the second algorithm, if not all are."""
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_SHIFT = np.uint64(60)
 Pace = Callable[[int], None]
 
 
@@ -49,16 +52,23 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A part of the keys: all, or those with one remainder of their hashes."""
+    """A part of the keys: all, or one in `SAMPLE` of them, by a few bits of a hash."""
 
     remainder: int | None
 
-    def of(self, hashes: U64) -> Mask:
-        """Which of these are in it."""
+    def of(self, keys: pa.Array) -> Mask:
+        """Which of these are in it; rows without a key never are."""
         if self.remainder is None:
-            return np.ones(len(hashes), np.bool_)
-        mine: Mask = hashes % np.uint64(SAMPLE) == np.uint64(self.remainder % SAMPLE)
-        return mine
+            mine = np.ones(len(keys), np.bool_)
+        elif pa.types.is_int64(keys.type):
+            # One multiplication is hash enough for a sample, and every key has to go through it.
+            mine = (longs_of(keys).view(np.uint64) * _SPREAD) >> _SHIFT == np.uint64(
+                self.remainder % SAMPLE
+            )
+        else:
+            hashes = KeyForm.hashes(keys, KEY_SEED)
+            mine = hashes >> _SHIFT == np.uint64(self.remainder % SAMPLE)
+        return mine & ~_nulls(keys) if keys.null_count else mine
 
 
 class _TooMuch(Exception):
@@ -154,13 +164,12 @@ def _one_range(
     for low, _, commands in reader.chunks(pace):
         for some in key_reader.read(view, low, commands):
             chunk = _chunk(some, starts, reader.skip)
-            hashes = KeyForm.hashes(chunk.keys, KEY_SEED)
             if ranges > 1:
-                # By the upper half: the sample goes by the lower.
-                mine = (hashes >> np.uint64(32)) % np.uint64(ranges) == np.uint64(number)
-                mine |= _nulls(chunk.keys) & (number == 0)
-                chunk, hashes = _picked(chunk, mine), hashes[mine]
-            wanted = sample.of(hashes) & ~_nulls(chunk.keys)
+                hashes = KeyForm.hashes(chunk.keys, KEY_SEED)
+                mine = hashes % np.uint64(ranges) == np.uint64(number)
+                nulls = _nulls(chunk.keys)
+                chunk = _picked(chunk, np.where(nulls, number == 0, mine))
+            wanted = sample.of(chunk.keys)
             samples[0].append(chunk.keys.filter(pa.array(wanted)))
             samples[1].append(chunk.rows[wanted])
             held += chunk.keys.nbytes + 8 * len(chunk.keys)

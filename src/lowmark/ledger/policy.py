@@ -9,7 +9,6 @@ it; so a row is written a few times in its life, not once a run
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from lowmark.ledger.manifest import LedgerFile
@@ -23,21 +22,14 @@ Fate: TypeAlias = Literal["keep", "drop", "rewrite", "merge"]
 """What becomes of a file; those to merge are the last ones, and the tail goes with them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sized:
-    file: LedgerFile
-    live: int
-
-
 def fates(files: Sequence[LedgerFile], *, tail_rows: int) -> list[Fate]:
     """What becomes of each file, given how many rows come after them."""
     found: list[Fate] = [_alone(file) for file in files]
     kept = [at for at, fate in enumerate(found) if fate != "drop"]
-    if not tail_rows or len(kept) < FILES_MIN:
-        return found
     rows = tail_rows
-    for at in reversed(kept):
-        if files[at].live_rows > _RATIO * rows:
+    for at in reversed(kept) if tail_rows else ():
+        # One that is written anyway goes along; the others only if there are many.
+        if files[at].live_rows > _RATIO * rows or (found[at] == "keep" and len(kept) < FILES_MIN):
             break
         found[at] = "merge"
         rows += files[at].live_rows

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from lowmark.errors import Corrupt
+from lowmark.metastore import RemoveRange
 from lowmark.runtime import Buffer
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "decode_pointer",
     "decode_retired",
     "decode_run",
+    "ledger_keys",
     "parse_retired_key",
     "pointer_key",
     "retired_key",
@@ -195,6 +197,12 @@ def parse_retired_key(key: bytes) -> tuple[int, int]:
     """The partition and the epoch of a retired ledger."""
     partition, epoch = key.split(b".")[-2:]
     return int(partition), int(epoch)
+
+
+def ledger_keys(table: int) -> tuple[RemoveRange, ...]:
+    """Removes all that the metastore knows of a table's ledgers and runs."""
+    starts = (pointer_prefix(table), retired_prefix(table), run_prefix(table))
+    return tuple(RemoveRange(start, start[:-1] + b"/") for start in starts)  # `/` follows `.`
 
 
 def run_prefix(table: int) -> bytes:

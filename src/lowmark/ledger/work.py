@@ -289,7 +289,7 @@ class _Job:
         if now - self.progress_s >= 1:
             self.progress_s = now
             path = progress_path(self.table.id, self.work.run, self.work.partition)
-            self.store.write(path, b"%d" % self.read.total)
+            self.store.hint(path, b"%d" % self.read.total)
 
     def _paced_write(self, count: int) -> None:
         self.here.check()
@@ -306,7 +306,7 @@ class _Job:
         for one in old:
             if one.keys is None:
                 continue
-            mine = self.sample.of(one.keys.hashes)
+            mine = self.sample.of(one.keys.keys)
             mine &= ~np.isin(one.keys.rows, np.frombuffer(one.dead.to_array(), np.uint32))
             at = one.keys.find(folded.keys, hashes)
             died += one.kill(at[at >= 0])

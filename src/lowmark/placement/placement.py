@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -34,7 +34,18 @@ from lowmark.catalog import (
 from lowmark.catalog.update_log import update_key
 from lowmark.errors import LowmarkError
 from lowmark.group import Future
-from lowmark.metastore import Cluster, Do, Entry, Event, NodeInfo, Put, Topology, Watch, missing
+from lowmark.metastore import (
+    Cluster,
+    Do,
+    Entry,
+    Event,
+    NodeInfo,
+    Operation,
+    Put,
+    Topology,
+    Watch,
+    missing,
+)
 from lowmark.metastore.nodes import TOPOLOGY_KEY, decode_topology
 from lowmark.metastore.state import prefix_end
 from lowmark.placement.assignments import (
@@ -124,9 +135,11 @@ class Placement:
         parsed = (parse_key(one.key) for one in found)
         return sorted({one[1] for one in parsed if one is not None})
 
-    def remove(self, table: TableId) -> Future[None]:
-        """Remove all assignments of a table that nobody needs any more, in one revision."""
-        return self._metastore.invoke(Do(keys_of(table))).map(lambda _: None)
+    def remove(self, table: TableId, also: Iterable[Operation] = ()) -> Future[None]:
+        """Remove all assignments of a table that nobody needs any more, and what else there is of
+        it, in one revision.
+        """
+        return self._metastore.invoke(Do((*keys_of(table), *also))).map(lambda _: None)
 
     @property
     def problem(self) -> str:

@@ -101,8 +101,12 @@ class Store:
     # -- writing --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def create(self, path: str) -> Iterator[pa.NativeFile]:
-        """A file to write, that is there and durable when the block ends; never half of it."""
+    def create(self, path: str, *, settled: bool = True) -> Iterator[pa.NativeFile]:
+        """A file to write, that is there and durable when the block ends; never half of it.
+
+        Not `settled`, its content is durable, and its name with the next file of its folder that
+        is: for files that count only when that one is there.
+        """
         target = self.full_path(path)
         with self._told(path, "write"):
             if not self.local:
@@ -117,7 +121,8 @@ class Store:
                     yield stream
                 _sync(unfinished)
                 os.replace(unfinished, target)
-                _sync(folder)
+                if settled:
+                    _sync(folder)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.unlink(unfinished)
@@ -127,6 +132,14 @@ class Store:
         """A small file at once."""
         with self.create(path) as stream:
             stream.write(data)
+
+    def hint(self, path: str, data: bytes) -> None:
+        """A small file that nothing depends on: it may be lost, or be there in part."""
+        with self._told(path, "write"):
+            if self.local:
+                self._make_folder(os.path.dirname(self.full_path(path)))
+            with self._system.open_output_stream(self.full_path(path)) as stream:
+                stream.write(data)
 
     def delete(self, path: str) -> None:
         """Remove a file; it is fine if it is gone already."""

@@ -24,6 +24,7 @@ from bisect import bisect_left
 from lowmark.catalog import Catalogs, TableId
 from lowmark.errors import LowmarkError
 from lowmark.group import Future
+from lowmark.ledger.records import ledger_keys
 from lowmark.placement import Placement
 from lowmark.table import LowWatermark, Tables
 from lowmark.upkeep.together import together
@@ -87,7 +88,7 @@ class Dropped:
         return together([self._remove(table) for table in passed])
 
     def _remove(self, table: TableId) -> Future[TableId]:
-        return self._placement.remove(table).map(lambda _: table)
+        return self._placement.remove(table, ledger_keys(table)).map(lambda _: table)
 
     def _has_passed(self, table: TableId) -> bool:
         at = dropped_at(self._catalogs, table)

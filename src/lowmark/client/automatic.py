@@ -1,0 +1,149 @@
+"""Compacts tables that are due, on a thread of the process that has the database open.
+
+A run that fails is told in the log and by `problems`, and its table is left alone for a while, for
+longer each time; the others go on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from typing import cast
+
+from lowmark.catalog import Catalogs, Table
+from lowmark.client.compacting import Compactor, Wishes
+from lowmark.client.embedded import Embedded
+from lowmark.client.running import HereRunner, Runner
+from lowmark.errors import LowmarkError
+from lowmark.ledger import read_manifest
+from lowmark.ledger.triggers import Dirt, due
+from lowmark.runtime import HybridTime, millis_of
+from lowmark.table import Partition
+
+__all__ = ["Automatic"]
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+_BACK_OFF_S = 30.0
+_BACK_OFF_S_MAX = 3_600.0
+_STOP_S = 20.0
+
+
+class Automatic:
+    """Looks every few seconds; `look` looks at once."""
+
+    def __init__(
+        self, embedded: Embedded, compactor: Compactor, catalogs: Catalogs, spark: object
+    ) -> None:
+        self._embedded = embedded
+        self._compactor = compactor
+        self._catalogs = catalogs
+        self._spark = spark
+        self._runner: Runner | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lowmark compaction", daemon=True)
+        self._waits: dict[int, tuple[float, float]] = {}
+        """Tables that failed: until when they are left alone, and for how long next time."""
+        self.problems: dict[str, str] = {}
+        """What went wrong last, by table; a run that succeeds takes it away."""
+
+    def start(self) -> None:
+        """Look every few seconds from now on."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Look no more; a run under way is left to be resumed."""
+        self._over.set()
+        for table in list(self._catalogs.latest.tables.values()):
+            run = self._compactor.active(table.id)
+            if run is not None:
+                self._compactor.interrupt(table.id)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_S)
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            if self._embedded.closed:
+                return
+            self.look()
+
+    def look(self) -> list[str]:
+        """Compact what is due, now; gives the names of the runs."""
+        runs = []
+        for table in list(self._catalogs.latest.tables.values()):
+            if self._over.is_set():
+                break
+            until_s, _ = self._waits.get(table.id, (0.0, 0.0))
+            if table.settings.compaction != "auto" or time.monotonic() < until_s:
+                continue
+            try:
+                run = self._one(table)
+            except LowmarkError as error:
+                if self._over.is_set() or self._embedded.closed:
+                    break
+                self._failed(table, error)
+            else:
+                self._waits.pop(table.id, None)
+                if run is not None:
+                    self.problems.pop(table.name, None)
+                    runs.append(run)
+        return runs
+
+    def _failed(self, table: Table, error: LowmarkError) -> None:
+        _, wait_s = self._waits.get(table.id, (0.0, _BACK_OFF_S))
+        self._waits[table.id] = (time.monotonic() + wait_s, min(2 * wait_s, _BACK_OFF_S_MAX))
+        self.problems[table.name] = str(error)
+        logger.warning(
+            "a table could not be compacted", extra={"table": table.name, "reason": error.message}
+        )
+
+    def _one(self, table: Table) -> str | None:
+        partitions = self._partitions(table)
+        why = due(table.settings, [self._dirt(table, one) for one in partitions.values()])
+        if why is None or self._compactor.active(table.id) is not None:
+            return None
+        wishes = Wishes(trigger=why, where="here" if self._spark == "here" else "Spark")
+        record = self._compactor.compact(table, partitions, self._get_runner, wishes)
+        return record.run
+
+    def _partitions(self, table: Table) -> dict[int, Partition]:
+        tables = self._embedded.node.tables
+        assert tables is not None
+        copies = self._embedded.ask_now(lambda: tables.of(table.id))
+        return {one.number: one for one in copies}
+
+    def _dirt(self, table: Table, partition: Partition) -> Dirt:
+        mark = self._embedded.node.watermark
+        assert mark is not None
+        view = partition.view
+        low = max(view.start, view.ledger.horizon if view.ledger is not None else 0)
+        high = max(low, view.offset_after(mark.current))
+        dirty = view.bytes_from(low) - view.bytes_from(high)
+        ledger = 0
+        if view.ledger is not None:
+            ledger = read_manifest(self._compactor.ledgers.store, view.ledger.manifest).bytes
+        age_ms = 0
+        if high > low:
+            written = millis_of(HybridTime(int(view.columns.time[view.batch_at(low)])))
+            age_ms = max(0, self._embedded.node.loop.wall_ms() - written)
+        return Dirt(dirty, view.bytes_from(low) + ledger, age_ms)
+
+    def _get_runner(self) -> Runner:
+        """One session serves all runs: it is slow to start."""
+        if self._runner is None:
+            if self._spark == "here":
+                self._runner = HereRunner()
+            else:
+                spark = importlib.import_module("lowmark.spark")
+                if isinstance(self._spark, str):
+                    made = spark.SparkRunner(spark.open_session(self._spark), owns=True)
+                else:
+                    made = spark.SparkRunner(self._spark)
+                self._runner = cast("Runner", made)
+        return self._runner

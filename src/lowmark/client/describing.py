@@ -1,0 +1,135 @@
+"""What the ledgers of a table consist of, and which older ones wait to be removed: for people, and
+for programs that read the files themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lowmark.client.embedded import Embedded
+from lowmark.client.ledgers import Ledgers
+from lowmark.client.run_records import Records
+from lowmark.errors import LowmarkError
+from lowmark.ledger import Manifest, Pointer, Retired, read_manifest
+from lowmark.table import Adopted, Partition
+
+__all__ = ["LedgerDescription", "RetiredLedger", "describe_ledgers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredLedger:
+    """A ledger that another one has replaced, and that was not removed yet."""
+
+    epoch: int
+    manifest: str
+    """As other programs open it."""
+    retired_at_ms: int
+    by: str
+    """The run that has replaced it."""
+    removable_at_ms: int
+    """When its grace time is over."""
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerDescription:
+    """The ledger of one partition: what was published, what is read, what it consists of."""
+
+    partition: int
+    adopted: Adopted | None
+    """What reads go by; None: everything is in the backlog."""
+    published: Pointer | None
+    """What the metastore names; a partition may adopt it late."""
+    location: str = ""
+    """The manifest that is described, as other programs open it: the one that is adopted, else the
+    one that was published."""
+    manifest: Manifest | None = None
+    problem: str = ""
+    """Why the manifest can't be read."""
+    files: tuple[str, ...] = ()
+    """The manifest's files, in its order, as other programs open them."""
+    retired: tuple[RetiredLedger, ...] = ()
+
+
+def describe_ledgers(
+    embedded: Embedded,
+    ledgers: Ledgers,
+    records: Records,
+    partitions: Mapping[int, Partition],
+    *,
+    table: int,
+    grace_ms: int,
+) -> list[LedgerDescription]:
+    """The ledgers of some partitions of a table, in the order of their numbers."""
+    pointers = records.pointers(table)
+    adopted = {number: one.view.ledger for number, one in partitions.items()}
+    named = {one.manifest for one in adopted.values() if one is not None}
+    waiting = _Waiting(ledgers, named, grace_ms, embedded.node.loop.wall_ms())
+    retired: dict[int, list[RetiredLedger]] = {}
+    for number, epoch, one in records.retired(table):
+        retired.setdefault(number, []).append(waiting.of(epoch, one))
+    return [
+        _described(
+            ledgers, number, adopted[number], pointers.get(number), tuple(retired.get(number, ()))
+        )
+        for number in sorted(partitions)
+    ]
+
+
+def _described(
+    ledgers: Ledgers,
+    number: int,
+    adopted: Adopted | None,
+    published: Pointer | None,
+    retired: tuple[RetiredLedger, ...],
+) -> LedgerDescription:
+    shown = adopted if adopted is not None else published
+    location, manifest, problem = "", None, ""
+    if shown is not None:
+        location = ledgers.store.url(shown.manifest)
+        try:
+            manifest = read_manifest(ledgers.store, shown.manifest)
+        except LowmarkError as error:
+            problem = error.message
+    files = manifest.files if manifest is not None else ()
+    return LedgerDescription(
+        partition=number,
+        adopted=adopted,
+        published=published,
+        location=location,
+        manifest=manifest,
+        problem=problem,
+        files=tuple(ledgers.store.url(file.path) for file in files),
+        retired=retired,
+    )
+
+
+class _Waiting:
+    """Says why a ledger is still there; the order is that of the sweep."""
+
+    def __init__(self, ledgers: Ledgers, adopted: set[str], grace_ms: int, now_ms: int) -> None:
+        self._ledgers = ledgers
+        self._adopted = adopted
+        self._in_use = ledgers.in_use()
+        self._grace_ms = grace_ms
+        self._now_ms = now_ms
+
+    def of(self, epoch: int, one: Retired) -> RetiredLedger:
+        ends_ms = one.at_ms + self._grace_ms
+        if one.manifest in self._adopted:
+            why = "the partition still reads it: it has not adopted a newer one"
+        elif one.manifest in self._in_use:
+            why = "somebody in this process reads it"
+        elif self._now_ms < ends_ms:
+            why = "its grace time"
+        else:
+            why = "the next sweep"
+        return RetiredLedger(
+            epoch=epoch,
+            manifest=self._ledgers.store.url(one.manifest),
+            retired_at_ms=one.at_ms,
+            by=one.by,
+            removable_at_ms=ends_ms,
+            waits_for=why,
+        )
