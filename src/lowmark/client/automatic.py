@@ -17,7 +17,6 @@ from lowmark.client.compacting import Compactor, Wishes
 from lowmark.client.embedded import Embedded
 from lowmark.client.running import HereRunner, Runner
 from lowmark.errors import LowmarkError
-from lowmark.ledger import read_manifest
 from lowmark.ledger.triggers import Dirt, due
 from lowmark.runtime import HybridTime, millis_of
 from lowmark.table import Partition
@@ -127,7 +126,8 @@ class Automatic:
         dirty = view.bytes_from(low) - view.bytes_from(high)
         ledger = 0
         if view.ledger is not None:
-            ledger = read_manifest(self._compactor.ledgers.store, view.ledger.manifest).bytes
+            ledgers = self._compactor.ledgers
+            ledger = ledgers.open(view.ledger.manifest, lambda: table).manifest.bytes
         age_ms = 0
         if high > low:
             written = millis_of(HybridTime(int(view.columns.time[view.batch_at(low)])))

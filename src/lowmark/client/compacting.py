@@ -135,13 +135,26 @@ class Compactor:
         run = _Run(self, table, partitions, wishes)
         with self._only(run):
             record = run.plan()
+            self._give_up_others(record)
             if all(one.state == "skipped" for one in record.partitions):
                 record = msgspec.structs.replace(
                     record, state="done", ended_at_ms=record.began_at_ms
                 )
-                run.finish_published()
-                return record
+                return run.finish_published(record)
             return run.go(record, runner)
+
+    def _give_up_others(self, record: RunRecord) -> None:
+        """Runs of the table that were interrupted: this one does what they would have done."""
+        for one in self.records.runs(record.table):
+            if one.state in {"running", "failed"} and one.run != record.run:
+                self.records.put_run(
+                    msgspec.structs.replace(
+                        one,
+                        state="cancelled",
+                        ended_at_ms=record.began_at_ms,
+                        error=one.error or f"interrupted, and given up for run {record.run}",
+                    )
+                )
 
     def resume(
         self,
@@ -338,7 +351,8 @@ class _Run:
 
     def _all(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
         for _ in range(_ATTEMPTS):
-            todo = [one for one in record.partitions if one.state in {"planned", "written"}]
+            over = {"adopted", "skipped", "overtaken"}
+            todo = [one for one in record.partitions if one.state not in over]
             if not todo:
                 return record
             record = self._round(record, todo, runner)
@@ -391,6 +405,8 @@ class _Run:
         base = standing.ledger.manifest if standing.ledger is not None else ""
         if manifest.based_on != base or done.deletes_below > self._passed(standing):
             return None
+        if done.epoch <= standing.seen.epoch:
+            return None  # another one was published meanwhile, and was not adopted
         return done
 
     def _passed(self, standing: Standing) -> int:
@@ -508,7 +524,7 @@ class _Run:
         )
         record = self._noted(record.with_partition(plan))
         now = self._standing(number, record.watermark)
-        if now.view.ledger != standing.view.ledger:
+        if now.view.ledger != standing.view.ledger or done.epoch <= now.seen.epoch:
             return self._noted(
                 record.with_partition(msgspec.structs.replace(plan, state="overtaken"))
             )
@@ -561,34 +577,39 @@ class _Run:
 
     def _trimmed(self, record: RunRecord, plan: PartitionPlan) -> RunRecord:
         """Steps 6 and 7: cut what is in the ledger, and hold nothing any more."""
-        number, partition = plan.partition, self._partitions[plan.partition]
-        self._release(number)
+        self._release(plan.partition)
         plan = msgspec.structs.replace(plan, state="adopted")
         if self._wishes.trim:
-            self._step(f"trim partition {number}")
-            before = partition.view
-            outcome = self._embedded.ask(lambda: partition.ask(Trim(plan.horizon)))
-            trimmed = cast("Trimmed", outcome)
-            after = partition.view
-            if trimmed.batches:
-                self._embedded.ask_now(partition.group.snapshot)
-            names = tuple(f"{hold.kind} {hold.holder}" for hold in trimmed.safe.held_by)
-            plan = msgspec.structs.replace(
-                plan,
-                trimmed_to=after.start,
-                trimmed_bytes=before.bytes_from(before.start) - after.bytes_from(after.start),
-                held_by=names if after.start < plan.horizon else (),
-            )
+            self._step(f"trim partition {plan.partition}")
+            plan = self._cut(plan)
         return self._noted(record.with_partition(plan))
 
-    def finish_published(self) -> None:
+    def _cut(self, plan: PartitionPlan) -> PartitionPlan:
+        """Cut the backlog up to the horizon, as far as nobody holds it; says how far, and who."""
+        partition = self._partitions[plan.partition]
+        before = partition.view
+        outcome = self._embedded.ask(lambda: partition.ask(Trim(plan.horizon)))
+        trimmed = cast("Trimmed", outcome)
+        after = partition.view
+        if trimmed.batches:
+            self._embedded.ask_now(partition.group.snapshot)
+        names = tuple(f"{hold.kind} {hold.holder}" for hold in trimmed.safe.held_by)
+        return msgspec.structs.replace(
+            plan,
+            trimmed_to=after.start,
+            trimmed_bytes=before.bytes_from(before.start) - after.bytes_from(after.start),
+            held_by=names if after.start < plan.horizon else (),
+        )
+
+    def finish_published(self, record: RunRecord) -> RunRecord:
         """Nothing is new; but what was published and not cut yet may be cut."""
         if not self._wishes.trim:
-            return
-        for partition in self._partitions.values():
-            ledger = partition.view.ledger
-            if ledger is not None and partition.view.start < ledger.horizon:
-                self._embedded.ask(lambda one=partition, at=ledger.horizon: one.ask(Trim(at)))  # type: ignore[misc]
+            return record
+        for plan in record.partitions:
+            view = self._partitions[plan.partition].view
+            if view.ledger is not None and view.start < view.ledger.horizon:
+                record = record.with_partition(self._cut(plan))
+        return record
 
     # -- around it ------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -58,21 +58,28 @@ class OpenLedger:
         """Its files, in the order of offsets."""
         return self.manifest.files
 
-    def file(self, at: int) -> OpenFile:
-        """One of its files, open."""
+    def _opened(self, at: int) -> OpenFile:
+        """One of its files, open for one reader: two threads must not share one."""
+        file, table = self.files[at], self._newest()
+        schema = table.schema_version(file.schema)
+        if schema is None:
+            raise Corrupt(
+                f"a ledger of table {table.name} has rows of schema version"
+                f" {file.schema}, which the catalog does not have"
+            )
+        return OpenFile(self._store, file, schema)
+
+    def _shared(self, at: int) -> OpenFile:
+        """One of its files, open for looking up rows; to be called with the lock."""
+        opened = self._files.get(at)
+        if opened is None:
+            opened = self._files[at] = self._opened(at)
+        return opened
+
+    def _starts(self, at: int) -> I64:
+        """Where the row groups of a file begin."""
         with self._lock:
-            opened = self._files.get(at)
-            if opened is None:
-                file = self.files[at]
-                table = self._newest()
-                schema = table.schema_version(file.schema)
-                if schema is None:
-                    raise Corrupt(
-                        f"a ledger of table {table.name} has rows of schema version"
-                        f" {file.schema}, which the catalog does not have"
-                    )
-                opened = self._files[at] = OpenFile(self._store, file, schema)
-            return opened
+            return self._shared(at).starts
 
     def keys(self, at: int) -> KeyFile | None:
         """The index of a file's keys; None if no row of it has one."""
@@ -113,7 +120,7 @@ class OpenLedger:
         for at, file in enumerate(self.files):
             if file.last < start or file.first >= end or not file.live_rows:
                 continue
-            opened = self.file(at)
+            opened = self._opened(at)
             names = [*shape.needs(file.schema), OFFSET, *([TIME] if TIME in shape.names else [])]
             for group in range(opened.group_of(start), len(opened.starts) - 1):
                 low, high = int(opened.starts[group]), int(opened.starts[group + 1])
@@ -166,16 +173,14 @@ class OpenLedger:
         """The first live offset whose time is a time or later, or lies after it; else the
         horizon.
         """
-        for at, file in enumerate(self.files):
-            opened = self.file(at)
-            for group in range(len(opened.starts) - 1):
+        for at in range(len(self.files)):
+            opened = self._opened(at)
+            group = opened.group_of_time(time, after=after)
+            if group < len(opened.starts) - 1:
                 rows = opened.group(group, [OFFSET, TIME])
-                times = rows.column(TIME).to_numpy()
-                if int(times[-1]) < time or (after and int(times[-1]) == time):
-                    continue
-                place = int(np.searchsorted(times, time, "right" if after else "left"))
+                side: Literal["left", "right"] = "right" if after else "left"
+                place = int(np.searchsorted(rows.column(TIME).to_numpy(), time, side))
                 return int(rows.column(OFFSET)[place].as_py())
-            del file
         return self.horizon
 
     # -- keys -----------------------------------------------------------------------------------
@@ -230,13 +235,13 @@ class OpenLedger:
             live = self.live(at)
             counts = np.ones(len(rows), np.bool_) if live is None else live[rows]
             asked, rows = left[hits][counts], rows[counts]
-            opened = self.file(at)
-            groups = np.searchsorted(opened.starts, rows, "right") - 1
+            starts = self._starts(at)
+            groups = np.searchsorted(starts, rows, "right") - 1
             names = tuple(dict.fromkeys([*shape.needs(self.files[at].schema), OFFSET, TIME]))
             for group in np.unique(groups).tolist():
                 some = groups == group
                 batch = self._group(at, group, names)
-                found = batch.take(pa.array(rows[some] - int(opened.starts[group])))
+                found = batch.take(pa.array(rows[some] - int(starts[group])))
                 deletes = self.deletes(at)[rows[some]]
                 offsets = found.column(OFFSET).to_numpy()
                 dressed, _ = self._dressed(shape, at, found, offsets, deletes)
@@ -248,11 +253,11 @@ class OpenLedger:
 
     def row(self, shape: Shape, at: int, row: int) -> tuple[pa.RecordBatch, int, int, bool]:
         """One row: as the shape has it, its offset, its time, and whether it is a delete."""
-        opened = self.file(at)
-        group = int(np.searchsorted(opened.starts, row, "right")) - 1
+        starts = self._starts(at)
+        group = int(np.searchsorted(starts, row, "right")) - 1
         names = tuple(dict.fromkeys([*shape.needs(self.files[at].schema), OFFSET, TIME]))
         rows = self._group(at, group, names)
-        place = row - int(opened.starts[group])
+        place = row - int(starts[group])
         one = rows.slice(place, 1)
         offset, time = one.column(OFFSET)[0].as_py(), one.column(TIME)[0].as_py()
         deleted = bool(self.deletes(at)[row])
@@ -268,8 +273,7 @@ class OpenLedger:
             if rows is not None:
                 self._groups.move_to_end(key)
                 return rows
-        rows = self.file(at).group(group, names)
-        with self._lock:
+            rows = self._shared(at).group(group, names)
             self._groups[key] = rows
             while len(self._groups) > _GROUPS_MAX:
                 self._groups.popitem(last=False)

@@ -100,9 +100,9 @@ class AsOfReader(Reader):
 
     def _ledger(self, way: Way) -> OpenLedger | None:
         reading = self._reading
-        if way.ledger is None or reading.ledgers is None or reading.newest is None:
+        if way.ledger is None or reading.ledgers is None or reading.described is None:
             return None
-        return reading.ledgers.open(way.ledger.manifest, reading.newest)
+        return reading.ledgers.open(way.ledger.manifest, reading.described)
 
     @property
     def position(self) -> dict[int, int]:
@@ -202,7 +202,7 @@ class AsOfReader(Reader):
             if skip:
                 masks[first] = np.arange(int(view.columns.rows[first])) >= skip
             return masks, None
-        fold, reader = Fold(), KeyReader(table, newest=self._reading.newest)
+        fold, reader = Fold(), KeyReader(table)
         chunks: list[Keys] = []
         for low, high in _chunks(view, first, count):
             for some in reader.read(view, low, self._fetch_held(part, low, high)):

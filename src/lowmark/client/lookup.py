@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import eq
 from typing import Any
@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
 from lowmark.client.fetching import Moved, fetch
-from lowmark.client.ledgers import Ledgers
+from lowmark.client.ledgers import Ledgers, OpenLedger
 from lowmark.errors import Rejected
-from lowmark.ledger import KEY_SEED
+from lowmark.ledger import KEY_SEED, LedgerLost
 from lowmark.table import (
     I64,
     U64,
@@ -191,8 +191,7 @@ class Lookup:
             if index.end >= view.end:
                 place = index.find(form.hash_one(key, _SEED))
                 if place is None or place.offset < view.start:
-                    found = self._in_ledger(number, view, key)
-                    return None if found is None else found.row
+                    return self._row_in_ledger(number, view, key, values)
                 at = view.batch_at(place.offset)
                 first = int(view.columns.first[at])
                 columns = self._cache.get((number, first))
@@ -205,6 +204,17 @@ class Lookup:
                     if all(map(eq, values, [row[name] for name in form.names])):
                         return row
         found = self.find(values)
+        return None if found is None else found.row
+
+    def _row_in_ledger(
+        self, number: int, view: View, key: int | bytes, values: Sequence[object]
+    ) -> dict[str, Any] | None:
+        if view.ledger is None:
+            return None
+        try:
+            found = self._in_ledger(number, view, key)
+        except Moved:
+            found = self.find(values)
         return None if found is None else found.row
 
     def find(self, values: Sequence[object]) -> Found | None:
@@ -267,17 +277,29 @@ class Lookup:
         """The row of a key that the backlog does not have, in the ledger of that view."""
         if view.ledger is None or self._ledgers is None or self._newest is None:
             return None
-        end = self._ledgers.take(view.ledger.manifest)
-        try:
-            ledger = self._ledgers.open(view.ledger.manifest, self._newest)
+        with self._ledger(number, view) as ledger:
             place = ledger.find_one(self._form.hash_one(key, KEY_SEED), key)
             if place is None:
                 return None
             row, offset, time, deleted = ledger.row(self.shape, *place)
-        finally:
-            end()
         values = None if deleted else row.to_pylist()[0]
         return Found(number, offset, time, deleted, values, in_ledger=True)
+
+    @contextlib.contextmanager
+    def _ledger(self, number: int, view: View) -> Iterator[OpenLedger]:
+        """The ledger of a view. If it went because a newer one is adopted: take a newer view."""
+        assert view.ledger is not None
+        assert self._ledgers is not None
+        assert self._newest is not None
+        end = self._ledgers.take(view.ledger.manifest)
+        try:
+            yield self._ledgers.open(view.ledger.manifest, self._newest)
+        except LedgerLost:
+            if self._at(number).partition.view.ledger == view.ledger:
+                raise
+            raise Moved from None
+        finally:
+            end()
 
     def _has(self, found: tuple[Found, tuple[object, ...]], key: object) -> bool:
         return self._form.one(found[1]) == key
@@ -361,13 +383,9 @@ class Lookup:
         assert view.ledger is not None
         if self._ledgers is None or self._newest is None:
             return
-        end = self._ledgers.take(view.ledger.manifest)
-        try:
-            ledger = self._ledgers.open(view.ledger.manifest, self._newest)
+        with self._ledger(number, view) as ledger:
             for at, row in ledger.rows_of(keys.take(pa.array(mine)), self.shape):
                 rows[int(mine[at])] = row
-        finally:
-            end()
 
     # -- the index ------------------------------------------------------------------------------
 

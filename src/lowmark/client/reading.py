@@ -151,6 +151,8 @@ class Reading:
     earliest: bool = False
     """Whether it begins wherever the backlog does: a cut before it is made is no gap."""
     ledgers: Ledgers | None = None
+    described: Callable[[], Table] | None = None
+    """The table as it is now, or as it was when it was dropped."""
     compacted: bool = False
     """Whether rows below the horizon come from the ledger."""
     trusted: bool = False
@@ -320,9 +322,9 @@ class Reader:
 
     def _from_ledger(self, way: Way, end: int) -> Iterator[pa.RecordBatch]:
         """What is left of the rows below the horizon."""
-        ledgers, newest = self._reading.ledgers, self._reading.newest
+        ledgers, described = self._reading.ledgers, self._reading.described
         assert ledgers is not None
-        assert newest is not None
+        assert described is not None
         newer = way.view.ledger
         if way.at < way.view.start and newer is not None and newer != way.ledger:
             # The backlog was cut before this reader came that far: on in the newer ledger.
@@ -332,7 +334,7 @@ class Reader:
             return
         self._skip_deletes(way, way.ledger)
         horizon = way.ledger.horizon
-        ledger = ledgers.open(way.ledger.manifest, newest)
+        ledger = ledgers.open(way.ledger.manifest, described)
         stop = min(end, horizon)
         for batch, offsets in ledger.batches(self._reading.shape, start=way.at, end=stop):
             way.at, way.offsets, way.given = int(offsets[-1]) + 1, offsets, True

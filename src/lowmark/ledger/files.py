@@ -1,9 +1,10 @@
 """Ledger files: Parquet, sorted by offset, one schema version each (docs/formats/ledger.md).
 
 A file has the columns of its schema version, each with its column's id as Parquet's `field_id`,
-and three of its own: `_offset`, `_time` and `_change`. Every page has a checksum, and reading
-checks it. Whoever writes a file reads it again before anybody else hears of it: every row must
-come back with the hash that it went in with.
+and three of its own: `_offset`, `_time` and `_change`. The manifest has the checksums of its footer
+and of its column chunks, and nothing is parsed before its checksum was found right; pages have
+checksums, too, for other programs. Whoever writes a file reads it again before anybody else hears
+of it: every row must come back with the hash that it went in with.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from pyroaring import BitMap
 from lowmark.catalog import Table, TableSchema
 from lowmark.catalog.arrow import to_arrow
 from lowmark.errors import invariant
+from lowmark.ledger.checksums import checksum_of, chunk_ranges, leaves_of, measure
 from lowmark.ledger.digest import EMPTY, row_hashes
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost
 from lowmark.ledger.key_file import key_file_batch
-from lowmark.ledger.manifest import LedgerFile, bitmap_text, digest_text
+from lowmark.ledger.manifest import LedgerFile, bitmap_text, checksums_text, digest_text
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import CHANGE, I64, OFFSET, TIME, U64, KeyForm, Mask
@@ -156,20 +158,23 @@ class FileWriter:
         self._write_group()
         self._open.close()
         hashes = np.concatenate(self._hashes)
-        size, checksum = _measured(self._store, self._path)
-        self._pace(size)
+        measured = measure(self._store, self._path)
+        self._pace(measured.bytes)
         keys_path, keys_size, keys_checksum = self._write_keys(hashes)
         deletes = np.flatnonzero(np.concatenate(self._deletes)).astype(np.uint32)
         file = LedgerFile(
             path=self._path,
-            bytes=size,
+            bytes=measured.bytes,
             rows=self.rows,
             first=self._first,
             last=self._last,
             schema=self._schema.number,
             keys_path=keys_path,
             keys_bytes=keys_size,
-            checksum=checksum,
+            checksum=measured.checksum,
+            footer_bytes=measured.footer_bytes,
+            footer_checksum=measured.footer_checksum,
+            chunks=checksums_text(measured.chunks),
             keys_checksum=keys_checksum,
             deletes=bitmap_text(BitMap(deletes)),
             digest=digest_text(EMPTY.plus(hashes)),
@@ -195,7 +200,7 @@ class FileWriter:
             ipc.new_file(stream, batch.schema) as writer,
         ):
             writer.write_batch(batch)
-        size, checksum = _measured(self._store, path)
+        size, checksum = checksum_of(self._store, path)
         self._pace(size)
         return path, size, checksum
 
@@ -228,13 +233,6 @@ def _parquet_writer(stream: pa.NativeFile, schema: TableSchema) -> pq.ParquetWri
     )
 
 
-def _measured(store: Store, path: str) -> tuple[int, int]:
-    """A file's size and checksum, as they can be read back."""
-    with store.open(path) as file:
-        data = file.read_buffer()
-        return data.size, crc32c(data)
-
-
 class OpenFile:
     """A ledger file to read from. May be used on any thread, by one at a time."""
 
@@ -243,28 +241,32 @@ class OpenFile:
         self.schema = schema
         self._where = store.url(file.path)
         with self._named():
-            stream = store.open(file.path)
-            if stream.size() != file.bytes:
-                raise LedgerDamaged(self._where, f"it has {stream.size()} bytes, not {file.bytes}")
-            self._parquet = pq.ParquetFile(
-                stream, read_dictionary=[CHANGE], page_checksum_verification=True
-            )
-            meta = self._parquet.metadata
+            self._stream = store.open(file.path)
+            size = self._stream.size()
+            if size != file.bytes:
+                raise LedgerDamaged(self._where, f"it has {size} bytes, not {file.bytes}")
+            # Of this machine, the file as it lies in memory: taking a part of it copies nothing.
+            self._mapped = self._stream.read_buffer() if store.local else None
+            footer = self._part(size - file.footer_bytes, file.footer_bytes)
+            if crc32c(footer) != file.footer_checksum:
+                raise LedgerDamaged(self._where, "its footer's checksum is wrong")
+            self._parquet = pq.ParquetFile(self._stream, read_dictionary=[CHANGE])
+        meta = self._parquet.metadata
+        self._ranges = chunk_ranges(meta)
+        self._checksums = file.chunk_checksums().reshape(meta.num_row_groups, meta.num_columns)
+        self._leaves = leaves_of(self._parquet.schema_arrow)
         counts = [meta.row_group(at).num_rows for at in range(meta.num_row_groups)]
         self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         """The number of the first row of each row group, and of the row behind the last."""
         if int(self.starts[-1]) != file.rows:
             raise LedgerDamaged(self._where, f"it has {self.starts[-1]} rows, not {file.rows}")
-        place = self._parquet.schema_arrow.get_field_index(OFFSET)
-        self._lasts = np.array(
-            [_statistic(meta, at, self._column(meta, place)) for at in range(len(counts))], np.int64
-        )
+        self._last_offsets = _lasts(meta, self._leaves[OFFSET].start)
+        self._last_times = _lasts(meta, self._leaves[TIME].start)
 
-    def _column(self, meta: pq.FileMetaData, place: int) -> int:
-        """The place of a top-level column among the leaves: nested columns before it have more."""
-        del place
-        names = [meta.schema.column(at).path for at in range(meta.num_columns)]
-        return names.index(OFFSET)
+    def _part(self, at: int, count: int) -> pa.Buffer:
+        if self._mapped is not None:
+            return self._mapped.slice(at, count)
+        return pa.py_buffer(self._stream.read_at(count, at))
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -278,15 +280,23 @@ class OpenFile:
     def close(self) -> None:
         """Let go of the file."""
         self._parquet.close(force=True)
+        self._mapped = None
 
     def group_of(self, offset: int) -> int:
         """The first row group with rows at or above an offset: by binary search."""
-        return int(np.searchsorted(self._lasts, offset))
+        return int(np.searchsorted(self._last_offsets, offset))
+
+    def group_of_time(self, time: int, *, after: bool) -> int:
+        """The first row group with rows of a time or later, or after it: by binary search."""
+        return int(np.searchsorted(self._last_times, time, "right" if after else "left"))
 
     def group(self, number: int, names: Sequence[str]) -> pa.RecordBatch:
-        """Columns of a row group."""
+        """Columns of a row group; every byte of them is checked before it is looked at."""
         with self._named():
-            table = self._parquet.read_row_group(number, columns=list(names), use_threads=False)
+            leaves = self._checked(number, names)
+            # By their numbers: a column's name may have a dot in it, and would select others, too.
+            reader = self._parquet.reader
+            table = reader.read_row_group(number, column_indices=leaves, use_threads=False)
             table = table.select(list(names)).combine_chunks()
             batches = table.to_batches()
         if not batches:  # no column was asked for
@@ -294,6 +304,18 @@ class OpenFile:
             return pa.record_batch([pa.nulls(count)], names=["_"]).select([])
         batch: pa.RecordBatch = batches[0]
         return batch
+
+    def _checked(self, number: int, names: Sequence[str]) -> list[int]:
+        """The numbers of the chunks that columns have in a row group, none of them damaged."""
+        leaves = []
+        for name in names:
+            for leaf in self._leaves[name]:
+                data = self._part(*self._ranges[number][leaf])
+                if crc32c(data) != int(self._checksums[number, leaf]):
+                    what = f"column {name} of row group {number} has a wrong checksum"
+                    raise LedgerDamaged(self._where, what)
+                leaves.append(leaf)
+        return leaves
 
     def rows(self) -> Iterator[Rows]:
         """All rows, dead ones too, a row group at a time; what is stored, not what is said."""
@@ -319,10 +341,14 @@ class OpenFile:
             at += len(rows)
 
 
-def _statistic(meta: pq.FileMetaData, group: int, column: int) -> int:
-    statistics = meta.row_group(group).column(column).statistics
-    invariant(statistics is not None and statistics.has_min_max, "offsets have statistics")
-    return int(statistics.max)
+def _lasts(meta: pq.FileMetaData, column: int) -> I64:
+    """The highest value of a column in each row group."""
+    found = []
+    for group in range(meta.num_row_groups):
+        statistics = meta.row_group(group).column(column).statistics
+        invariant(statistics is not None and statistics.has_min_max, "offsets have statistics")
+        found.append(int(statistics.max))
+    return np.array(found, np.int64)
 
 
 def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:

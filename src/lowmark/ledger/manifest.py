@@ -56,6 +56,11 @@ class LedgerFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     keys_bytes: int = 0
     checksum: int
     """Of the file's bytes: crc32c."""
+    footer_bytes: int
+    """How long its footer is, with its length and the magic behind it."""
+    footer_checksum: int
+    chunks: str
+    """The checksums of its column chunks, row group by row group, in base64."""
     keys_checksum: int = 0
     dead: str = ""
     """Rows that are not live, by their number in the file: a roaring bitmap in base64."""
@@ -86,6 +91,10 @@ class LedgerFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def digest_value(self) -> Digest:
         """Of the live rows."""
         return Digest.of_form(base64.b64decode(self.digest))
+
+    def chunk_checksums(self) -> npt.NDArray[np.uint32]:
+        """Of its column chunks, row group by row group."""
+        return np.frombuffer(base64.b64decode(self.chunks), np.uint32)
 
     def live_mask(self) -> Mask | None:
         """Which rows are live; None: all of them."""
@@ -175,6 +184,11 @@ def bitmap_text(rows: BitMap) -> str:
 
 def _bitmap(text: str) -> BitMap:
     return BitMap.deserialize(base64.b64decode(text)) if text else BitMap()
+
+
+def checksums_text(checksums: npt.NDArray[np.uint32]) -> str:
+    """Checksums as a manifest has them: 32 bits each, the lowest byte first."""
+    return base64.b64encode(checksums.tobytes()).decode()
 
 
 def digest_text(digest: Digest) -> str:

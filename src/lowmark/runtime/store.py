@@ -44,12 +44,14 @@ class Store:
             if "://" in location:
                 system, root = fs.FileSystem.from_uri(location)
             else:
-                system, root = fs.LocalFileSystem(use_mmap=True), os.path.abspath(location)
+                system, root = fs.LocalFileSystem(), os.path.abspath(location)
         except (pa.ArrowInvalid, OSError, ValueError) as error:
             raise Rejected(
                 f"{location} is no place that Arrow can reach: {error}",
                 hint="Use a folder, or a URL such as s3://bucket/prefix.",
             ) from error
+        if isinstance(system, fs.LocalFileSystem):
+            system = fs.LocalFileSystem(use_mmap=True)
         self._system = system
         self._root = root.rstrip("/")
         self.local = isinstance(system, fs.LocalFileSystem)
