@@ -381,13 +381,18 @@ class _Run:
             fresh = plan_partition(
                 plan.partition, self.table, standing, anyway=self._wishes.rewrite
             )
-            record = self._noted(record.with_partition(fresh))
+            record = record.with_partition(fresh)
             if fresh.state != "skipped":
                 works[plan.partition] = self._prepared(fresh, standing), standing
+        record = self._noted(record)
         if works:
             self._step("carry out the work")
             for answer in self._carried_out([work for work, _ in works.values()], runner):
                 finished[answer.partition] = answer, works[answer.partition][1]
+        for done, _ in finished.values():
+            record = record.with_partition(_written(record, done))
+        if finished:
+            record = self._noted(record)
         for number in sorted(finished):
             self._check()
             record = self._finish(record, *finished[number])
@@ -506,23 +511,6 @@ class _Run:
         number = done.partition
         plan = record.partition(number)
         assert plan is not None
-        plan = msgspec.structs.replace(
-            plan,
-            state="written",
-            manifest=done.manifest,
-            horizon=done.horizon,
-            rows_read=done.rows_read,
-            rows_live=done.rows_live,
-            rows_died=done.rows_died,
-            deletes=done.deletes,
-            deletes_dropped=done.deletes_dropped,
-            bytes_read=done.bytes_read,
-            bytes_written=done.bytes_written,
-            files_written=done.files_written,
-            ledger_bytes=done.ledger_bytes,
-            rows_checked=done.rows_checked,
-        )
-        record = self._noted(record.with_partition(plan))
         now = self._standing(number, record.watermark)
         if now.view.ledger != standing.view.ledger or done.epoch <= now.seen.epoch:
             return self._noted(
@@ -550,9 +538,6 @@ class _Run:
             return self._noted(
                 record.with_partition(msgspec.structs.replace(plan, state="overtaken"))
             )
-        record = self._noted(
-            record.with_partition(msgspec.structs.replace(plan, state="published"))
-        )
         self._step(f"adopt partition {number}")
         if not self._adopt(number, pointer):
             return self._noted(record.with_partition(_anew(plan)))
@@ -734,6 +719,28 @@ class _Run:
                 # It reads everything twice: once for the keys, once for the rows.
                 done += min(int(store.read(path)) // 2, plan.bytes)
         return Progress("compacting", min(done, total), total, ready, len(record.partitions))
+
+
+def _written(record: RunRecord, done: Done) -> PartitionPlan:
+    """A partition's plan with what became of it."""
+    plan = record.partition(done.partition)
+    assert plan is not None
+    return msgspec.structs.replace(
+        plan,
+        state="written",
+        manifest=done.manifest,
+        horizon=done.horizon,
+        rows_read=done.rows_read,
+        rows_live=done.rows_live,
+        rows_died=done.rows_died,
+        deletes=done.deletes,
+        deletes_dropped=done.deletes_dropped,
+        bytes_read=done.bytes_read,
+        bytes_written=done.bytes_written,
+        files_written=done.files_written,
+        ledger_bytes=done.ledger_bytes,
+        rows_checked=done.rows_checked,
+    )
 
 
 def _anew(plan: PartitionPlan) -> PartitionPlan:

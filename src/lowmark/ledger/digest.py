@@ -149,7 +149,8 @@ def _list(array: pa.Array, seed: int) -> U64:
     places = np.arange(len(hashes), dtype=np.int64) - np.repeat(bounds[:-1], lengths)
     hashes ^= hash64_longs(places, _PLACE_SEED)
     hashes = hash64_longs(hashes.view(np.int64), seed)
-    sums = np.concatenate([[0], np.cumsum(hashes, dtype=np.uint64)]).astype(np.uint64)
+    sums = np.zeros(len(hashes) + 1, np.uint64)  # concatenated with a list, they would be floats
+    np.cumsum(hashes, out=sums[1:])
     state = sums[bounds[1:]] - sums[bounds[:-1]]
     state += hash64_longs(lengths, _LENGTH_SEED)
     return hash64_longs(state.view(np.int64), seed)

@@ -40,6 +40,8 @@ __all__ = ["SYSTEM_IDS", "FileWriter", "OpenFile", "Rows", "file_schema"]
 SYSTEM_IDS: Final = {OFFSET: 2_147_480_001, TIME: 2_147_480_002, CHANGE: 2_147_480_003}
 """Far above any column's id."""
 ROW_GROUP_ROWS: Final = 1 << 17
+ROW_GROUP_BYTES: Final = 16 << 20
+"""A row group has no more than either: it is written, and read, as a whole."""
 _WORDS = pa.array(["upsert", "delete"])
 _CHANGE_STORED = pa.dictionary(pa.int32(), pa.string())
 Pace = Callable[[int], None]
@@ -108,7 +110,7 @@ class FileWriter:
         stream = self._open.enter_context(store.create(path, settled=False))
         self._writer = self._open.enter_context(_parquet_writer(stream, schema))
         self._waiting: list[Rows] = []
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
         self._hashes: list[U64] = []
         self._keys: list[pa.Array] = []
         self._deletes: list[Mask] = []
@@ -119,7 +121,8 @@ class FileWriter:
         """Add rows whose offsets are above all before."""
         if not len(rows):
             return
-        invariant(int(rows.offsets[0]) > self._last, "rows come in the order of their offsets")
+        in_order = rows.offsets[0] > self._last and (np.diff(rows.offsets) > 0).all()
+        invariant(in_order, "rows come in the order of their offsets")
         if self._first < 0:
             self._first = int(rows.offsets[0])
         self._last = int(rows.offsets[-1])
@@ -130,11 +133,13 @@ class FileWriter:
         self.rows += len(rows)
         self._waiting.append(rows)
         self._waiting_rows += len(rows)
-        if self._waiting_rows >= ROW_GROUP_ROWS:
+        self._waiting_bytes += rows.columns.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
             self._write_group()
 
     def _write_group(self) -> None:
-        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
+        waiting, self._waiting = self._waiting, []
+        self._waiting_rows = self._waiting_bytes = 0
         if not waiting:
             return
         codes = np.concatenate([rows.deletes for rows in waiting]).astype(np.int32)
@@ -145,7 +150,8 @@ class FileWriter:
             pa.DictionaryArray.from_arrays(pa.array(codes), _WORDS),
         ]
         group = pa.Table.from_arrays(columns, schema=file_schema(self._schema))
-        self._writer.write_table(group, row_group_size=len(codes))
+        with self._store.told(self._path, "write"):
+            self._writer.write_table(group, row_group_size=len(codes))
 
     def give_up(self) -> None:
         """Leave nothing behind."""
@@ -155,7 +161,11 @@ class FileWriter:
     def finish(self) -> LedgerFile:
         """Make it durable, write its index, and see that every row comes back as it went in."""
         invariant(self.rows > 0, "a ledger file has rows")
-        self._write_group()
+        try:
+            self._write_group()
+        except BaseException:
+            self.give_up()
+            raise
         self._open.close()
         hashes = np.concatenate(self._hashes)
         measured = measure(self._store, self._path)
@@ -205,12 +215,12 @@ class FileWriter:
         return path, size, checksum
 
     def _prove(self, file: LedgerFile, hashes: U64) -> None:
-        opened = OpenFile(self._store, file, self._schema)
         at = 0
-        for rows in opened.rows():
-            if not np.array_equal(rows.hashes(self._schema), hashes[at : at + len(rows)]):
-                raise LedgerDamaged(file.path, "rows came back other than they were written")
-            at += len(rows)
+        with contextlib.closing(OpenFile(self._store, file, self._schema)) as opened:
+            for rows in opened.rows():
+                if not np.array_equal(rows.hashes(self._schema), hashes[at : at + len(rows)]):
+                    raise LedgerDamaged(file.path, "rows came back other than they were written")
+                at += len(rows)
         if at != len(hashes):
             raise LedgerDamaged(file.path, f"it has {at} rows, and {len(hashes)} were written")
 

@@ -211,7 +211,8 @@ def _nulls(keys: pa.Array) -> Mask:
 
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
-    """Keys of one table: all integers, or all bytes."""
+    """Keys of one table: all integers, or all bytes; none at all may have either type."""
+    arrays = [array for array in arrays if len(array)] or arrays[:1]
     if not arrays:
         return pa.array([], pa.int64())
     if len({array.type for array in arrays}) > 1:

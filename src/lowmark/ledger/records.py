@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 RunState = Literal["planned", "running", "done", "failed", "cancelled"]
 """`planned` is what a dry run gives; it is never written down."""
-PartitionState = Literal["planned", "written", "published", "adopted", "skipped", "overtaken"]
+PartitionState = Literal["planned", "written", "adopted", "skipped", "overtaken"]
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,14 +17,16 @@ import numpy as np
 from lowmark.group import open_command
 from lowmark.ledger.errors import SourceMoved
 from lowmark.log import ReadPlan, ReferenceExpired
-from lowmark.log.read_plan import InSegment
+from lowmark.log.read_plan import InSegment, rows_of
+from lowmark.log.segments import SegmentReader
 from lowmark.runtime import Buffer, Disk
-from lowmark.runtime.memory import Memory
 from lowmark.table import Columns, View
 
 __all__ = ["Tail", "TailReader", "tail_of"]
 
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 8 << 20
+_OPEN_MAX = 64
+"""Segments that are open at a time: a mapped file keeps a handle."""
 _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("first", np.uint64),
     ("time", np.uint64),
@@ -83,16 +85,18 @@ class TailReader:
         self._disk = disk
         self._tail = tail
         self._partition = partition
-        self._memory = Memory(_CHUNK_BYTES + (1 << 20))
+        self._readers: dict[int, SegmentReader] = {}
         self._places = [np.frombuffer(piece.indexes, np.uint64) for piece in tail.pieces]
+        self._checked = np.zeros(sum(map(len, self._places)), np.bool_)
 
     @cached_property
     def view(self) -> View:
         """The batches, as the backlog knows them."""
         tail = self._tail
+        columns = tail.columns or (b"",) * len(_COLUMNS)  # nothing is new, but all is rewritten
         arrays = {
             name: np.frombuffer(data, kind)
-            for (name, kind), data in zip(_COLUMNS, tail.columns, strict=True)
+            for (name, kind), data in zip(_COLUMNS, columns, strict=True)
         }
         place = np.concatenate(self._places) if self._places else np.zeros(0, np.uint64)
         count = len(place)
@@ -107,10 +111,7 @@ class TailReader:
     def chunks(
         self, pace: Callable[[int], None], *, wanted: Callable[[int, int], bool] | None = None
     ) -> Iterator[tuple[int, int, Sequence[Buffer]]]:
-        """Batches `low` to `high` and their commands; what is not `wanted` is not read.
-
-        What is given is good until the next chunk is asked for.
-        """
+        """Batches `low` to `high` and their commands; what is not `wanted` is not read."""
         view = self.view
         ends = np.cumsum([len(places) for places in self._places])
         low = 0
@@ -123,17 +124,44 @@ class TailReader:
             low = high
 
     def _read(self, low: int, high: int, ends: np.ndarray[Any, Any]) -> list[Buffer]:
-        tail = self._tail
-        plan = ReadPlan(tail.group, tail.folder, tail.incarnation)
+        """Commands, each checked the first time that it is read."""
+        found: list[Buffer] = []
         at = int(np.searchsorted(ends, low, "right"))
         while low < high:
             start = int(ends[at]) - len(self._places[at])
             stop = min(high, int(ends[at]))
             indexes = self._places[at][low - start : stop - start].tolist()
-            plan.pieces.append(InSegment(tail.pieces[at].segment, indexes))
+            number = self._tail.pieces[at].segment
+            check = not self._checked[low:stop].all()
+            try:
+                reader = self._reader(number)
+                rows = rows_of(reader, indexes)
+                if len(rows) != len(indexes):
+                    raise ReferenceExpired(reader.path)
+                entries = reader.read(rows, check=check)
+            except ReferenceExpired as expired:
+                raise SourceMoved(self._partition) from expired
+            self._checked[low:stop] = True
+            found += [open_command(entry.data).data for entry in entries]
             low, at = stop, at + 1
-        try:
-            entries = plan.execute(self._disk, allocate=self._memory.allocate)
-        except ReferenceExpired as expired:
-            raise SourceMoved(self._partition) from expired
-        return [open_command(entry.data).data for entry in entries]
+        return found
+
+    def _reader(self, number: int) -> SegmentReader:
+        """An open segment, mapped: what is read a second time is there already."""
+        reader = self._readers.get(number)
+        if reader is None:
+            while len(self._readers) >= _OPEN_MAX:
+                self._forget(next(iter(self._readers)))
+            tail = self._tail
+            reader = self._readers[number] = SegmentReader(
+                self._disk, tail.folder, number, incarnation=tail.incarnation, mapped=True
+            )
+        return reader
+
+    def _forget(self, number: int) -> None:
+        self._readers.pop(number).close()
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for number in list(self._readers):
+            self._forget(number)

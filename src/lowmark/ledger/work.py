@@ -244,6 +244,7 @@ class _Job:
             [base.deletes_below if base else 0, *(offset + 1 for offset in dropped)]
         )
         files = list(self._write(old, reader, folded))
+        reader.close()
         manifest = self._manifest(base, files, deletes_below)
         path = f"{self.folder}/{work.epoch}-{self.token}.json"
         encoded = encode_manifest(manifest)

@@ -21,7 +21,7 @@ from lowmark.log.segment_format import Rows
 from lowmark.log.segments import Allocate, ReaderCache, SegmentReader
 from lowmark.runtime import Disk, FileMissing
 
-__all__ = ["InMemory", "InSegment", "ReadPlan", "read_large"]
+__all__ = ["InMemory", "InSegment", "ReadPlan", "read_large", "rows_of"]
 
 
 class InSegment(NamedTuple):
@@ -148,7 +148,7 @@ class ReadPlan:
             reader.close()
 
     def _pick(self, reader: SegmentReader, indexes: list[int] | range, room: _Room) -> list[Entry]:
-        rows = _rows_of(reader, indexes)
+        rows = rows_of(reader, indexes)
         if len(rows) != len(indexes):
             # Compaction dropped it after the plan was made, or the segment is not what it was.
             raise ReferenceExpired(reader.path)
@@ -157,7 +157,7 @@ class ReadPlan:
         return reader.read(rows)
 
 
-def _rows_of(reader: SegmentReader, indexes: list[int] | range) -> Rows:
+def rows_of(reader: SegmentReader, indexes: list[int] | range) -> Rows:
     """The rows with these indexes, as far as the segment holds them."""
     if isinstance(indexes, range):
         at, end = reader.positions(indexes.start, indexes.stop - 1)

@@ -150,9 +150,12 @@ class SegmentReader:
         *,
         incarnation: bytes | None,
         allocate: Allocate | None = None,
+        mapped: bool = False,
     ) -> None:
+        """With `mapped`, entries are given as they lie in the files' pages: nothing is copied."""
         self._disk = disk
         self._allocate = allocate
+        self._maps: dict[str, memoryview] | None = {} if mapped else None
         self._folder = folder
         self._incarnation = incarnation
         self.path = f"{folder}/{files.segment_name(number)}"
@@ -168,7 +171,9 @@ class SegmentReader:
         self._large: File | None = None
 
     def close(self) -> None:
-        """Give the handles back."""
+        """Give the handles back; what was mapped goes when nobody looks at it any more."""
+        if self._maps is not None:
+            self._maps.clear()
         self.file.close()
         if self._large is not None:
             self._large.close()
@@ -199,21 +204,25 @@ class SegmentReader:
         indexes = self.rows["index"][starts].tolist()
         return list(zip(indexes, terms[starts].tolist(), strict=True))
 
-    def read(self, rows: Rows) -> list[Entry]:
-        """Read these rows, checking every checksum; neighbours are read in one go."""
+    def read(self, rows: Rows, *, check: bool = True) -> list[Entry]:
+        """Read these rows, checking every checksum; neighbours are read in one go.
+
+        Whoever has checked them before, and reads the same mapped pages again, need not.
+        """
         inside = (rows["place"] & IN_LARGE) == 0
         if bool(inside.all()):
-            return self._read_from(self.file, self.path, rows, rows["place"])
+            return self._read_from(self.file, self.path, rows, rows["place"], check=check)
         entries: list[Entry] = []
         start = 0
         # Runs of rows that lie in the same file; mixed segments alternate between the two.
         for end in [*(np.flatnonzero(np.diff(inside.view(np.int8))) + 1).tolist(), len(rows)]:
             part = rows[start:end]
             if inside[start]:
-                entries += self._read_from(self.file, self.path, part, part["place"])
+                entries += self._read_from(self.file, self.path, part, part["place"], check=check)
             else:
                 places = part["place"] & np.uint64(IN_LARGE - 1)
-                entries += self._read_from(self.large_file(), self.large_path, part, places)
+                large = self.large_file()
+                entries += self._read_from(large, self.large_path, part, places, check=check)
             start = end
         return entries
 
@@ -246,21 +255,28 @@ class SegmentReader:
         file.close()
         return head != self.file.read_at(0, segment_format.HEADER_BYTES)
 
-    def _read_from(self, file: File, path: str, rows: Rows, places: U64) -> list[Entry]:
+    def _read_from(
+        self, file: File, path: str, rows: Rows, places: U64, *, check: bool
+    ) -> list[Entry]:
         entries: list[Entry] = []
         lengths = rows["length"]
         for at, end in _blocks(places, lengths):
             starts = places[at:end] - places[at]
             ends = starts + lengths[at:end]
-            blob = self._bytes(file, int(places[at]), int(ends[-1]))
+            blob = self._bytes(file, path, int(places[at]), int(ends[-1]))
             bounds = zip(starts.tolist(), ends.tolist(), strict=True)
             datas = [blob[start:stop] for start, stop in bounds]
             part = rows[at:end]
-            self._check(path, part, places[at:end], datas)
+            if check:
+                self._check(path, part, places[at:end], datas)
             entries += map(Entry, part["index"].tolist(), part["term"].tolist(), datas)
         return entries
 
-    def _bytes(self, file: File, place: int, length: int) -> memoryview:
+    def _bytes(self, file: File, path: str, place: int, length: int) -> memoryview:
+        if self._maps is not None:
+            if path not in self._maps:
+                self._maps[path] = file.map()
+            return self._maps[path][place : place + length]
         if self._allocate is None:
             return memoryview(file.read_at(place, length))
         room = self._allocate(length)
