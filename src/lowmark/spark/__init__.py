@@ -1,0 +1,60 @@
+"""Work placed on Spark, and the sessions that it takes.
+
+Spark is used for one thing: to carry out a function on pieces of work, on as many cores and
+machines as it has. It places tasks, and it tries again those whose process died. It does not
+shuffle, read or write anything, and it knows nothing about what the work is: bytes go in, and bytes
+come out.
+
+    Runner     takes packs of pieces. A pack is a task; a piece is a call of the function.
+    Session    a connection to Spark. Ours is opened by the name of a master, and ends with its Java
+               process; one that the caller gives is used as it is and left as it was.
+    Archive    what Java knows about Spark's classes, in a file, so that the next session starts in
+               less time.
+
+What always holds
+    1. `run` gives one answer for each piece, in order, or raises. An error that the function raised
+       comes out as what it was, with its class; what is not an error of Lowmark's comes with the
+       traceback of where it happened.
+    2. A task may run more than once, even twice at once: work must bear that.
+    3. When `run` has ended, its tasks have ended.
+    4. A session of ours listens on loopback only and prints nothing, unless it is told to. What it
+       leaves on the disk goes when it ends, but for the archive.
+    5. This is the only room that imports PySpark, and it does so when something is asked of it.
+       Without PySpark or Java the error says which is missing.
+"""
+
+from lowmark.spark.archive import archive_path, make_archive
+from lowmark.spark.errors import (
+    JavaMissing,
+    JavaTooOld,
+    MasterNotReached,
+    NoExecutors,
+    SessionRefused,
+    SparkGone,
+    SparkMissing,
+    SparkNotStarted,
+    TaskFailed,
+    TaskLost,
+    WorkersUnfit,
+)
+from lowmark.spark.runner import SparkRunner
+from lowmark.spark.session import close_session, open_session
+
+__all__ = [
+    "JavaMissing",
+    "JavaTooOld",
+    "MasterNotReached",
+    "NoExecutors",
+    "SessionRefused",
+    "SparkGone",
+    "SparkMissing",
+    "SparkNotStarted",
+    "SparkRunner",
+    "TaskFailed",
+    "TaskLost",
+    "WorkersUnfit",
+    "archive_path",
+    "close_session",
+    "make_archive",
+    "open_session",
+]

@@ -1,0 +1,117 @@
+"""One run: started on a thread of its own, watched, and ended.
+
+What Spark keeps per thread (groups of jobs, pools) is the caller's; so the thread is ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lowmark.client.failures import Cancelled
+from lowmark.errors import LowmarkError
+from lowmark.spark.words import translated
+from lowmark.spark.work import error_of
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.accumulators import Accumulator
+
+__all__ = ["Job"]
+
+logger = logging.getLogger(__name__)
+
+_LOOKS_EVERY_S = 0.1
+_TASKS_END_WITHIN_S = 30.0
+
+
+class Job:
+    """One run, on a thread of its own: what Spark keeps per thread is the caller's otherwise."""
+
+    def __init__(
+        self, context: SparkContext, told: Accumulator[list[dict[str, Any]]], label: str
+    ) -> None:
+        self.group = f"lowmark-{secrets.token_hex(8)}"
+        self.told = told
+        self._context = context
+        self._label = label
+        self._changed = threading.Event()
+        self._cancelled = False
+        self._answers: list[bytes] | None = None
+        self._failure: BaseException | None = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._changed.set()
+
+    def carry_out(self, work: Callable[[Any], Any], packs: list[list[bytes]]) -> list[bytes]:
+        from pyspark import InheritableThread  # noqa: PLC0415
+
+        thread = InheritableThread(
+            target=self._collect, args=(work, packs), name=f"spark {self._label}", daemon=True
+        )
+        thread.start()
+        try:
+            while thread.is_alive() and not self._cancelled and not self._errors():
+                self._changed.wait(_LOOKS_EVERY_S)
+            if thread.is_alive() or self._failure is not None:
+                self._end(thread)
+        except BaseException:
+            # Ctrl-C while we waited.
+            self._end(thread)
+            raise
+        if self._cancelled:
+            raise Cancelled(f"{self._label} was cancelled")
+        if errors := self._errors():
+            raise errors[0]
+        if self._failure is not None:
+            raise translated(self._failure, label=self._label) from self._failure
+        assert self._answers is not None
+        return self._answers
+
+    def _collect(self, work: Callable[[Any], Any], packs: list[list[bytes]]) -> None:
+        try:
+            self._context.setJobGroup(self.group, self._label, interruptOnCancel=True)
+            rdd = self._context.parallelize(packs, len(packs))
+            self._answers = rdd.mapPartitions(work).collect()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._changed.set()
+
+    def _errors(self) -> list[LowmarkError]:
+        return [
+            error_of(each, label=self._label)
+            for each in self.told.value
+            if each["run"] == self.group
+        ]
+
+    def _end(self, thread: threading.Thread) -> None:
+        """Cancel what is left, and wait until no task is under way."""
+        ends_at = time.monotonic() + _TASKS_END_WITHIN_S
+        try:
+            while (thread.is_alive() or self._tasks()) and time.monotonic() < ends_at:
+                # Again and again: a job that is not there yet can't be cancelled.
+                self._context.cancelJobGroup(self.group)
+                thread.join(_LOOKS_EVERY_S)
+                time.sleep(0 if thread.is_alive() else _LOOKS_EVERY_S)
+        except Exception as error:
+            # The session is going away, and its tasks with it.
+            logger.debug("tasks not awaited", extra={"error": str(error)})
+            return
+        if thread.is_alive() or self._tasks():
+            logger.warning("cancelled tasks are still under way", extra={"run": self._label})
+
+    def _tasks(self) -> int:
+        tracker = self._context.statusTracker()
+        stages = [
+            tracker.getStageInfo(stage)
+            for number in tracker.getJobIdsForGroup(self.group)
+            if (job := tracker.getJobInfo(number)) is not None
+            for stage in job.stageIds
+        ]
+        return sum(stage.numActiveTasks for stage in stages if stage is not None)

@@ -1,0 +1,98 @@
+"""The settings of a session of our own, as plain values.
+
+Each is there for a reason, and what the caller gives wins over all of them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from lowmark.spark.errors import SessionRefused
+from lowmark.spark.masters import LOOPBACK, Master
+
+__all__ = ["JAVA_OPTIONS", "LOG_SETTINGS", "java_options", "launch_environment", "settings_for"]
+
+JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""The Java process only places tasks. It is short of time when it starts, and never again; so the
+compiler that is ready soonest is the best one, and the collector that needs no threads."""
+
+LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+
+_SOCKET_NAME_LENGTH = len("/.00000000-0000-0000-0000-000000000000.sock")
+_SOCKET_PATH_MAX = 100
+"""The system takes 107 characters."""
+
+
+def settings_for(
+    master: Master,
+    *,
+    app_name: str,
+    config: Mapping[str, str],
+    scratch: Path | None,
+    python: str,
+) -> dict[str, str]:
+    """All settings of a session, but for the options of a Java process that is not started yet."""
+    settings = {
+        "spark.master": master.name,
+        "spark.app.name": app_name,
+        "spark.pyspark.python": python,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # A cancelled task's Python is given this long to end by itself. Ours would not: it is in
+        # the middle of its work.
+        "spark.python.task.killTimeout": "100ms",
+    }
+    if "spark.driver.host" not in config:
+        if not master.same_machine:
+            raise SessionRefused(
+                f"executors of {master.name} may be on other machines, and can't connect back",
+                detail="Everything listens on loopback unless you say otherwise.",
+                hint="Give spark.driver.host in the session's config: a name or an address of this"
+                " machine that the executors reach.",
+            )
+        settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    if master.in_process and scratch is not None:
+        # All that Spark leaves behind on the disk is in one folder, which goes with the session.
+        settings["spark.local.dir"] = str(scratch)
+        if len(str(scratch)) + _SOCKET_NAME_LENGTH <= _SOCKET_PATH_MAX:
+            settings |= {
+                "spark.python.unix.domain.socket.enabled": "true",
+                "spark.python.unix.domain.socket.dir": str(scratch),
+            }
+    return {**settings, **config}
+
+
+def java_options(config: Mapping[str, str], archive: tuple[str, ...]) -> str:
+    """What the Java process of the driver is started with.
+
+    Whoever gives `spark.driver.extraJavaOptions` tunes it themselves: ours would contradict theirs,
+    and two collectors end a Java process at once. What it says and where stays ours.
+    """
+    theirs = config.get("spark.driver.extraJavaOptions", "")
+    ours = [f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"]
+    # Java's own log goes to stdout, where a command's output is.
+    ours.append("-Xlog:disable")
+    if not theirs:
+        ours.extend(JAVA_OPTIONS)
+        ours.extend(archive)
+    return " ".join([*map(shlex.quote, ours), *([theirs] if theirs else [])])
+
+
+def launch_environment(
+    environment: Mapping[str, str], settings: Mapping[str, str], *, scratch: Path, python: str
+) -> dict[str, str]:
+    """The environment of the Java process."""
+    made = dict(environment) | {
+        "PYSPARK_PYTHON": python,
+        # Where executors of a cluster inside this process work; else it were beside Spark's jars.
+        "SPARK_WORKER_DIR": str(scratch / "work"),
+        "SPARK_CONNECT_MODE": "0",
+        # A small Java process finds out how to start the large one.
+        "SPARK_LAUNCHER_OPTS": " ".join(JAVA_OPTIONS),
+    }
+    if settings.get("spark.driver.host") == LOOPBACK:
+        # Web pages of a master and its workers inside this process look only here.
+        made["SPARK_LOCAL_IP"] = LOOPBACK
+    return made
