@@ -113,14 +113,12 @@ def _fold(
     samples: tuple[list[pa.Array], list[I64]] = ([], [])
     for number in range(ranges):
         for part in _one_range(
-            reader, table, starts, number, ranges, budget_bytes, pace, sample, samples
+            reader, table, starts, number, ranges, budget_bytes, pace, sample, samples, keep
         ):
             keep[part.rows] = True
-            keyed = part.keys.is_valid() if part.keys.null_count else None
-            mask = None if keyed is None else keyed.to_numpy(zero_copy_only=False)
-            rows.append(part.rows if mask is None else part.rows[mask])
-            keys.append(part.keys if keyed is None else part.keys.filter(keyed))
-            deletes.append(part.deletes if mask is None else part.deletes[mask])
+            rows.append(part.rows)
+            keys.append(part.keys)
+            deletes.append(part.deletes)
     folded = Folded(
         keep,
         np.concatenate(rows) if rows else np.zeros(0, np.int64),
@@ -146,6 +144,11 @@ class _Chunk:
     rows: I64
     deletes: bool | Mask
 
+    @property
+    def size(self) -> int:
+        """What it takes in memory, about."""
+        return int(self.keys.nbytes) + 8 * len(self.rows)
+
 
 def _one_range(
     reader: TailReader,
@@ -157,27 +160,45 @@ def _one_range(
     pace: Pace,
     sample: Sample,
     samples: tuple[list[pa.Array], list[I64]],
+    keep: Mask,
 ) -> list[_Survivors]:
-    fold, key_reader = Fold(keep_deletes=True), KeyReader(table)
+    """The survivors of one range that have a key; those without one are kept right away."""
+    key_reader = KeyReader(table)
     chunks: list[_Chunk] = []
     held, view = 0, reader.view
     for low, _, commands in reader.chunks(pace):
         for some in key_reader.read(view, low, commands):
             chunk = _chunk(some, starts, reader.skip)
+            if chunk.keys.null_count:
+                nulls = _nulls(chunk.keys)
+                keep[chunk.rows[nulls]] = True
+                chunk = _picked(chunk, ~nulls)
             if ranges > 1:
                 hashes = KeyForm.hashes(chunk.keys, KEY_SEED)
-                mine = hashes % np.uint64(ranges) == np.uint64(number)
-                nulls = _nulls(chunk.keys)
-                chunk = _picked(chunk, np.where(nulls, number == 0, mine))
+                chunk = _picked(chunk, hashes % np.uint64(ranges) == np.uint64(number))
             wanted = sample.of(chunk.keys)
             samples[0].append(chunk.keys.filter(pa.array(wanted)))
             samples[1].append(chunk.rows[wanted])
-            held += chunk.keys.nbytes + 8 * len(chunk.keys)
-            if held > budget_bytes:
-                raise _TooMuch((some.high) / view.count)
-            fold.add(chunk.keys, chunk.deletes)
             chunks.append(chunk)
-    return [_survivors(chunk, mask) for chunk, mask in zip(chunks, fold.masks(), strict=True)]
+            held += chunk.size
+            if held > budget_bytes:
+                # Most of it may be a few keys that come again and again: no range parts those.
+                chunks = _last_ones(chunks)
+                held = sum(one.size for one in chunks)
+                if held > budget_bytes // 2 and sum(len(one.rows) for one in chunks) > 1:
+                    raise _TooMuch(some.high / view.count)
+    return [_survivors(chunk) for chunk in _last_ones(chunks)]
+
+
+def _last_ones(chunks: list[_Chunk]) -> list[_Chunk]:
+    """Without the rows whose key comes again in what was read."""
+    fold = Fold(keep_deletes=True)
+    for chunk in chunks:
+        fold.add(chunk.keys, chunk.deletes)
+    return [
+        chunk if mask is None else _picked(chunk, mask)
+        for chunk, mask in zip(chunks, fold.masks(), strict=True)
+    ]
 
 
 def _chunk(some: Keys, starts: I64, skip: int) -> _Chunk:
@@ -194,9 +215,7 @@ def _picked(chunk: _Chunk, mine: Mask) -> _Chunk:
     return _Chunk(chunk.keys.filter(pa.array(mine)), chunk.rows[mine], deletes)
 
 
-def _survivors(chunk: _Chunk, mask: Mask | None) -> _Survivors:
-    if mask is not None:
-        chunk = _picked(chunk, mask)
+def _survivors(chunk: _Chunk) -> _Survivors:
     deletes = chunk.deletes
     if isinstance(deletes, bool):
         deletes = np.full(len(chunk.rows), deletes)

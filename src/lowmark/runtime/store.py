@@ -71,18 +71,18 @@ class Store:
 
     def open(self, path: str) -> pa.NativeFile:
         """A file to read from, at any place; of this machine, its pages are not copied."""
-        with self._told(path, "open"):
+        with self.told(path, "open"):
             return self._system.open_input_file(self.full_path(path))
 
     def read(self, path: str) -> bytes:
         """All of a file."""
-        with self._told(path, "read"), self._system.open_input_file(self.full_path(path)) as file:
+        with self.told(path, "read"), self._system.open_input_file(self.full_path(path)) as file:
             data: bytes = file.read()
             return data
 
     def stat(self, path: str) -> Stored | None:
         """A file's size; None if it is not there."""
-        with self._told(path, "stat"):
+        with self.told(path, "stat"):
             info = self._system.get_file_info(self.full_path(path))
         if info.type is not fs.FileType.File:
             return None
@@ -91,7 +91,7 @@ class Store:
     def files(self, folder: str) -> list[Stored]:
         """All files below a folder, in the order of their names; unfinished ones too."""
         selector = fs.FileSelector(self.full_path(folder), allow_not_found=True, recursive=True)
-        with self._told(folder, "list"):
+        with self.told(folder, "list"):
             infos = self._system.get_file_info(selector)
         found = [
             Stored(info.path[len(self._root) + 1 :], info.size)
@@ -110,10 +110,9 @@ class Store:
         is: for files that count only when that one is there.
         """
         target = self.full_path(path)
-        with self._told(path, "write"):
+        with self.told(path, "write"):
             if not self.local:
-                with self._system.open_output_stream(target) as stream:
-                    yield stream
+                yield from self._streamed(target)
                 return
             folder = os.path.dirname(target)
             self._make_folder(folder)
@@ -130,6 +129,16 @@ class Store:
                     os.unlink(unfinished)
                 raise
 
+    def _streamed(self, target: str) -> Iterator[pa.NativeFile]:
+        """Elsewhere a file appears when its stream is closed, whatever was written by then."""
+        try:
+            with self._system.open_output_stream(target) as stream:
+                yield stream
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._system.delete_file(target)
+            raise
+
     def write(self, path: str, data: bytes) -> None:
         """A small file at once."""
         with self.create(path) as stream:
@@ -137,7 +146,7 @@ class Store:
 
     def hint(self, path: str, data: bytes) -> None:
         """A small file that nothing depends on: it may be lost, or be there in part."""
-        with self._told(path, "write"):
+        with self.told(path, "write"):
             if self.local:
                 self._make_folder(os.path.dirname(self.full_path(path)))
             with self._system.open_output_stream(self.full_path(path)) as stream:
@@ -145,12 +154,12 @@ class Store:
 
     def delete(self, path: str) -> None:
         """Remove a file; it is fine if it is gone already."""
-        with self._told(path, "delete"), contextlib.suppress(FileNotFoundError):
+        with self.told(path, "delete"), contextlib.suppress(FileNotFoundError):
             self._system.delete_file(self.full_path(path))
 
     def delete_folder(self, path: str) -> None:
         """Remove a folder with all that is in it; it is fine if it is gone already."""
-        with self._told(path, "delete"), contextlib.suppress(FileNotFoundError):
+        with self.told(path, "delete"), contextlib.suppress(FileNotFoundError):
             self._system.delete_dir(self.full_path(path))
 
     def _make_folder(self, folder: str) -> None:
@@ -164,7 +173,8 @@ class Store:
             _sync(os.path.dirname(one))
 
     @contextlib.contextmanager
-    def _told(self, path: str, call: str) -> Iterator[None]:
+    def told(self, path: str, call: str) -> Iterator[None]:
+        """Give what the file system says its name; for whoever has a file of it in hand, too."""
         where = self.url(path)
         try:
             yield

@@ -8,7 +8,7 @@ not given out, and a column that was dropped and added again is another one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -123,6 +123,8 @@ class _Reading:
     sources: tuple[_Source | None, ...]
     as_stored: bool
     """Whether the result is the message as it is."""
+    fills: bool
+    """Whether a column shows the default that it was added with."""
 
 
 class Shape:
@@ -189,10 +191,13 @@ class Shape:
         if reading.as_stored:
             return rows
         count = rows.num_rows
+        deletes = None
+        if reading.fills and change == _MIXED:  # a delete shows nothing but its key
+            deletes = rows.column(CHANGE).to_numpy() == Change.DELETE
         arrays = [
             self._system(name, rows, change, partition, first + low, time, offsets)
             if source is None
-            else _column(rows, source, None)
+            else _column(rows, source, deletes)
             for name, source in zip(self.names, reading.sources, strict=True)
         ]
         if not arrays:
@@ -307,6 +312,8 @@ class Shape:
             sources.append(
                 None if column is None else _source(table, written, stored, column, field)
             )
+        if change is Change.DELETE:  # it shows nothing but its key, as one in a mixed batch does
+            sources = [None if one is None else _without_filling(one) for one in sources]
         as_stored = (
             change is Change.UPSERT
             and len(stored) == len(sources)
@@ -318,7 +325,8 @@ class Shape:
                 for at, source in enumerate(sources)
             )
         )
-        return _Reading(stored, tuple(sources), as_stored)
+        fills = any(one is not None and one.filling.is_valid for one in sources)
+        return _Reading(stored, tuple(sources), as_stored, fills)
 
 
 def _find(table: Table, name: str) -> Column | None:
@@ -344,6 +352,10 @@ def _source(
         return _Source(field, None, "", cast=False, filling=pa.scalar(None, field.type))
     cast = stored.field(at).type != field.type
     return _Source(field, at, there.name, cast, pa.scalar(None, field.type))
+
+
+def _without_filling(source: _Source) -> _Source:
+    return replace(source, filling=pa.scalar(None, source.field.type))
 
 
 def _column(rows: pa.RecordBatch, source: _Source, deletes: Mask | None) -> pa.Array:

@@ -1,0 +1,229 @@
+"""Stores: a file is there as a whole, and durable, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ledger.remote import remote_store
+from lowmark.errors import Rejected
+from lowmark.runtime import DiskFailed, DiskFull, FileMissing
+from lowmark.runtime.store import Store
+
+
+@pytest.fixture(params=["path", "url", "elsewhere"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    match request.param:
+        case "path":
+            return Store(str(tmp_path))
+        case "url":
+            return Store(f"file://{tmp_path}")
+        case _:
+            return remote_store(str(tmp_path))[0]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+def test_files_are_written_listed_read_and_removed(store: Store) -> None:
+    store.write("t/0/b", b"two")
+    store.write("t/0/a", b"one")
+    store.write("t/1/c", b"")
+    assert [(one.path, one.bytes) for one in store.files("t")] == [
+        ("t/0/a", 3),
+        ("t/0/b", 3),
+        ("t/1/c", 0),
+    ]
+    assert (store.read("t/0/a"), store.read("t/1/c")) == (b"one", b"")
+    with store.open("t/0/b") as file:
+        assert file.read_at(2, 1) == b"wo"
+    found = store.stat("t/0/a")
+    assert found is not None
+    assert found.bytes == 3
+    store.delete("t/0/a")
+    store.delete("t/0/a")
+    assert store.stat("t/0/a") is None
+    store.delete_folder("t")
+    store.delete_folder("t")
+    assert store.files("t") == store.files("never/there") == []
+
+
+def test_what_is_not_there_is_missing_by_name(store: Store) -> None:
+    assert store.stat("t/x") is None
+    for ask in (store.open, store.read):
+        with pytest.raises(FileMissing, match="t/x"):
+            ask("t/x")
+    store.write("t/x", b"1")
+    assert store.stat("t") is None  # a folder is no file
+
+
+def test_others_open_a_file_by_its_url(store: Store, tmp_path: Path) -> None:
+    store.write("t/x", b"1")
+    assert Path(store.full_path("t/x")).read_bytes() == b"1"
+    assert store.url("t/x") == str(tmp_path / "t" / "x")
+    assert Store(store.location).full_path("t/x") == store.full_path("t/x")
+
+
+def test_a_place_that_arrow_does_not_know_is_refused() -> None:
+    with pytest.raises(Rejected, match="no place that Arrow can reach"):
+        Store("nowhere://bucket/prefix")
+
+
+def test_files_of_this_machine_are_not_copied_to_be_read(tmp_path: Path) -> None:
+    for location in (str(tmp_path), f"file://{tmp_path}"):
+        store = Store(location)
+        store.write("x", bytes(1 << 20))
+        before = pa.total_allocated_bytes()
+        with store.open("x") as file:
+            data = file.read_buffer()
+            assert (data.size, pa.total_allocated_bytes()) == (1 << 20, before)
+
+
+# -- whole or not at all ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [Killed(), ValueError("a bug"), OSError(errno.EIO, "bad")])
+def test_a_file_whose_writer_stops_is_not_there(store: Store, error: BaseException) -> None:
+    expected = DiskFailed if isinstance(error, OSError) else type(error)
+
+    def stop() -> None:
+        with store.create("t/x") as stream:
+            stream.write(b"half of")
+            raise error
+
+    with pytest.raises(expected):
+        stop()
+    assert store.stat("t/x") is None
+    assert store.files("") == []
+
+
+def test_a_file_that_is_written_again_is_the_old_one_until_it_is_the_new_one(
+    tmp_path: Path,
+) -> None:
+    store = Store(str(tmp_path))
+    store.write("x", b"old")
+    with store.create("x") as stream:
+        stream.write(b"new, and longer")
+        assert store.read("x") == b"old"
+    assert store.read("x") == b"new, and longer"
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_process_that_is_killed_leaves_no_file_of_that_name(tmp_path: Path, call: str) -> None:
+    # given a process that dies when it has written a file, before it is synced or renamed
+    script = f"""
+import os
+from lowmark.runtime.store import Store
+store = Store({str(tmp_path)!r})
+os.makedirs({str(tmp_path / "t")!r})
+os.{call} = lambda *_: os._exit(9)
+store.write("t/x", b"all of it")
+"""
+    ran = subprocess.run([sys.executable, "-c", script], check=False)
+    assert ran.returncode == 9
+    # then its name is not there, and what is left can be told from a file
+    store = Store(str(tmp_path))
+    assert store.stat("t/x") is None
+    assert [one.path for one in store.files("t")] == ["t/x.tmp"]
+    # and another process writes it
+    store.write("t/x", b"all of it")
+    assert [one.path for one in store.files("t")] == ["t/x"]
+
+
+def test_content_and_name_are_synced_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a store that tells what it does
+    done: list[str] = []
+    real_replace, real_open = os.replace, os.open
+    opened: dict[int, str] = {}
+
+    def open_(path: str, flags: int) -> int:
+        handle = real_open(path, flags)
+        opened[handle] = os.path.relpath(path, tmp_path)
+        return handle
+
+    def replace(source: str, target: str) -> None:
+        done.append(f"rename {os.path.relpath(source, tmp_path)}")
+        real_replace(source, target)
+
+    monkeypatch.setattr("lowmark.runtime.store.os.open", open_)
+    monkeypatch.setattr(os, "fsync", lambda handle: done.append(f"sync {opened[handle]}"))
+    monkeypatch.setattr(os, "replace", replace)
+    # when a file is written into a new folder
+    Store(str(tmp_path)).write("t/0/x", b"1")
+    # then folders are durable first, then the content, then the name
+    assert done == [
+        "sync .",
+        "sync t",
+        "sync t/0/x.tmp",
+        "rename t/0/x.tmp",
+        "sync t/0",
+    ]
+
+
+# -- full, and failing --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, DiskFailed)],
+)
+def test_a_disk_that_is_full_or_fails_is_told_and_nothing_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    code: int,
+    expected: type[Exception],
+) -> None:
+    store = Store(str(tmp_path))
+    store.write("t/before", b"1")
+
+    def fails(*_: object) -> None:
+        raise OSError(code, "as a test wanted it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, fails)
+        with pytest.raises(expected, match="t/x"):
+            store.write("t/x", b"1")
+    assert [one.path for one in store.files("")] == ["t/before"]
+    store.write("t/x", b"1")
+
+
+def test_a_store_elsewhere_that_is_full_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    store, remote = remote_store(str(tmp_path))
+    remote.space_bytes = 10
+    with pytest.raises(DiskFull, match="t/x"):
+        store.write("t/x", b"1234567812345678")
+    assert store.files("") == []
+    remote.space_bytes = None
+    store.write("t/x", b"1234567812345678")
+
+
+@pytest.mark.parametrize(
+    "call", ["open_output_stream", "open_input_file", "get_file_info", "delete_file"]
+)
+def test_a_store_that_can_not_be_reached_is_told_by_name(tmp_path: Path, call: str) -> None:
+    store, remote = remote_store(str(tmp_path))
+    store.write("t/x", b"1")
+    remote.broken = call
+    calls: dict[str, Callable[[], object]] = {
+        "open_output_stream": lambda: store.write("t/y", b"1"),
+        "open_input_file": lambda: store.read("t/x"),
+        "get_file_info": lambda: store.stat("t/x"),
+        "delete_file": lambda: store.delete("t/x"),
+    }
+    with pytest.raises(DiskFailed, match="the line is dead"):
+        calls[call]()
