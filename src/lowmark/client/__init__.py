@@ -49,6 +49,8 @@ from lowmark.client.lookup import IndexSize
 from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
 from lowmark.client.table import Snapshot, Table
+from lowmark.client.tide import Tide
+from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder, TideLedger
 from lowmark.client.times import datetime_of, parse_time, time_text
 from lowmark.ledger import PartitionPlan, RunRecord
 from lowmark.runtime import Locked
@@ -82,16 +84,18 @@ __all__ = [
     "Gap",
     "GapFound",
     "Holder",
+    "HolderTotal",
     "IndexSize",
     "KeyExplanation",
+    "LeaseExpired",
     "LedgerDescription",
     "LedgerExplanation",
-    "LeaseExpired",
     "LineRefused",
     "Locked",
     "Part",
     "PartitionExplanation",
     "PartitionPlan",
+    "PartitionTide",
     "Producer",
     "ProducerClosed",
     "ProducerFenced",
@@ -107,6 +111,9 @@ __all__ = [
     "TableCursor",
     "TableExplanation",
     "TableUnknown",
+    "Tide",
+    "TideHolder",
+    "TideLedger",
     "TimeInFuture",
     "ValueRefused",
     "datetime_of",

@@ -6,16 +6,14 @@ longer each time; the others go on.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 import time
-from typing import cast
 
 from lowmark.catalog import Catalogs, Table
 from lowmark.client.compacting import Compactor, Wishes
 from lowmark.client.embedded import Embedded
-from lowmark.client.running import HereRunner, Runner
+from lowmark.client.running import HereRunner, Runner, on_session
 from lowmark.errors import LowmarkError
 from lowmark.ledger.triggers import Dirt, due
 from lowmark.runtime import HybridTime, millis_of
@@ -41,7 +39,6 @@ class Automatic:
         self._compactor = compactor
         self._catalogs = catalogs
         self._spark = spark
-        self._runner: Runner | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lowmark compaction", daemon=True)
         self._waits: dict[int, tuple[float, float]] = {}
@@ -62,9 +59,6 @@ class Automatic:
                 self._compactor.interrupt(table.id)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_STOP_S)
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):
@@ -135,15 +129,8 @@ class Automatic:
         return Dirt(dirty, view.bytes_from(low) + ledger, age_ms)
 
     def _get_runner(self) -> Runner:
-        """One session serves all runs: it is slow to start."""
-        if self._runner is None:
-            if self._spark == "here":
-                self._runner = HereRunner()
-            else:
-                spark = importlib.import_module("lowmark.spark")
-                if isinstance(self._spark, str):
-                    made = spark.SparkRunner(spark.open_session(self._spark), owns=True)
-                else:
-                    made = spark.SparkRunner(self._spark)
-                self._runner = cast("Runner", made)
-        return self._runner
+        if self._spark == "here":
+            return HereRunner()
+        if isinstance(self._spark, str):
+            return self._compactor.spark.get(self._spark)
+        return on_session(self._spark)

@@ -41,7 +41,7 @@ from lowmark.client.failures import Cancelled, RunUnderWay
 from lowmark.client.ledgers import Ledgers
 from lowmark.client.planning import Standing, plan_partition, sealed_tail, standing_of
 from lowmark.client.run_records import Records
-from lowmark.client.running import Runner, work_off
+from lowmark.client.running import OwnSpark, Runner, work_off
 from lowmark.client.sweeping import sweep
 from lowmark.errors import Conflict, LowmarkError, Rejected
 from lowmark.ledger import (
@@ -115,6 +115,8 @@ class Compactor:
         self.ledgers = ledgers
         self._grace_ms = grace_ms
         self.records = Records(embedded)
+        self.spark = OwnSpark()
+        embedded.before_close.add(self.spark)
         self._lock = threading.Lock()
         self._active: dict[int, _Run] = {}
 

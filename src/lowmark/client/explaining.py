@@ -25,6 +25,7 @@ __all__ = [
     "LedgerExplanation",
     "PartitionExplanation",
     "TableExplanation",
+    "why_kept",
 ]
 
 
@@ -211,7 +212,7 @@ def explain_table(
         explained,
         sum(one.end - one.start for one in explained),
         sum(one.bytes for one in explained),
-        _why(table),
+        why_kept(table),
     )
 
 
@@ -257,7 +258,8 @@ def _ledger(adopted: Adopted | None, ledgers: Ledgers) -> LedgerExplanation | No
     return LedgerExplanation(*facts, manifest.live_rows, manifest.bytes)
 
 
-def _why(table: Table) -> str:
+def why_kept(table: Table) -> str:
+    """Why a table's backlog is kept, apart from those who hold it."""
     settings = table.settings
     if settings.retention_ms is not None or settings.retention_bytes is not None:
         limits = []

@@ -313,7 +313,7 @@ class Reader:
             if first >= end:
                 return
             from_row, to_row = max(0, way.at - first), min(rows, end - first)
-            way.at = first + to_row
+            way.at, way.given = first + to_row, True
             way.last = (command, at, from_row)
             if changes[at - low] == _DELETE and not shape.with_deletes:
                 continue

@@ -7,6 +7,7 @@ work is; Spark's is in `lowmark.spark`, which is loaded when it is first needed.
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import threading
 import time
@@ -15,10 +16,11 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from lowmark.client.failures import Cancelled
+from lowmark.errors import LowmarkError
 from lowmark.ledger import carry_out
 from lowmark.runtime import Disk, RealDisk
 
-__all__ = ["HereRunner", "Runner", "work_off"]
+__all__ = ["HereRunner", "OwnSpark", "Runner", "on_session", "work_off"]
 
 
 class Runner(Protocol):
@@ -77,6 +79,54 @@ class HereRunner:
 
     def close(self) -> None:
         """See `Runner`."""
+
+
+class OwnSpark:
+    """A Spark session that this process has opened for its runs: it is slow to start, so it stays
+    for the next one. There is one at a time, as Spark has it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._master = ""
+        self._runner: Runner | None = None
+
+    def get(self, master: str) -> Runner:
+        """A runner on that master, with the session that is there, if it still answers."""
+        # The only room that knows pyspark, which is optional and slow to import.
+        spark = importlib.import_module("lowmark.spark")
+        with self._lock:
+            if self._runner is not None and (master != self._master or not _answers(self._runner)):
+                self._close()
+            if self._runner is None:
+                self._runner = spark.SparkRunner(spark.open_session(master), owns=True)
+                self._master = master
+            assert self._runner is not None
+            return self._runner
+
+    def finish(self) -> None:
+        """The database is about to be closed."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+
+def _answers(runner: Runner) -> bool:
+    try:
+        return runner.slots > 0
+    except LowmarkError:
+        return False
+
+
+def on_session(session: object) -> Runner:
+    """A runner on a Spark session of the caller's."""
+    spark = importlib.import_module("lowmark.spark")
+    runner: Runner = spark.SparkRunner(session)
+    return runner
 
 
 def work_off(data: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,8 @@ from lowmark.client.looking_back import AsOfReader
 from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader, Reading, horizon_of
-from lowmark.client.running import HereRunner, Runner
+from lowmark.client.running import HereRunner, Runner, on_session
+from lowmark.client.tide import STRETCHES, Tide, tide_of
 from lowmark.client.times import TimeLike, is_hybrid, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.group import Future, when_all
@@ -116,6 +116,9 @@ class Table:
         """What the catalog says of it now; the last word, if it was dropped."""
         self._refresh()
         return self._first
+
+    def _described(self) -> TableDescriptor:
+        return self.descriptor
 
     def _refresh(self) -> bool:
         """Take note of what the catalog says; False if the table is not there any more."""
@@ -423,6 +426,7 @@ class Table:
             earliest=isinstance(start, str) and start == "earliest",
             newest=self._current,
             ledgers=self._compactor.ledgers,
+            described=self._described,
             compacted=compacted,
             trusted=cursor is not None,
         )
@@ -460,8 +464,8 @@ class Table:
                 limit,
                 on_gap=on_gap,
                 name="an as-of reader",
-                newest=self._current,
                 ledgers=self._compactor.ledgers,
+                described=self._described,
             )
             return AsOfReader(self._embedded, wanted, reading, time=time, hold=hold)
         except BaseException:
@@ -574,7 +578,7 @@ class Table:
         in_backlog = view.offset_after(time) if after else view.offset_from(time)
         if not compacted or view.ledger is None or in_backlog > horizon_of(view):
             return in_backlog
-        ledger = self._compactor.ledgers.open(view.ledger.manifest, self._current)
+        ledger = self._compactor.ledgers.open(view.ledger.manifest, self._described)
         offset = ledger.offset_of_time(time, after=after)
         return offset if offset < ledger.horizon else max(in_backlog, ledger.horizon)
 
@@ -659,6 +663,22 @@ class Table:
         ledgers = self._compactor.ledgers
         return explain_table(self._embedded, table, self._all_partitions(), ledgers)
 
+    def tide(self, *, stretches: int = STRETCHES) -> Tide:
+        """Where ledger, backlog, low watermark and readers stand, and what each of them keeps; its
+        `save` draws a picture.
+
+        `stretches` is how finely it is counted which rows are left in ledgers; for that, the
+        offsets in them are read. With 0 nothing of that is.
+        """
+        return tide_of(
+            self._embedded,
+            self._current(),
+            self._all_partitions(),
+            ledgers=self._compactor.ledgers,
+            newest=self._current,
+            stretches=whole(stretches, "stretches"),
+        )
+
     def trim(self, offsets: Mapping[int, int]) -> dict[int, Trimmed]:
         """Cut the backlog below offsets, as far as it is in ledgers and nobody holds it."""
         self._current()
@@ -698,8 +718,9 @@ class Table:
         backlog as far as nobody holds it. Gives what was done, and what it cost.
 
         It runs on a Spark session of yours (`spark`), on one of its own (`master`, `local[*]` if
-        nothing is said), or in this process without Spark (`here`), which is quicker for less than
-        a million rows. `dry_run` gives the plan. `verify` finds every survivor by a second
+        nothing is said; it stays for the next run, until the database is closed), or in this
+        process without Spark (`here`), which is quicker for less than a million rows. `dry_run`
+        gives the plan. `verify` finds every survivor by a second
         algorithm, not only those of a sample of keys. Without `trim` the backlog stays as it is.
         `rewrite` writes every file of the ledgers anew. `read_rate` and `write_rate` are bytes a
         second, `memory_bytes` is what the keys of one partition may take in a task. `resume` goes
@@ -707,7 +728,7 @@ class Table:
         """
         table = self._current()
         wanted = self._wanted(partitions)
-        runners = _Runners(spark, master, here=here)
+        runners = _Runners(self._compactor, spark, master, here=here)
         wishes = Wishes(
             verify=verify,
             trim=trim,
@@ -721,14 +742,11 @@ class Table:
         )
         if dry_run:
             return self._compactor.plan(table, wanted, wishes)
-        try:
-            if resume is not None:
-                return self._compactor.resume(
-                    table, self._all_partitions(), runners.get, wishes, run=resume
-                )
-            return self._compactor.compact(table, wanted, runners.get, wishes)
-        finally:
-            runners.close()
+        if resume is not None:
+            return self._compactor.resume(
+                table, self._all_partitions(), runners.get, wishes, run=resume
+            )
+        return self._compactor.compact(table, wanted, runners.get, wishes)
 
     def runs(self) -> list[RunRecord]:
         """The runs of this table that are known, the newest first."""
@@ -760,35 +778,26 @@ class Table:
 class _Runners:
     """The runner that was asked for, made when it is needed."""
 
-    def __init__(self, spark: object, master: str | None, *, here: bool) -> None:
+    def __init__(
+        self, compactor: Compactor, spark: object, master: str | None, *, here: bool
+    ) -> None:
         if sum([spark is not None, master is not None, here]) > 1:
             raise Rejected(
                 "a run is made in one place",
                 hint="Give a session, or a master, or here=True.",
             )
+        self._compactor = compactor
         self._spark = spark
         self._master = master or "local[*]"
         self._here = here
-        self._made: Runner | None = None
         self.where = "here" if here else "your Spark session" if spark else self._master
 
     def get(self) -> Runner:
-        if self._made is None:
-            self._made = HereRunner() if self._here else self._on_spark()
-        return self._made
-
-    def _on_spark(self) -> Runner:
-        # The only room that knows pyspark, which is optional and slow to import.
-        spark = importlib.import_module("lowmark.spark")
+        if self._here:
+            return HereRunner()
         if self._spark is not None:
-            runner: Runner = spark.SparkRunner(self._spark)
-            return runner
-        own: Runner = spark.SparkRunner(spark.open_session(self._master), owns=True)
-        return own
-
-    def close(self) -> None:
-        if self._made is not None:
-            self._made.close()
+            return on_session(self._spark)
+        return self._compactor.spark.get(self._master)
 
 
 class _Sink:

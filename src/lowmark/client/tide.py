@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from lowmark.client.tide_values import (
 from lowmark.client.times import time_text
 from lowmark.errors import Rejected
 from lowmark.group import when_all
-from lowmark.runtime import HybridTime, millis_of
+from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 from lowmark.table import (
     CHANGE,
     OFFSET,
@@ -38,6 +38,7 @@ from lowmark.table import (
     Shape,
     State,
     View,
+    WatermarkStanding,
 )
 
 __all__ = ["STRETCHES", "Tide", "tide_of"]
@@ -193,7 +194,7 @@ def tide_of(
         return _Seen(state.backlog.view, tuple(state.cursors.values()), leases, state.expired)
 
     try:
-        found: Sequence[_Seen] = embedded.ask(lambda: when_all([one.read(look) for one in asked]))
+        found = embedded.ask(lambda: when_all([one.read(look) for one in asked]))
         shape = Shape(table, [OFFSET, CHANGE], newest=newest)
         drawn = [
             _partition(one.number, seen, _ledger(seen, ledgers, newest, shape, stretches), standing)
@@ -204,10 +205,113 @@ def tide_of(
             end()
     return Tide(
         table=table.name,
-        at=time_text(now_ms << _COUNTER_BITS),
+        at=time_text(now_ms << COUNTER_BITS),
         watermark=time_text(standing.value) if standing.value else "",
         watermark_held_by=tuple(f"{one.holder}: {one.why}" for one in standing.holds),
         compacts=bool(table.key) and table.settings.compaction != "off",
         kept_because=why_kept(table),
         partitions=tuple(drawn),
     )
+
+
+def _ledger(
+    seen: _Seen,
+    ledgers: Ledgers,
+    newest: Callable[[], Table],
+    shape: Shape,
+    stretches: int,
+) -> TideLedger | None:
+    adopted = seen.view.ledger
+    if adopted is None:
+        return None
+    opened = ledgers.open(adopted.manifest, newest)
+    manifest = opened.manifest
+    return TideLedger(
+        manifest=adopted.manifest,
+        epoch=adopted.epoch,
+        files=len(manifest.files),
+        bytes=manifest.bytes,
+        rows=manifest.rows,
+        live_rows=manifest.live_rows,
+        deletes=sum(len(file.delete_set() - file.dead_set()) for file in manifest.files),
+        survivors=_survivors(opened, shape, stretches),
+    )
+
+
+def _survivors(ledger: OpenLedger, shape: Shape, stretches: int) -> tuple[int, ...]:
+    """Live rows in each of so many stretches: only offsets are read."""
+    horizon = ledger.horizon
+    if not stretches or not horizon:
+        return ()
+    counts = np.zeros(stretches, np.int64)
+    for _, offsets in ledger.batches(shape, start=0, end=horizon):
+        counts += np.bincount(offsets * stretches // horizon, minlength=stretches)
+    return tuple(counts.tolist())
+
+
+def _partition(
+    number: int, seen: _Seen, ledger: TideLedger | None, standing: WatermarkStanding
+) -> PartitionTide:
+    view = seen.view
+    horizon = view.ledger.horizon if view.ledger is not None else 0
+    watermark = max(view.offset_after(standing.value), horizon, view.start)
+    behind = view.bytes_from(view.start)
+    next_on = min(behind, view.bytes_from(horizon))
+    young = view.bytes_from(watermark)
+    holders = [_cursor(one, view, horizon) for one in seen.cursors]
+    holders += [_lease(one, view, horizon) for one in seen.leases]
+    holders.sort(key=lambda one: (one.offset, one.kind, one.name))
+    return PartitionTide(
+        partition=number,
+        start=view.start,
+        horizon=horizon,
+        watermark=watermark,
+        end=view.end,
+        expired=seen.expired,
+        backlog_bytes=behind,
+        kept_bytes=behind - next_on,
+        next_bytes=next_on - young,
+        young_bytes=young,
+        ledger=ledger,
+        holders=tuple(holders),
+    )
+
+
+def _cursor(cursor: Cursor, view: View, horizon: int) -> TideHolder:
+    raw = cursor.kind == "raw"
+    why = "has not read on from here" if raw else "is told of every delete from here on"
+    rows, size = _kept_for(cursor.offset, view, horizon) if raw and not cursor.overdue else (0, 0)
+    return TideHolder(
+        kind="cursor" if raw else "compacted cursor",
+        name=cursor.name,
+        offset=cursor.offset,
+        behind_rows=max(0, view.end - cursor.offset),
+        behind_bytes=view.bytes_from(cursor.offset),
+        keeps_rows=rows,
+        keeps_bytes=size,
+        overdue=cursor.overdue,
+        why=why,
+    )
+
+
+def _lease(lease: Lease, view: View, horizon: int) -> TideHolder:
+    holds = lease.kind != "compacted"
+    rows, size = _kept_for(lease.offset, view, horizon) if holds else (0, 0)
+    return TideHolder(
+        kind="run" if lease.kind == "run" else "lease",
+        name=lease.name,
+        offset=lease.offset,
+        behind_rows=max(0, view.end - lease.offset),
+        behind_bytes=view.bytes_from(lease.offset),
+        keeps_rows=rows,
+        keeps_bytes=size,
+        why=lease.why,
+    )
+
+
+def _kept_for(offset: int, view: View, horizon: int) -> tuple[int, int]:
+    """Rows and bytes of the backlog from an offset up to the horizon."""
+    low = max(offset, view.start)
+    if low >= horizon:
+        return 0, 0
+    return horizon - low, view.bytes_from(low) - view.bytes_from(horizon)
