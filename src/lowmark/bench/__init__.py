@@ -19,6 +19,8 @@ turn.
 
 from lowmark.bench.catalog_sizes import CatalogSizes
 from lowmark.bench.catalog_suite import CATALOG_FIELDS, run_catalog
+from lowmark.bench.compact_sizes import CompactSizes
+from lowmark.bench.compact_suite import COMPACT_FIELDS, compact_report, run_compaction
 from lowmark.bench.figure import Figure, Side, Target
 from lowmark.bench.group_sizes import GroupSizes
 from lowmark.bench.group_suite import GROUP_FIELDS, group_report, run_groups
@@ -29,20 +31,24 @@ from lowmark.bench.table_suite import TABLE_FIELDS, run_tables, table_report
 
 __all__ = [
     "CATALOG_FIELDS",
+    "COMPACT_FIELDS",
     "FIELDS",
     "GROUP_FIELDS",
     "TABLE_FIELDS",
     "CatalogSizes",
+    "CompactSizes",
     "Figure",
     "GroupSizes",
     "Side",
     "Sizes",
     "TableSizes",
     "Target",
+    "compact_report",
     "group_report",
     "report",
     "run",
     "run_catalog",
+    "run_compaction",
     "run_groups",
     "run_tables",
     "table_report",

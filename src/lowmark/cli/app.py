@@ -10,14 +10,16 @@ from typing import Annotated
 import typer
 
 import lowmark
-from lowmark.cli import bench, catalog, cursor, log, meta, table, watermark
+from lowmark.cli import bench, catalog, cursor, ledger, log, meta, runs, table, watermark
 from lowmark.cli.append import append
+from lowmark.cli.compact import compact
 from lowmark.cli.explain import explain
 from lowmark.cli.get import delete, get
 from lowmark.cli.read import read
 from lowmark.cli.serve import serve
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
 from lowmark.cli.status import status
+from lowmark.cli.tide import tide
 from lowmark.node import LogLevel, configure_logging, load_settings
 
 __all__ = ["app", "main"]
@@ -39,7 +41,11 @@ app.command()(get)
 app.command()(delete)
 app.add_typer(cursor.app, name="cursor")
 app.command()(explain)
+app.command()(tide)
 app.add_typer(watermark.app, name="watermark")
+app.command()(compact)
+app.add_typer(runs.app, name="runs")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(meta.app, name="meta")
 app.add_typer(log.app, name="log")

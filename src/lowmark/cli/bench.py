@@ -128,6 +128,33 @@ def bench_table(
     _report(figures, skipped, room.table_report(figures, skipped, sizes), as_json=as_json)
 
 
+@app.command("compact")
+def bench_compact(
+    as_json: Json = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer rounds; under 150 seconds.")
+    ] = False,
+    only: Only = None,
+    folder: Folder = None,
+    tiny: Tiny = False,
+) -> None:
+    """Measure compaction on Spark: beside plain Spark, DuckDB, Polars, and copying.
+
+    It needs PySpark and Java. Figures against DuckDB and Polars need the extra packages that
+    `bench` names; without them they are skipped, and it says so. A figure that misses its target is
+    a result, too: the exit code is 0.
+    """
+    pick = room.CompactSizes
+    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
+    with _measured_in(folder, only, room.COMPACT_FIELDS, sizes.space_needed_bytes) as root:
+        figures, skipped, apart = room.run_compaction(root, sizes, only=only or (), say=_say)
+    report = room.compact_report(figures, skipped, apart, sizes)
+    _report(figures, skipped, report, as_json=as_json)
+    if not as_json:
+        for name, seconds in apart.items():
+            print(f"\n{name.replace('_', ' ')}: {seconds}")
+
+
 def _report(
     figures: Sequence[room.Figure],
     skipped: Mapping[str, str],

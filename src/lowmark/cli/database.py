@@ -21,6 +21,7 @@ from lowmark.client.coerce_values import Misfit
 from lowmark.client.table import Start
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.log import is_log
+from lowmark.node.values import from_text as setting_from_text
 from lowmark.runtime import RealDisk
 
 __all__ = [
@@ -30,12 +31,14 @@ __all__ = [
     "TableArgument",
     "bytes_text",
     "check_place",
+    "directory_of",
     "key_of",
     "listed",
     "offsets_of",
     "opened_database",
     "parse_moment",
     "parse_place",
+    "parse_size",
     "times_text",
 ]
 
@@ -62,11 +65,7 @@ def opened_database(
     ctx: typer.Context, data: str | None, *, create: bool = False
 ) -> Iterator[Database]:
     """Open the directory that the command line names; make one only if that is asked for."""
-    named = os.environ.get(DATA_VARIABLE, "") if data is None else data
-    if not named.strip():
-        raise WrongUse(
-            "no directory is named", hint=f"Write --data ./shop, or set {DATA_VARIABLE}."
-        )
+    named = directory_of(data)
     if not create:
         _check_database(Path(named))
     database = open_database(named, settings=settings_of(ctx))
@@ -78,6 +77,16 @@ def opened_database(
             database.close()
         raise
     database.close()
+
+
+def directory_of(data: str | None) -> str:
+    """The directory that the command line names, or the environment."""
+    named = os.environ.get(DATA_VARIABLE, "") if data is None else data
+    if not named.strip():
+        raise WrongUse(
+            "no directory is named", hint=f"Write --data ./shop, or set {DATA_VARIABLE}."
+        )
+    return named
 
 
 def _check_database(path: Path) -> None:
@@ -189,6 +198,19 @@ def key_of(table: TableDescriptor, words: Sequence[str]) -> tuple[object, ...]:
 def listed(text: str | None) -> list[str]:
     """Names that are given with commas between them."""
     return [name.strip() for name in text.split(",") if name.strip()] if text else []
+
+
+def parse_size(text: str | None, *, option: str, least: int = 0) -> int | None:
+    """A number of bytes as settings take it: 50MiB, or 52428800."""
+    if text is None:
+        return None
+    try:
+        size = int(setting_from_text(text.strip(), kind=int, is_size=True))
+    except Rejected as error:
+        raise WrongUse(f"{option}: {error.message}", hint="Write 50MiB, or a number.") from error
+    if size < least:
+        raise WrongUse(f"{option} can't be less than {bytes_text(least)}")
+    return size
 
 
 def bytes_text(count: int) -> str:

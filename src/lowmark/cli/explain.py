@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +18,13 @@ from lowmark.cli.database import (
 )
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.values import cell_of, json_row
-from lowmark.client import KeyExplanation, Table, TableExplanation
+from lowmark.client import (
+    Holder,
+    KeyExplanation,
+    PartitionExplanation,
+    Table,
+    TableExplanation,
+)
 
 __all__ = ["explain"]
 
@@ -33,8 +41,10 @@ def explain(
 ) -> None:
     """Say what is kept of a table, who still needs it, and why; or what became of a key.
 
-    With --json, one object: table, rows, bytes, kept_because, partitions, holders; of a key: key,
-    state (live, deleted or unknown), partition, offset, time, row.
+    With --json, one object: table, rows, bytes, kept_because, ledger_rows, ledger_bytes,
+    partitions (with ledger: epoch, horizon, deletes_below, rows, bytes, problem), holders (of the
+    backlog), delete_holders; of a key: key, state (live, deleted or unknown), source (ledger or
+    backlog), partition, offset, time, row.
 
     Example: lowmark explain orders --key o-1 --data ./shop
     """
@@ -55,6 +65,7 @@ def _show_key(table: Table, found: KeyExplanation, *, as_json: bool) -> None:
     shown: dict[str, Cell] = {
         "key": ", ".join(cell_of("", value) for value in facts["key"].values()),
         "state": facts["state"],
+        "found_in": facts["source"],
         "partition": facts["partition"],
         "offset": facts["offset"],
         "time": facts["time"],
@@ -63,7 +74,10 @@ def _show_key(table: Table, found: KeyExplanation, *, as_json: bool) -> None:
         shown[name] = cell_of(name, value)
     show_facts(shown, as_json=False)
     if found.state == "unknown":
-        print("\nThe backlog has no row of it: it was never written, or went by retention.")
+        print(
+            "\nNeither the ledger nor the backlog has a row of it: it was never written, went by"
+            "\nretention, or was deleted, and everybody has passed that."
+        )
 
 
 def key_facts(table: Table, found: KeyExplanation) -> dict[str, Any]:
@@ -72,6 +86,7 @@ def key_facts(table: Table, found: KeyExplanation) -> dict[str, Any]:
     return {
         "key": json_row(schema, dict(zip(table.key, found.key, strict=True))),
         "state": found.state,
+        "source": found.source or None,
         "partition": found.partition,
         "offset": found.offset,
         "time": found.time or None,
@@ -80,31 +95,11 @@ def key_facts(table: Table, found: KeyExplanation) -> dict[str, Any]:
 
 
 def _show_table(found: TableExplanation, *, as_json: bool) -> None:
-    partitions: list[dict[str, Cell]] = [
-        {
-            "partition": part.partition,
-            "start": part.start,
-            "end": part.end,
-            "rows": part.end - part.start,
-            "batches": part.batches,
-            "bytes": part.bytes,
-            "horizon": part.horizon,
-            "closed": None if part.closed.startswith("1970-01-01T00:00:00.000") else part.closed,
-        }
-        for part in found.partitions
+    partitions = [_partition_facts(part) for part in found.partitions]
+    holders = [
+        _holder_facts(holder) | {"keeps_bytes": holder.keeps_bytes} for holder in found.holders
     ]
-    holders: list[dict[str, Cell]] = [
-        {
-            "kind": holder.kind,
-            "name": holder.name,
-            "partition": holder.partition,
-            "offset": holder.offset,
-            "keeps_bytes": holder.keeps_bytes,
-            "age_ms": holder.age_ms,
-            "why": holder.why,
-        }
-        for holder in found.holders
-    ]
+    on_deletes = [_holder_facts(holder) for holder in found.delete_holders]
     if as_json:
         show_json(
             {
@@ -112,21 +107,84 @@ def _show_table(found: TableExplanation, *, as_json: bool) -> None:
                 "rows": found.rows,
                 "bytes": found.bytes,
                 "kept_because": found.kept_because,
+                "ledger_rows": found.ledger_rows,
+                "ledger_bytes": found.ledger_bytes,
                 "partitions": partitions,
                 "holders": holders,
+                "delete_holders": on_deletes,
             }
         )
         return
-    print(f"table {found.table}: {found.rows:,} rows, {bytes_text(found.bytes)}")
+    print(f"table {found.table}: {found.rows:,} rows, {bytes_text(found.bytes)} in the backlog")
     print(found.kept_because)
     print()
+    ledgers = [part.pop("ledger") for part in partitions]
     show_table(partitions, columns=list(partitions[0]), as_json=False, title="partitions")
+    _show_ledgers(found, partitions, ledgers)
     print()
+    _show_holders(holders, "holders")
+    if any(ledgers) and on_deletes:
+        print()
+        _show_holders(on_deletes, "holders of deletes")
+
+
+def _partition_facts(part: PartitionExplanation) -> dict[str, Any]:
+    return {
+        "partition": part.partition,
+        "start": part.start,
+        "end": part.end,
+        "rows": part.end - part.start,
+        "batches": part.batches,
+        "bytes": part.bytes,
+        "horizon": part.horizon,
+        "closed": None if part.closed.startswith("1970-01-01T00:00:00.000") else part.closed,
+        "ledger": None if part.ledger is None else asdict(part.ledger),
+    }
+
+
+def _holder_facts(holder: Holder) -> dict[str, Any]:
+    return {
+        "kind": holder.kind,
+        "name": holder.name,
+        "partition": holder.partition,
+        "offset": holder.offset,
+        "age_ms": holder.age_ms,
+        "why": holder.why,
+    }
+
+
+def _show_ledgers(
+    found: TableExplanation,
+    partitions: Sequence[dict[str, Any]],
+    ledgers: Sequence[dict[str, Any] | None],
+) -> None:
+    rows = [
+        {"partition": part["partition"]} | ledger
+        for part, ledger in zip(partitions, ledgers, strict=True)
+        if ledger is not None
+    ]
+    print()
+    if not rows:
+        print("There is no ledger: nothing was compacted yet.")
+        return
+    words = f"ledgers: {found.ledger_rows:,} rows, {bytes_text(found.ledger_bytes)}"
+    columns = ("partition", "horizon", "rows", "bytes", "epoch", "deletes_below")
+    show_table(rows, columns=columns, as_json=False, title=words)
+    for row in rows:
+        if row["problem"]:
+            print(f"warning: partition {row['partition']}: {row['problem']}")
+
+
+def _show_holders(holders: Sequence[dict[str, Any]], title: str) -> None:
+    """Who holds the backlog, or its deletes: then there are no bytes."""
     if not holders:
         print("Nobody holds any of it.")
         return
-    for row in holders:
-        row["keeps"] = bytes_text(int(row.pop("keeps_bytes") or 0))
-        row["for"] = times_text(int(row.pop("age_ms") or 0))
-    columns = ("kind", "name", "partition", "offset", "keeps", "for", "why")
-    show_table(holders, columns=columns, as_json=False, title="holders")
+    columns = ["kind", "name", "partition", "offset", "keeps", "for", "why"]
+    rows = [
+        row | {"for": times_text(row["age_ms"]), "keeps": bytes_text(row.get("keeps_bytes", 0))}
+        for row in holders
+    ]
+    if "keeps_bytes" not in holders[0]:
+        columns.remove("keeps")
+    show_table(rows, columns=columns, as_json=False, title=title)

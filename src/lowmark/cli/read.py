@@ -43,6 +43,8 @@ class _Wanted:
     partition: list[int] | None
     follow: bool
     on_gap: str
+    compacted: bool
+    cursor: str | None
 
     def check(self) -> None:
         if self.on_gap not in {"raise", "skip"}:
@@ -52,6 +54,13 @@ class _Wanted:
                 "a table as of a time has no start, no end and no tail",
                 hint="Leave --start, --end and --follow out, or --as-of.",
             )
+        if self.as_of is not None and (self.compacted or self.cursor is not None):
+            raise WrongUse(
+                "a table as of a time is the last row of each key already",
+                hint="Leave --compacted and --cursor out, or --as-of.",
+            )
+        if self.cursor is not None and self.start is not None:
+            raise WrongUse("a reader has one start", hint="Leave --start or --cursor out.")
         if self.follow and self.end is not None:
             raise WrongUse("whoever follows has no end", hint="Leave --follow or --end out.")
         if self.columns is not None and not listed(self.columns):
@@ -61,6 +70,7 @@ class _Wanted:
         moment = None if self.as_of is None else parse_moment(self.as_of)
         # One that was dropped or renamed since is found by the name that it had.
         table = database.table(self.table, as_of=moment)
+        self._note(table)
         return table.read(
             columns=listed(self.columns) or None,
             start=check_place(
@@ -74,7 +84,21 @@ class _Wanted:
             partitions=self._partitions(table),
             limit=limit,
             on_gap=cast("Literal['raise', 'skip']", self.on_gap),
+            compacted=self.compacted,
+            cursor=self.cursor,
         )
+
+    def _note(self, table: Table) -> None:
+        """Say so if the earliest is not the beginning of the table: who reads all wants to know."""
+        if self.compacted or any((self.as_of, self.start, self.cursor)):
+            return
+        gone = sum(min(part.start, part.horizon) for part in table.explain().partitions)
+        if gone:
+            print(
+                f"note: {gone:,} earlier changes were compacted; --compacted has the last of each"
+                " key",
+                file=sys.stderr,
+            )
 
     def _partitions(self, table: Table) -> list[int] | None:
         if self.partition is None:
@@ -110,6 +134,16 @@ def read(
         str | None,
         typer.Option(metavar="TIME", help="The table as it was then: the last row of each key."),
     ] = None,
+    compacted: Annotated[
+        bool,
+        typer.Option(
+            "--compacted", help="Of what is in the ledger the last row of each key; then the rest."
+        ),
+    ] = False,
+    cursor: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Begin where this cursor stands; it is not moved."),
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Only these, with commas between them.")
     ] = None,
@@ -124,7 +158,7 @@ def read(
         typer.Option(min=0, metavar="N", help="Only this one; may be given several times."),
     ] = None,
     on_gap: Annotated[
-        str, typer.Option(metavar="HOW", help="raise or skip, where rows went by retention.")
+        str, typer.Option(metavar="HOW", help="raise or skip, where rows are gone.")
     ] = "raise",
     parquet: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write a Parquet file; - is stdout.")
@@ -145,12 +179,27 @@ def read(
     only where _change is. A time is ISO 8601, such as 2026-07-01T12:00:00Z, or for --as-of
     also `now` or a row's _time.
 
+    Rows that were compacted and cut off the backlog are gone for whoever reads every change;
+    with --compacted the ledger gives the last one of each key, and the backlog goes on from there.
+
     Shown to people are the first 100 rows, unless --limit or --all says otherwise. With --json,
     one object a line, all rows: decimals are text, times ISO 8601, bytes hexadecimal digits.
 
     Example: lowmark read orders --columns id,status,_offset --start latest --follow --data ./shop
     """
-    wanted = _Wanted(table, start, end, as_of, columns, limit, partition, follow, on_gap)
+    wanted = _Wanted(
+        table,
+        start,
+        end,
+        as_of,
+        columns,
+        limit,
+        partition,
+        follow,
+        on_gap,
+        compacted,
+        cursor,
+    )
     wanted.check()
     kinds: dict[FileKind, str | None] = {"parquet": parquet, "arrow": arrow, "csv": csv}
     files = [(kind, path) for kind, path in kinds.items() if path is not None]

@@ -223,6 +223,8 @@ def show(
 ) -> None:
     """Show a table: its columns and options, what each partition holds, its cursors, warnings.
 
+    The backlog of a partition goes from start to end; its ledger has what lies below the horizon.
+
     With --json, one object: table, id, zone, replicas, key, schema_version,
     oldest_schema_version, rows, bytes, columns, options, partitions, cursors, warnings.
 
@@ -293,6 +295,9 @@ def _described(database: Database, name: str) -> dict[str, Any]:
                 "rows": part.end - part.start,
                 "batches": part.batches,
                 "bytes": part.bytes,
+                "horizon": part.horizon,
+                "ledger_rows": part.ledger.rows if part.ledger is not None else 0,
+                "ledger_bytes": part.ledger.bytes if part.ledger is not None else 0,
             }
             for part in kept.partitions
         ],

@@ -1,0 +1,138 @@
+"""Makes a run of compaction in sight of a person: where, with a bar, and with a word when it is
+interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bar
+
+from lowmark.cli.session import WrongUse
+from lowmark.client import Progress, RunRecord, Table
+from lowmark.errors import LowmarkError
+
+__all__ = ["HereOption", "MasterOption", "Told", "made", "place_of", "shown_progress"]
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--spark-master",
+        metavar="MASTER",
+        help="Where the work is done: local[N], or the URL of a master.",
+        show_default="local[*]",
+    ),
+]
+HereOption = Annotated[
+    bool,
+    typer.Option(
+        "--here", help="In this process, without Spark: quicker for less than a million rows."
+    ),
+]
+_WORK = "carry out the work"
+"""The step in which Spark is started, and the rows are read."""
+_AFTER = ("publish ", "adopt ", "trim ")
+_STARTING, _COMPACTING = "starting Spark", "compacting"
+
+
+def place_of(master: str | None, *, here: bool) -> dict[str, Any]:
+    """Where a run is made, as `Table.compact` takes it."""
+    if here and master is not None:
+        raise WrongUse("a run is made in one place", hint="Leave --here or --spark-master out.")
+    return {"here": True} if here else {"master": master}
+
+
+def made(table: Table, make: Callable[[], RunRecord], *, resumed: str | None = None) -> RunRecord:
+    """Make a run. If it fails, the error says how to go on; if it is interrupted, it is cancelled,
+    and a line says so.
+    """
+    before = {one.run for one in table.runs()} - {resumed}
+    try:
+        return make()
+    except LowmarkError as error:
+        for one in table.runs():
+            if one.run not in before and one.state == "failed":
+                words = f"`lowmark runs resume {one.run}` goes on with what is finished."
+                error.hint = f"{error.hint} {words}".strip()
+        raise
+    except KeyboardInterrupt:
+        for one in table.runs():
+            if one.run not in before:
+                print(f"run {one.run} was {one.state}", file=sys.stderr)
+        raise
+
+
+class Told:
+    """Nobody looks."""
+
+    def step(self, name: str) -> None:
+        """The run makes this step now."""
+
+    def progress(self, progress: Progress) -> None:
+        """So far it is."""
+
+
+class _Shown(Told):
+    """A bar on a terminal. Called by the run's thread, and by the one that watches it."""
+
+    def __init__(self, bar: Bar, *, here: bool) -> None:
+        self._bar = bar
+        self._here = here
+        self._words = "planning"
+        self._task: TaskID = bar.add_task(self._words, total=None, partitions="")
+        self._done: int | None = None
+        """What was done when it was first asked for: a run that is resumed has something."""
+
+    def step(self, name: str) -> None:
+        if name == _WORK:
+            self._say(_COMPACTING if self._here else _STARTING)
+        elif name.startswith(_AFTER):
+            self._say("publishing")
+
+    def progress(self, progress: Progress) -> None:
+        if self._done is None:
+            self._done = progress.bytes_done
+        if self._words == _STARTING and progress.bytes_done > self._done:
+            self._say(_COMPACTING)
+        self._bar.update(
+            self._task,
+            completed=progress.bytes_done,
+            total=progress.bytes_total,
+            partitions=f"{progress.partitions_done} of {progress.partitions} partitions",
+        )
+
+    def _say(self, words: str) -> None:
+        self._words = words
+        self._bar.update(self._task, description=words)
+
+
+@contextlib.contextmanager
+def shown_progress(*, here: bool) -> Iterator[Told]:
+    """A bar, if there is somebody to see it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Told()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[partitions]}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        yield _Shown(bar, here=here)
