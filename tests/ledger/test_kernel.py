@@ -13,13 +13,22 @@ import pytest
 from ledger.making import made_table
 from lowmark.catalog import Table
 from lowmark.ledger import KEY_SEED, ProofFailed, TailReader
-from lowmark.ledger.kernel import SAMPLE, Folded, Sample, check_survivors, fold_tail
+from lowmark.ledger.kernel import (
+    SAMPLE,
+    Folded,
+    KeyRange,
+    Sample,
+    Second,
+    Survivors,
+    fold_tail,
+)
 from lowmark.runtime import Buffer
 from lowmark.table import (
     CHANGE,
     Change,
     Columns,
     KeyForm,
+    KeyReader,
     View,
     encode_batch,
     encode_rows,
@@ -42,7 +51,10 @@ class Tail:
     def __init__(self, table: Table, batches: Sequence[Sequence[Row]], *, skip: int = 0) -> None:
         self.table = table
         self.skip = skip
+        self.partition = 3
         self.reads = 0
+        self.survivors: dict[Any, tuple[int, bool]] = {}
+        """By key: the row, and whether it is a delete."""
         self._commands = []
         changes, counts = [], []
         for rows in batches:
@@ -93,11 +105,54 @@ class Tail:
             pace(100 * (high - low))
             yield low, high, self._commands[low:high]
 
-    def fold(self, *, budget: int = PLENTY, sample: Sample = EVERYTHING) -> tuple[Folded, pa.Table]:
+    def fold(self, *, budget: int = PLENTY, sample: Sample = EVERYTHING) -> Folded:
+        def each(part: KeyRange, survivors: Survivors, second: Second) -> None:
+            del second
+            if part.number == 0:
+                self.survivors = {}
+            for key, row, deleted in zip(
+                survivors.keys.to_pylist(),
+                survivors.rows.tolist(),
+                survivors.deletes.tolist(),
+                strict=True,
+            ):
+                assert key not in self.survivors
+                self.survivors[key] = row, deleted
+
         reader = cast("TailReader", self)
         return fold_tail(
-            reader, self.table, budget_bytes=budget, pace=lambda count: None, sample=sample
+            reader,
+            self.table,
+            budget_bytes=budget,
+            pace=lambda count: None,
+            sample=sample,
+            each=each,
         )
+
+    def keys(self) -> pa.Array:
+        """Of all rows that have one, in their canonical form."""
+        return self._keys_and_rows()[0]
+
+    def _keys_and_rows(self) -> tuple[pa.Array, Any]:
+        found: list[tuple[pa.Array, Any]] = []
+        starts = np.concatenate([[0], np.cumsum(self.view.rows, dtype=np.int64)])
+        for some in KeyReader(self.table).read(self.view, 0, self._commands):
+            rows = np.arange(starts[some.low], starts[some.high])
+            valid = some.keys.is_valid()
+            mask = valid.to_numpy(zero_copy_only=False) & (rows >= self.skip)
+            found.append((some.keys.filter(pa.array(mask)), rows[mask]))
+        return (
+            pa.concat_arrays([keys for keys, _ in found]),
+            np.concatenate([rows for _, rows in found]),
+        )
+
+    def second(self, *, budget: int = PLENTY, sample: Sample = EVERYTHING) -> Second:
+        """The second algorithm, fed with all rows, a few at a time."""
+        keys, rows = self._keys_and_rows()
+        made = Second(sample, int(self.view.rows.sum()), budget)
+        for at in range(0, len(rows), 5):
+            made.add(keys.slice(at, 5), rows[at : at + 5])
+        return made
 
 
 def batches_of(
@@ -143,54 +198,55 @@ def test_the_last_row_of_each_key_survives_and_every_row_without_one(kind: str, 
     keep, last = expected(batches, skip)
     tail = Tail(table, batches, skip=skip)
     # when they are folded
-    folded, sampled = tail.fold()
+    folded = tail.fold()
     # then those survive that a dict says
     assert folded.keep.tolist() == keep
     form = KeyForm.of(table)
-    by_form = {
+    assert tail.survivors == {
         form.one(key if isinstance(key, tuple) else (key,)): one for key, one in last.items()
     }
-    assert (
-        dict(
-            zip(
-                folded.keys.to_pylist(),
-                zip(folded.rows.tolist(), folded.deletes.tolist(), strict=True),
-                strict=True,
-            )
-        )
-        == by_form
-    )
-    # and the second algorithm comes to the same
-    nothing = pa.array([], folded.keys.type)
-    count = check_survivors(
-        0, sampled, folded.keep, base_keys=nothing, base_dead=np.zeros(0, np.bool_)
-    )
-    assert count == sum(key is not None for batch in batches for key, _ in batch) - sum(
-        key is not None for key, _ in batches[0][:skip]
-    )
+    # and the second algorithm has looked at every row that has a key
+    assert folded.checked == len(tail.keys())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("budget", [100, 300, 700])
+MANY: dict[str, tuple[Table, list[Any], bool]] = {
+    "integers": (INTEGERS, list(range(-60, 60)), True),
+    "words": (WORDS, [f"{number:x}" * 3 for number in range(120)], True),
+    "pairs": (PAIRS, [(number % 7, f"{number}") for number in range(120)], False),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+@pytest.mark.parametrize("budget", [600, 1_000, 1_500])
 def test_a_fold_in_ranges_of_keys_is_a_fold_at_once(kind: str, budget: int) -> None:
     # given a tail whose keys do not fit into the budget
     chance = random.Random(budget)
-    table, keys, keyless = KINDS[kind]
+    table, keys, keyless = MANY[kind]
     batches = [batch for _ in range(8) for batch in batches_of(chance, keys, keyless=keyless)]
-    at_once, all_sampled = Tail(table, batches).fold()
-    tail = Tail(table, batches)
+    whole, tail = Tail(table, batches), Tail(table, batches)
+    at_once = whole.fold()
     # when it is folded in ranges, each of which reads it again
-    folded, sampled = tail.fold(budget=budget)
+    folded = tail.fold(budget=budget)
     # then what survives is the same
     assert tail.reads >= folded.ranges > at_once.ranges == 1
     assert folded.keep.tolist() == at_once.keep.tolist()
-    assert sorted(
-        zip(folded.rows.tolist(), folded.keys.to_pylist(), folded.deletes, strict=True)
-    ) == (
-        sorted(zip(at_once.rows.tolist(), at_once.keys.to_pylist(), at_once.deletes, strict=True))
-    )
-    # and every row was sampled once
-    assert sorted(sampled["row"].to_pylist()) == sorted(all_sampled["row"].to_pylist())
+    assert tail.survivors == whole.survivors
+    # and every row was looked at once by the second algorithm
+    assert folded.checked == at_once.checked == len(tail.keys())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_keys_that_come_again_and_again_need_no_ranges(kind: str) -> None:
+    # given many rows of a few keys, which no range would part
+    chance = random.Random(5)
+    table, keys, keyless = KINDS[kind]
+    batches = [batch for _ in range(40) for batch in batches_of(chance, keys, keyless=keyless)]
+    tail = Tail(table, batches)
+    # when the budget is far below what all of them take, and above what their last rows take
+    folded = tail.fold(budget=1_000)
+    # then they are read once, and right
+    assert (folded.ranges, tail.reads) == (1, 1)
+    assert folded.keep.tolist() == expected(batches, 0)[0]
 
 
 def test_a_tail_that_fits_is_read_once_for_its_keys() -> None:
@@ -201,9 +257,8 @@ def test_a_tail_that_fits_is_read_once_for_its_keys() -> None:
 
 def test_of_a_table_without_a_key_everything_survives_and_no_row_is_read() -> None:
     tail = Tail(KEYLESS, [[(1, False), (1, False)], [(1, False)]], skip=1)
-    folded, _ = tail.fold()
-    assert folded.keep.tolist() == [False, True, True]
-    assert (len(folded.keys), tail.reads) == (0, 0)
+    assert tail.fold().keep.tolist() == [False, True, True]
+    assert (tail.survivors, tail.reads) == ({}, 0)
 
 
 # -- the second algorithm -----------------------------------------------------------------------
@@ -212,57 +267,75 @@ def test_of_a_table_without_a_key_everything_survives_and_no_row_is_read() -> No
 def test_a_sample_is_one_in_sixteen_of_the_keys_with_all_their_rows() -> None:
     chance = random.Random(1)
     batches = [[(chance.randrange(2_000), False) for _ in range(500)] for _ in range(20)]
-    every = [key for batch in batches for key, _ in batch]
-    seen: list[int] = []
+    tail = Tail(INTEGERS, batches)
+    keys = tail.keys()
+    seen = np.zeros(len(keys), np.int64)
     for remainder in range(SAMPLE):
-        _, sampled = Tail(INTEGERS, batches).fold(sample=Sample(remainder))
-        mine = sampled["key"].to_pylist()
-        assert sorted(mine) == sorted(key for key in every if key in set(mine))
-        assert 0 < len(mine) < len(every) / 4
+        mine = Sample(remainder).of(keys)
+        # all rows of a key, or none
+        inside = set(keys.filter(pa.array(mine)).to_pylist())
+        assert inside.isdisjoint(keys.filter(pa.array(~mine)).to_pylist())
+        assert 0 < mine.sum() < len(keys) / 4
+        assert tail.fold(sample=Sample(remainder)).checked == mine.sum()
         seen += mine
     # and together they are everything, once
-    assert sorted(seen) == sorted(every)
+    assert (seen == 1).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5))
-def test_any_one_mistake_in_what_survives_is_found(kind: str, seed: int) -> None:
+@pytest.mark.parametrize("budget", [1, 200, PLENTY])
+def test_any_one_mistake_in_what_survives_is_found(kind: str, seed: int, budget: int) -> None:
     chance = random.Random(seed)
     table, keys, keyless = KINDS[kind]
-    batches = batches_of(chance, keys, keyless=keyless)
-    folded, sampled = Tail(table, batches).fold()
-    # given a ledger before with a row of the first key, and one of a key that did not come again
-    last = folded.keys[0].as_py()
-    stranger = 12_345 if isinstance(last, int) else b"a stranger"
-    base = pa.array([last, stranger], folded.keys.type)
-    dead = np.array([True, False])
-    check = check_survivors(3, sampled, folded.keep, base_keys=base, base_dead=dead)
-    assert check == len(sampled) + 2
-    # when a row survives that should not, or does not, of the tail or of the ledger before
-    for at in sampled["row"].to_pylist():
-        wrong = folded.keep.copy()
+    tail = Tail(table, batches_of(chance, keys, keyless=keyless))
+    keep = tail.fold().keep
+    # given the second algorithm, which may have to let rows go on its way
+    assert tail.second(budget=budget).check(keep, partition=3) == len(tail.keys())
+    # when a row survives that should not, or the other way round, then it says so
+    for at in tail._keys_and_rows()[1].tolist():
+        wrong = keep.copy()
         wrong[at] = not wrong[at]
         with pytest.raises(ProofFailed, match="partition 3 is not proven"):
-            check_survivors(3, sampled, wrong, base_keys=base, base_dead=dead)
+            tail.second(budget=budget).check(wrong, partition=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [1, PLENTY])
+def test_any_one_mistake_in_what_died_is_found(kind: str, budget: int) -> None:
+    table, keys, keyless = KINDS[kind]
+    tail = Tail(table, batches_of(random.Random(2), keys, keyless=keyless))
+    # given a ledger before with a row of a key that came again, and one of a key that did not
+    keep = tail.fold().keep
+    last = next(iter(tail.survivors))
+    stranger = 12_345 if isinstance(last, int) else b"a stranger"
+    base = pa.array([last, stranger], tail.keys().type)
+    dead = np.array([True, False])
+    second = tail.second(budget=budget)
+    second.check_base(base, dead=dead, partition=3)
+    assert second.check(keep, partition=3) == len(tail.keys()) + 2
+    # when the run says of either of them what is not so, then that is found
     for at in range(2):
         wrong = dead.copy()
         wrong[at] = not wrong[at]
         with pytest.raises(ProofFailed, match="differ in 1"):
-            check_survivors(3, sampled, folded.keep, base_keys=base, base_dead=wrong)
+            tail.second(budget=budget).check_base(base, dead=wrong, partition=3)
 
 
 def test_with_nothing_sampled_there_is_nothing_to_check() -> None:
-    nothing = pa.table({"key": pa.array([], pa.int64()), "row": pa.array([], pa.int64())})
-    none = np.zeros(0, np.bool_)
-    keys = pa.array([], pa.int64())
-    assert check_survivors(0, nothing, none, base_keys=keys, base_dead=none) == 0
+    second = Second(EVERYTHING, 0, PLENTY)
+    second.check_base(pa.array([], pa.int64()), dead=np.zeros(0, np.bool_), partition=0)
+    assert second.check(np.zeros(0, np.bool_), partition=0) == 0
 
 
-def test_ranges_and_samples_go_by_different_bits_of_a_hash() -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [pa.array(range(4_000), pa.int64()), pa.array([b"%d" % n for n in range(4_000)])],
+    ids=["integers", "bytes"],
+)
+def test_ranges_and_samples_go_by_different_bits_of_a_hash(keys: pa.Array) -> None:
     """Else a sample would lie in one range, and be no check of the others."""
-    keys = pa.array(range(4_000), pa.int64())
+    sampled = Sample(3).of(keys)
     hashes = KeyForm.hashes(keys, KEY_SEED)
-    sampled = Sample(3).of(hashes)
-    ranges = (hashes >> np.uint64(32)) % np.uint64(4)
-    counts = np.bincount(ranges[sampled].astype(np.int64), minlength=4)
-    assert (counts > 30).all()
+    for number in range(4):
+        assert (sampled & KeyRange(number, 4).of(hashes)).sum() > 30

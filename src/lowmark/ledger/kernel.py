@@ -2,7 +2,8 @@
 
 Pass one: keys and changes only. The keys of a partition are folded at once, if they fit into the
 budget; else in ranges of their hashes, each of which reads the tail again: slower, but never more
-memory than was granted.
+memory than was granted, beside some bytes for each row of the tail. What survives of a range is
+handed on before the next one is read.
 
 What survives is found a second time by another algorithm, sorting, for a sample of the keys or for
 all of them. Both must agree on every row: a mistake that both make is unlikely, since they share
@@ -22,15 +23,17 @@ from lowmark.catalog import Table
 from lowmark.ledger.errors import ProofFailed
 from lowmark.ledger.key_file import KEY_SEED
 from lowmark.ledger.tail import TailReader
-from lowmark.table import I64, Fold, KeyForm, KeyReader, Keys, Mask
+from lowmark.table import I64, U64, Fold, KeyForm, KeyReader, Keys, Mask
 from lowmark.table.hashing import longs_of
 
-__all__ = ["SAMPLE", "Folded", "Sample", "check_survivors", "fold_tail"]
+__all__ = ["SAMPLE", "Folded", "KeyRange", "Sample", "Second", "Survivors", "fold_tail"]
 
 SAMPLE = 16
 """Of the keys, one in so many is looked at by the second algorithm, if not all are."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(60)
+_SAMPLE_SHARE = 4
+"""One part in so many of the budget is for the second algorithm."""
 Pace = Callable[[int], None]
 
 
@@ -40,14 +43,34 @@ class Folded:
 
     keep: Mask
     """Of each row, whether it survives; deletes do, as long as they are the last of their key."""
-    rows: I64
-    """Those that survive and have a key."""
-    keys: pa.Array
-    """Their keys."""
-    deletes: Mask
-    """Which of those are deletes."""
+    checked: int = 0
+    """So many rows were looked at by the second algorithm."""
     ranges: int = 1
     """So many times the keys were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """A part of the keys, by their hashes."""
+
+    number: int
+    count: int
+
+    def of(self, hashes: U64) -> Mask:
+        """Which keys are in it."""
+        if self.count == 1:
+            return np.ones(len(hashes), np.bool_)
+        mine: Mask = hashes % np.uint64(self.count) == np.uint64(self.number)
+        return mine
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """The last rows of the keys of one range: no key comes twice."""
+
+    rows: I64
+    keys: pa.Array
+    deletes: Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,63 +100,81 @@ class _TooMuch(Exception):
         """How much of the tail was read when the budget was spent."""
 
 
+Each = Callable[[KeyRange, Survivors, "Second"], None]
+"""Told of every range; of some of them again, if the tail has to be parted further."""
+
+
 def fold_tail(
-    reader: TailReader, table: Table, *, budget_bytes: int, pace: Pace, sample: Sample
-) -> tuple[Folded, pa.Table]:
-    """Pass one, and the sampled keys with their rows for the second algorithm."""
-    view = reader.view
-    starts = np.concatenate([[0], np.cumsum(view.rows, dtype=np.int64)])
+    reader: TailReader,
+    table: Table,
+    *,
+    budget_bytes: int,
+    pace: Pace,
+    sample: Sample,
+    each: Each,
+) -> Folded:
+    """Pass one."""
+    starts = np.concatenate([[0], np.cumsum(reader.view.rows, dtype=np.int64)])
     if not table.key:
         keep = np.ones(int(starts[-1]), np.bool_)
         keep[: reader.skip] = False
-        nothing = pa.array([], pa.int64())
-        folded = Folded(keep, np.zeros(0, np.int64), nothing, np.zeros(0, np.bool_))
-        return folded, _sampled([], [])
+        return Folded(keep)
+    fold = _TailFold(reader, table, starts, budget_bytes, pace, sample)
     ranges = 1
     while True:
         try:
-            return _fold(reader, table, starts, ranges, budget_bytes, pace, sample)
+            return fold.whole(ranges, each)
         except _TooMuch as spent:
             ranges = max(ranges + 1, int(np.ceil(ranges / max(spent.share, 0.01) * 1.2)))
 
 
-def _fold(
-    reader: TailReader,
-    table: Table,
-    starts: I64,
-    ranges: int,
-    budget_bytes: int,
-    pace: Pace,
-    sample: Sample,
-) -> tuple[Folded, pa.Table]:
-    keep = np.zeros(int(starts[-1]), np.bool_)
-    rows: list[I64] = []
-    keys: list[pa.Array] = []
-    deletes: list[Mask] = []
-    samples: tuple[list[pa.Array], list[I64]] = ([], [])
-    for number in range(ranges):
-        for part in _one_range(
-            reader, table, starts, number, ranges, budget_bytes, pace, sample, samples, keep
-        ):
-            keep[part.rows] = True
-            rows.append(part.rows)
-            keys.append(part.keys)
-            deletes.append(part.deletes)
-    folded = Folded(
-        keep,
-        np.concatenate(rows) if rows else np.zeros(0, np.int64),
-        _joined(keys),
-        np.concatenate(deletes) if deletes else np.zeros(0, np.bool_),
-        ranges,
-    )
-    return folded, _sampled(*samples)
-
-
 @dataclass(frozen=True, slots=True)
-class _Survivors:
-    rows: I64
-    keys: pa.Array
-    deletes: Mask
+class _TailFold:
+    reader: TailReader
+    table: Table
+    starts: I64
+    budget_bytes: int
+    pace: Pace
+    sample: Sample
+
+    def whole(self, ranges: int, each: Each) -> Folded:
+        keep = np.zeros(int(self.starts[-1]), np.bool_)
+        checked = 0
+        for number in range(ranges):
+            part = KeyRange(number, ranges)
+            second = Second(self.sample, len(keep), self.budget_bytes // _SAMPLE_SHARE)
+            survivors = self._one_range(part, keep, second)
+            keep[survivors.rows] = True
+            each(part, survivors, second)
+            checked += second.check(keep, partition=self.reader.partition)
+        return Folded(keep, checked, ranges)
+
+    def _one_range(self, part: KeyRange, keep: Mask, second: Second) -> Survivors:
+        """The survivors of one range that have a key; those without one are kept right away."""
+        key_reader, reader, view = KeyReader(self.table), self.reader, self.reader.view
+        chunks: list[_Chunk] = []
+        held = 0
+        for low, _, commands in reader.chunks(self.pace):
+            for some in key_reader.read(view, low, commands):
+                chunk = _chunk(some, self.starts, reader.skip)
+                if chunk.keys.null_count:
+                    nulls = _nulls(chunk.keys)
+                    keep[chunk.rows[nulls]] = True
+                    chunk = _picked(chunk, ~nulls)
+                if part.count > 1:
+                    chunk = _picked(chunk, part.of(KeyForm.hashes(chunk.keys, KEY_SEED)))
+                if not len(chunk.rows):
+                    continue
+                second.add(chunk.keys, chunk.rows)
+                chunks.append(chunk)
+                held += chunk.size
+                if held > self.budget_bytes:
+                    # Most of it may be a few keys that come again and again: no range parts those.
+                    chunks = _last_ones(chunks)
+                    held = sum(one.size for one in chunks)
+                    if held > self.budget_bytes // 2 and sum(len(one.rows) for one in chunks) > 1:
+                        raise _TooMuch(some.high / view.count)
+        return _survivors(_last_ones(chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,46 +191,6 @@ class _Chunk:
         return int(self.keys.nbytes) + 8 * len(self.rows)
 
 
-def _one_range(
-    reader: TailReader,
-    table: Table,
-    starts: I64,
-    number: int,
-    ranges: int,
-    budget_bytes: int,
-    pace: Pace,
-    sample: Sample,
-    samples: tuple[list[pa.Array], list[I64]],
-    keep: Mask,
-) -> list[_Survivors]:
-    """The survivors of one range that have a key; those without one are kept right away."""
-    key_reader = KeyReader(table)
-    chunks: list[_Chunk] = []
-    held, view = 0, reader.view
-    for low, _, commands in reader.chunks(pace):
-        for some in key_reader.read(view, low, commands):
-            chunk = _chunk(some, starts, reader.skip)
-            if chunk.keys.null_count:
-                nulls = _nulls(chunk.keys)
-                keep[chunk.rows[nulls]] = True
-                chunk = _picked(chunk, ~nulls)
-            if ranges > 1:
-                hashes = KeyForm.hashes(chunk.keys, KEY_SEED)
-                chunk = _picked(chunk, hashes % np.uint64(ranges) == np.uint64(number))
-            wanted = sample.of(chunk.keys)
-            samples[0].append(chunk.keys.filter(pa.array(wanted)))
-            samples[1].append(chunk.rows[wanted])
-            chunks.append(chunk)
-            held += chunk.size
-            if held > budget_bytes:
-                # Most of it may be a few keys that come again and again: no range parts those.
-                chunks = _last_ones(chunks)
-                held = sum(one.size for one in chunks)
-                if held > budget_bytes // 2 and sum(len(one.rows) for one in chunks) > 1:
-                    raise _TooMuch(some.high / view.count)
-    return [_survivors(chunk) for chunk in _last_ones(chunks)]
-
-
 def _last_ones(chunks: list[_Chunk]) -> list[_Chunk]:
     """Without the rows whose key comes again in what was read."""
     fold = Fold(keep_deletes=True)
@@ -198,6 +199,7 @@ def _last_ones(chunks: list[_Chunk]) -> list[_Chunk]:
     return [
         chunk if mask is None else _picked(chunk, mask)
         for chunk, mask in zip(chunks, fold.masks(), strict=True)
+        if mask is None or mask.any()
     ]
 
 
@@ -215,11 +217,14 @@ def _picked(chunk: _Chunk, mine: Mask) -> _Chunk:
     return _Chunk(chunk.keys.filter(pa.array(mine)), chunk.rows[mine], deletes)
 
 
-def _survivors(chunk: _Chunk) -> _Survivors:
-    deletes = chunk.deletes
-    if isinstance(deletes, bool):
-        deletes = np.full(len(chunk.rows), deletes)
-    return _Survivors(chunk.rows, chunk.keys, deletes)
+def _survivors(chunks: list[_Chunk]) -> Survivors:
+    if not chunks:
+        return Survivors(np.zeros(0, np.int64), pa.array([], pa.int64()), np.zeros(0, np.bool_))
+    return Survivors(
+        np.concatenate([chunk.rows for chunk in chunks]),
+        _joined([chunk.keys for chunk in chunks]),
+        np.concatenate([np.broadcast_to(chunk.deletes, len(chunk.rows)) for chunk in chunks]),
+    )
 
 
 def _nulls(keys: pa.Array) -> Mask:
@@ -239,32 +244,84 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
     return pa.concat_arrays(arrays)
 
 
-def _sampled(keys: list[pa.Array], rows: list[I64]) -> pa.Table:
-    number = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-    return pa.table({"key": _joined(keys), "row": pa.array(number)})
+class Second:
+    """Finds the survivors of a sample of keys by sorting, and compares.
 
-
-def check_survivors(
-    partition: int, sampled: pa.Table, keep: Mask, *, base_keys: pa.Array, base_dead: Mask
-) -> int:
-    """Find the survivors of a sample by sorting, and compare; gives how many rows were looked at.
-
-    `base_keys` are live rows of the ledger before, whose keys are in the sample, and `base_dead`
-    says which of them the run declared dead. They come before all rows of the tail.
+    It holds no more than its share of the budget: when that is full, rows are sorted, and those
+    whose key comes again are let go, as rows that must not survive.
     """
-    number = np.concatenate([np.full(len(base_keys), -1, np.int64), sampled["row"].to_numpy()])
-    keys = _joined([base_keys, *sampled["key"].chunks])
-    if not len(keys):
-        return 0
-    rows = pa.table({"key": keys, "row": pa.array(number)})
-    order = pc.sort_indices(rows, [("key", "ascending"), ("row", "ascending")]).to_numpy()
+
+    def __init__(self, sample: Sample, rows: int, budget_bytes: int) -> None:
+        self._sample = sample
+        self._looked = np.zeros(rows, np.bool_)
+        self._budget_bytes = budget_bytes
+        self._keys: list[pa.Array] = []
+        self._rows: list[I64] = []
+        self._held = 0
+        self._base_rows = 0
+
+    def add(self, keys: pa.Array, rows: I64) -> None:
+        """Rows of the tail, later than all before."""
+        wanted = self._sample.of(keys)
+        if not wanted.any():
+            return
+        self._keep(keys.filter(pa.array(wanted)), rows[wanted])
+        self._looked[self._rows[-1]] = True
+        if self._held > self._budget_bytes:
+            self._sort()
+
+    def _keep(self, keys: pa.Array, rows: I64) -> None:
+        self._keys.append(keys)
+        self._rows.append(rows)
+        self._held += int(keys.nbytes) + rows.nbytes
+
+    def _sort(self) -> None:
+        """Let rows go whose key comes again; what is left may double before that is done again."""
+        if not self._keys:
+            return
+        keys, rows = _joined(self._keys), np.concatenate(self._rows)
+        last = _last_by_sorting(keys, rows)
+        self._keys, self._rows, self._held = [], [], 0
+        self._keep(keys.filter(pa.array(last)), rows[last])
+        self._budget_bytes = max(self._budget_bytes, 2 * self._held)
+
+    def check_base(self, keys: pa.Array, *, dead: Mask, partition: int) -> None:
+        """Live rows of the ledger before, of this range, and which of them the run declared dead:
+        they come before all rows of the tail. Those of other keys than the sample's are left out.
+        """
+        self._sort()
+        mine = self._sample.of(keys)
+        base, said = keys.filter(pa.array(mine)), ~dead[mine]
+        if not len(base):
+            return
+        self._base_rows += len(base)
+        rows = np.concatenate([np.full(len(base), -1, np.int64), *self._rows])
+        survives = _last_by_sorting(_joined([base, *self._keys]), rows)[: len(base)]
+        _compare(survives, said, partition)
+
+    def check(self, keep: Mask, *, partition: int) -> int:
+        """Compare with what the first algorithm keeps; gives how many rows were looked at."""
+        self._sort()
+        survives = np.zeros(len(keep), np.bool_)
+        for rows in self._rows:
+            survives[rows] = True
+        _compare(survives[self._looked], keep[self._looked], partition)
+        return int(np.count_nonzero(self._looked)) + self._base_rows
+
+
+def _last_by_sorting(keys: pa.Array, rows: I64) -> Mask:
+    """Of each row, whether it is the one with the highest number of its key."""
+    table = pa.table({"key": keys, "row": pa.array(rows)})
+    order = pc.sort_indices(table, [("key", "ascending"), ("row", "ascending")]).to_numpy()
     in_order = keys.take(pa.array(order))
     last = np.ones(len(order), np.bool_)
     last[:-1] = pc.not_equal(in_order[:-1], in_order[1:]).to_numpy(zero_copy_only=False)
     survives = np.zeros(len(order), np.bool_)
     survives[order] = last
-    said = np.concatenate([~base_dead, keep[number[len(base_keys) :]]])
+    return survives
+
+
+def _compare(survives: Mask, said: Mask, partition: int) -> None:
     if not np.array_equal(survives, said):
         wrong = int(np.count_nonzero(survives != said))
         raise ProofFailed(partition, f"two ways to find the last row of a key differ in {wrong}")
-    return len(order)

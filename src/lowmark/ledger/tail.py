@@ -84,7 +84,7 @@ class TailReader:
     def __init__(self, disk: Disk, tail: Tail, *, partition: int) -> None:
         self._disk = disk
         self._tail = tail
-        self._partition = partition
+        self.partition = partition
         self._readers: dict[int, SegmentReader] = {}
         self._places = [np.frombuffer(piece.indexes, np.uint64) for piece in tail.pieces]
         self._checked = np.zeros(sum(map(len, self._places)), np.bool_)
@@ -140,7 +140,7 @@ class TailReader:
                     raise ReferenceExpired(reader.path)
                 entries = reader.read(rows, check=check)
             except ReferenceExpired as expired:
-                raise SourceMoved(self._partition) from expired
+                raise SourceMoved(self.partition) from expired
             self._checked[low:stop] = True
             found += [open_command(entry.data).data for entry in entries]
             low, at = stop, at + 1

@@ -29,7 +29,7 @@ from lowmark.errors import Corrupt, invariant
 from lowmark.ledger.digest import EMPTY, Digest
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost, ProofFailed
 from lowmark.ledger.files import FileWriter, OpenFile, Rows
-from lowmark.ledger.kernel import Folded, Sample, check_survivors, fold_tail
+from lowmark.ledger.kernel import Folded, KeyRange, Sample, Second, Survivors, fold_tail
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import (
     LedgerFile,
@@ -47,6 +47,7 @@ from lowmark.runtime import Disk, FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import (
     CHANGE,
+    I64,
     OFFSET,
     TIME,
     U64,
@@ -215,7 +216,8 @@ class _Job:
         self.token = f"{work.run}-{here.draw()}"
         self.files = 0
         self.progress_s = here.now_s()
-        self.checked = 0
+        self.died = 0
+        """Rows of the ledger before."""
         self.sample = Sample(None if work.verify else sum(work.run.encode()) + work.partition)
 
     # -- the whole ------------------------------------------------------------------------------
@@ -227,19 +229,25 @@ class _Job:
             raise ProofFailed(work.partition, "the horizon would fall")
         old = [self._opened(file) for file in base.files] if base is not None else []
         reader = TailReader(self.here.disk(work.root), work.tail, partition=work.partition)
-        folded, sampled = fold_tail(
+        deletes = _Deletes()
+
+        def each(part: KeyRange, survivors: Survivors, second: Second) -> None:
+            self._supersede(old, part, survivors, second)
+            deletes.add(part, survivors)
+
+        folded = fold_tail(
             reader,
             self.table,
             budget_bytes=work.budget_bytes,
             pace=self._paced_read,
             sample=self.sample,
+            each=each,
         )
-        died = self._supersede(old, folded, sampled)
         for one, fate in zip(
             old, fates([one.now for one in old], tail_rows=len(folded.keep)), strict=True
         ):
             one.fate = "rewrite" if work.rewrite and fate == "keep" else fate
-        dropped = self._drop_deletes(old, reader, folded)
+        dropped = self._drop_deletes(old, reader, folded, deletes)
         deletes_below = max(
             [base.deletes_below if base else 0, *(offset + 1 for offset in dropped)]
         )
@@ -259,7 +267,7 @@ class _Job:
             deletes_below=deletes_below,
             rows_read=len(folded.keep) - reader.skip,
             rows_live=manifest.live_rows,
-            rows_died=died,
+            rows_died=self.died,
             deletes=sum(len(file.delete_set() - file.dead_set()) for file in files),
             deletes_dropped=len(dropped),
             bytes_read=self.read.total,
@@ -267,7 +275,7 @@ class _Job:
             files_kept=sum(one.fate == "keep" for one in old),
             files_written=self.files,
             files_dropped=sum(one.fate != "keep" for one in old),
-            rows_checked=self.checked,
+            rows_checked=folded.checked,
             key_ranges=folded.ranges,
             ledger_bytes=manifest.bytes,
         )
@@ -298,34 +306,33 @@ class _Job:
 
     # -- what dies ------------------------------------------------------------------------------
 
-    def _supersede(self, old: list[_Old], folded: Folded, sampled: pa.Table) -> int:
-        """Declare rows dead whose keys have come again, and check that by another way."""
-        died = 0
-        hashes = KeyForm.hashes(folded.keys, KEY_SEED)
-        before: list[pa.Array] = []
-        dead_now: list[Mask] = []
+    def _supersede(
+        self, old: list[_Old], part: KeyRange, survivors: Survivors, second: Second
+    ) -> None:
+        """Declare rows dead whose keys have come again, and check that by another way.
+
+        Saying so twice changes nothing: a tail that is parted further is told of again.
+        """
+        hashes = KeyForm.hashes(survivors.keys, KEY_SEED)
         for one in old:
             if one.keys is None:
                 continue
-            mine = self.sample.of(one.keys.keys)
-            mine &= ~np.isin(one.keys.rows, np.frombuffer(one.dead.to_array(), np.uint32))
-            at = one.keys.find(folded.keys, hashes)
-            died += one.kill(at[at >= 0])
-            before.append(one.keys.keys.filter(pa.array(mine)))
-            dead = np.frombuffer(one.dead.to_array(), np.uint32)
-            dead_now.append(np.isin(one.keys.rows[mine], dead))
-        if not self.table.key:
-            return died
-        self.checked = check_survivors(
-            self.work.partition,
-            sampled,
-            folded.keep,
-            base_keys=_one_array(before, folded.keys.type),
-            base_dead=np.concatenate(dead_now) if dead_now else np.zeros(0, np.bool_),
-        )
-        return died
+            at = one.keys.find(survivors.keys, hashes)
+            self.died += one.kill(at[at >= 0])
+            rows, before = one.keys.rows, one.file.live_mask()
+            mine = part.of(one.keys.hashes)
+            if before is not None:
+                mine &= before[rows]
+            now = one.now.live_mask()
+            second.check_base(
+                one.keys.keys.filter(pa.array(mine)),
+                dead=~now[rows[mine]] if now is not None else np.zeros(mine.sum(), np.bool_),
+                partition=self.work.partition,
+            )
 
-    def _drop_deletes(self, old: list[_Old], reader: TailReader, folded: Folded) -> list[int]:
+    def _drop_deletes(
+        self, old: list[_Old], reader: TailReader, folded: Folded, deletes: _Deletes
+    ) -> list[int]:
         """Let deletes go that everybody has passed, unless a file that stays has an older row of
         the key: whoever reads the files without live sets would take that for the last one.
         """
@@ -345,12 +352,11 @@ class _Job:
             by_row = dict(zip(rows.tolist(), offsets.tolist(), strict=True))
             gone += [by_row[row] for row in one.keys.rows[alone].tolist()]
             one.kill(alone)
-        if folded.deletes.any():
-            offsets = _offsets(reader, folded.rows)
-            places = np.flatnonzero(folded.deletes & (offsets < below))
-            hashes = KeyForm.hashes(folded.keys, KEY_SEED)
-            alone = places[~_held(folded.keys, hashes, places, stay)]
-            folded.keep[folded.rows[alone]] = False
+        for numbers, keys in deletes.found:
+            offsets = _offsets(reader, numbers)
+            places = np.flatnonzero(offsets < below)
+            alone = places[~_held(keys, KeyForm.hashes(keys, KEY_SEED), places, stay)]
+            folded.keep[numbers[alone]] = False
             gone += offsets[alone].tolist()
         return gone
 
@@ -541,12 +547,19 @@ def _rows_of(batch: pa.RecordBatch, count: int) -> Rows:
     )
 
 
-def _one_array(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
-    if not arrays:
-        return pa.array([], kind)
-    if len({array.type for array in arrays}) > 1:
-        arrays = [array.cast(pa.large_binary()) for array in arrays]
-    return pa.concat_arrays(arrays)
+class _Deletes:
+    """The deletes of a tail that survive: few beside its rows, so their keys are kept."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[I64, pa.Array]] = []
+
+    def add(self, part: KeyRange, survivors: Survivors) -> None:
+        """Those of a range; the first one begins anew."""
+        if part.number == 0:
+            self.found = []
+        if survivors.deletes.any():
+            mine = survivors.deletes
+            self.found.append((survivors.rows[mine], survivors.keys.filter(pa.array(mine))))
 
 
 def _offsets(
