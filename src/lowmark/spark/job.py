@@ -54,7 +54,10 @@ class Job:
         thread = InheritableThread(
             target=self._collect, args=(work, packs), name=f"spark {self._label}", daemon=True
         )
-        thread.start()
+        try:
+            thread.start()  # it asks Java for what the caller's thread has told Spark
+        except Exception as error:
+            raise translated(error, label=self._label) from error
         try:
             while thread.is_alive() and not self._cancelled and not self._errors():
                 self._changed.wait(_LOOKS_EVERY_S)

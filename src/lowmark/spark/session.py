@@ -7,6 +7,7 @@ can; `config` overrides every setting. There is one session in a process at a ti
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import shutil
 import signal
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["close_session", "open_session"]
+
+logger = logging.getLogger(__name__)
 
 _lock = threading.RLock()
 _jvm: Jvm | None = None
@@ -132,12 +135,19 @@ def _context(settings: Mapping[str, str], gateway: Any) -> SparkContext:
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     try:
         with _interrupts_left_alone():
-            return SparkContext(conf=conf, gateway=gateway)
+            context = SparkContext(conf=conf, gateway=gateway)
     except Exception as error:
         raise SparkNotStarted(
             f"no Spark session on {settings['spark.master']} could be opened",
             detail="\n".join(str(error).splitlines()[:4]),
         ) from error
+    # It would print a traceback if Java dies; whoever waits for Java hears of it otherwise.
+    context._accumulatorServer.handle_error = _say_nothing  # type: ignore[assignment,method-assign]
+    return context
+
+
+def _say_nothing(request: object, address: object) -> None:
+    logger.debug("Spark's Java process hung up", extra={"address": str(address)})
 
 
 def _session_over(context: SparkContext) -> SparkSession:
