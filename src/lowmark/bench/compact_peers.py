@@ -209,7 +209,8 @@ class Copying:
         with Stopwatch() as watch:
             for number, child in enumerate(self._children):
                 share = [str(path) for path in files[number::COPIES]]
-                child.send(Piece(share, str(folder / str(number)), written // COPIES))
+                out = written * (number + 1) // COPIES - written * number // COPIES
+                child.send(Piece(share, str(folder / str(number)), out))
             for child in self._children:
                 child.receive(bool, deadline_s=DEADLINE_S)
         return watch.seconds()
