@@ -151,7 +151,7 @@ class Tail:
         keys, rows = self._keys_and_rows()
         made = Second(sample, int(self.view.rows.sum()), budget)
         for at in range(0, len(rows), 5):
-            made.add(keys.slice(at, 5), rows[at : at + 5])
+            made.add(keys.slice(at, 5), rows[at : at + 5].__getitem__)
         return made
 
 

@@ -159,20 +159,20 @@ class _TailFold:
                 chunk = _chunk(some, self.starts, reader.skip)
                 if chunk.keys.null_count:
                     nulls = _nulls(chunk.keys)
-                    keep[chunk.rows[nulls]] = True
+                    keep[chunk.numbers(nulls)] = True
                     chunk = _picked(chunk, ~nulls)
                 if part.count > 1:
                     chunk = _picked(chunk, part.of(KeyForm.hashes(chunk.keys, KEY_SEED)))
-                if not len(chunk.rows):
+                if not len(chunk.keys):
                     continue
-                second.add(chunk.keys, chunk.rows)
+                second.add(chunk.keys, chunk.numbers)
                 chunks.append(chunk)
                 held += chunk.size
                 if held > self.budget_bytes:
                     # Most of it may be a few keys that come again and again: no range parts those.
                     chunks = _last_ones(chunks)
                     held = sum(one.size for one in chunks)
-                    if held > self.budget_bytes // 2 and sum(len(one.rows) for one in chunks) > 1:
+                    if held > self.budget_bytes // 2 and sum(len(one.keys) for one in chunks) > 1:
                         raise _TooMuch(some.high / view.count)
         return _survivors(_last_ones(chunks))
 
@@ -182,13 +182,27 @@ class _Chunk:
     """The keys of some batches that are in a range, and the numbers of their rows."""
 
     keys: pa.Array
-    rows: I64
+    rows: int | I64
+    """The number of the first one, if they follow each other, as all do before some are picked."""
     deletes: bool | Mask
 
     @property
     def size(self) -> int:
-        """What it takes in memory, about."""
-        return int(self.keys.nbytes) + 8 * len(self.rows)
+        """What it takes in memory, about, while it is folded."""
+        return int(self.keys.nbytes) + 8 * len(self.keys)
+
+    def numbers(self, mask: Mask) -> I64:
+        """The numbers of some of its rows."""
+        if isinstance(self.rows, int):
+            return np.flatnonzero(mask) + self.rows
+        return self.rows[mask]
+
+    @property
+    def all_numbers(self) -> I64:
+        """The numbers of all its rows."""
+        if isinstance(self.rows, int):
+            return np.arange(self.rows, self.rows + len(self.keys))
+        return self.rows
 
 
 def _last_ones(chunks: list[_Chunk]) -> list[_Chunk]:
@@ -204,26 +218,25 @@ def _last_ones(chunks: list[_Chunk]) -> list[_Chunk]:
 
 
 def _chunk(some: Keys, starts: I64, skip: int) -> _Chunk:
-    rows = np.arange(starts[some.low], starts[some.high])
-    keys, deletes = some.keys, some.deletes
+    first, keys, deletes = int(starts[some.low]), some.keys, some.deletes
     if some.low == 0 and skip:
-        keys, rows = keys.slice(skip), rows[skip:]
+        first, keys = first + skip, keys.slice(skip)
         deletes = deletes[skip:] if isinstance(deletes, np.ndarray) else deletes
-    return _Chunk(keys, rows, deletes)
+    return _Chunk(keys, first, deletes)
 
 
 def _picked(chunk: _Chunk, mine: Mask) -> _Chunk:
     deletes = chunk.deletes[mine] if isinstance(chunk.deletes, np.ndarray) else chunk.deletes
-    return _Chunk(chunk.keys.filter(pa.array(mine)), chunk.rows[mine], deletes)
+    return _Chunk(chunk.keys.filter(pa.array(mine)), chunk.numbers(mine), deletes)
 
 
 def _survivors(chunks: list[_Chunk]) -> Survivors:
     if not chunks:
         return Survivors(np.zeros(0, np.int64), pa.array([], pa.int64()), np.zeros(0, np.bool_))
     return Survivors(
-        np.concatenate([chunk.rows for chunk in chunks]),
+        np.concatenate([chunk.all_numbers for chunk in chunks]),
         _joined([chunk.keys for chunk in chunks]),
-        np.concatenate([np.broadcast_to(chunk.deletes, len(chunk.rows)) for chunk in chunks]),
+        np.concatenate([np.broadcast_to(chunk.deletes, len(chunk.keys)) for chunk in chunks]),
     )
 
 
@@ -260,12 +273,12 @@ class Second:
         self._held = 0
         self._base_rows = 0
 
-    def add(self, keys: pa.Array, rows: I64) -> None:
-        """Rows of the tail, later than all before."""
+    def add(self, keys: pa.Array, numbers: Callable[[Mask], I64]) -> None:
+        """Rows of the tail, later than all before; `numbers` are those of some of them."""
         wanted = self._sample.of(keys)
         if not wanted.any():
             return
-        self._keep(keys.filter(pa.array(wanted)), rows[wanted])
+        self._keep(keys.filter(pa.array(wanted)), numbers(wanted))
         self._looked[self._rows[-1]] = True
         if self._held > self._budget_bytes:
             self._sort()

@@ -43,6 +43,8 @@ def settings_for(
         # A cancelled task's Python is given this long to end by itself. Ours would not: it is in
         # the middle of its work.
         "spark.python.task.killTimeout": "100ms",
+        # Arrow's own allocator keeps what it was given once: half as much again at the peak.
+        "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
     }
     if "spark.driver.host" not in config:
         if not master.same_machine:

@@ -22,6 +22,7 @@ from lowmark.errors import invariant
 __all__ = ["Fold"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
+_INT32_MAX = (1 << 31) - 1
 
 
 class Fold:
@@ -74,16 +75,20 @@ def _last_of_each(arrays: list[pa.Array]) -> Mask:
     if len({array.type for array in arrays}) > 1:
         arrays = [array.cast(pa.large_binary()) for array in arrays]
     chunks = pa.chunked_array(arrays).dictionary_encode().chunks
-    codes = np.concatenate([_codes_of(chunk.indices) for chunk in chunks])
-    numbers = np.arange(rows)
     last = np.zeros(rows, np.bool_)
-    if any(array.null_count for array in arrays):
-        keyless = np.concatenate([_nulls_of(array) for array in arrays])
-        last[keyless] = True
-        codes, numbers = codes[~keyless], numbers[~keyless]
-    # Of several rows that write to one place, numpy lets the last one win.
-    latest = np.zeros(len(chunks[0].dictionary), np.int64)
-    latest[codes] = numbers
+    # Places are written to in no order, so the fewer bytes they take, the better.
+    kind = np.int32 if rows <= _INT32_MAX else np.int64
+    latest = np.zeros(len(chunks[0].dictionary), kind)
+    at = 0
+    for chunk in chunks:
+        codes, numbers = _codes_of(chunk.indices), np.arange(at, at + len(chunk), dtype=kind)
+        if chunk.null_count:
+            keyless = _nulls_of(chunk)
+            last[numbers[keyless]] = True
+            codes, numbers = codes[~keyless], numbers[~keyless]
+        # Of several rows that write to one place, numpy lets the last one win.
+        latest[codes] = numbers
+        at += len(chunk)
     last[latest] = True
     return last
 
