@@ -64,6 +64,16 @@ def test_of_integers_the_last_row_of_each_survives(batches: list[Batch], keep: b
     check(batches, pa.int64(), keep_deletes=keep)
 
 
+WIDE = st.sampled_from([-(1 << 63), (1 << 63) - 1, 0, 1, 1 << 40])
+
+
+@given(batches_of(st.one_of(st.none(), WIDE)), st.booleans())
+def test_of_integers_far_apart_the_last_row_of_each_survives(
+    batches: list[Batch], keep: bool
+) -> None:
+    check(batches, pa.int64(), keep_deletes=keep)
+
+
 @given(batches_of(st.one_of(st.none(), st.binary(max_size=1))), st.booleans())
 def test_of_bytes_the_last_row_of_each_survives(batches: list[Batch], keep: bool) -> None:
     check(batches, pa.binary(), keep_deletes=keep)

@@ -4,18 +4,21 @@ Batches come in the order of their offsets, each with its keys in canonical form
 no later row has its key, unless it is a delete: then the key is gone. Rows without a key replace
 nothing and are replaced by nothing; all of them survive.
 
-Keys are compared themselves, not by a hash. There is no Python per row: all keys are numbered by
-Arrow's dictionary, and the number of each row's key is where the row writes its own number down;
-what stands there in the end is the last one.
+Keys are compared themselves, not by a hash. There is no Python per row: all keys are numbered, and
+the number of each row's key is where the row writes its own number down; what stands there in the
+end is the last one. Integers that lie close together are numbers already; all other keys are
+numbered by Arrow's dictionary.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lowmark.errors import invariant
 
@@ -23,6 +26,8 @@ __all__ = ["Fold"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _INT32_MAX = (1 << 31) - 1
+_DENSE = 8
+"""Integers are close together if there is room for no more than so many of them for each row."""
 
 
 class Fold:
@@ -74,29 +79,54 @@ def _last_of_each(arrays: list[pa.Array]) -> Mask:
         return np.ones(0, np.bool_)
     if len({array.type for array in arrays}) > 1:
         arrays = [array.cast(pa.large_binary()) for array in arrays]
-    chunks = pa.chunked_array(arrays).dictionary_encode().chunks
+    keys = pa.chunked_array(arrays)
+    span = _span_of(keys)
+    if span is not None and span[1] - span[0] < _DENSE * rows:
+        places, chunks = span[1] - span[0] + 1, keys.chunks
+        codes = (_numbers_in(chunk, np.int64) - span[0] for chunk in chunks)
+    else:
+        chunks = keys.dictionary_encode().chunks
+        places = len(chunks[0].dictionary)
+        codes = (_numbers_in(chunk.indices, np.int32) for chunk in chunks)
+    return _last_at_each(codes, [_nulls_of(chunk) for chunk in chunks], rows, places)
+
+
+def _last_at_each(
+    codes: Iterable[npt.NDArray[Any]], nulls: Iterable[Mask | None], rows: int, places: int
+) -> Mask:
+    """Whether a row is the last one with its code, or has none."""
     last = np.zeros(rows, np.bool_)
     # Places are written to in no order, so the fewer bytes they take, the better.
-    kind = np.int32 if rows <= _INT32_MAX else np.int64
-    latest = np.zeros(len(chunks[0].dictionary), kind)
+    kind: Any = np.int32 if rows <= _INT32_MAX else np.int64
+    latest = np.full(places, -1, kind)
     at = 0
-    for chunk in chunks:
-        codes, numbers = _codes_of(chunk.indices), np.arange(at, at + len(chunk), dtype=kind)
-        if chunk.null_count:
-            keyless = _nulls_of(chunk)
+    for some, keyless in zip(codes, nulls, strict=True):
+        numbers = np.arange(at, at + len(some), dtype=kind)
+        at += len(some)
+        if keyless is not None:
             last[numbers[keyless]] = True
-            codes, numbers = codes[~keyless], numbers[~keyless]
+            some, numbers = some[~keyless], numbers[~keyless]
         # Of several rows that write to one place, numpy lets the last one win.
-        latest[codes] = numbers
-        at += len(chunk)
-    last[latest] = True
+        latest[some] = numbers
+    last[latest[latest >= 0]] = True
     return last
 
 
-def _codes_of(indices: pa.Array) -> npt.NDArray[np.int32]:
-    return np.frombuffer(indices.buffers()[1], np.int32, len(indices), indices.offset * 4)
+def _span_of(keys: pa.ChunkedArray) -> tuple[int, int] | None:
+    """The lowest and the highest key, if they are integers."""
+    if not pa.types.is_int64(keys.type) or keys.null_count == len(keys):
+        return None
+    found = pc.min_max(keys).as_py()
+    return found["min"], found["max"]
 
 
-def _nulls_of(array: pa.Array) -> Mask:
+def _numbers_in(array: pa.Array, kind: Any) -> npt.NDArray[Any]:
+    size = np.dtype(kind).itemsize
+    return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * size)
+
+
+def _nulls_of(array: pa.Array) -> Mask | None:
+    if not array.null_count:
+        return None
     nulls: Mask = array.is_null().to_numpy(zero_copy_only=False)
     return nulls
