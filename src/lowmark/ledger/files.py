@@ -10,7 +10,7 @@ of it: every row must come back with the hash that it went in with.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -20,22 +20,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from crc32c import crc32c
-from pyarrow import ipc
 from pyroaring import BitMap
 
 from lowmark.catalog import Table, TableSchema
 from lowmark.catalog.arrow import to_arrow
 from lowmark.errors import invariant
-from lowmark.ledger.checksums import checksum_of, chunk_ranges, leaves_of, measure
+from lowmark.ledger.checksums import chunk_ranges, leaves_of, measure
+from lowmark.ledger.compression import LEVEL, codecs_of
 from lowmark.ledger.digest import EMPTY, row_hashes
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost
-from lowmark.ledger.key_file import key_file_batch
+from lowmark.ledger.key_file import write_key_file
 from lowmark.ledger.manifest import LedgerFile, bitmap_text, checksums_text, digest_text
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import CHANGE, I64, OFFSET, TIME, U64, KeyForm, Mask
 
-__all__ = ["SYSTEM_IDS", "FileWriter", "OpenFile", "Rows", "file_schema"]
+__all__ = ["SYSTEM_IDS", "FileWriter", "OpenFile", "Rows", "check_there", "file_schema"]
 
 SYSTEM_IDS: Final = {OFFSET: 2_147_480_001, TIME: 2_147_480_002, CHANGE: 2_147_480_003}
 """Far above any column's id."""
@@ -107,8 +107,8 @@ class FileWriter:
         self._pace = pace
         self._open = contextlib.ExitStack()
         # Its name is durable when that of the manifest is, which stands in the same folder.
-        stream = self._open.enter_context(store.create(path, settled=False))
-        self._writer = self._open.enter_context(_parquet_writer(stream, schema))
+        self._stream = self._open.enter_context(store.create(path, settled=False))
+        self._writer: pq.ParquetWriter | None = None
         self._waiting: list[Rows] = []
         self._waiting_rows = self._waiting_bytes = 0
         self._hashes: list[U64] = []
@@ -151,6 +151,8 @@ class FileWriter:
         ]
         group = pa.Table.from_arrays(columns, schema=file_schema(self._schema))
         with self._store.told(self._path, "write"):
+            if self._writer is None:
+                self._writer = self._open.enter_context(_parquet_writer(self._stream, group))
             self._writer.write_table(group, row_group_size=len(codes))
 
     def give_up(self) -> None:
@@ -195,22 +197,9 @@ class FileWriter:
     def _write_keys(self, hashes: U64) -> tuple[str, int, int]:
         if self._form is None:
             return "", 0, 0
-        keys = pa.chunked_array(self._keys).combine_chunks()
-        rows = np.arange(len(hashes), dtype=np.int64)
-        if keys.null_count:
-            valid = keys.is_valid()
-            rows = rows[valid.to_numpy(zero_copy_only=False)]
-            hashes, keys = hashes[rows], keys.filter(valid)
-        if not len(keys):
-            return "", 0, 0
         path = self._path.removesuffix(".parquet") + ".keys"
-        batch = key_file_batch(keys, rows, hashes)
-        with (
-            self._store.create(path, settled=False) as stream,
-            ipc.new_file(stream, batch.schema) as writer,
-        ):
-            writer.write_batch(batch)
-        size, checksum = checksum_of(self._store, path)
+        keys = pa.chunked_array(self._keys).combine_chunks()
+        path, size, checksum = write_key_file(self._store, path, keys, hashes)
         self._pace(size)
         return path, size, checksum
 
@@ -225,16 +214,31 @@ class FileWriter:
             raise LedgerDamaged(file.path, f"it has {at} rows, and {len(hashes)} were written")
 
 
+def check_there(store: Store, files: Iterable[LedgerFile]) -> None:
+    """Raise if a file of a ledger is missing or has another size: that costs next to nothing."""
+    for file in files:
+        for path, size in ((file.path, file.bytes), (file.keys_path, file.keys_bytes)):
+            if not path:
+                continue
+            there = store.stat(path)
+            if there is None:
+                raise LedgerLost(store.url(path))
+            if there.bytes != size:
+                raise LedgerDamaged(store.url(path), f"it has {there.bytes} bytes, not {size}")
+
+
 class _GivenUp(Exception):
     """The work ended before the file did."""
 
 
-def _parquet_writer(stream: pa.NativeFile, schema: TableSchema) -> pq.ParquetWriter:
+def _parquet_writer(stream: pa.NativeFile, first: pa.Table) -> pq.ParquetWriter:
+    """For rows like the first ones."""
+    codecs = codecs_of(first)
     return pq.ParquetWriter(
         stream,
-        file_schema(schema),
-        compression="zstd",
-        compression_level=1,
+        first.schema,
+        compression=codecs,
+        compression_level={path: LEVEL for path, codec in codecs.items() if codec == "zstd"},
         use_dictionary=[CHANGE],
         column_encoding={OFFSET: "DELTA_BINARY_PACKED", TIME: "DELTA_BINARY_PACKED"},
         write_statistics=[OFFSET, TIME],
@@ -327,21 +331,30 @@ class OpenFile:
                 leaves.append(leaf)
         return leaves
 
-    def rows(self) -> Iterator[Rows]:
-        """All rows, dead ones too, a row group at a time; what is stored, not what is said."""
+    def offsets_of(self, number: int) -> tuple[int, int]:
+        """The first and the last offset of a row group, as the footer has them."""
+        column = self._parquet.metadata.row_group(number).column(self._leaves[OFFSET].start)
+        return int(column.statistics.min), int(column.statistics.max)
+
+    def rows_of(self, number: int) -> Rows:
+        """All rows of a row group, dead ones too; what is stored, not what is said."""
         names = [column.name for column in self.schema.columns]
         stored = file_schema(self.schema)
+        batch = self.group(number, [*names, OFFSET, TIME, CHANGE])
+        columns = [_as(batch.column(at), stored.field(at).type) for at in range(len(names))]
+        return Rows(
+            pa.RecordBatch.from_arrays(columns, names=names)
+            if names
+            else pa.record_batch([pa.nulls(batch.num_rows)], names=["_"]).select([]),
+            batch.column(OFFSET).to_numpy(),
+            batch.column(TIME).to_numpy(),
+            _deletes_of(batch.column(CHANGE)),
+        )
+
+    def rows(self) -> Iterator[Rows]:
+        """All rows, a row group at a time."""
         for number in range(len(self.starts) - 1):
-            batch = self.group(number, [*names, OFFSET, TIME, CHANGE])
-            columns = [_as(batch.column(at), stored.field(at).type) for at in range(len(names))]
-            yield Rows(
-                pa.RecordBatch.from_arrays(columns, names=names)
-                if names
-                else pa.record_batch([pa.nulls(batch.num_rows)], names=["_"]).select([]),
-                batch.column(OFFSET).to_numpy(),
-                batch.column(TIME).to_numpy(),
-                _deletes_of(batch.column(CHANGE)),
-            )
+            yield self.rows_of(number)
 
     def live_rows(self) -> Iterator[Rows]:
         """The rows that count, a row group at a time."""
