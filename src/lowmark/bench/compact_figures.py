@@ -129,8 +129,8 @@ def _job(sizes: CompactSizes) -> str:
 
 
 PARQUET = (
-    "the same rows from Parquet files, a partition each, to Parquet, synced, not compressed, as ours"
-    " is not with such values"
+    "the same rows from Parquet files, a partition each, to Parquet, synced, not compressed, as"
+    " ours is not with such values"
 )
 PLAIN_WORDS = "plain input: its files are not compressed, as our log is not"
 
