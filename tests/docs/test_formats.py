@@ -11,6 +11,7 @@ import pytest
 
 from docs.example_directory import CONFIG, Example, live_through
 from docs.pages import FORMATS, LAYOUT, blocks, layouts, tables
+from lowmark.client.database import LEDGERS
 from lowmark.errors import LowmarkError
 from lowmark.group import envelope, lost, wire
 from lowmark.log import (
@@ -251,6 +252,7 @@ def _names_of_a_long_life() -> set[str]:
     example.settle()
     lost.note_lost(example.disk, "copies", incarnation=0, ask=(2, 3))
     identify(example.disk, draw=lambda _: 0)
+    example.disk.make_dir(LEDGERS)  # as the first run of compaction does
     example.log.delete_group("copies")
     example.log.close()
     wal = next(path for path in example.disk.tree() if path.endswith(".wal"))

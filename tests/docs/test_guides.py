@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lowmark.bench import CATALOG_FIELDS, GROUP_FIELDS, TABLE_FIELDS
+from lowmark.bench import CATALOG_FIELDS, COMPACT_FIELDS, GROUP_FIELDS, TABLE_FIELDS
 from lowmark.catalog.options import OPTIONS
 from lowmark.client import AppendFailed, Closed, Forked, GapFound
 from lowmark.group import GroupConfig, GroupStatus, OutcomeUnknown, PeerStatus
@@ -51,17 +51,19 @@ def test_the_readme_s_example_runs_as_it_stands(tmp_path: Path) -> None:
     assert len(said) == example.count("print(") >= 6
     assert ran.stdout.splitlines() == said
     # and it has shown what the product is about
-    for word in ("open", "append", "producer", "follow=True", "as_of=", "delete", "explain"):
+    for word in ("open", "append", "follow=True", "as_of=", "delete", "compact(", "explain"):
         assert word in example
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_readme_s_commands_work_on_the_example_s_directory(tmp_path: Path) -> None:
     # given the directory that the example leaves
     assert _run_example(tmp_path)[1].returncode == 0
     # when the commands on it are run as they stand there
     [shell] = re.findall(r"## From a shell\n\n```sh\n(.*?)```", README, re.DOTALL)
     commands = re.findall(r"^\.venv/bin/lowmark (.*?) +#", shell, re.MULTILINE)
-    assert len(commands) == len(shell.splitlines()) == 8
+    assert len(commands) == len(shell.splitlines()) == 10
     for command in commands:
         ran = _run([sys.executable, "-m", "lowmark", *command.split()], tmp_path)
         # then each says something and is content
@@ -70,15 +72,91 @@ def test_the_readme_s_commands_work_on_the_example_s_directory(tmp_path: Path) -
 
 
 def test_the_readme_links_to_what_is_there() -> None:
-    for name in ("README.md", "ARCHITECTURE.md", "docs/design/README.md"):
-        page = ROOT / name
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{name} links to {target}"
+    guides = sorted((ROOT / "docs" / "guide").glob("*.md"))
+    notes = sorted((ROOT / "docs" / "design").glob("*.md"))
+    for page in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *guides, *notes):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_quickstart_shows_a_table_s_life_and_what_survives_a_kill() -> None:
+def test_every_design_note_is_listed_and_has_its_parts() -> None:
+    folder = ROOT / "docs" / "design"
+    listed = re.findall(r"\]\((\d{4}-[\w-]+\.md)\) (.*)", (folder / "README.md").read_text())
+    assert [name for name, _ in listed] == sorted(path.name for path in folder.glob("0*.md"))
+    for name, title in listed:
+        head = (folder / name).read_text().partition("\n")[0]
+        assert head.startswith(f"# {name[:4]} {title.partition(':')[0]}"), name
+
+
+def _quickstart(folder: Path, *options: str) -> str:
+    """The quickstart with few rows; it leaves nothing but its picture."""
+    words = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--rows", "20000", *options]
+    ran = _run(words, folder)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert [path.name for path in folder.iterdir()] == ["tide.png"]
+    assert (folder / "tide.png").read_bytes().startswith(b"\x89PNG")
+    return ran.stdout
+
+
+def _check_quickstart(said: str) -> None:
+    assert re.search(r"18,000 changes became [\d,]+ rows in .* 2,000 are later than noon", said)
+    assert "The follower saw all 20,000 changes" in said
+    assert "Of order 4711, it saw: packed, then shipped." in said
+    # the same state by all ways, with the model's own, now and at noon
+    for moment, ways in (("now", 4), ("noon", 3)):
+        states = re.findall(rf"^ {moment} .*?([\d,]+ +[\d,]+ +[\d,]+\.\d\d) *$", said, re.MULTILINE)
+        assert (len(states), len(set(states))) == (ways, 1)
+    assert "They agree." in said
+    assert re.search(r"noon  4711  packed   86.50", said)
+    assert "BelowWatermark: " in said
+    assert said.count("cursor billing") == 4
+    assert re.search(r"second run +[\d,]+", said)
+
+
+def test_the_quickstart_comes_to_its_end_without_spark(tmp_path: Path) -> None:
+    said = _quickstart(tmp_path, "--no-spark")
+    _check_quickstart(said)
+    assert "Start Spark" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_the_quickstart_comes_to_its_end_on_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOWMARK_SPARK_ARCHIVE", "off")  # nothing is left in the user's cache
+    said = _quickstart(tmp_path)
+    _check_quickstart(said)
+    assert re.search(r"Start Spark on this machine.*\n  It took [\d.]+ seconds", said)
+
+
+def test_what_the_readme_shows_of_the_quickstart_is_what_it_prints() -> None:
+    """Not the numbers, which take three million rows; but every sentence, and every way to read."""
+    [shown] = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+    source = (ROOT / "examples" / "quickstart.py").read_text()
+    assert "ROWS = 3_000_000" in source
+    for line in shown.splitlines():
+        for words in re.findall(r"[A-Za-z](?:[A-Za-z']| (?! )){11,}[a-z]", line):
+            assert words in source, words
+    # and what can't be otherwise is so: all agree
+    for moment in ("now", "noon"):
+        states = re.findall(rf"^ {moment} .*?([\d,]+ +[\d,]+ +[\d,]+\.\d\d)$", shown, re.MULTILINE)
+        assert len(set(states)) == 1
+
+
+def test_every_example_is_named_where_people_look_and_leaves_nothing_in_git() -> None:
+    names = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert names == {"quickstart.py", "quickstart_shop.py", "table_tour.py", "log_tour.py"}
+    # run by the tests above, but for the part that the quickstart imports
+    tests = Path(__file__).read_text()
+    assert all(f'"{name}"' in tests for name in names)
+    assert "/tide.png" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_tour_of_tables_shows_a_table_s_life_and_what_survives_a_kill() -> None:
     # when it is run
-    ran = _run([sys.executable, str(ROOT / "examples" / "quickstart.py")], ROOT)
+    ran = _run([sys.executable, str(ROOT / "examples" / "table_tour.py")], ROOT)
     # then it came to its end, in both lives
     assert ran.returncode == 0, ran.stdout + ran.stderr
     first, killed, second = ran.stdout.partition("kill -9")
@@ -205,6 +283,6 @@ def test_what_the_guide_says_of_a_status_is_there() -> None:
     assert {"peers", "bytes_per_s", "seconds_left", "installing_bytes"} <= known
 
 
-def test_the_guide_lists_every_figure_of_groups_of_the_catalog_and_of_tables() -> None:
+def test_the_guide_lists_every_figure() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", _section("Figures"), re.MULTILINE)
-    assert rows == [*GROUP_FIELDS, *CATALOG_FIELDS, *TABLE_FIELDS]
+    assert rows == [*GROUP_FIELDS, *CATALOG_FIELDS, *TABLE_FIELDS, *COMPACT_FIELDS]

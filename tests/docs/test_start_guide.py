@@ -1,0 +1,72 @@
+"""The first ten minutes are run as they stand: in Python, in a shell, and the parts on Spark."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guide" / "start.md").read_text()
+
+
+def script(language: str, *, spark: bool) -> str:
+    """All blocks of a language, one behind the other; those on Spark only if they are wanted."""
+    found = re.findall(rf"^```{language}(.*)\n((?:.*\n)*?)```$", GUIDE, re.MULTILINE)
+    assert {info.strip() for info, _ in found} == {"", "spark"}
+    return "\n".join(text for info, text in found if spark or not info)
+
+
+def run(words: list[str], folder: Path) -> str:
+    kept = {name: text for name, text in os.environ.items() if "LOWMARK" not in name}
+    # A test leaves nothing in the user's cache.
+    more = {"PYTHONPATH": str(ROOT / "src"), "LOWMARK_SPARK_ARCHIVE": "off"}
+    ran = subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, check=False, env=kept | more
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def run_python(folder: Path, *, spark: bool) -> None:
+    """Run it, and see that it prints what it says it prints."""
+    text = script("python", spark=spark)
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", text, re.MULTILINE)
+    assert len(said) == text.count("print(") > 10
+    assert run([sys.executable, "-c", text], folder).splitlines() == said
+    assert (folder / "tide.png").read_bytes().startswith(b"\x89PNG")
+
+
+def run_shell(folder: Path) -> str:
+    prelude = f'set -e\nlowmark() {{ {sys.executable} -m lowmark "$@"; }}\n'
+    return run(["sh", "-c", prelude + script("sh", spark=True)], folder)
+
+
+def test_the_python_prints_what_it_says_it_prints(tmp_path: Path) -> None:
+    run_python(tmp_path, spark=False)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("spark")
+def test_all_of_it_works_with_what_runs_on_spark(tmp_path: Path) -> None:
+    # when all of the Python is run, and then all commands
+    run_python(tmp_path, spark=True)
+    said = run_shell(tmp_path)
+    # then they say what the remarks beside them promise
+    for words in (
+        "every row is later than the low watermark",
+        "5 rows read → 3 live",
+        "the backlog below the horizon is kept for cursor billing",
+        "live rows",
+        '"_change":"delete"',
+        "horizon ╵",
+        "(local[2]): 1 rows read",
+    ):
+        assert words in said, words
+    assert "ledger" in said.rpartition("(local[2])")[2]
