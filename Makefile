@@ -23,11 +23,11 @@ quickstart: $(READY) ## See it work: the shortest tour, on your machine
 
 .PHONY: test
 test: lint ## Everything that CI runs: lint, types, rooms, all tests
-	$(PY) -m pytest -n auto
+	$(PY) -m pytest -n auto --dist loadgroup
 
 .PHONY: check
 check: lint ## About a minute: format, lint, types, rooms, fast tests
-	$(PY) -m pytest -n auto -m "not slow"
+	$(PY) -m pytest -n auto --dist loadgroup -m "not slow"
 
 .PHONY: lint
 lint: $(READY) ## Format, lint, types and rooms, without tests
@@ -44,14 +44,15 @@ format: $(READY) ## Format the code and fix what can be fixed safely
 .PHONY: sim
 sim: export LOWMARK_SIM_SEEDS ?= 2000
 sim: $(READY) ## Many simulated worlds; SEED=17 replays one, LOWMARK_SIM_SEEDS=9000 runs more
-	$(PY) -m pytest tests/sim $(if $(SEED),-vv,-n auto)
+	$(PY) -m pytest tests/sim tests/compaction/test_lives.py $(if $(SEED),-vv,-n auto)
 
 .PHONY: bench
-bench: $(READY) ## Measure log, groups, catalog and tables, beside the bare disk, etcd and others
+bench: $(READY) ## Measure log, groups, catalog, tables and compaction, beside their peers
 	@.venv/bin/lowmark bench log
 	@.venv/bin/lowmark bench group
 	@.venv/bin/lowmark bench catalog
 	@.venv/bin/lowmark bench table
+	@.venv/bin/lowmark bench compact
 
 .PHONY: lock
 lock: ## Choose the newest versions again and write requirements.lock (needs uv)

@@ -368,3 +368,69 @@ def test_batches_of_an_export_are_those_of_the_table(shop: Shop, tmp_path: Path)
     shop.run("read", "orders", "--arrow", str(path), "--columns", "id")
     with pa.ipc.open_file(str(path)) as file:
         assert file.read_all().to_pylist() == [{"id": f"o-{n}"} for n in range(3)]
+
+
+# -- compacted ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compacted(shop: Shop) -> Shop:
+    """Ten keys with five changes each in the ledger, one of them deleted; then two changes more."""
+    for at in range(5):
+        rows = "".join(f"o-{n},state {at}\n" for n in range(10))
+        shop.run("append", "orders", "-", stdin=f"id,status\n{rows}")
+    shop.run("delete", "orders", "o-9")
+    shop.run("watermark", "advance", "--to", "now")
+    shop.run("compact", "orders", "--here")
+    shop.run("append", "orders", "-", stdin="id,status\no-0,later\no-1,later\n")
+    return shop
+
+
+def test_whoever_wants_the_last_of_each_key_gets_the_ledger_and_then_the_backlog(
+    compacted: Shop,
+) -> None:
+    # when it is read compacted
+    done = compacted.invoke("read", "orders", "--compacted", "--columns", "id,status", "--json")
+    # then there is the last row of each key below the horizon, and every change after it
+    rows = [tuple(json.loads(line).values()) for line in done.stdout.splitlines()]
+    last = [(f"o-{n}", "state 4") for n in range(9)]
+    assert rows == [*last, ("o-0", "later"), ("o-1", "later")]
+    assert (done.exit_code, done.stderr) == (0, "")
+    # and people get the same
+    shown = compacted.run("read", "orders", "--compacted").splitlines()
+    assert [line.split()[0] for line in shown[1:]] == [row[0] for row in rows]
+    # from any place on
+    later = compacted.lines("orders", "--compacted", "--start", "51", "--columns", "id")
+    assert later == [{"id": "o-0"}, {"id": "o-1"}]
+
+
+def test_whoever_reads_every_change_is_told_that_earlier_ones_were_compacted(
+    compacted: Shop,
+) -> None:
+    done = compacted.invoke("read", "orders", "--columns", "id", "--json")
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["o-0", "o-1"]
+    assert "note: 51 earlier changes were compacted; --compacted has the last" in done.stderr
+    # but not who says where to begin, or wants the table as of a time
+    for words in (("--start", "latest"), ("--as-of", "now"), ("--compacted",)):
+        assert compacted.invoke("read", "orders", *words).stderr == ""
+    # and who wants what is gone is refused, or gets a note of the gap
+    said = compacted.refused("read", "orders", "--start", "3")
+    assert "offsets 3 to 50 of partition 0 are" in said
+    done = compacted.invoke("read", "orders", "--start", "3", "--on-gap", "skip", "--json")
+    assert done.exit_code == 0
+    assert "note: offsets 3 to 50 of partition 0 are" in done.stderr
+
+
+def test_a_table_that_was_compacted_is_read_from_a_cursor_on(compacted: Shop) -> None:
+    compacted.run("cursor", "create", "orders", "search", "--kind", "compacted")
+    words = ("orders", "--compacted", "--cursor", "search", "--columns", "id")
+    assert len(compacted.lines(*words)) == 11
+    compacted.run("cursor", "move", "orders", "search", "--to", "latest")
+    assert compacted.lines(*words) == []
+    assert "there is no cursor" in compacted.refused("read", "orders", "--cursor", "nobody")
+    for wrong in (
+        ("--cursor", "search", "--start", "0"),
+        ("--compacted", "--as-of", "now"),
+        ("--cursor", "search", "--as-of", "now"),
+    ):
+        assert compacted.refused("read", "orders", *wrong, code=2)

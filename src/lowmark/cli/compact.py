@@ -13,14 +13,22 @@ from lowmark.cli.database import (
     opened_database,
     parse_size,
 )
-from lowmark.cli.making_runs import HereOption, MasterOption, made, place_of, shown_progress
+from lowmark.cli.making_runs import (
+    HereOption,
+    MasterOption,
+    ReadRateOption,
+    WriteRateOption,
+    made,
+    place_of,
+    rates_of,
+    shown_progress,
+)
 from lowmark.cli.output import Json, show_json
 from lowmark.cli.run_words import run_json, show_done, show_plan
 from lowmark.cli.session import WrongUse
 
 __all__ = ["compact"]
 
-_RATE = "Bytes a second, for all tasks together: 50MiB; else as fast as it goes."
 _MEMORY_LEAST = 1 << 20
 
 
@@ -45,8 +53,8 @@ def compact(
     ] = False,
     spark_master: MasterOption = None,
     here: HereOption = False,
-    read_rate: Annotated[str | None, typer.Option(metavar="SIZE", help=_RATE)] = None,
-    write_rate: Annotated[str | None, typer.Option(metavar="SIZE", help="The same.")] = None,
+    read_rate: ReadRateOption = None,
+    write_rate: WriteRateOption = None,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -57,7 +65,9 @@ def compact(
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Go on with a run that was interrupted, as it was."),
+        typer.Option(
+            metavar="RUN", help="Go on with a run that was interrupted, or has failed, as it was."
+        ),
     ] = None,
     data: DatabaseOption = None,
     as_json: Json = False,
@@ -67,11 +77,12 @@ def compact(
     Then the backlog is cut up to there, as far as nobody holds it; who does is named. Ctrl-C
     cancels the run, and leaves nothing behind; what was published by then stays.
 
-    With --json, one object: run, table, state, trigger, began, ended, seconds, where, watermark,
-    verify, trim, rewrite, read_rate, write_rate, resumed, error; of all partitions rows_read,
-    rows_live, rows_died, deletes, deletes_dropped, bytes_read, bytes_written, ledger_bytes,
-    trimmed_bytes, held_rows; and partitions, each with these and its horizon, state, trimmed_to,
-    held_by, held_until, manifest.
+    With --json, one object: run, table, state (done; planned, if it is a dry run), trigger, began,
+    ended, seconds, where, watermark, verify, trim, rewrite, read_rate, write_rate, resumed, error;
+    of all partitions rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read,
+    bytes_written, ledger_bytes, trimmed_bytes, held_rows; and partitions, each with these and its
+    partition, state, why, base, base_epoch, low, horizon, rows, bytes, manifest, files_written,
+    rows_checked, trimmed_to, held_by, held_until.
 
     Example: lowmark compact orders --here --data ./shop
     """
@@ -87,9 +98,8 @@ def compact(
         "verify": verify,
         "trim": not no_trim,
         "rewrite": rewrite,
-        "read_rate": parse_size(read_rate, option="--read-rate") or 0,
-        "write_rate": parse_size(write_rate, option="--write-rate") or 0,
         "resume": resume,
+        **rates_of(read_rate, write_rate),
     }
     memory_bytes = parse_size(memory, option="--memory", least=_MEMORY_LEAST)
     if memory_bytes is not None:

@@ -56,6 +56,8 @@ TableArgument = Annotated[
 
 _OFFSETS = re.compile(r"[0-9]+:[0-9]+(?:\s*,\s*[0-9]+:[0-9]+)*")
 NUMBER_MAX = (1 << 63) - 1
+SIZE_MAX = 1 << 60
+"""What no machine has, and no disk moves in a second."""
 _HYBRID_DIGITS = 12
 """A number of so many digits is a row's `_time`, or milliseconds; a shorter one is no time."""
 
@@ -210,6 +212,8 @@ def parse_size(text: str | None, *, option: str, least: int = 0) -> int | None:
         raise WrongUse(f"{option}: {error.message}", hint="Write 50MiB, or a number.") from error
     if size < least:
         raise WrongUse(f"{option} can't be less than {bytes_text(least)}")
+    if size > SIZE_MAX:
+        raise WrongUse(f"{option} can't be more than {bytes_text(SIZE_MAX)}")
     return size
 
 

@@ -42,9 +42,10 @@ def explain(
     """Say what is kept of a table, who still needs it, and why; or what became of a key.
 
     With --json, one object: table, rows, bytes, kept_because, ledger_rows, ledger_bytes,
-    partitions (with ledger: epoch, horizon, deletes_below, rows, bytes, problem), holders (of the
-    backlog), delete_holders; of a key: key, state (live, deleted or unknown), source (ledger or
-    backlog), partition, offset, time, row.
+    partitions (partition, start, end, rows, batches, bytes, horizon, closed, and ledger: epoch,
+    horizon, deletes_below, rows, bytes, problem), holders (of the backlog: kind, name, partition,
+    offset, age_ms, why, keeps_bytes), delete_holders (the same without keeps_bytes); of a key: key,
+    state (live, deleted or unknown), source (ledger or backlog), partition, offset, time, row.
 
     Example: lowmark explain orders --key o-1 --data ./shop
     """

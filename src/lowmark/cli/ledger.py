@@ -1,4 +1,8 @@
-"""`lowmark ledger`: the compacted form of a table's partitions, in files that anybody can read."""
+"""`lowmark ledger`: the compacted form of a table's partitions, in files that anybody can read.
+
+What is missing or damaged is found by `verify` and made again by `rebuild`; a metastore that is
+behind is set right by `reconcile`; what nobody names goes by `sweep`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,19 @@ from typing import Annotated, Any
 import typer
 
 from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, opened_database
+from lowmark.cli.ledger_words import (
+    lost_facts,
+    lost_text,
+    rebuilt_facts,
+    reconciled_facts,
+    show_rebuilt,
+    show_reconciled,
+    show_verdicts,
+    verdict_facts,
+)
+from lowmark.cli.making_runs import shown_progress
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
-from lowmark.cli.session import help_if_bare
+from lowmark.cli.session import FAILED, help_if_bare
 from lowmark.client import LedgerDescription
 from lowmark.ledger import LedgerFile, Manifest
 
@@ -24,7 +39,7 @@ PartitionOption = Annotated[
 
 @app.callback()
 def ledger(ctx: typer.Context) -> None:
-    """Look at ledgers: what compaction has made of a table's partitions."""
+    """Look at ledgers, check them, and make them again: what compaction has made of a table."""
     help_if_bare(ctx)
 
 
@@ -43,9 +58,9 @@ def show(
     until their files go, with what they wait for.
 
     With --json, a list: partition, epoch, published_epoch, horizon, deletes_below, manifest,
-    digest, rows, live_rows, bytes, made_by, made_at, release, problem, files (path, rows,
-    live_rows, bytes, keys_bytes, schema_version, first, last), retired (epoch, manifest,
-    retired_at, by, removable_at, waits_for).
+    digest, rows, live_rows, bytes, made_by, made_at, release, problem, lost (first, last, rows,
+    stale), files (path, rows, live_rows, bytes, keys_bytes, schema_version, first, last), retired
+    (epoch, manifest, retired_at, by, removable_at, waits_for).
 
     Example: lowmark ledger show orders --partition 0 --data ./shop
     """
@@ -59,6 +74,140 @@ def show(
         if nth:
             print()
         _show(one)
+
+
+@app.command()
+def verify(
+    ctx: typer.Context,
+    table: TableArgument,
+    partition: PartitionOption = None,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Read all of the ledgers, and see whether they are as they were written.
+
+    Every checksum is made again: of manifests, of files, of their footers and columns, of indexes
+    of keys; and the digest of the rows that count. The exit code is 1 if a ledger is not sound;
+    `lowmark ledger rebuild` makes it again.
+
+    With --json, a list: partition, epoch (null without a ledger), horizon, manifest, sound, files,
+    rows, live_rows, bytes, lost (first, last, rows, stale), problems (path, what: manifest, rows or
+    keys, missing, why).
+
+    Example: lowmark ledger verify orders --data ./shop
+    """
+    with (
+        opened_database(ctx, data) as database,
+        shown_progress(here=True, words="verifying") as told,
+    ):
+        found = database.table(table).verify_ledgers(partition, progress=told.progress)
+    if as_json:
+        show_json([verdict_facts(one) for one in found])
+    else:
+        show_verdicts(found)
+    if not all(one.sound for one in found):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def rebuild(
+    ctx: typer.Context,
+    table: TableArgument,
+    partition: PartitionOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")
+    ] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Leave out what can't be brought back, for good."),
+    ] = False,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Make ledgers again that are missing or damaged; sound ones are left alone.
+
+    Rows come from the sound files of the ledger, from the backlog, or from a ledger that was
+    replaced and is still there. If some can't be brought back, nothing is changed, and the error
+    says which. With --accept-loss they are left out: the new ledger says so, and whoever reads
+    across them is told. Until the new ledger is there, readers get the error that names the damage.
+
+    With --json, a list: partition, source (none, sound, published, adopted, keys, backlog, retired
+    or salvage), problems (path, what, missing, why), base, low, horizon, lost (first, last, rows,
+    stale), epoch, manifest, live_rows, same (whether the rows are those of before).
+
+    Example: lowmark ledger rebuild orders --dry-run --data ./shop
+    """
+    with (
+        opened_database(ctx, data) as database,
+        shown_progress(here=True, words="verifying") as told,
+    ):
+        found = database.table(table).rebuild_ledger(
+            partition,
+            dry_run=dry_run,
+            accept_loss=accept_loss,
+            progress=told.progress,
+            step=told.step,
+        )
+    if as_json:
+        show_json([rebuilt_facts(one) for one in found])
+    else:
+        show_rebuilt(found, table=table, dry_run=dry_run)
+
+
+@app.command()
+def reconcile(
+    ctx: typer.Context, table: TableArgument, data: DatabaseOption = None, as_json: Json = False
+) -> None:
+    """Set the metastore's pointers to what the partitions have adopted, where they are behind.
+
+    A metastore that was restored from a backup names older ledgers than the partitions have, and
+    compaction stops at that. What the partitions have adopted is what everybody reads; it is not
+    changed. If a manifest can't be read, nothing is changed: rebuild the ledger first.
+
+    With --json, a list: partition, state (same, ahead, none or changed), adopted_epoch,
+    before_epoch, before_manifest, after_epoch, after_manifest.
+
+    Example: lowmark ledger reconcile orders --data ./shop
+    """
+    with opened_database(ctx, data) as database:
+        found = database.table(table).reconcile_ledgers()
+    if as_json:
+        show_json([reconciled_facts(one) for one in found])
+    else:
+        show_reconciled(found, table=table)
+
+
+@app.command()
+def sweep(
+    ctx: typer.Context,
+    table: TableArgument,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would go, and remove nothing.")
+    ] = False,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Remove files of a table's ledgers that nobody names any more, and list them.
+
+    Every run does that at its end. A ledger that was replaced is named until its grace time
+    (ledger.grace_ms) is over and nobody reads it; a run that can be resumed names all it wrote.
+
+    With --json, one object: table, dry_run, files.
+
+    Example: lowmark ledger sweep orders --dry-run --data ./shop
+    """
+    with opened_database(ctx, data) as database:
+        gone = database.table(table).sweep(dry_run=dry_run)
+    if as_json:
+        show_json({"table": table, "dry_run": dry_run, "files": gone})
+        return
+    for path in gone:
+        print(path)
+    if not gone:
+        print("nothing to remove")
+    else:
+        verb = "would be" if dry_run else "was" if len(gone) == 1 else "were"
+        print(f"{len(gone):,} {'file' if len(gone) == 1 else 'files'} {verb} removed")
 
 
 def _facts(one: LedgerDescription) -> dict[str, Any]:
@@ -101,6 +250,7 @@ def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
         "made_by": manifest.made_by,
         "made_at": manifest.made_at,
         "release": manifest.release,
+        "lost": [lost_facts(lost) for lost in manifest.lost],
     }
 
 
@@ -142,6 +292,8 @@ def _show(one: dict[str, Any]) -> None:
             "digest": one["digest"],
             "made_by": f"run {one['made_by']}, {one['made_at']}, release {one['release']}",
         }
+        if one["lost"]:
+            facts["lost"] = "; ".join(lost_text(lost) for lost in one["lost"])
     show_facts(facts, as_json=False)
     if one["files"]:
         print()

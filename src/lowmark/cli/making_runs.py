@@ -21,11 +21,22 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
+from lowmark.cli.database import parse_size
 from lowmark.cli.session import WrongUse
 from lowmark.client import Progress, RunRecord, Table
 from lowmark.errors import LowmarkError
 
-__all__ = ["HereOption", "MasterOption", "Told", "made", "place_of", "shown_progress"]
+__all__ = [
+    "HereOption",
+    "MasterOption",
+    "ReadRateOption",
+    "Told",
+    "WriteRateOption",
+    "made",
+    "place_of",
+    "rates_of",
+    "shown_progress",
+]
 
 MasterOption = Annotated[
     str | None,
@@ -42,6 +53,11 @@ HereOption = Annotated[
         "--here", help="In this process, without Spark: quicker for less than a million rows."
     ),
 ]
+_RATE = "Bytes a second, for all tasks together: 50MiB; else as fast as it goes."
+ReadRateOption = Annotated[str | None, typer.Option("--read-rate", metavar="SIZE", help=_RATE)]
+WriteRateOption = Annotated[
+    str | None, typer.Option("--write-rate", metavar="SIZE", help="The same.")
+]
 _WORK = "carry out the work"
 """The step in which Spark is started, and the rows are read."""
 _AFTER = ("publish ", "adopt ", "trim ")
@@ -53,6 +69,14 @@ def place_of(master: str | None, *, here: bool) -> dict[str, Any]:
     if here and master is not None:
         raise WrongUse("a run is made in one place", hint="Leave --here or --spark-master out.")
     return {"here": True} if here else {"master": master}
+
+
+def rates_of(read_rate: str | None, write_rate: str | None) -> dict[str, int | None]:
+    """How fast a run may be, as `Table.compact` takes it."""
+    return {
+        "read_rate": parse_size(read_rate, option="--read-rate"),
+        "write_rate": parse_size(write_rate, option="--write-rate"),
+    }
 
 
 def made(table: Table, make: Callable[[], RunRecord], *, resumed: str | None = None) -> RunRecord:
@@ -71,7 +95,8 @@ def made(table: Table, make: Callable[[], RunRecord], *, resumed: str | None = N
     except KeyboardInterrupt:
         for one in table.runs():
             if one.run not in before:
-                print(f"run {one.run} was {one.state}", file=sys.stderr)
+                state = "interrupted" if one.state == "running" else one.state
+                print(f"run {one.run} was {state}", file=sys.stderr)
         raise
 
 
@@ -88,10 +113,10 @@ class Told:
 class _Shown(Told):
     """A bar on a terminal. Called by the run's thread, and by the one that watches it."""
 
-    def __init__(self, bar: Bar, *, here: bool) -> None:
+    def __init__(self, bar: Bar, *, here: bool, words: str) -> None:
         self._bar = bar
         self._here = here
-        self._words = "planning"
+        self._words = words
         self._task: TaskID = bar.add_task(self._words, total=None, partitions="")
         self._done: int | None = None
         """What was done when it was first asked for: a run that is resumed has something."""
@@ -120,8 +145,8 @@ class _Shown(Told):
 
 
 @contextlib.contextmanager
-def shown_progress(*, here: bool) -> Iterator[Told]:
-    """A bar, if there is somebody to see it."""
+def shown_progress(*, here: bool, words: str = "planning") -> Iterator[Told]:
+    """A bar, if there is somebody to see it; the words stand before it at first."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Told()
@@ -135,4 +160,4 @@ def shown_progress(*, here: bool) -> Iterator[Told]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=console, transient=True) as bar:
-        yield _Shown(bar, here=here)
+        yield _Shown(bar, here=here, words=words)

@@ -61,7 +61,13 @@ def run_row(record: RunRecord) -> dict[str, Any]:
 
 def run_json(record: RunRecord) -> dict[str, Any]:
     """All of it, partition by partition."""
-    partitions = [msgspec.structs.asdict(one) for one in record.partitions]
+    partitions = [
+        {
+            name: None if value == "" else value
+            for name, value in msgspec.structs.asdict(one).items()
+        }
+        for one in record.partitions
+    ]
     return run_row(record) | {"partitions": partitions}
 
 
@@ -114,8 +120,8 @@ def show_plan(record: RunRecord) -> None:
         size = bytes_text(sum(one.bytes for one in todo))
         rows_read = sum(one.rows for one in todo)
         print(
-            f"a run would read {rows_read:,} rows, {size}, of {_count(len(todo), 'partition')}"
-            f" of {record.table_name}"
+            f"a run would compact {rows_read:,} rows, {size} of the backlog, of"
+            f" {_count(len(todo), 'partition')} of {record.table_name}"
         )
     _show_young(record)
 
@@ -199,8 +205,8 @@ def _show_young(record: RunRecord) -> None:
         return
     first = min(one.held_until for one in record.partitions if one.held_until)
     print(
-        f"{record.held_rows:,} rows are too young: they wait until the low watermark has passed"
-        f" {first} (`lowmark watermark`), and for the table's min_lag_ms"
+        f"{record.held_rows:,} rows are too young: the first of them waits until the low watermark"
+        f" has passed {first} (`lowmark watermark`), and for the table's min_lag_ms"
     )
 
 
@@ -231,7 +237,7 @@ def show_noted(record: RunRecord) -> None:
         "rewrite": row["rewrite"],
         "read_rate": _rate(record.read_rate),
         "write_rate": _rate(record.write_rate),
-        "resumed": f"{record.resumed} times" if record.resumed else None,
+        "resumed": _count(record.resumed, "time") if record.resumed else None,
         "error": row["error"],
     }
     show_facts(facts, as_json=False)

@@ -8,12 +8,21 @@ import typer
 from typer.core import TyperGroup
 
 from lowmark.cli.database import DatabaseOption, directory_of, opened_database
-from lowmark.cli.making_runs import HereOption, MasterOption, made, place_of, shown_progress
+from lowmark.cli.making_runs import (
+    HereOption,
+    MasterOption,
+    ReadRateOption,
+    WriteRateOption,
+    made,
+    place_of,
+    rates_of,
+    shown_progress,
+)
 from lowmark.cli.output import Json, show_json
 from lowmark.cli.run_words import run_json, run_row, show_done, show_noted, show_runs
 from lowmark.cli.session import settings_of
 from lowmark.client import Database, Locked, RunRecord, Table
-from lowmark.client.cancelling import ask_to_cancel
+from lowmark.client.cancelling import ask_to_cancel, runs_begun
 from lowmark.errors import Rejected
 
 __all__ = ["app"]
@@ -69,8 +78,15 @@ def list_(
 
 
 def _list(ctx: typer.Context, table: str | None, data: str | None, *, as_json: bool) -> None:
-    with opened_database(ctx, data) as database:
-        found = database.runs() if table is None else database.table(table).runs()
+    try:
+        with opened_database(ctx, data) as database:
+            found = database.runs() if table is None else database.table(table).runs()
+    except Locked as locked:
+        begun = runs_begun(directory_of(data), location=settings_of(ctx).ledger.location)
+        for run in begun:
+            words = f"`lowmark runs cancel {run}` ends that run, if it goes on there."
+            locked.hint = f"{locked.hint} {words}"
+        raise
     rows = [run_row(one) for one in found]
     if as_json:
         show_json(rows)
@@ -133,22 +149,26 @@ def resume(
     run: RunArgument,
     spark_master: MasterOption = None,
     here: HereOption = False,
+    read_rate: ReadRateOption = None,
+    write_rate: WriteRateOption = None,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
     """Go on with a run that was interrupted or has failed; what is finished is not done again.
 
+    It is as fast as it was allowed to be before, unless other rates are given; 0 is no limit.
+
     With --json, one object: what `compact` gives.
 
     Example: lowmark runs resume 20260701T120000-1a2b3c --here --data ./shop
     """
-    place = place_of(spark_master, here=here)
+    wishes = place_of(spark_master, here=here) | rates_of(read_rate, write_rate)
     with opened_database(ctx, _data(ctx, data)) as database:
         table = _table_of(database, _run(database, run))
         with shown_progress(here=here) as told:
             record = made(
                 table,
-                lambda: table.compact(resume=run, progress=told.progress, step=told.step, **place),
+                lambda: table.compact(resume=run, progress=told.progress, step=told.step, **wishes),
                 resumed=run,
             )
     if _as_json(ctx, as_json):

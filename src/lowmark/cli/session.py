@@ -14,7 +14,7 @@ from lowmark.cli.output import show_error
 from lowmark.errors import LowmarkError, Rejected, invariant
 from lowmark.node import Settings
 
-__all__ = ["CommandGroup", "WrongUse", "help_if_bare", "settings_of", "wrong_use"]
+__all__ = ["FAILED", "CommandGroup", "WrongUse", "help_if_bare", "settings_of", "wrong_use"]
 
 FAILED = 1
 WRONG_USE = 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -45,8 +45,11 @@ def tide(
     below, the backlog, by why it is kept. --png needs matplotlib and no display.
 
     With --json, one object: table, at, watermark, watermark_held_by, compacts, kept_because,
-    changes, backlog_rows, backlog_bytes, kept_bytes, ledger_rows, ledger_bytes, ledger_deletes,
-    partitions, holders.
+    changes, backlog_rows, backlog_bytes, kept_bytes, ledger_rows, ledger_bytes, ledger_deletes;
+    partitions, each with partition, start, horizon, watermark, end, expired, backlog_bytes,
+    kept_rows, kept_bytes, next_rows, next_bytes, young_rows, young_bytes, ledger (manifest, epoch,
+    files, bytes, rows, live_rows, deletes) and holders (kind, name, offset, behind_rows,
+    behind_bytes, keeps_rows, keeps_bytes, overdue, why); and holders, all partitions together.
 
     Example: lowmark tide orders --png tide.png --data ./shop
     """
@@ -122,7 +125,7 @@ def _band(one: PartitionTide, longest: int, width: int, *, compacts: bool) -> It
     head, indent = f"{one.partition:>5} ", " " * 6
     ledger = one.ledger
     if ledger is not None:
-        levels = _levels(ledger.survivors or (ledger.live_rows,), one.horizon, column(one.horizon))
+        levels = _levels(ledger.shares(one.horizon, column(one.horizon)))
         words = f" ledger {bytes_text(ledger.bytes)}, {one.live_share:.0%} live"
         pad = " " * (width - len(levels))
         yield Text.assemble(head, (levels, "bold blue on grey85"), pad, (words, "dim"))
@@ -160,16 +163,10 @@ def _backlog(one: PartitionTide, *, compacts: bool) -> list[tuple[str, str, int]
     ]
 
 
-def _levels(survivors: tuple[int, ...], horizon: int, columns: int) -> str:
-    """How many rows are left, in one letter for each column."""
-    letters = []
-    for column in range(columns):
-        low = column * len(survivors) // columns
-        high = max(low + 1, (column + 1) * len(survivors) // columns)
-        written = horizon * (high - low) / len(survivors)
-        share = min(1.0, sum(survivors[low:high]) / written) if written else 0.0
-        letters.append(_LEVELS[round(share * (len(_LEVELS) - 1))])
-    return "".join(letters)
+def _levels(shares: Sequence[float]) -> str:
+    """How many rows are left, in one letter for each column; however few there are, it is seen."""
+    most = len(_LEVELS) - 1
+    return "".join(_LEVELS[max(round(share * most), share > 0)] for share in shares)
 
 
 def _legend(seen: Tide) -> Iterator[Text]:

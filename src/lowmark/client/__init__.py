@@ -42,17 +42,21 @@ from lowmark.client.failures import (
     Forked,
     ProducerClosed,
     RowsLost,
+    RowsUnrecoverable,
     RunUnderWay,
     TableUnknown,
 )
 from lowmark.client.lookup import IndexSize
 from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
+from lowmark.client.rebuilding import Rebuilt
+from lowmark.client.reconciling import Reconciled
 from lowmark.client.table import Snapshot, Table
 from lowmark.client.tide import Tide
 from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder, TideLedger
 from lowmark.client.times import datetime_of, parse_time, time_text
-from lowmark.ledger import PartitionPlan, RunRecord
+from lowmark.client.verifying import LedgerVerdict
+from lowmark.ledger import Lost, PartitionPlan, Problem, RunRecord
 from lowmark.runtime import Locked
 from lowmark.table import (
     BelowWatermark,
@@ -90,20 +94,26 @@ __all__ = [
     "LeaseExpired",
     "LedgerDescription",
     "LedgerExplanation",
+    "LedgerVerdict",
     "LineRefused",
     "Locked",
+    "Lost",
     "Part",
     "PartitionExplanation",
     "PartitionPlan",
     "PartitionTide",
+    "Problem",
     "Producer",
     "ProducerClosed",
     "ProducerFenced",
     "Progress",
     "Reader",
+    "Rebuilt",
+    "Reconciled",
     "Result",
     "RetiredLedger",
     "RowsLost",
+    "RowsUnrecoverable",
     "RunRecord",
     "RunUnderWay",
     "Snapshot",

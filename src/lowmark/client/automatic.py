@@ -6,6 +6,7 @@ longer each time; the others go on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -13,8 +14,10 @@ import time
 from lowmark.catalog import Catalogs, Table
 from lowmark.client.compacting import Compactor, Wishes
 from lowmark.client.embedded import Embedded
+from lowmark.client.planning import old_enough
 from lowmark.client.running import HereRunner, Runner, on_session
-from lowmark.errors import LowmarkError
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.ledger import REBUILD
 from lowmark.ledger.triggers import Dirt, due
 from lowmark.runtime import HybridTime, millis_of
 from lowmark.table import Partition
@@ -43,6 +46,8 @@ class Automatic:
         self._thread = threading.Thread(target=self._run, name="lowmark compaction", daemon=True)
         self._waits: dict[int, tuple[float, float]] = {}
         """Tables that failed: until when they are left alone, and for how long next time."""
+        self._known: set[int] = set()
+        """Tables of which an earlier process has left no run in the middle, any more."""
         self.problems: dict[str, str] = {}
         """What went wrong last, by table; a run that succeeds takes it away."""
 
@@ -77,7 +82,7 @@ class Automatic:
                 continue
             try:
                 run = self._one(table)
-            except LowmarkError as error:
+            except Exception as error:  # whatever it is, the other tables and this thread go on
                 if self._over.is_set() or self._embedded.closed:
                     break
                 self._failed(table, error)
@@ -88,22 +93,46 @@ class Automatic:
                     runs.append(run)
         return runs
 
-    def _failed(self, table: Table, error: LowmarkError) -> None:
+    def _failed(self, table: Table, error: Exception) -> None:
         _, wait_s = self._waits.get(table.id, (0.0, _BACK_OFF_S))
         self._waits[table.id] = (time.monotonic() + wait_s, min(2 * wait_s, _BACK_OFF_S_MAX))
-        self.problems[table.name] = str(error)
+        known = isinstance(error, LowmarkError)
+        self.problems[table.name] = str(error) if known else repr(error)
         logger.warning(
-            "a table could not be compacted", extra={"table": table.name, "reason": error.message}
+            "a table could not be compacted",
+            extra={
+                "table": table.name,
+                "reason": error.message if isinstance(error, LowmarkError) else repr(error),
+            },
+            exc_info=None if known else error,
         )
 
     def _one(self, table: Table) -> str | None:
-        partitions = self._partitions(table)
-        why = due(table.settings, [self._dirt(table, one) for one in partitions.values()])
-        if why is None or self._compactor.active(table.id) is not None:
+        if self._compactor.active(table.id) is not None:
             return None
-        wishes = Wishes(trigger=why, where="here" if self._spark == "here" else "Spark")
-        record = self._compactor.compact(table, partitions, self._get_runner, wishes)
+        partitions = self._partitions(table)
+        where = "here" if self._spark == "here" else "Spark"
+        left = self._left_over(table)
+        if left is not None:
+            record = self._compactor.resume(
+                table, partitions, self._get_runner, Wishes(where=where), run=left
+            )
+        else:
+            why = due(table.settings, [self._dirt(table, one) for one in partitions.values()])
+            if why is None:
+                return None
+            wishes = Wishes(trigger=why, where=where)
+            record = self._compactor.compact(table, partitions, self._get_runner, wishes)
         return record.run
+
+    def _left_over(self, table: Table) -> str | None:
+        """A run that was under way when the process before this one ended; asked for once."""
+        if table.id in self._known:
+            return None
+        runs = self._compactor.records.runs(table.id)
+        self._known.add(table.id)
+        left = [one for one in runs if one.state == "running" and one.trigger != REBUILD]
+        return left[0].run if left else None
 
     def _partitions(self, table: Table) -> dict[int, Partition]:
         tables = self._embedded.node.tables
@@ -115,17 +144,20 @@ class Automatic:
         mark = self._embedded.node.watermark
         assert mark is not None
         view = partition.view
-        low = max(view.start, view.ledger.horizon if view.ledger is not None else 0)
-        high = max(low, view.offset_after(mark.current))
+        low = max(view.start, view.readable.horizon if view.readable is not None else 0)
+        now_ms = self._embedded.node.loop.wall_ms()
+        high = max(low, old_enough(view, table, watermark=mark.current, now_ms=now_ms))
         dirty = view.bytes_from(low) - view.bytes_from(high)
         ledger = 0
-        if view.ledger is not None:
-            ledgers = self._compactor.ledgers
-            ledger = ledgers.open(view.ledger.manifest, lambda: table).manifest.bytes
+        if view.readable is not None:
+            # One that can't be read is told by the run, which leaves no other partition out.
+            with contextlib.suppress(Corrupt):
+                ledgers = self._compactor.ledgers
+                ledger = ledgers.open(view.readable.manifest, lambda: table).manifest.bytes
         age_ms = 0
         if high > low:
             written = millis_of(HybridTime(int(view.columns.time[view.batch_at(low)])))
-            age_ms = max(0, self._embedded.node.loop.wall_ms() - written)
+            age_ms = max(0, now_ms - written)
         return Dirt(dirty, view.bytes_from(low) + ledger, age_ms)
 
     def _get_runner(self) -> Runner:

@@ -21,19 +21,21 @@ Steps, and what is true after each. A crash anywhere leaves what the last finish
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from typing import cast
 
 import msgspec
 from pyroaring import BitMap64
 
 from lowmark import __version__
-from lowmark.catalog import Table
+from lowmark.catalog import Table, TableId
 from lowmark.catalog.serializers import encode_table
 from lowmark.client.describing import LedgerDescription, describe_ledgers
 from lowmark.client.embedded import Embedded
@@ -42,20 +44,23 @@ from lowmark.client.ledgers import Ledgers
 from lowmark.client.planning import Standing, plan_partition, sealed_tail, standing_of
 from lowmark.client.run_records import Records
 from lowmark.client.running import OwnSpark, Runner, work_off
-from lowmark.client.sweeping import sweep
-from lowmark.errors import Conflict, LowmarkError, Rejected
+from lowmark.client.sweeping import sweep, sweep_dropped
+from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import (
+    REBUILD,
     Done,
     PartitionPlan,
     Pointer,
     RunRecord,
     SourceMoved,
     Work,
+    check_there,
     done_path,
     progress_path,
     read_manifest,
     run_folder,
 )
+from lowmark.node.faults import decode_fault
 from lowmark.runtime import FileMissing, HybridTime
 from lowmark.table import (
     Adopt,
@@ -66,9 +71,10 @@ from lowmark.table import (
     TakeLease,
     Trim,
     Trimmed,
+    View,
 )
 
-__all__ = ["Compactor", "Progress", "Wishes"]
+__all__ = ["Compactor", "Progress", "Run", "Wishes"]
 
 LEASE_MS = 600_000
 _RENEW_S = 60.0
@@ -80,9 +86,10 @@ _TASK_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is."""
+    """How far a run is: never less than it was told before, and all of it in the end."""
 
     step: str
+    """`compacting`, or `done`."""
     bytes_done: int
     bytes_total: int
     partitions_done: int
@@ -97,8 +104,9 @@ class Wishes:
     trim: bool = True
     rewrite: bool = False
     """Write every file anew, though nothing may be new."""
-    read_rate: int = 0
-    write_rate: int = 0
+    read_rate: int | None = None
+    """Bytes a second; 0: no limit; None: no limit, or as before if the run is resumed."""
+    write_rate: int | None = None
     memory_bytes: int = _TASK_BYTES
     trigger: str = "by hand"
     where: str = ""
@@ -118,13 +126,13 @@ class Compactor:
         self.spark = OwnSpark()
         embedded.before_close.add(self.spark)
         self._lock = threading.Lock()
-        self._active: dict[int, _Run] = {}
+        self._active: dict[int, Run] = {}
 
     # -- from outside ---------------------------------------------------------------------------
 
     def plan(self, table: Table, partitions: Mapping[int, Partition], wishes: Wishes) -> RunRecord:
         """What a run would do: nothing is written, nothing is held."""
-        return _Run(self, table, partitions, wishes).plan()
+        return Run(self, table, partitions, wishes).plan(dry=True)
 
     def compact(
         self,
@@ -134,10 +142,13 @@ class Compactor:
         wishes: Wishes,
     ) -> RunRecord:
         """Make a run; gives what it did. Without anything to do, nothing is begun."""
-        run = _Run(self, table, partitions, wishes)
-        with self._only(run):
+        run = Run(self, table, partitions, wishes)
+        with self.only(run):
             record = run.plan()
-            self._give_up_others(record)
+            if self.give_up_others(record):
+                # Before it writes: else a run that is interrupted each time would fill the disk.
+                with contextlib.suppress(Corrupt):  # a ledger that can't be read, the run tells of
+                    self.sweep(table)
             if all(one.state == "skipped" for one in record.partitions):
                 record = msgspec.structs.replace(
                     record, state="done", ended_at_ms=record.began_at_ms
@@ -145,9 +156,15 @@ class Compactor:
                 return run.finish_published(record)
             return run.go(record, runner)
 
-    def _give_up_others(self, record: RunRecord) -> None:
-        """Runs of the table that were interrupted: this one does what they would have done."""
+    def give_up_others(self, record: RunRecord, *, trigger: str | None = None) -> bool:
+        """Runs of the table that were interrupted: this one does what they would have done.
+
+        With a trigger, only those that had it. Says whether there were any.
+        """
+        found = False
         for one in self.records.runs(record.table):
+            if trigger is not None and one.trigger != trigger:
+                continue
             if one.state in {"running", "failed"} and one.run != record.run:
                 self.records.put_run(
                     msgspec.structs.replace(
@@ -157,6 +174,9 @@ class Compactor:
                         error=one.error or f"interrupted, and given up for run {record.run}",
                     )
                 )
+                self._release_leases(one)
+                found = True
+        return found
 
     def resume(
         self,
@@ -168,14 +188,29 @@ class Compactor:
         run: str,
     ) -> RunRecord:
         """Go on with a run that was interrupted; what is finished is not done again."""
+        _check_wanted(table)
         record = self.records.run(table.id, run)
         if record.state not in {"running", "failed"}:
             raise Rejected(f"run {run} is {record.state}", hint="Begin another one.")
+        if record.trigger == REBUILD:
+            raise Rejected(
+                f"run {run} was to rebuild ledgers, not to compact",
+                hint="Run `lowmark ledger rebuild` again: it goes on from what is there.",
+            )
         wanted = [one.partition for one in record.partitions]
-        again = msgspec.structs.replace(record, resumed=record.resumed + 1, state="running")
         wishes = _as_before(wishes, record)
-        one = _Run(self, table, {number: partitions[number] for number in wanted}, wishes)
-        with self._only(one):
+        again = msgspec.structs.replace(
+            record,
+            resumed=record.resumed + 1,
+            state="running",
+            ended_at_ms=0,
+            error="",
+            read_rate=wishes.read_rate or 0,
+            write_rate=wishes.write_rate or 0,
+        )
+        one = Run(self, table, {number: partitions[number] for number in wanted}, wishes)
+        with self.only(one):
+            self._release_leases(record)
             return one.go(again, runner)
 
     def cancel(self, table: Table, run: str) -> RunRecord:
@@ -191,12 +226,34 @@ class Compactor:
                 record, state="cancelled", ended_at_ms=self._embedded.node.loop.wall_ms()
             )
             self.records.put_run(ended)
+            self._release_leases(ended)
             self.sweep(table)
         return self.records.run(table.id, run)
 
-    def sweep(self, table: Table) -> list[str]:
-        """Remove files of a table that nobody names; gives which."""
-        return sweep(self._embedded, self.ledgers, self.records, table.id, self._grace_ms)
+    def _release_leases(self, run: RunRecord) -> None:
+        """Hold nothing any more for a run whose process has ended before it could let go."""
+        tables = self._embedded.node.tables
+        assert tables is not None
+        copies = self._embedded.ask_now(lambda: tables.of(TableId(run.table)))
+        release = ReleaseLease(_lease_of(run.run), _holder_of(run.run))
+        for one in copies:
+            with contextlib.suppress(LowmarkError):  # it ends by itself, later
+                self._embedded.ask(lambda one=one: one.ask(release))  # type: ignore[misc]
+
+    def sweep(self, table: Table, *, dry_run: bool = False) -> list[str]:
+        """Remove files of a table that nobody names; gives which. And what is left of tables that
+        were dropped. A dry run only says what would go.
+        """
+        gone = sweep(
+            self._embedded, self.ledgers, self.records, table.id, self._grace_ms, dry_run=dry_run
+        )
+        if not dry_run:
+            self.sweep_dropped()
+        return gone
+
+    def sweep_dropped(self) -> None:
+        """Remove what is left of tables that were dropped, once nobody can look back to them."""
+        sweep_dropped(self._embedded, self.ledgers, self.records, busy=set(self._active))
 
     def describe(
         self, table: Table, partitions: Mapping[int, Partition]
@@ -223,7 +280,8 @@ class Compactor:
             run.interrupt()
 
     @contextlib.contextmanager
-    def _only(self, run: _Run) -> Iterator[None]:
+    def only(self, run: Run) -> Iterator[None]:
+        """While it goes on, no other run of its table can."""
         with self._lock:
             other = self._active.get(run.table.id)
             if other is not None:
@@ -236,13 +294,21 @@ class Compactor:
                 del self._active[run.table.id]
 
 
+def _check_wanted(table: Table) -> None:
+    if table.settings.compaction == "off":
+        raise Rejected(
+            f"table {table.name} has compaction=off",
+            hint="Set it to manual or auto.",
+        )
+
+
 def _as_before(wishes: Wishes, record: RunRecord) -> Wishes:
     return Wishes(
         verify=record.verify,
         trim=record.trim,
         rewrite=record.rewrite,
-        read_rate=record.read_rate,
-        write_rate=record.write_rate,
+        read_rate=record.read_rate if wishes.read_rate is None else wishes.read_rate,
+        write_rate=record.write_rate if wishes.write_rate is None else wishes.write_rate,
         memory_bytes=wishes.memory_bytes,
         trigger=record.trigger,
         where=wishes.where,
@@ -251,7 +317,7 @@ def _as_before(wishes: Wishes, record: RunRecord) -> Wishes:
     )
 
 
-class _Run:
+class Run:
     """One run, on its caller's thread."""
 
     def __init__(
@@ -270,28 +336,26 @@ class _Run:
         self._wishes = wishes
         now = datetime.now(UTC)
         self.name = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-        self._holder = int.from_bytes(secrets.token_bytes(7), "little")
         self._held: dict[int, int] = {}
         """Where each partition's backlog is held from."""
+        self._damaged: dict[int, LowmarkError] = {}
+        """Partitions that can't be compacted, and why."""
         self._runner: Runner | None = None
         self._cancelled = threading.Event()
         self._interrupted = False
+        self._told: Progress | None = None
         self._began_s = time.monotonic()
 
     # -- planning -------------------------------------------------------------------------------
 
-    def plan(self) -> RunRecord:
-        """Step 0: see what there is to do."""
+    def plan(self, *, dry: bool = False) -> RunRecord:
+        """Step 0: see what there is to do; dry, without any change."""
         table, wishes = self.table, self._wishes
-        if table.settings.compaction == "off":
-            raise Rejected(
-                f"table {table.name} has compaction=off",
-                hint="Set it to manual or auto.",
-            )
+        _check_wanted(table)
         watermark = self._watermark()
         plans = []
         for number in sorted(self._partitions):
-            standing = self._standing(number, watermark)
+            standing = self._standing(number, watermark, dry=dry)
             plans.append(plan_partition(number, table, standing, anyway=wishes.rewrite))
         return RunRecord(
             run=self.name,
@@ -304,8 +368,8 @@ class _Run:
             verify=wishes.verify,
             trim=wishes.trim,
             rewrite=wishes.rewrite,
-            read_rate=wishes.read_rate,
-            write_rate=wishes.write_rate,
+            read_rate=wishes.read_rate or 0,
+            write_rate=wishes.write_rate or 0,
             where=wishes.where,
             partitions=tuple(plans),
         )
@@ -315,14 +379,17 @@ class _Run:
         assert mark is not None
         return self._embedded.ask(mark.read)
 
-    def _standing(self, number: int, watermark: int) -> Standing:
+    def _standing(self, number: int, watermark: int, *, dry: bool = False) -> Standing:
         """Where a partition stands, after it has adopted what was published for it before."""
         partition = self._partitions[number]
         seen = self._records.pointer(self.table.id, number)
         standing = standing_of(self._embedded, partition, seen, watermark=watermark)
-        adopted = standing.ledger.epoch if standing.ledger is not None else 0
+        ledger = standing.view.ledger
+        adopted = ledger.epoch if ledger is not None else 0
         if seen.pointer is None or seen.pointer.epoch <= adopted:
             return standing
+        if dry:
+            return standing.once_adopted(seen.pointer)
         if self._adopt(number, seen.pointer):
             return standing_of(self._embedded, partition, seen, watermark=watermark)
         return standing
@@ -334,8 +401,9 @@ class _Run:
         self.name = record.run
         record = msgspec.structs.replace(record, state="running", where=self._wishes.where)
         self._step("note the run")
-        self._records.put_run(record)
+        planned = record
         try:
+            self._records.put_run(record)
             with self._watched(record):
                 record = self._all(record, runner)
             self._check()
@@ -344,20 +412,31 @@ class _Run:
             raise
         finally:
             self._let_go()
-        self._step("note the end")
+        # All is done: from here on it is too late to cancel.
+        self._wishes.step("note the end")
         record = self._ended(record, "done")
         self._records.forget_old_runs(self.table.id)
-        self._step("sweep")
+        self._wishes.step("sweep")
         self._compactor.sweep(self.table)
+        self._tell(_whole(planned))
         return record
 
     def _all(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS + 1):
             over = {"adopted", "skipped", "overtaken"}
-            todo = [one for one in record.partitions if one.state not in over]
+            todo = [
+                one
+                for one in record.partitions
+                if one.state not in over and one.partition not in self._damaged
+            ]
             if not todo:
-                return record
-            record = self._round(record, todo, runner)
+                # What can't be compacted is told when all that can be was: else one partition
+                # would keep the others from it, this time and every time.
+                for number in sorted(self._damaged):
+                    raise self._damaged[number]
+                return self.finish_published(record)
+            if attempt < _ATTEMPTS:
+                record = self._round(record, todo, runner)
         raise Conflict(
             f"table {self.table.name} could not be compacted: readers came in between each time",
             hint="Run it again.",
@@ -386,11 +465,25 @@ class _Run:
             record = record.with_partition(fresh)
             if fresh.state != "skipped":
                 works[plan.partition] = self._prepared(fresh, standing), standing
+        return self._worked_off(record, works, finished, runner)
+
+    def _worked_off(
+        self,
+        record: RunRecord,
+        works: Mapping[int, tuple[Work, Standing]],
+        finished: dict[int, tuple[Done, Standing]],
+        runner: Callable[[], Runner],
+    ) -> RunRecord:
+        """Have the work done, and publish it with what was finished before."""
         record = self._noted(record)
         if works:
             self._step("carry out the work")
             for answer in self._carried_out([work for work, _ in works.values()], runner):
                 finished[answer.partition] = answer, works[answer.partition][1]
+            for number, damage in self._damaged.items():
+                left = record.partition(number)
+                assert left is not None
+                record = record.with_partition(msgspec.structs.replace(left, why=damage.message))
         for done, _ in finished.values():
             record = record.with_partition(_written(record, done))
         if finished:
@@ -418,8 +511,7 @@ class _Run:
 
     def _passed(self, standing: Standing) -> int:
         """Below this offset deletes may go."""
-        gone = standing.ledger.deletes_below if standing.ledger is not None else 0
-        return max(gone, standing.deletes_below)
+        return max(standing.deletes_gone, standing.deletes_below)
 
     # -- the work -------------------------------------------------------------------------------
 
@@ -449,15 +541,24 @@ class _Run:
             schema=self._schema(standing, plan),
             deletes_below=min(standing.deletes_below, plan.horizon),
             watermark=standing.watermark,
-            expired=standing.expired,
+            expired=self._expired(standing),
             made_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             release=__version__,
             verify=wishes.verify,
             rewrite=wishes.rewrite,
             budget_bytes=wishes.memory_bytes,
-            read_rate=wishes.read_rate,
-            write_rate=wishes.write_rate,
+            read_rate=wishes.read_rate or 0,
+            write_rate=wishes.write_rate or 0,
         )
+
+    def _expired(self, standing: Standing) -> int:
+        """Below this offset rows went by retention that no ledger has: what it cuts off a backlog
+        below the horizon stays in the ledger.
+        """
+        if standing.ledger is not None:
+            with contextlib.suppress(Corrupt):  # told by the work, which reads it as well
+                return read_manifest(self._ledgers.store, standing.ledger.manifest).expired
+        return standing.expired
 
     def _pin(self, partition: Partition, standing: Standing, plan: PartitionPlan) -> None:
         view = standing.view
@@ -489,7 +590,7 @@ class _Run:
         return max(newest, in_force)
 
     def _carried_out(self, works: Sequence[Work], runner: Callable[[], Runner]) -> list[Done]:
-        """Step 3."""
+        """Step 3. What is damaged is noted, and has no part in the answer."""
         self._runner = made = runner()
         try:
             self._check()
@@ -504,7 +605,14 @@ class _Run:
             return []  # the next round plans again
         finally:
             self._runner = None
-        return [msgspec.msgpack.decode(answer, type=Done) for answer in answers]
+        found = []
+        for work, answer in zip(chain.from_iterable(packs), answers, strict=True):
+            damage = decode_fault(answer)
+            if damage is not None:
+                self._damaged[work.partition] = damage
+            else:
+                found.append(msgspec.msgpack.decode(answer, type=Done))
+        return found
 
     # -- publishing -----------------------------------------------------------------------------
 
@@ -525,7 +633,7 @@ class _Run:
             horizon=done.horizon,
             epoch=done.epoch,
             digest=done.digest,
-            deletes_below=done.deletes_below,
+            deletes_below=max(done.deletes_below, now.deletes_gone),
             run=self.name,
         )
         self._step(f"publish partition {number}")
@@ -575,6 +683,7 @@ class _Run:
         """Cut the backlog up to the horizon, as far as nobody holds it; says how far, and who."""
         partition = self._partitions[plan.partition]
         before = partition.view
+        self._check_there(before)
         outcome = self._embedded.ask(lambda: partition.ask(Trim(plan.horizon)))
         trimmed = cast("Trimmed", outcome)
         after = partition.view
@@ -588,13 +697,22 @@ class _Run:
             held_by=names if after.start < plan.horizon else (),
         )
 
+    def _check_there(self, view: View) -> None:
+        """Raise if a file of the ledger is missing, or is cut: then the backlog must not be, since
+        nothing else has its rows.
+        """
+        if view.ledger is not None and view.start < view.ledger.horizon:
+            store = self._ledgers.store
+            check_there(store, read_manifest(store, view.ledger.manifest).files)
+
     def finish_published(self, record: RunRecord) -> RunRecord:
-        """Nothing is new; but what was published and not cut yet may be cut."""
+        """Where nothing is new, what was published and not cut yet may be cut all the same."""
         if not self._wishes.trim:
             return record
         for plan in record.partitions:
             view = self._partitions[plan.partition].view
-            if view.ledger is not None and view.start < view.ledger.horizon:
+            cut = view.ledger is None or view.start >= view.ledger.horizon
+            if plan.state == "skipped" and not cut:
                 record = record.with_partition(self._cut(plan))
         return record
 
@@ -602,7 +720,11 @@ class _Run:
 
     @property
     def _lease(self) -> str:
-        return f"compaction {self.name}"
+        return _lease_of(self.name)
+
+    @property
+    def _holder(self) -> int:
+        return _holder_of(self.name)
 
     def _release(self, number: int) -> None:
         if self._held.pop(number, None) is None or self._embedded.closed:
@@ -689,10 +811,10 @@ class _Run:
     def _watch(self, record: RunRecord, over: threading.Event) -> None:
         store, renewed_s = self._ledgers.store, time.monotonic()
         folder = run_folder(self.table.id, self.name)
-        total = sum(one.bytes for one in record.partitions)
         with contextlib.suppress(LowmarkError):
             # So that whoever has no more than the files can tell that it goes on, and ask it to
-            # end.
+            # end. A word from before it was resumed is not meant for it.
+            store.delete(f"{folder}/cancel")
             store.hint(f"{folder}/begun", b"")
         while not over.wait(_LOOK_S):
             with contextlib.suppress(LowmarkError):
@@ -702,7 +824,7 @@ class _Run:
                     renewed_s = time.monotonic()
                     self._renew()
                 if self._wishes.progress is not None:
-                    self._wishes.progress(self._progress(record, total))
+                    self._tell(self._progress(record))
 
     def _renew(self) -> None:
         for number, low in list(self._held.items()):
@@ -710,9 +832,22 @@ class _Run:
             partition = self._partitions[number]
             self._embedded.ask(lambda partition=partition, renew=renew: partition.ask(renew))  # type: ignore[misc]
 
-    def _progress(self, record: RunRecord, total: int) -> Progress:
-        store, done, ready = self._ledgers.store, 0, 0
-        for plan in record.partitions:
+    def _tell(self, now: Progress) -> None:
+        """Say how far it is; never less than before, though a task may begin anew."""
+        if self._wishes.progress is None:
+            return
+        if self._told is not None:
+            now = replace(
+                now,
+                bytes_done=max(now.bytes_done, self._told.bytes_done),
+                partitions_done=max(now.partitions_done, self._told.partitions_done),
+            )
+        self._told = now
+        self._wishes.progress(now)
+
+    def _progress(self, record: RunRecord) -> Progress:
+        store, done, ready, whole = self._ledgers.store, 0, 0, _whole(record)
+        for plan in _not_skipped(record):
             if store.stat(done_path(self.table.id, self.name, plan.partition)) is not None:
                 done, ready = done + plan.bytes, ready + 1
                 continue
@@ -720,7 +855,32 @@ class _Run:
                 path = progress_path(self.table.id, self.name, plan.partition)
                 # It reads everything twice: once for the keys, once for the rows.
                 done += min(int(store.read(path)) // 2, plan.bytes)
-        return Progress("compacting", min(done, total), total, ready, len(record.partitions))
+        return replace(
+            whole,
+            step="compacting",
+            bytes_done=min(done, whole.bytes_total),
+            partitions_done=ready,
+        )
+
+
+def _not_skipped(record: RunRecord) -> list[PartitionPlan]:
+    return [one for one in record.partitions if one.state != "skipped"]
+
+
+def _whole(record: RunRecord) -> Progress:
+    """Of a run that has done all of its plan."""
+    plans = _not_skipped(record)
+    total = sum(one.bytes for one in plans)
+    return Progress("done", total, total, len(plans), len(plans))
+
+
+def _lease_of(run: str) -> str:
+    return f"compaction {run}"
+
+
+def _holder_of(run: str) -> int:
+    """The same in every process: whoever resumes a run, or gives it up, can end its leases."""
+    return int.from_bytes(hashlib.blake2b(run.encode(), digest_size=7).digest(), "little")
 
 
 def _written(record: RunRecord, done: Done) -> PartitionPlan:

@@ -30,11 +30,12 @@ from lowmark.client.compacting import Compactor
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import TableUnknown
 from lowmark.client.ledgers import Ledgers
-from lowmark.client.sweeping import claim, sweep_dropped
+from lowmark.client.sweeping import claim
 from lowmark.client.table import Table
 from lowmark.client.times import parse_time
 from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
+from lowmark.log import files
 from lowmark.node import Settings, load_settings
 from lowmark.runtime import HybridTime
 from lowmark.runtime.store import Store
@@ -43,7 +44,7 @@ from lowmark.table import Advanced, WatermarkStanding
 __all__ = ["ColumnsLike", "Database", "open_database"]
 
 ColumnsLike: TypeAlias = Mapping[str, str] | pa.Schema | Sequence[NewColumn]
-LEDGERS = "ledgers"
+LEDGERS = files.LEDGERS
 """The folder in the data directory where ledgers are, if they are nowhere else."""
 _READY_S = 60.0
 _COPIES_S = 30.0
@@ -143,7 +144,7 @@ class Database:
         cluster = self._embedded.node.cluster.settings
         if cluster.ledger_location:
             claim(store, cluster.id)
-        sweep_dropped(self._embedded, store)
+        self._compactor.sweep_dropped()
 
     def _catch_up(self) -> None:
         """On the loop: what is in the log was given by this clock, though it may be behind now."""

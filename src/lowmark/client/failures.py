@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
+from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 
 __all__ = [
     "AppendFailed",
@@ -15,6 +15,7 @@ __all__ = [
     "Forked",
     "ProducerClosed",
     "RowsLost",
+    "RowsUnrecoverable",
     "RunUnderWay",
     "TableUnknown",
 ]
@@ -112,6 +113,20 @@ class RunUnderWay(Conflict):
 
 class RowsLost(LowmarkError):
     """Rows that should be there can't be read."""
+
+
+class RowsUnrecoverable(Corrupt):
+    """A ledger can't be rebuilt without leaving rows out. Nothing was changed."""
+
+    def __init__(self, table: str, *, lost: Sequence[str], files: Sequence[str]) -> None:
+        named = ", ".join(dict.fromkeys(files))
+        super().__init__(
+            f"ledgers of table {table} can't be rebuilt as they were: {'; '.join(lost)}",
+            detail=f"Missing or damaged: {named}. Neither the backlog nor an older ledger has those"
+            " rows. Nothing was changed.",
+            hint="Bring the files back from a copy, and see with `lowmark ledger verify`; or go on"
+            " without those rows: `lowmark ledger rebuild --accept-loss`. Readers are told.",
+        )
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -77,19 +77,23 @@ class AsOfReader(Reader):
         self._hold = hold
         super().__init__(embedded, partitions, reading)
         self._ends.append(hold)
-        for way in self._ways:
-            expired = way.view.start if way.view.ledger is None else self._expired(way)
-            if expired:
-                self.gaps.append(Gap(way.partition.number, 0, expired - 1, "expired"))
-        if self.gaps and reading.on_gap == "raise":
-            self.close()
-            raise GapFound(self.gaps[0])
+        try:
+            for way in self._ways:
+                expired = way.view.start if way.view.readable is None else self._expired(way)
+                if expired:
+                    self.gaps.append(Gap(way.partition.number, 0, expired - 1, "expired"))
+                self.gaps += self._lost(way)
+            if self.gaps and reading.on_gap == "raise":
+                raise GapFound(self.gaps[0])
+        except BaseException:
+            self.close()  # whoever has no reader can't close it, and it would hold what it holds
+            raise
 
     def _open(self, partitions: Mapping[int, Partition]) -> list[Way]:
         """On the loop: with the ledgers that go with the views."""
         ways = super()._open(partitions)
         for way in ways:
-            self._use(way, way.view.ledger)
+            self._use(way, way.view.readable)
         return ways
 
     def _expired(self, way: Way) -> int:
@@ -97,6 +101,12 @@ class AsOfReader(Reader):
         ledger = self._ledger(way)
         assert ledger is not None
         return way.view.start if way.view.start > ledger.horizon else ledger.manifest.expired
+
+    def _lost(self, way: Way) -> list[Gap]:
+        """What its ledger should have and has not: it is all before the time."""
+        ledger = self._ledger(way)
+        lost = ledger.manifest.lost if ledger is not None else ()
+        return [Gap(way.partition.number, one.first, one.last, "lost") for one in lost]
 
     def _ledger(self, way: Way) -> OpenLedger | None:
         reading = self._reading

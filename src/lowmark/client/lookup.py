@@ -23,10 +23,11 @@ import pyarrow.compute as pc
 
 from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
+from lowmark.client.failures import RowsLost
 from lowmark.client.fetching import Moved, fetch
 from lowmark.client.ledgers import Ledgers, OpenLedger
 from lowmark.errors import Rejected
-from lowmark.ledger import KEY_SEED, LedgerLost
+from lowmark.ledger import KEY_SEED, LedgerLost, Lost
 from lowmark.table import (
     I64,
     U64,
@@ -209,7 +210,7 @@ class Lookup:
     def _row_in_ledger(
         self, number: int, view: View, key: int | bytes, values: Sequence[object]
     ) -> dict[str, Any] | None:
-        if view.ledger is None:
+        if view.readable is None:
             return None
         try:
             found = self._in_ledger(number, view, key)
@@ -275,27 +276,29 @@ class Lookup:
 
     def _in_ledger(self, number: int, view: View, key: int | bytes) -> Found | None:
         """The row of a key that the backlog does not have, in the ledger of that view."""
-        if view.ledger is None or self._ledgers is None or self._newest is None:
+        if view.readable is None or self._ledgers is None or self._newest is None:
             return None
         with self._ledger(number, view) as ledger:
             place = ledger.find_one(self._form.hash_one(key, KEY_SEED), key)
             if place is None:
+                _check_lost(number, ledger.manifest.lost, None)
                 return None
             row, offset, time, deleted = ledger.row(self.shape, *place)
+            _check_lost(number, ledger.manifest.lost, offset)
         values = None if deleted else row.to_pylist()[0]
         return Found(number, offset, time, deleted, values, in_ledger=True)
 
     @contextlib.contextmanager
     def _ledger(self, number: int, view: View) -> Iterator[OpenLedger]:
         """The ledger of a view. If it went because a newer one is adopted: take a newer view."""
-        assert view.ledger is not None
+        assert view.readable is not None
         assert self._ledgers is not None
         assert self._newest is not None
-        end = self._ledgers.take(view.ledger.manifest)
+        end = self._ledgers.take(view.readable.manifest)
         try:
-            yield self._ledgers.open(view.ledger.manifest, self._newest)
+            yield self._ledgers.open(view.readable.manifest, self._newest)
         except LedgerLost:
-            if self._at(number).partition.view.ledger == view.ledger:
+            if self._at(number).partition.view.readable == view.readable:
                 raise
             raise Moved from None
         finally:
@@ -348,7 +351,7 @@ class Lookup:
         index, view = self._up_to_date(indexed)
         offsets, deleted = index.find_many(hashes[mine])
         there = np.flatnonzero((offsets >= view.start) & (offsets >= 0))
-        if view.ledger is not None and len(there) < len(mine):
+        if view.readable is not None and len(there) < len(mine):
             elsewhere = np.setdiff1d(np.arange(len(mine)), there)
             self._fill_from_ledger(indexed.partition.number, view, keys, mine[elsewhere], rows)
         batches = np.searchsorted(view.first, offsets[there].astype(np.uint64), "right") - 1
@@ -380,10 +383,16 @@ class Lookup:
         rows: list[dict[str, Any] | None],
     ) -> None:
         """Fill in the rows of keys that the backlog does not have."""
-        assert view.ledger is not None
+        assert view.readable is not None
         if self._ledgers is None or self._newest is None:
             return
         with self._ledger(number, view) as ledger:
+            if ledger.manifest.lost:
+                # Of each key it is looked whether anybody knows: slow, and seldom.
+                for place in mine.tolist():
+                    found = self._in_ledger(number, view, keys[place].as_py())
+                    rows[place] = None if found is None else found.row
+                return
             for at, row in ledger.rows_of(keys.take(pa.array(mine)), self.shape):
                 rows[int(mine[at])] = row
 
@@ -442,6 +451,21 @@ class Lookup:
                     return None
                 return self._row(partition, view, offset, deleted=deleted)[0]
         return None
+
+
+def _check_lost(number: int, lost: Sequence[Lost], offset: int | None) -> None:
+    """Raise if the last row of a key may be among those that a ledger has lost. `offset` is where
+    it was found, None if it was not.
+    """
+    for one in lost:
+        if offset is None or (one.stale and offset < one.first):
+            known = "is not found" if offset is None else f"was last seen at offset {offset}"
+            raise RowsLost(
+                f"nobody knows the last row of this key: it {known}, and rows at offsets"
+                f" {one.first} to {one.last} of partition {number} are lost",
+                detail="The ledger was damaged, and rebuilt without them.",
+                hint="Write the key again, or delete it: from then on it is known.",
+            )
 
 
 def _size_of(columns: list[pa.Array], command: bytes) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,12 +18,12 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.run_records import SeenPointer
 from lowmark.client.times import time_text
 from lowmark.errors import Unavailable
-from lowmark.ledger import NothingLike, PartitionPlan, Tail, tail_of
+from lowmark.ledger import NothingLike, PartitionPlan, Pointer, Tail, tail_of
 from lowmark.log import ReadPlan
 from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 from lowmark.table import Adopted, Partition, State, View, deletes_held
 
-__all__ = ["Standing", "plan_partition", "sealed_tail", "standing_of"]
+__all__ = ["Standing", "old_enough", "plan_partition", "sealed_tail", "standing_of"]
 
 _FLUSH_S = 60.0
 _PLANNED_MAX = 4_096
@@ -41,33 +41,52 @@ class Standing:
     deletes_below: int
     """Deletes below this offset were passed by everybody who reads."""
     expired: int
+    deletes_gone: int = 0
+    """Deletes below this offset may be gone from the ledger that it has adopted."""
 
     @property
     def ledger(self) -> Adopted | None:
-        """The ledger that the partition has adopted."""
-        return self.view.ledger
+        """The ledger that the partition has adopted, and that a run begins with; None, if what
+        followed it has expired: it begins with nothing then.
+        """
+        return self.view.readable
 
     @property
     def base_horizon(self) -> int:
         """Where the ledger that is there ends."""
-        return self.view.ledger.horizon if self.view.ledger is not None else 0
+        return self.view.readable.horizon if self.view.readable is not None else 0
+
+    def once_adopted(self, pointer: Pointer) -> Standing:
+        """As it will be when it has adopted what was published; as it is, if that is refused."""
+        if pointer.deletes_below > max(self.deletes_gone, self.deletes_below):
+            return self
+        below = max(pointer.deletes_below, self.deletes_gone)
+        ledger = Adopted(pointer.epoch, pointer.manifest, pointer.horizon, b"", below)
+        return replace(self, view=replace(self.view, ledger=ledger), deletes_gone=below)
 
 
 def standing_of(
-    embedded: Embedded, partition: Partition, seen: SeenPointer, *, watermark: int
+    embedded: Embedded,
+    partition: Partition,
+    seen: SeenPointer,
+    *,
+    watermark: int,
+    compare: bool = True,
 ) -> Standing:
     """Ask a partition where it stands, and compare that with what was published."""
     now_ms = embedded.node.loop.wall_ms()
 
-    def look(state: State) -> tuple[View, int, int]:
+    def look(state: State) -> tuple[View, int, int, int]:
         held_ms = max(now_ms, millis_of(HybridTime(state.closed)))
         held = deletes_held(state.cursors, state.leases, now_ms=held_ms)
         lowest = min((hold.lowest() or 0 for hold in held), default=state.backlog.end)
-        return state.backlog.view, lowest, state.expired
+        gone = state.ledger.deletes_below if state.ledger is not None else 0
+        return state.backlog.view, lowest, state.expired, gone
 
-    view, below, expired = embedded.ask(lambda: partition.read(look))
-    _compare(partition, view.ledger, seen)
-    return Standing(view, seen, watermark, now_ms, below, expired)
+    view, below, expired, gone = embedded.ask(lambda: partition.read(look))
+    if compare:
+        _compare(partition, view.ledger, seen)
+    return Standing(view, seen, watermark, now_ms, below, expired, gone)
 
 
 def _compare(partition: Partition, adopted: Adopted | None, seen: SeenPointer) -> None:
@@ -81,15 +100,23 @@ def _compare(partition: Partition, adopted: Adopted | None, seen: SeenPointer) -
             raise NothingLike(f"{where}, and another one of that epoch was published")
 
 
+def old_enough(view: View, table: Table, *, watermark: int, now_ms: int) -> int:
+    """Below this offset rows may be compacted: no later one may be asked for as of an earlier
+    time, and none is younger than the table's least lag.
+    """
+    before = view.offset_after(watermark)
+    if table.settings.min_lag_ms:
+        since_ms = max(now_ms - table.settings.min_lag_ms, 0)
+        before = min(before, view.offset_from(since_ms << COUNTER_BITS))
+    return before
+
+
 def plan_partition(
     partition: int, table: Table, standing: Standing, *, anyway: bool = False
 ) -> PartitionPlan:
     """What a run would do; `anyway`, though there is nothing new."""
     view = standing.view
-    horizon = view.offset_after(standing.watermark)
-    if table.settings.min_lag_ms:
-        since_ms = max(standing.now_ms - table.settings.min_lag_ms, 0)
-        horizon = min(horizon, view.offset_from(since_ms << COUNTER_BITS))
+    horizon = old_enough(view, table, watermark=standing.watermark, now_ms=standing.now_ms)
     low = max(standing.base_horizon, view.start)
     horizon = max(horizon, standing.base_horizon)
     horizon = max(horizon, low)  # retention may have gone further than the watermark
@@ -109,8 +136,11 @@ def plan_partition(
     )
     if horizon > low or (ledger is not None and anyway):
         return plan
-    why = "every row is later than the low watermark" if held else "nothing is new"
-    return _skipped(plan, why)
+    if not held:
+        return _skipped(plan, "nothing is new")
+    if view.offset_after(standing.watermark) > low:
+        return _skipped(plan, "every row is younger than min_lag_ms")
+    return _skipped(plan, "every row is later than the low watermark")
 
 
 def _skipped(plan: PartitionPlan, why: str) -> PartitionPlan:

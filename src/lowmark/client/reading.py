@@ -19,7 +19,7 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -35,6 +35,7 @@ from lowmark.client.fetching import Moved, fetch, plan_ahead
 from lowmark.client.ledgers import Ledgers
 from lowmark.errors import Conflict, Rejected
 from lowmark.group import when_all
+from lowmark.ledger import Lost
 from lowmark.log import ReadPlan
 from lowmark.runtime import Buffer
 from lowmark.table import (
@@ -96,6 +97,12 @@ class GapFound(Conflict):
                 detail += " before may have been deleted without your hearing of it."
                 hint = "Begin again at the earliest, with an empty state; a compacted cursor holds"
                 hint += f" deletes. {skip.capitalize()}"
+            case "lost":
+                what = f"rows at {where} are lost"
+                detail = "The ledger was damaged; when it was rebuilt, they could not be brought"
+                detail += " back, and somebody has accepted that. They may have replaced rows"
+                detail += " before them."
+                hint = f"Read from {gap.last + 1} on, {skip} `lowmark ledger show` has all of them."
             case _:
                 what = f"{where} are {gap.kind}"
                 detail = "They were cut off by the table's retention."
@@ -161,7 +168,7 @@ class Reading:
 
 def horizon_of(view: View) -> int:
     """Where the backlog takes over from the ledger, or begins, if there is none."""
-    return view.start if view.ledger is None else max(view.start, view.ledger.horizon)
+    return view.start if view.readable is None else max(view.start, view.readable.horizon)
 
 
 class Reader:
@@ -214,7 +221,7 @@ class Reader:
             end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
             way = Way(partition, start, end, view, given=start > 0 and not reading.trusted)
             if reading.compacted:
-                self._use(way, view.ledger)
+                self._use(way, view.readable)
             ways.append(way)
             first = max(start, way.ledger.horizon) if way.ledger is not None else start
             if follows:
@@ -231,6 +238,18 @@ class Reader:
         way.ledger = ledger
         if ledger is not None and self._reading.ledgers is not None:
             self._ends.append(self._reading.ledgers.take(ledger.manifest))
+
+    def _use_newer(self, way: Way) -> None:
+        """Read from the ledger of the view, unless one that is newer still was adopted meanwhile:
+        its files may have gone before they were taken. The next view has that one.
+        """
+        used = len(self._ends)
+        before = way.ledger
+        self._use(way, way.view.readable)
+        if way.partition.view.readable != way.ledger:
+            way.ledger = before
+            while len(self._ends) > used:
+                self._ends.pop()()
 
     # -- iterating ------------------------------------------------------------------------------
 
@@ -286,8 +305,8 @@ class Reader:
         view, end = way.view, way.end if way.end is not None else way.view.end
         if self._reading.compacted:
             yield from self._from_ledger(way, end)
-            if self._closed:
-                return
+            if self._closed or _has_newer(way):
+                return  # what the backlog lacks by now is in the newer ledger: on with that one
         self._skip_gap(way)
         if way.at >= end:
             return
@@ -325,21 +344,45 @@ class Reader:
         ledgers, described = self._reading.ledgers, self._reading.described
         assert ledgers is not None
         assert described is not None
-        newer = way.view.ledger
-        if way.at < way.view.start and newer is not None and newer != way.ledger:
+        if _has_newer(way) and (way.ledger is None or way.at >= way.ledger.horizon):
             # The backlog was cut before this reader came that far: on in the newer ledger.
-            if way.ledger is None or way.at >= way.ledger.horizon:
-                self._use(way, newer)
+            self._use_newer(way)
         if way.ledger is None or way.at >= min(end, way.ledger.horizon):
             return
         self._skip_deletes(way, way.ledger)
         horizon = way.ledger.horizon
         ledger = ledgers.open(way.ledger.manifest, described)
         stop = min(end, horizon)
+        self._skip_lost(way, ledger.manifest.lost, stop)
+        self._skip_expired(way, min(ledger.manifest.expired, stop))
         for batch, offsets in ledger.batches(self._reading.shape, start=way.at, end=stop):
             way.at, way.offsets, way.given = int(offsets[-1]) + 1, offsets, True
             yield batch
         way.at, way.offsets = max(way.at, stop), None
+
+    def _skip_lost(self, way: Way, lost: Sequence[Lost], stop: int) -> None:
+        """What a ledger should have and has not is told before any row of it is given."""
+        for one in lost:
+            first, last = max(one.first, way.at), min(one.last, stop - 1)
+            if first > last:
+                continue
+            gap = Gap(way.partition.number, first, last, "lost")
+            if self._reading.on_gap == "raise":
+                raise GapFound(gap)
+            if gap not in self.gaps:
+                self.gaps.append(gap)
+
+    def _skip_expired(self, way: Way, before: int) -> None:
+        """Whoever goes on somewhere below what went by retention has missed rows and deletes of
+        it; who begins has missed nothing.
+        """
+        if not 0 < way.at < before:
+            return
+        gap = Gap(way.partition.number, way.at, before - 1, "expired")
+        if self._reading.on_gap == "raise":
+            raise GapFound(gap)
+        self.gaps.append(gap)
+        way.at = before
 
     def _skip_deletes(self, way: Way, ledger: Adopted) -> None:
         """Whoever goes on somewhere below deletes that are gone may not hear of them."""
@@ -389,7 +432,7 @@ class Reader:
         if way.at >= way.view.start or (way.end is not None and way.at >= way.end):
             return
         behind = way.view.start if way.end is None else min(way.view.start, way.end)
-        ledger = way.view.ledger
+        ledger = way.view.readable
         compacted = ledger is not None and way.at < ledger.horizon
         kind: Literal["superseded", "expired"] = "superseded" if compacted else "expired"
         gap = Gap(way.partition.number, way.at, behind - 1, kind)
@@ -449,6 +492,13 @@ class Reader:
     def __del__(self) -> None:
         if hasattr(self, "_ends"):
             self.close()
+
+
+def _has_newer(way: Way) -> bool:
+    """Whether the backlog was cut before a reader that follows came that far, and its rows are in
+    a ledger that is newer than the reader's.
+    """
+    return way.at < way.view.start and way.view.readable not in {None, way.ledger}
 
 
 class _Lease:

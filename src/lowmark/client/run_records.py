@@ -26,11 +26,12 @@ from lowmark.ledger import (
     run_key,
     run_prefix,
 )
-from lowmark.ledger.records import RUN_PREFIX
+from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX, ledger_keys, table_of
 from lowmark.metastore import Compare, Do, Operation, Put, Remove, missing, revision
 
 __all__ = ["Records", "SeenPointer"]
 
+_PUBLISH_ATTEMPTS = 3
 _FINISHED_KEPT = 50
 """So many runs of a table are listed after they are over."""
 
@@ -77,7 +78,9 @@ class Records:
     ) -> bool:
         """Swap a pointer, if it still is what was seen; whether it is the new one now.
 
-        An outcome that is not known is looked up: the pointer says whose it is.
+        An outcome that is not known is looked up: the pointer says whose it is. If it is another's,
+        the write may still be applied, later; so it is made again, which can't be done twice. If
+        nothing is known in the end, that is an error: the run keeps its files.
         """
         key = pointer_key(table, partition)
         unchanged = revision(key, Compare.EQ, seen.revision) if seen.revision else missing(key)
@@ -87,10 +90,18 @@ class Records:
             operations.append(
                 Put(retired_key(table, partition, seen.epoch), msgspec.json.encode(gone))
             )
-        try:
-            return self._embedded.ask(lambda: self._metastore.invoke_if(unchanged, operations))
-        except OutcomeUnknown:
-            return self.pointer(table, partition).pointer == pointer
+        for attempt in range(_PUBLISH_ATTEMPTS):
+            try:
+                if self._embedded.ask(lambda: self._metastore.invoke_if(unchanged, operations)):
+                    return True
+            except OutcomeUnknown:
+                if self.pointer(table, partition).pointer == pointer:
+                    return True
+                if attempt == _PUBLISH_ATTEMPTS - 1:
+                    raise
+            else:
+                break
+        return self.pointer(table, partition).pointer == pointer
 
     def retired(self, table: int) -> list[tuple[int, int, Retired]]:
         """Ledgers that were replaced and not removed yet: partition, epoch, and which."""
@@ -102,6 +113,21 @@ class Records:
     def forget_retired(self, table: int, partition: int, epoch: int) -> None:
         """Nothing is left of it."""
         self._remove([retired_key(table, partition, epoch)])
+
+    # -- all of a table -------------------------------------------------------------------------
+
+    def tables(self) -> set[int]:
+        """The tables of which anything is known."""
+        found = set()
+        for prefix in (POINTER_PREFIX, RUN_PREFIX):
+            page = self._embedded.ask(lambda prefix=prefix: self._metastore.range(prefix=prefix))  # type: ignore[misc]
+            found |= {table_of(entry.key) for entry in page.entries}
+        return found
+
+    def forget_table(self, table: int) -> None:
+        """Nothing is left of it."""
+        with contextlib.suppress(OutcomeUnknown):  # removed or not: the next one finds it
+            self._embedded.ask(lambda: self._metastore.invoke(Do(ledger_keys(table))))
 
     # -- runs -----------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from lowmark.client.failures import Cancelled
-from lowmark.errors import LowmarkError
+from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ledger import carry_out
+from lowmark.node.faults import encode_fault
 from lowmark.runtime import Disk, RealDisk
 
 __all__ = ["HereRunner", "OwnSpark", "Runner", "on_session", "work_off"]
@@ -130,8 +131,15 @@ def on_session(session: object) -> Runner:
 
 
 def work_off(data: bytes) -> bytes:
-    """One partition's part of a run, in whatever process this is."""
-    return carry_out(data, _ThisProcess())
+    """One partition's part of a run, in whatever process this is.
+
+    Damage is an answer, too (`decode_fault` reads it): it must not keep other partitions from
+    being compacted.
+    """
+    try:
+        return carry_out(data, _ThisProcess())
+    except Corrupt as damage:
+        return encode_fault(damage)
 
 
 class _ThisProcess:

@@ -11,13 +11,14 @@ meanwhile has no file in the list, and one that ends has its pointer by then.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Sequence
 
 from lowmark.catalog import TableId
 from lowmark.client.embedded import Embedded
 from lowmark.client.ledgers import Ledgers
 from lowmark.client.run_records import Records
-from lowmark.errors import LowmarkError, Rejected
-from lowmark.ledger import LedgerLost, read_manifest, table_folder
+from lowmark.errors import Rejected
+from lowmark.ledger import LedgerDamaged, LedgerLost, read_manifest, table_folder
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.upkeep.dropped import dropped_at
@@ -29,9 +30,15 @@ logger = logging.getLogger(__name__)
 
 
 def sweep(
-    embedded: Embedded, ledgers: Ledgers, records: Records, table: int, grace_ms: int
+    embedded: Embedded,
+    ledgers: Ledgers,
+    records: Records,
+    table: int,
+    grace_ms: int,
+    *,
+    dry_run: bool = False,
 ) -> list[str]:
-    """Remove what nobody names of a table; gives what went."""
+    """Remove what nobody names of a table; gives what went, or what would go."""
     store = ledgers.store
     there = [one.path for one in store.files(table_folder(table))]
     runs = [one.run for one in records.runs(table) if one.state in {"running", "failed"}]
@@ -49,11 +56,15 @@ def sweep(
     names -= {one.manifest for _, _, one in over}
     needed = set(names)
     for manifest in sorted(names):
-        needed |= _files_of(store, manifest, must=manifest in pointers | adopted)
+        needed |= _files_of(store, manifest, there, must=manifest in pointers | adopted)
     gone = [path for path in there if path not in needed and not any(run in path for run in runs)]
+    if dry_run:
+        return gone
     for path in gone:
         ledgers.forget(path)
         store.delete(path)
+    for folder in sorted({path.rpartition("/")[0] for path in gone if "/runs/" in path}):
+        store.delete_folder(folder)  # a run's own, which is empty now
     for partition, epoch, _ in over:
         records.forget_retired(table, partition, epoch)
     if gone:
@@ -76,21 +87,32 @@ def claim(store: Store, database: str) -> None:
         )
 
 
-def sweep_dropped(embedded: Embedded, store: Store) -> list[str]:
-    """Remove the ledgers of tables that were dropped, once nobody can look back to them."""
+def sweep_dropped(
+    embedded: Embedded, ledgers: Ledgers, records: Records, *, busy: Collection[int] = ()
+) -> list[int]:
+    """Remove the ledgers of tables that were dropped, once nobody can look back to them; gives
+    which tables. Those in `busy` are being compacted: they are left for another time.
+
+    Their records go as well: a run that went on when its table was dropped may have written one
+    after all others had gone.
+    """
     node = embedded.node
     catalogs, mark = node.catalogs, node.watermark
     assert catalogs is not None
     assert mark is not None
+    store = ledgers.store
+    folders = {one.path.partition("/")[0] for one in store.files("")}
+    numbers = {one.removeprefix("table-") for one in folders if one.startswith("table-")}
+    known = {int(number) for number in numbers if number.isdigit()} | records.tables()
+    read = {manifest.partition("/")[0] for manifest in ledgers.in_use()}
     gone = []
-    for folder in sorted({one.path.partition("/")[0] for one in store.files("")}):
-        number = folder.removeprefix("table-")
-        if not folder.startswith("table-") or not number.isdigit():
+    for table in sorted(known.difference(busy)):
+        at = dropped_at(catalogs, TableId(table))
+        if at is None or mark.current < at or table_folder(table) in read:
             continue
-        at = dropped_at(catalogs, TableId(int(number)))
-        if at is not None and mark.current >= at:
-            store.delete_folder(folder)
-            gone.append(folder)
+        store.delete_folder(table_folder(table))
+        records.forget_table(table)
+        gone.append(table)
     return gone
 
 
@@ -102,7 +124,7 @@ def _adopted(embedded: Embedded, table: int) -> set[str]:
     return {one.manifest for one in ledgers if one is not None}
 
 
-def _files_of(store: Store, manifest: str, *, must: bool) -> set[str]:
+def _files_of(store: Store, manifest: str, there: Sequence[str], *, must: bool) -> set[str]:
     """What a manifest refers to. One that can't be read stops the sweep, if it counts."""
     try:
         return read_manifest(store, manifest).paths()
@@ -110,5 +132,9 @@ def _files_of(store: Store, manifest: str, *, must: bool) -> set[str]:
         if must:
             raise
         return set()  # of a retired one, removed by a sweep that was interrupted
-    except LowmarkError:
-        raise
+    except LedgerDamaged:
+        if must:
+            raise
+        # Nobody can tell what a retired one had: nothing of its partition goes before it does.
+        folder = f"{manifest.rpartition('/')[0]}/"
+        return {path for path in there if path.startswith(folder)}

@@ -33,9 +33,12 @@ from lowmark.client.looking_back import AsOfReader
 from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader, Reading, horizon_of
+from lowmark.client.rebuilding import Rebuilt, rebuild_ledgers
+from lowmark.client.reconciling import Reconciled, reconcile_ledgers
 from lowmark.client.running import HereRunner, Runner, on_session
 from lowmark.client.tide import STRETCHES, Tide, tide_of
 from lowmark.client.times import TimeLike, is_hybrid, parse_time, time_text
+from lowmark.client.verifying import LedgerVerdict, verify_ledgers
 from lowmark.errors import Rejected
 from lowmark.group import Future, when_all
 from lowmark.ledger import RunRecord
@@ -576,9 +579,9 @@ class Table:
     def _offset_of(self, view: View, time: int, *, after: bool, compacted: bool) -> int:
         """The first offset of a time or, `after`, behind it: in the ledger, where it counts."""
         in_backlog = view.offset_after(time) if after else view.offset_from(time)
-        if not compacted or view.ledger is None or in_backlog > horizon_of(view):
+        if not compacted or view.readable is None or in_backlog > horizon_of(view):
             return in_backlog
-        ledger = self._compactor.ledgers.open(view.ledger.manifest, self._described)
+        ledger = self._compactor.ledgers.open(view.readable.manifest, self._described)
         offset = ledger.offset_of_time(time, after=after)
         return offset if offset < ledger.horizon else max(in_backlog, ledger.horizon)
 
@@ -707,8 +710,8 @@ class Table:
         verify: bool = False,
         trim: bool = True,
         rewrite: bool = False,
-        read_rate: int = 0,
-        write_rate: int = 0,
+        read_rate: int | None = None,
+        write_rate: int | None = None,
         memory_bytes: int = MEMORY_BYTES,
         progress: Callable[[Progress], None] | None = None,
         resume: str | None = None,
@@ -724,7 +727,8 @@ class Table:
         algorithm, not only those of a sample of keys. Without `trim` the backlog stays as it is.
         `rewrite` writes every file of the ledgers anew. `read_rate` and `write_rate` are bytes a
         second, `memory_bytes` is what the keys of one partition may take in a task. `resume` goes
-        on with a run that was interrupted. `step` is told the name of every step before it is made.
+        on with a run that was interrupted, as it was planned, at the same rates unless others are
+        given. `step` is told the name of every step before it is made.
         """
         table = self._current()
         wanted = self._wanted(partitions)
@@ -733,8 +737,8 @@ class Table:
             verify=verify,
             trim=trim,
             rewrite=rewrite,
-            read_rate=whole(read_rate, "read_rate"),
-            write_rate=whole(write_rate, "write_rate"),
+            read_rate=None if read_rate is None else whole(read_rate, "read_rate"),
+            write_rate=None if write_rate is None else whole(write_rate, "write_rate"),
             memory_bytes=whole(memory_bytes, "memory_bytes", least=1 << 20),
             where=runners.where,
             progress=progress,
@@ -760,9 +764,64 @@ class Table:
         """What its ledgers consist of, file by file, and which older ones wait to be removed."""
         return self._compactor.describe(self._current(), self._wanted(partitions))
 
-    def sweep(self) -> list[str]:
-        """Remove files of this table's ledgers that nobody names any more; gives which."""
-        return self._compactor.sweep(self._current())
+    def verify_ledgers(
+        self,
+        partitions: Sequence[int] | None = None,
+        *,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> list[LedgerVerdict]:
+        """Read all of its ledgers, with every checksum and every digest; says what is not sound."""
+        made = self._compactor
+        table, wanted = self._current(), self._wanted(partitions)
+        return verify_ledgers(self._embedded, made.ledgers, made.records, table, wanted, progress)
+
+    def rebuild_ledger(
+        self,
+        partitions: Sequence[int] | None = None,
+        *,
+        dry_run: bool = False,
+        accept_loss: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+        step: Callable[[str], None] | None = None,
+    ) -> list[Rebuilt]:
+        """Make ledgers anew that are missing or damaged, from what still has their rows: their own
+        sound files, the backlog, or a ledger that was replaced. Sound ones are left alone.
+
+        If rows can't be brought back, nothing is changed and `RowsUnrecoverable` says which; with
+        `accept_loss` they are left out, and whoever reads across them is told (`GapFound`, kind
+        `lost`). `dry_run` says what would be done. `step` is told the name of every step before it
+        is made.
+        """
+        wishes = Wishes(
+            trim=False,
+            where="here",
+            progress=progress,
+            **({} if step is None else {"step": step}),  # type: ignore[arg-type]
+        )
+        return rebuild_ledgers(
+            self._compactor,
+            self._current(),
+            self._wanted(partitions),
+            wishes,
+            dry_run=dry_run,
+            accept_loss=accept_loss,
+        )
+
+    def reconcile_ledgers(self) -> list[Reconciled]:
+        """Set what the metastore has published to what the partitions have adopted, where it is
+        behind that or contradicts it: after a backup of the metastore was restored.
+        """
+        made = self._compactor
+        partitions = self._all_partitions()
+        return reconcile_ledgers(
+            self._embedded, made.ledgers, made.records, self._current(), partitions
+        )
+
+    def sweep(self, *, dry_run: bool = False) -> list[str]:
+        """Remove files of this table's ledgers that nobody names any more; gives which. A dry run
+        only says what would go.
+        """
+        return self._compactor.sweep(self._current(), dry_run=dry_run)
 
     def _needs_key(self, table: TableDescriptor) -> None:
         if not table.key:

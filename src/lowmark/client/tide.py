@@ -208,7 +208,8 @@ def tide_of(
         at=time_text(now_ms << COUNTER_BITS),
         watermark=time_text(standing.value) if standing.value else "",
         watermark_held_by=tuple(f"{one.holder}: {one.why}" for one in standing.holds),
-        compacts=bool(table.key) and table.settings.compaction != "off",
+        compacts=any(one.ledger is not None for one in drawn)
+        or (bool(table.key) and table.settings.compaction != "off"),
         kept_because=why_kept(table),
         partitions=tuple(drawn),
     )
@@ -241,7 +242,8 @@ def _ledger(
 def _survivors(ledger: OpenLedger, shape: Shape, stretches: int) -> tuple[int, ...]:
     """Live rows in each of so many stretches: only offsets are read."""
     horizon = ledger.horizon
-    if not stretches or not horizon:
+    stretches = min(stretches, horizon)  # none is shorter than one row
+    if not stretches:
         return ()
     counts = np.zeros(stretches, np.int64)
     for _, offsets in ledger.batches(shape, start=0, end=horizon):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -28,9 +29,18 @@ _INCHES: Final = 16
 """As wide as it is drawn, whatever its pixels: all words grow with it."""
 _BANDS_MAX: Final = 16
 """More partitions could not be told apart: those with the largest backlogs are shown."""
-_NAMED_BANDS_MAX: Final = 6
-"""With so many partitions there is room to write a name at every mark."""
+_NAMED_BAND_PT: Final = 60.0
+"""A band that is so high has room for names at its marks."""
+_LINE_PT: Final = 13.0
+"""What a line of words takes, and a mark."""
+_LINES_MAX: Final = 3
+"""Of marks below a band."""
 _NAME_MAX: Final = 24
+_MORE_LETTERS: Final = 12
+"""Of the words that say how many more stand there."""
+_AXES: Final = (0.085, 0.245, 0.765, 0.6)
+_WORDS_WIDE: Final = 125
+"""So many letters of the usual size are as wide as the picture."""
 
 _INK, _FAINT, _PAPER = "#16222e", "#65727e", "#ffffff"
 _WRITTEN, _LIVE, _EDGE = "#dbe9f2", "#1f6f9f", "#0f4c70"
@@ -43,8 +53,8 @@ _MARK_COLOURS = ("#7a1fa2", "#00695c", "#ad1457", "#283593", "#5d4037", "#37474f
 _LEDGER = (0.05, 0.37)
 """Where a band's upper lane is, and how high: the band's own place is 0."""
 _BACKLOG = (-0.14, 0.17)
-_LINES_AT, _LINE_STEP, _LINES_MAX = -0.21, 0.117, 3
-"""Where marks stand below the lanes, each with its name if there is room."""
+_MARKS_END = -0.55
+"""Marks stand between the backlog and this, each with its name if there is room."""
 
 
 class Drawable(Protocol):
@@ -76,16 +86,38 @@ class Drawable(Protocol):
     def ledger_rows(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What fits below a band."""
+
+    named: bool
+    """Whether marks have names."""
+    lines: int
+    first: float
+    """Where the first line is; the band is 1."""
+    step: float
+    """From a line to the next one."""
+
+
+def _room(figure: Figure, bands: int) -> _Room:
+    band_pt = figure.get_figheight() * 72 * _AXES[3] / bands
+    if band_pt < _NAMED_BAND_PT:
+        return _Room(named=False, lines=1, first=-0.21, step=0.0)
+    step = _LINE_PT / band_pt
+    lines = min(_LINES_MAX, int((_BACKLOG[0] - _MARKS_END) / step))
+    return _Room(named=True, lines=max(1, lines), first=_BACKLOG[0] - step / 2, step=step)
+
+
 def png_of(tide: Drawable, *, holders: Sequence[HolderTotal], width: int, height: int) -> bytes:
     """A picture of so many pixels."""
     dots = width / _INCHES
     figure = Figure(figsize=(_INCHES, height / dots), dpi=dots, facecolor=_PAPER)
     FigureCanvasAgg(figure)  # becomes the figure's canvas: no display is asked for
-    axes = figure.add_axes((0.075, 0.245, 0.775, 0.6))
+    axes = figure.add_axes(_AXES)
     _frame(axes, tide, shown := _shown(tide.partitions))
-    looks = _looks(holders)
+    looks, room = _looks(holders), _room(figure, len(shown))
     for place, partition in enumerate(shown):
-        _band(axes, -place, partition, tide, looks, named=len(shown) <= _NAMED_BANDS_MAX)
+        _band(axes, -place, partition, tide, looks, room)
     _titles(figure, tide, holders, hidden=len(tide.partitions) - len(shown))
     _legend(figure, tide, holders, looks)
     data = io.BytesIO()
@@ -108,7 +140,7 @@ def _frame(axes: Axes, tide: Drawable, shown: Sequence[PartitionTide]) -> None:
     axes.set_ylim(-len(shown) + 0.40, 0.60)
     axes.set_yticks([-place for place in range(len(shown))])
     axes.set_yticklabels([f"partition {one.partition}" for one in shown])
-    axes.tick_params(axis="y", length=0, labelsize=12, labelcolor=_INK)
+    axes.tick_params(axis="y", length=0, pad=11, labelsize=12, labelcolor=_INK)
     axes.tick_params(axis="x", labelsize=11, color=_FAINT, labelcolor=_FAINT)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -132,7 +164,8 @@ def _titles(figure: Figure, tide: Drawable, holders: Sequence[HolderTotal], *, h
     if tide.kept_bytes and keeps:
         words += f", of which {_size(tide.kept_bytes)} only for {_plain(keeps[0])}"
         words += f" and {len(keeps) - 1} more" if keeps[1:] else ""
-    figure.text(0.02, 0.895, f"{words}.", fontsize=15, color=_INK)
+    size = 15 * min(1.0, _WORDS_WIDE / len(words))
+    figure.text(0.02, 0.895, f"{words}.", fontsize=size, color=_INK)
     since = tide.watermark.replace("T", " ").removesuffix("Z")
     mark = f"Low watermark: {since} UTC." if since else "The low watermark was never moved."
     more = f"   {hidden} partitions with smaller backlogs are not shown." if hidden > 0 else ""
@@ -170,8 +203,7 @@ def _legend(
         )
     )
     _plain_legend(figure, places, at=0.015, columns=2)
-    readers = [_reader(one, looks[one.kind, one.name]) for one in holders[: len(_MARKS)]]
-    _plain_legend(figure, readers, at=0.625, columns=1)
+    _plain_legend(figure, _readers(holders, looks), at=0.625, columns=1)
 
 
 def _plain_legend(
@@ -190,20 +222,29 @@ def _plain_legend(
         legend.get_frame().set_linewidth(0)
 
 
-def _reader(holder: HolderTotal, look: tuple[str, str]) -> Line2D:
+def _readers(
+    holders: Sequence[HolderTotal], looks: Mapping[tuple[str, str], tuple[str, str]]
+) -> list[Line2D]:
+    """What each mark is; those who keep little share the last one."""
+    alone = len(_MARKS) if len(holders) <= len(_MARKS) else len(_MARKS) - 1
+    places = [_mark(looks[one.kind, one.name], _reader_words(one)) for one in holders[:alone]]
+    if rest := holders[alone:]:
+        furthest = max(one.behind_rows for one in rest)
+        words = f"{len(rest)} others: up to {furthest:,} rows behind"
+        places.append(_mark(looks[rest[0].kind, rest[0].name], words))
+    return places
+
+
+def _reader_words(holder: HolderTotal) -> str:
     kind = "" if holder.kind == "cursor" else f" ({holder.kind})"
     keeps = f", keeps {_size(holder.keeps_bytes)}" if holder.keeps_bytes else ""
     late = ", overdue: holds nothing" if holder.overdue else ""
+    return f"{_plain(holder.name)}{kind}: {holder.behind_rows:,} rows behind{keeps}{late}"
+
+
+def _mark(look: tuple[str, str], words: str) -> Line2D:
     mark, colour = look
-    return Line2D(
-        [],
-        [],
-        linestyle="none",
-        marker=mark,
-        color=colour,
-        markersize=9,
-        label=f"{_plain(holder.name)}{kind}: {holder.behind_rows:,} rows behind{keeps}{late}",
-    )
+    return Line2D([], [], linestyle="none", marker=mark, color=colour, markersize=9, label=words)
 
 
 def _looks(holders: Sequence[HolderTotal]) -> dict[tuple[str, str], tuple[str, str]]:
@@ -224,15 +265,14 @@ def _band(
     partition: PartitionTide,
     tide: Drawable,
     looks: Mapping[tuple[str, str], tuple[str, str]],
-    *,
-    named: bool,
+    room: _Room,
 ) -> None:
     one = partition
     if one.ledger is not None and one.horizon:
-        _ledger_lane(axes, y, one, named=named)
+        _ledger_lane(axes, y, one, named=room.named)
     gone = one.start if one.ledger is None else 0
     _box(axes, 0, gone, y, _BACKLOG, _GONE)
-    _cut_line(axes, y, one, named=named)
+    _cut_line(axes, y, one, named=room.named)
     if tide.compacts:
         _box(axes, one.start, min(one.horizon, one.end), y, _BACKLOG, _KEPT)
         _box(axes, max(one.horizon, one.start), one.watermark, y, _BACKLOG, _NEXT)
@@ -242,10 +282,10 @@ def _band(
     if tide.watermark:
         low, high = y + _BACKLOG[0] - 0.02, y + sum(_LEDGER) + 0.04
         axes.plot([one.watermark] * 2, [low, high], color=_WATERMARK, linewidth=2.2, zorder=4)
-    if named and not y:
+    if room.named and not y:
         _names_above(axes, one, tide)
-    _words_beside(axes, y, one, named=named)
-    _marks(axes, y, one, looks, named=named)
+    _words_beside(axes, y, one, named=room.named)
+    _marks(axes, y, one, looks, room)
 
 
 def _names_above(axes: Axes, one: PartitionTide, tide: Drawable) -> None:
@@ -296,14 +336,24 @@ def _ledger_lane(axes: Axes, y: int, one: PartitionTide, *, named: bool) -> None
     assert ledger is not None
     low, high = _LEDGER
     _box(axes, 0, one.horizon, y, _LEDGER, _WRITTEN)
-    counts = np.array(ledger.survivors or (ledger.live_rows,), np.float64)
-    edges = np.linspace(0, one.horizon, len(counts) + 1)
-    share = np.minimum(counts / np.diff(edges), 1.0)
+    share = np.array(ledger.shares(one.horizon, len(ledger.survivors) or 1))
+    edges = np.linspace(0, one.horizon, len(share) + 1)
     base = y + low
     axes.stairs(base + high * share, edges, baseline=base, fill=True, color=_LIVE, zorder=2)
     axes.plot([one.horizon] * 2, [base, base + high], color=_EDGE, linewidth=2, zorder=3)
     if named:
-        _write_at(axes, 0, base + high * 0.8, f"ledger: {one.live_share:.0%} live", _EDGE)
+        axes.annotate(
+            f"ledger: {one.live_share:.0%} live",
+            (0, base + high),
+            xytext=(6, -3),
+            textcoords="offset points",
+            va="top",
+            fontsize=10.5,
+            color=_EDGE,
+            # However many rows are left there, it can be read.
+            bbox={"facecolor": _WRITTEN, "linewidth": 0, "pad": 1},
+            zorder=5,
+        )
 
 
 def _box(axes: Axes, left: int, right: int, y: int, lane: tuple[float, float], colour: str) -> None:
@@ -325,7 +375,7 @@ def _words_beside(axes: Axes, y: int, one: PartitionTide, *, named: bool) -> Non
     lines.append(f"backlog {_size(one.backlog_bytes)}")
     axes.annotate(
         "\n".join(lines),
-        (1, y + 0.1),
+        (1, y),
         xycoords=("axes fraction", "data"),
         xytext=(10, 0),
         textcoords="offset points",
@@ -341,20 +391,21 @@ def _marks(
     y: int,
     one: PartitionTide,
     looks: Mapping[tuple[str, str], tuple[str, str]],
-    *,
-    named: bool,
+    room: _Room,
 ) -> None:
     span = axes.get_xlim()[1]
-    for holder, line, fits in _placed(one.holders, span, lines=_LINES_MAX if named else 1):
+    for placed in _placed(one.holders, span, room):
+        holder = placed.holder
         mark, colour = looks[holder.kind, holder.name]
-        place = y + _LINES_AT - line * _LINE_STEP
+        place = y + room.first - placed.line * room.step
         x, top = holder.offset, y + sum(_BACKLOG)
         axes.plot([x, x], [top, place], color=colour, linewidth=1, alpha=0.5, zorder=5)
         axes.plot([x], [place], marker=mark, color=colour, markersize=8, zorder=6, clip_on=False)
-        if named and fits:
+        if room.named:
             left = _leans_left(holder, span)
+            more = f" and {placed.more} more" if placed.more else ""
             axes.annotate(
-                _name_beside(holder),
+                _name_beside(holder) + more,
                 (holder.offset, place),
                 xytext=(-9 if left else 9, -0.5),
                 textcoords="offset points",
@@ -376,25 +427,47 @@ def _leans_left(holder: TideHolder, span: float) -> bool:
     return holder.offset > span / 2
 
 
-def _placed(
-    holders: Sequence[TideHolder], span: float, *, lines: int
-) -> list[tuple[TideHolder, int, bool]]:
-    """On which line each stands, so that no name lies on another, and whether there is room."""
-    taken: list[list[tuple[float, float]]] = [[] for _ in range(lines)]
-    placed = []
+@dataclass(slots=True)
+class _Placed:
+    """A holder that has a mark of its own."""
+
+    holder: TideHolder
+    line: int
+    left: float
+    right: float
+    more: int = 0
+    """So many others would stand at its place."""
+
+    def touches(self, left: float, right: float) -> bool:
+        return self.left <= right and left <= self.right
+
+    def count_in(self, words: float, *, leans_left: bool) -> None:
+        """One more, which its words will say."""
+        if not self.more:
+            self.left -= words if leans_left else 0
+            self.right += 0 if leans_left else words
+        self.more += 1
+
+
+def _placed(holders: Sequence[TideHolder], span: float, room: _Room) -> list[_Placed]:
+    """On which line each stands, so that nothing lies on another; those without room are counted
+    where they would have been.
+    """
+    placed: list[_Placed] = []
     for holder in sorted(holders, key=lambda one: (-one.keeps_bytes, one.offset)):
-        width, mark = (len(_name_beside(holder)) + 3) * span / 165, span / 120
-        left = holder.offset - width if _leans_left(holder, span) else holder.offset - mark
-        right = left + width + mark
-        free = (
-            line
-            for line, spans in enumerate(taken)
-            if all(right < low or high < left for low, high in spans)
-        )
-        line = next(free, None)
-        if line is not None:
-            taken[line].append((left, right))
-        placed.append((holder, lines - 1 if line is None else line, line is not None))
+        mark, words = span / 120, 0.0
+        if room.named:
+            words = (len(_name_beside(holder)) + 3) * span / 165
+        leans_left = _leans_left(holder, span)
+        left = holder.offset - (words if leans_left else 0) - mark
+        right = holder.offset + (0 if leans_left else words) + mark
+        for line in range(room.lines):
+            there = [one for one in placed if one.line == line and one.touches(left, right)]
+            if not there:
+                placed.append(_Placed(holder, line, left, right))
+                break
+            if line == room.lines - 1:
+                there[0].count_in(_MORE_LETTERS * span / 165, leans_left=leans_left)
     return placed
 
 

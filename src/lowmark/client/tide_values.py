@@ -66,6 +66,18 @@ class TideLedger:
     survivors: tuple[int, ...] = ()
     """Live rows in equal stretches of the offsets from 0 to the horizon; empty: not asked for."""
 
+    def shares(self, horizon: int, stretches: int) -> tuple[float, ...]:
+        """How much is left of what was written, from 0 to 1, in so many stretches."""
+        counts = self.survivors or (self.live_rows,)
+        found = []
+        for number in range(stretches):
+            low = number * len(counts) // stretches
+            high = max(low + 1, (number + 1) * len(counts) // stretches)
+            # An offset is in the stretch that it begins in, so they differ by one row.
+            first, last = (-(-at * horizon // len(counts)) for at in (low, high))
+            found.append(sum(counts[low:high]) / (last - first) if last > first else 0.0)
+        return tuple(found)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTide:

@@ -32,6 +32,8 @@ Invariants
     6. What the metastore says is published, a partition may adopt late, never skip back: reads and
        cuts go by what was adopted.
     7. A file or manifest that is missing or damaged is an error by name, never a part of an answer.
+       One that was rebuilt without rows that nobody has any more says so (`lost`), and whoever
+       reads across them is told.
     8. Files are removed by reference, never by age: not while a pointer, an adopted ledger, a
        reader, a retired ledger in its grace time, or a run that can still be resumed names them.
 """
@@ -44,10 +46,11 @@ from lowmark.ledger.errors import (
     ProofFailed,
     SourceMoved,
 )
-from lowmark.ledger.files import FileWriter, OpenFile, Rows, file_schema
+from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, file_schema
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import (
     LedgerFile,
+    Lost,
     Manifest,
     decode_manifest,
     encode_manifest,
@@ -56,6 +59,7 @@ from lowmark.ledger.manifest import (
     table_folder,
 )
 from lowmark.ledger.records import (
+    REBUILD,
     PartitionPlan,
     Pointer,
     Retired,
@@ -71,7 +75,15 @@ from lowmark.ledger.records import (
     run_key,
     run_prefix,
 )
+from lowmark.ledger.salvaging import Salvage
 from lowmark.ledger.tail import Tail, TailReader, tail_of
+from lowmark.ledger.verifying import (
+    CheckedFile,
+    Expected,
+    Problem,
+    Verified,
+    verify_ledger,
+)
 from lowmark.ledger.work import (
     Done,
     Here,
@@ -85,28 +97,36 @@ from lowmark.ledger.work import (
 __all__ = [
     "EMPTY",
     "KEY_SEED",
+    "REBUILD",
+    "CheckedFile",
     "Digest",
     "Done",
+    "Expected",
     "FileWriter",
     "Here",
     "KeyFile",
     "LedgerDamaged",
     "LedgerFile",
     "LedgerLost",
+    "Lost",
     "Manifest",
     "NothingLike",
     "OpenFile",
     "PartitionPlan",
     "Pointer",
+    "Problem",
     "ProofFailed",
     "Retired",
     "Rows",
     "RunRecord",
+    "Salvage",
     "SourceMoved",
     "Tail",
     "TailReader",
+    "Verified",
     "Work",
     "carry_out",
+    "check_there",
     "decode_manifest",
     "decode_pointer",
     "decode_retired",
@@ -129,4 +149,5 @@ __all__ = [
     "run_prefix",
     "table_folder",
     "tail_of",
+    "verify_ledger",
 ]

@@ -18,6 +18,7 @@ class LedgerLost(Corrupt):
             detail="Nothing is given instead: the backlog alone would be a part of the answer.",
             hint=_REBUILD,
         )
+        self.what = what
 
 
 class LedgerDamaged(Corrupt):
@@ -29,6 +30,7 @@ class LedgerDamaged(Corrupt):
             detail="Nothing is given instead: the backlog alone would be a part of the answer.",
             hint=_REBUILD,
         )
+        self.what, self.why = what, why
 
 
 class ProofFailed(Corrupt):

@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 from pyarrow import ipc
 
+from lowmark.ledger.checksums import checksum_of
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import I64, U64, KeyForm
 
-__all__ = ["KEY_SEED", "KeyFile", "key_file_batch", "open_key_file"]
+__all__ = ["KEY_SEED", "KeyFile", "key_file_batch", "open_key_file", "write_key_file"]
 
 KEY_SEED = 0
 """Indexes are read by other processes, so the hash has no secret of one."""
@@ -45,6 +46,27 @@ def key_file_batch(keys: pa.Array, rows: I64, digests: U64) -> pa.RecordBatch:
         ],
         names=["hash", "row", "key", "digest"],
     )
+
+
+def write_key_file(store: Store, path: str, keys: pa.Array, digests: U64) -> tuple[str, int, int]:
+    """Write the index of all rows of a file, whose keys these are, null where a row has none.
+
+    Gives its path, its size and its checksum; no path, if no row has a key.
+    """
+    rows = np.arange(len(digests), dtype=np.int64)
+    if keys.null_count:
+        valid = keys.is_valid()
+        rows = rows[valid.to_numpy(zero_copy_only=False)]
+        digests, keys = digests[rows], keys.filter(valid)
+    if not len(keys):
+        return "", 0, 0
+    batch = key_file_batch(keys, rows, digests)
+    with (
+        store.create(path, settled=False) as stream,
+        ipc.new_file(stream, batch.schema) as writer,
+    ):
+        writer.write_batch(batch)
+    return path, *checksum_of(store, path)
 
 
 @dataclass(frozen=True, slots=True)

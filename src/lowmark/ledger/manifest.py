@@ -25,6 +25,7 @@ from lowmark.ledger.errors import LedgerDamaged
 __all__ = [
     "FORMAT",
     "LedgerFile",
+    "Lost",
     "Manifest",
     "decode_manifest",
     "encode_manifest",
@@ -115,6 +116,17 @@ class LedgerFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class Lost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Offsets of which rows could not be brought back when a ledger was rebuilt."""
+
+    first: int
+    last: int
+    rows: int | None = None
+    """So many of them counted, at most; None: nobody knows."""
+    stale: bool = False
+    """Whether rows before it are as they were then: a later row of their key may be among these."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One ledger of one partition."""
 
@@ -145,6 +157,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The manifest that the run began with."""
     release: str = ""
     """The release of Lowmark that wrote it."""
+    lost: tuple[Lost, ...] = ()
+    """What it should have and has not, in the order of offsets: whoever reads across is told."""
 
     @property
     def live_rows(self) -> int:
@@ -196,13 +210,21 @@ def digest_text(digest: Digest) -> str:
     return base64.b64encode(digest.form).decode()
 
 
-_encoder = msgspec.json.Encoder()
+class _Head(msgspec.Struct):
+    """What every manifest has, whatever format the rest has."""
+
+    format: int
+
+
 _decoder = msgspec.json.Decoder(Manifest)
+_head_decoder = msgspec.json.Decoder(_Head)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """As it is written: the document, and a line with its checksum."""
-    body = msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n"
+    # The format is said even though it is the default: another release has another default.
+    document = {"format": manifest.format, **msgspec.to_builtins(manifest)}
+    body = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
     return body + b"# crc32c %08x\n" % crc32c(body)
 
 
@@ -212,11 +234,12 @@ def decode_manifest(data: bytes, *, path: str) -> Manifest:
     if not mark or tail != b"%08x\n" % crc32c(body):
         raise LedgerDamaged(path, "its checksum is wrong")
     try:
+        found = _head_decoder.decode(body).format
+        if found != FORMAT:
+            raise LedgerDamaged(path, f"it has format {found}, not {FORMAT}")
         manifest: Manifest = _decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise LedgerDamaged(path, str(error)) from error
-    if manifest.format != FORMAT:
-        raise LedgerDamaged(path, f"it has format {manifest.format}, not {FORMAT}")
     if manifest.digest_of_files() != manifest.digest_value():
         raise LedgerDamaged(path, "its files' digests do not add up to its own")
     return manifest

@@ -21,6 +21,7 @@ from lowmark.runtime import Buffer
 
 __all__ = [
     "POINTER_PREFIX",
+    "REBUILD",
     "RUN_PREFIX",
     "PartitionPlan",
     "PartitionState",
@@ -43,6 +44,8 @@ __all__ = [
 POINTER_PREFIX = b"ledger."
 _RETIRED = b"ledger.retired."
 RUN_PREFIX = b"compaction."
+REBUILD = "a ledger is missing or damaged"
+"""The trigger of a run that rebuilds ledgers; it can't be resumed, only made again."""
 T = TypeVar("T")
 
 RunState = Literal["planned", "running", "done", "failed", "cancelled"]
@@ -197,6 +200,13 @@ def parse_retired_key(key: bytes) -> tuple[int, int]:
     """The partition and the epoch of a retired ledger."""
     partition, epoch = key.split(b".")[-2:]
     return int(partition), int(epoch)
+
+
+def table_of(key: bytes) -> int:
+    """The table that a key of a ledger or of a run belongs to."""
+    for prefix in (_RETIRED, POINTER_PREFIX, RUN_PREFIX):
+        key = key.removeprefix(prefix)
+    return int(key.partition(b".")[0])
 
 
 def ledger_keys(table: int) -> tuple[RemoveRange, ...]:

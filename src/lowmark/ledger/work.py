@@ -28,7 +28,7 @@ from lowmark.catalog.serializers import decode_table
 from lowmark.errors import Corrupt, invariant
 from lowmark.ledger.digest import EMPTY, Digest
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost, ProofFailed
-from lowmark.ledger.files import FileWriter, OpenFile, Rows
+from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there
 from lowmark.ledger.kernel import Folded, KeyRange, Sample, Second, Survivors, fold_tail
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import (
@@ -83,6 +83,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The schema version that new files get."""
     deletes_below: int
     """Deletes below this offset were passed by everybody, and may go."""
+    deletes_gone: int = 0
+    """Deletes below this offset may be gone already, whatever the base has."""
     watermark: int = 0
     expired: int = 0
     made_at: str = ""
@@ -249,7 +251,11 @@ class _Job:
             one.fate = "rewrite" if work.rewrite and fate == "keep" else fate
         dropped = self._drop_deletes(old, reader, folded, deletes)
         deletes_below = max(
-            [base.deletes_below if base else 0, *(offset + 1 for offset in dropped)]
+            [
+                work.deletes_gone,
+                base.deletes_below if base else 0,
+                *(offset + 1 for offset in dropped),
+            ]
         )
         files = list(self._write(old, reader, folded))
         reader.close()
@@ -285,6 +291,8 @@ class _Job:
         return done
 
     def _opened(self, file: LedgerFile) -> _Old:
+        # One that is kept is not read; but whoever cuts the backlog later relies on it.
+        check_there(self.store, [file])
         keys = None
         if file.keys_path:
             keys = open_key_file(self.store, file.keys_path, checksum=file.keys_checksum)
@@ -503,6 +511,7 @@ class _Job:
             watermark=work.watermark,
             based_on=work.base if base is not None else "",
             release=work.release,
+            lost=base.lost if base is not None else (),
         )
 
 

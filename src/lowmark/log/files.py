@@ -13,6 +13,7 @@
     groups/<group>/runs                      the last compactions, for people
     rejoin/<group>                           a copy that this node gave up; not the log's own
     node                                     who this node is; not the log's own
+    ledgers/                                 what compaction has made of tables; not the log's own
 
 Numbers have sixteen digits, so name order is number order. `.tmp` marks what is being written,
 `.compacting` a merge, `.link` and `.new` its temporaries.
@@ -27,6 +28,7 @@ from lowmark.errors import invariant
 
 __all__ = [
     "GROUPS",
+    "LEDGERS",
     "LOCK",
     "NODE",
     "REJOIN",
@@ -47,7 +49,8 @@ WAL = "wal"
 GROUPS = "groups"
 REJOIN = "rejoin"
 NODE = "node"
-"""Notes of the rooms above; the log leaves them alone."""
+LEDGERS = "ledgers"
+"""Of the rooms above; the log leaves them alone."""
 SEGMENT = ".segment"
 LARGE = ".large"
 COMPACTING = ".compacting"

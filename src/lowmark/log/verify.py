@@ -34,6 +34,7 @@ _ROOT_NAMES = {
     files.REJOIN,
     files.NODE,
     f"{files.NODE}~",
+    files.LEDGERS,
     "lost+found",
 }
 

@@ -69,6 +69,16 @@ class View:
     """What has the rows below its horizon; from there on, they are in the backlog or expired."""
 
     @property
+    def readable(self) -> Adopted | None:
+        """The ledger, if its rows may be read: not if it ends before the backlog begins.
+
+        Then retention went further than it, and all its rows are older than some that have
+        expired. What changed or deleted its keys may be among those: it would bring back rows that
+        nobody should see any more.
+        """
+        return None if self.ledger is None or self.ledger.horizon < self.start else self.ledger
+
+    @property
     def places(self) -> U64:
         """Where the batches stand in the log."""
         return self.columns.place[: self.count]

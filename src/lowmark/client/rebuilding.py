@@ -1,0 +1,446 @@
+"""Rebuild ledgers that are missing or damaged, from whatever still has their rows.
+
+Sources, in this order; the first that will do is taken:
+
+    published   a newer ledger was published and is sound: it only has to be adopted
+    adopted     what is adopted is sound, and only what was published after it is not
+    keys        the rows are sound: indexes of keys are made again from them
+    backlog     the backlog begins at offset 0: it is folded again
+    retired     a ledger that was replaced is whole, and goes up to the backlog: on from there
+    salvage     what is sound of the ledger is kept, and the backlog is folded again from its start.
+                What lies below that and is in no sound file is lost
+
+Steps, and what is true after each. They are those of a run of compaction (see `compacting`), with
+another base.
+
+    1. every ledger is read, and a source chosen. If rows would be lost and that was not accepted,
+       this is all: nothing is changed
+    2. the run is noted; a lease holds the backlog that is folded again
+    3. what is salvaged is put into files with the run's name. Nobody refers to them
+    4. the work is carried out, and proven: a whole new ledger is there
+    5. the pointer is swapped. Readers still get the error that names the damage
+    6. the partition adopts it: from here on everybody reads the right rows
+    7. the run is noted as done, and what nobody names goes
+
+A crash before 5 leaves files that the next call gives up and sweeps; one between 5 and 6 leaves a
+sound ledger that was published, and the next call has it adopted. The epoch is above all that was
+ever published or adopted, so a metastore that is behind does no harm here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from lowmark.catalog import Table
+from lowmark.client.compacting import Compactor, Run, Wishes
+from lowmark.client.failures import RowsUnrecoverable
+from lowmark.client.planning import Standing, standing_of
+from lowmark.client.running import HereRunner, Runner
+from lowmark.client.verifying import Inspector, Looked
+from lowmark.ledger import (
+    REBUILD,
+    LedgerDamaged,
+    LedgerLost,
+    Lost,
+    PartitionPlan,
+    Problem,
+    RunRecord,
+    Salvage,
+    Verified,
+    Work,
+    read_manifest,
+)
+from lowmark.table import Adopted, Partition, View
+
+__all__ = ["Rebuilt", "Source", "rebuild_ledgers"]
+
+Source = Literal["none", "sound", "published", "adopted", "keys", "backlog", "retired", "salvage"]
+"""What a ledger is made from; `none` and `sound` ones are left alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What became, or would become, of the ledger of one partition."""
+
+    partition: int
+    source: Source
+    problems: tuple[Problem, ...] = ()
+    """What was wrong with it."""
+    base: str = ""
+    """The older ledger that it is based on."""
+    low: int = 0
+    """From this offset on the backlog is folded again."""
+    horizon: int = 0
+    lost: tuple[Lost, ...] = ()
+    """What it lacks that the one before had."""
+    epoch: int = 0
+    """Its own; 0 if it has none."""
+    manifest: str = ""
+    live_rows: int | None = None
+    same: bool | None = None
+    """Whether its live rows have the digest of those before; deletes that everybody has passed may
+    be gone. None: it was not made."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there was anything to do."""
+        return self.source not in {"none", "sound"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Remedy:
+    """What is to be done about one partition."""
+
+    source: Source
+    looked: Looked
+    low: int = 0
+    horizon: int = 0
+    base: Verified | None = None
+    """The ledger that it is based on, as it is, or as much of it as is sound."""
+    lost: tuple[Lost, ...] = ()
+
+    @property
+    def adopted(self) -> Adopted | None:
+        return self.looked.view.ledger
+
+    def is_of(self, view: View) -> bool:
+        """Whether the partition still is as it was when this was found."""
+        was = self.looked.view
+        return (was.start, was.ledger) == (view.start, view.ledger)
+
+
+def rebuild_ledgers(
+    compactor: Compactor,
+    table: Table,
+    partitions: Mapping[int, Partition],
+    wishes: Wishes,
+    *,
+    dry_run: bool,
+    accept_loss: bool,
+) -> list[Rebuilt]:
+    """Rebuild what is not sound; gives what became of each partition."""
+    run = _Rebuild(compactor, table, partitions, wishes, accept_loss=accept_loss)
+    if dry_run:
+        with run.inspector:
+            run.choose_all()
+        return run.outcome()
+    with compactor.only(run):
+        with run.inspector:
+            run.choose_all()
+            run.rebuild()
+        run.tidy()
+    return run.outcome()
+
+
+class _Rebuild(Run):
+    """A run whose ledgers begin with what is left."""
+
+    def __init__(
+        self,
+        compactor: Compactor,
+        table: Table,
+        partitions: Mapping[int, Partition],
+        wishes: Wishes,
+        *,
+        accept_loss: bool,
+    ) -> None:
+        super().__init__(compactor, table, partitions, wishes)
+        self._accept_loss = accept_loss
+        self._remedies: dict[int, _Remedy] = {}
+        self._made = self._untidy = False
+        self.inspector = Inspector(
+            self._embedded, self._ledgers, self._records, table, partitions, wishes.progress
+        )
+
+    # -- choosing -------------------------------------------------------------------------------
+
+    def choose_all(self) -> None:
+        """Step 1: read everything, and find a source for each that is not sound."""
+        looked = self.inspector.look_at_all()
+        self._remedies = {number: self._remedy(number, one) for number, one in looked.items()}
+
+    def _remedy(self, number: int, looked: Looked, *, adopt_published: bool = True) -> _Remedy:
+        if looked.adopted is None and looked.ahead is None:
+            return _Remedy(source="none", looked=looked)
+        if not looked.problems:
+            return _Remedy(source="sound", looked=looked)
+        found, ahead, view = looked.adopted, looked.ahead, looked.view
+        goal = _goal(looked)
+        if found is None:  # everything that is read is in the backlog
+            return _Remedy(source="backlog", looked=looked, low=view.start, horizon=goal)
+        if found.sound:
+            return _Remedy(source="adopted", looked=looked, low=goal, horizon=goal, base=found)
+        if adopt_published and ahead is not None and ahead.sound:
+            return _Remedy(source="published", looked=looked, horizon=goal, base=ahead)
+        if found.manifest is not None and found.rows_sound:
+            return _Remedy(source="keys", looked=looked, low=goal, horizon=goal, base=found)
+        if view.start == 0:
+            return _Remedy(source="backlog", looked=looked, low=0, horizon=goal)
+        return self._from_older(number, looked, goal)
+
+    def _from_older(self, number: int, looked: Looked, goal: int) -> _Remedy:
+        """The backlog was cut: another ledger is needed for what lies before it."""
+        found, view = looked.adopted, looked.view
+        assert found is not None
+        floor = min(view.start, goal)
+        older = None
+        for one in self._whole_ones(number, looked):
+            assert one.manifest is not None
+            horizon = one.manifest.horizon
+            if horizon >= floor:
+                goal = max(goal, horizon)
+                return _Remedy(source="retired", looked=looked, low=horizon, horizon=goal, base=one)
+            older = older or one
+        if found.manifest is not None:
+            bad = [lost for file in found.files for lost in file.bad]
+            again = any(one.last >= floor for one in bad)
+            lost = [_below(one, floor) for one in bad if one.first < floor]
+            low = floor if again else goal
+            base: Verified | None = found
+        else:
+            # Nobody knows what it had. What an older one has may have been replaced since then.
+            base, low = older, floor
+            first = older.manifest.horizon if older is not None and older.manifest else 0
+            rows = self._rows_noted(looked)
+            lost = [Lost(first=first, last=floor - 1, rows=rows, stale=older is not None)]
+        return _Remedy(
+            source="salvage", looked=looked, low=low, horizon=goal, base=base, lost=tuple(lost)
+        )
+
+    def _whole_ones(self, number: int, looked: Looked) -> Iterator[Verified]:
+        """Older ledgers that are sound and lack no delete that the adopted one has, the newest
+        first.
+        """
+        adopted, pointer = looked.view.ledger, looked.seen.pointer
+        assert adopted is not None
+        names = {
+            epoch: one.manifest
+            for partition, epoch, one in self._records.retired(self.table.id)
+            if partition == number
+        }
+        if pointer is not None and pointer.epoch <= adopted.epoch:
+            names[pointer.epoch] = pointer.manifest  # of a metastore that is behind
+        for epoch in sorted(names, reverse=True):
+            if names[epoch] == adopted.manifest:
+                continue
+            one = self.inspector.verify(names[epoch])
+            manifest = one.manifest
+            if one.sound and manifest is not None and manifest.horizon <= looked.view.end:
+                if manifest.deletes_below <= adopted.deletes_below:
+                    yield one
+
+    def _rows_noted(self, looked: Looked) -> int | None:
+        """How many live rows a ledger had, as the run has noted that has made it."""
+        adopted = looked.view.ledger
+        for record in self._records.runs(self.table.id):
+            for plan in record.partitions:
+                if adopted is not None and plan.manifest == adopted.manifest:
+                    return plan.rows_live
+        return None
+
+    def _check_loss(self) -> None:
+        """Refuse to leave rows out, unless that was accepted."""
+        losing = {number: one for number, one in self._remedies.items() if one.lost}
+        if not losing or self._accept_loss:
+            return
+        raise RowsUnrecoverable(
+            self.table.name,
+            lost=[
+                f"partition {number} would lose {_lost_words(lost)}"
+                for number, one in losing.items()
+                for lost in one.lost
+            ],
+            files=[problem.path for one in losing.values() for problem in one.looked.problems],
+        )
+
+    # -- the run --------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Steps 2 to 7, if there is anything to do."""
+        self._check_loss()
+        record = RunRecord(
+            run=self.name,
+            table=self.table.id,
+            table_name=self.table.name,
+            state="planned",
+            trigger=REBUILD,
+            began_at_ms=self._embedded.node.loop.wall_ms(),
+            watermark=self._watermark(),
+            trim=False,
+            where=self._wishes.where,
+            partitions=tuple(_plan(number, one) for number, one in self._remedies.items()),
+        )
+        given_up = self._compactor.give_up_others(record, trigger=REBUILD)
+        self._untidy = given_up
+        if all(one.state == "skipped" for one in record.partitions):
+            return
+        self._made = self._untidy = True
+        try:
+            self.go(record, HereRunner)
+        except (LedgerLost, LedgerDamaged):
+            # If all is done, the sweep has met a ledger that nobody has asked to rebuild.
+            if self._records.run(self.table.id, self.name).state != "done":
+                raise
+
+    def tidy(self) -> None:
+        """What the damaged ledgers had goes, now that nobody looks at them any more."""
+        if self._untidy:
+            with contextlib.suppress(LedgerLost, LedgerDamaged):  # as above
+                self._compactor.sweep(self.table)
+
+    def _standing(self, number: int, watermark: int, *, dry: bool = False) -> Standing:
+        """Where a partition stands, whatever the metastore says; no more deletes go than went."""
+        del dry
+        partition = self._partitions[number]
+        seen = self._records.pointer(self.table.id, number)
+        standing = standing_of(self._embedded, partition, seen, watermark=watermark, compare=False)
+        return replace(standing, deletes_below=standing.deletes_gone)
+
+    def _round(
+        self, record: RunRecord, todo: Sequence[PartitionPlan], runner: Callable[[], Runner]
+    ) -> RunRecord:
+        works: dict[int, tuple[Work, Standing]] = {}
+        for plan in todo:
+            number = plan.partition
+            standing = self._standing(number, record.watermark)
+            if not self._remedies[number].is_of(standing.view):
+                self._remedies[number] = self._remedy(number, self.inspector.look(number))
+                self._check_loss()
+            if self._remedies[number].source == "published":
+                if self._adopted_published(number):
+                    done = msgspec.structs.replace(plan, state="adopted")
+                    record = record.with_partition(done)
+                    continue
+                looked = self._remedies[number].looked
+                self._remedies[number] = self._remedy(number, looked, adopt_published=False)
+                self._check_loss()
+            remedy = self._remedies[number]
+            fresh = _plan(number, remedy)
+            if fresh.state != "skipped":
+                self._step(f"salvage partition {number}")
+                fresh = msgspec.structs.replace(fresh, base=self._base(number, remedy))
+                works[number] = self._work(fresh, standing, remedy), standing
+            record = record.with_partition(fresh)
+        return self._worked_off(record, works, {}, runner)
+
+    def _adopted_published(self, number: int) -> bool:
+        pointer = self._remedies[number].looked.seen.pointer
+        assert pointer is not None
+        self._step(f"adopt partition {number}")
+        return self._adopt(number, pointer)
+
+    def _base(self, number: int, remedy: _Remedy) -> str:
+        """Step 3: the manifest that the work begins with; empty: with nothing."""
+        one = remedy.base
+        if remedy.source not in {"keys", "salvage"}:
+            return "" if one is None else one.path
+        before = None if one is None else one.manifest
+        known = () if before is None else before.lost
+        salvage = Salvage(
+            self._ledgers.store,
+            self.table,
+            partition=number,
+            token=f"{self.name}-{secrets.token_hex(4)}",
+            pace=lambda _: self._check(),
+        )
+        return salvage.base(
+            before,
+            () if one is None else one.files,
+            horizon=remedy.low,
+            lost=(*known, *remedy.lost),
+            made_by=self.name,
+        )
+
+    def _work(self, plan: PartitionPlan, standing: Standing, remedy: _Remedy) -> Work:
+        work = self._prepared(plan, standing)
+        schemas: tuple[int, ...] = ()
+        if plan.base:
+            schemas = read_manifest(self._ledgers.store, plan.base).schemas
+        return msgspec.structs.replace(
+            work,
+            schema=max(work.schema, *schemas, 0),
+            deletes_gone=standing.deletes_gone,
+            # Of a key whose last row is lost, no older one may stay: whoever reads the files
+            # without live sets would take it for the last one.
+            rewrite=bool(remedy.lost),
+        )
+
+    # -- telling --------------------------------------------------------------------------------
+
+    def outcome(self) -> list[Rebuilt]:
+        """What became of each partition, or would."""
+        return [self._rebuilt(number, one) for number, one in self._remedies.items()]
+
+    def _rebuilt(self, number: int, remedy: _Remedy) -> Rebuilt:
+        before, now = remedy.adopted, self._partitions[number].view.ledger
+        url = self._ledgers.store.url
+        based = remedy.base is not None and remedy.source != "published"
+        plain = remedy.source in {"none", "sound"}
+        one = Rebuilt(
+            partition=number,
+            source=remedy.source,
+            problems=remedy.looked.problems,
+            base=url(remedy.base.path) if based and remedy.base is not None else "",
+            low=remedy.low,
+            horizon=remedy.horizon,
+            lost=remedy.lost,
+        )
+        if plain or not self._made:
+            shown = before if plain else None
+            return replace(
+                one,
+                epoch=0 if shown is None else shown.epoch,
+                manifest="" if shown is None else url(shown.manifest),
+                horizon=one.horizon if shown is None else shown.horizon,
+            )
+        if now is None or now == before:
+            return one
+        return replace(
+            one,
+            epoch=now.epoch,
+            manifest=url(now.manifest),
+            horizon=now.horizon,
+            live_rows=read_manifest(self._ledgers.store, now.manifest).live_rows,
+            same=before is not None and before.digest == now.digest,
+        )
+
+
+def _goal(looked: Looked) -> int:
+    """Up to where the new ledger goes: as far as what it replaces."""
+    view, pointer = looked.view, looked.seen.pointer
+    if view.ledger is not None:
+        return view.ledger.horizon
+    assert pointer is not None
+    return max(view.start, min(pointer.horizon, view.end))
+
+
+def _plan(number: int, remedy: _Remedy) -> PartitionPlan:
+    view, adopted = remedy.looked.view, remedy.adopted
+    if remedy.source in {"none", "sound"}:
+        why = "it has no ledger" if remedy.source == "none" else "its ledger is sound"
+        return PartitionPlan(partition=number, state="skipped", why=why)
+    low, horizon = remedy.low, remedy.horizon
+    folds = horizon > low and remedy.source != "published"
+    return PartitionPlan(
+        partition=number,
+        base_epoch=adopted.epoch if adopted is not None else 0,
+        low=low,
+        horizon=horizon,
+        rows=horizon - low if folds else 0,
+        bytes=view.bytes_from(low) - view.bytes_from(horizon) if folds else 0,
+    )
+
+
+def _below(lost: Lost, floor: int) -> Lost:
+    return msgspec.structs.replace(lost, last=min(lost.last, floor - 1))
+
+
+def _lost_words(lost: Lost) -> str:
+    rows = "an unknown number of rows" if lost.rows is None else f"up to {lost.rows:,} rows"
+    return f"{rows} at offsets {lost.first} to {lost.last}"

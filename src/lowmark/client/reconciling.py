@@ -1,0 +1,109 @@
+"""A metastore that is older than the partitions, such as a restored backup: its pointers are set
+to what the partitions have adopted.
+
+A partition's own word counts: it is in its log, and reads go by it. Everything is looked at before
+anything is written; each pointer is one conditional write, so whoever publishes meanwhile wins, and
+a call that was interrupted is made again.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lowmark.catalog import Table
+from lowmark.client.embedded import Embedded
+from lowmark.client.ledgers import Ledgers
+from lowmark.client.run_records import Records, SeenPointer
+from lowmark.errors import Conflict
+from lowmark.ledger import LedgerDamaged, Pointer, read_manifest
+from lowmark.table import Adopted, Partition, View
+
+__all__ = ["Reconciled", "reconcile_ledgers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciled:
+    """What was found of one partition, and what was done about it."""
+
+    partition: int
+    state: Literal["same", "ahead", "none", "changed"]
+    """`ahead`: what was published is newer, and is adopted by the next run, as it should be."""
+    adopted: Adopted | None
+    before: Pointer | None
+    """What the metastore had."""
+    after: Pointer | None
+    """What it has now."""
+
+
+def reconcile_ledgers(
+    embedded: Embedded,
+    ledgers: Ledgers,
+    records: Records,
+    table: Table,
+    partitions: Mapping[int, Partition],
+) -> list[Reconciled]:
+    """Set pointers that are behind what partitions have adopted, or contradict it."""
+    found: dict[int, tuple[Adopted | None, SeenPointer, Pointer | None]] = {}
+    for number in sorted(partitions):
+        partition = partitions[number]
+        view: View = embedded.ask(lambda partition=partition: partition.latest())  # type: ignore[misc]
+        adopted = view.ledger
+        # Looked up after that: what it has adopted was published before, if all is well.
+        seen = records.pointer(table.id, number)
+        wrong = adopted is not None and not _follows(adopted, seen)
+        found[number] = adopted, seen, _pointer(ledgers, adopted) if wrong and adopted else None
+    return [_reconciled(embedded, records, table, number, *one) for number, one in found.items()]
+
+
+def _follows(adopted: Adopted, seen: SeenPointer) -> bool:
+    """Whether what was published is what was adopted, or newer."""
+    if seen.pointer is None or seen.epoch < adopted.epoch:
+        return False
+    return seen.epoch > adopted.epoch or seen.pointer.manifest == adopted.manifest
+
+
+def _pointer(ledgers: Ledgers, adopted: Adopted) -> Pointer:
+    """What a partition has adopted, as it was published; raises if its manifest can't be read."""
+    manifest = read_manifest(ledgers.store, adopted.manifest)
+    if manifest.digest_value().form != adopted.digest:
+        where = ledgers.store.url(adopted.manifest)
+        raise LedgerDamaged(where, "its digest is another one than was adopted")
+    return Pointer(
+        manifest=adopted.manifest,
+        horizon=adopted.horizon,
+        epoch=adopted.epoch,
+        digest=base64.b64encode(adopted.digest).decode(),
+        deletes_below=adopted.deletes_below,
+        run=manifest.made_by,
+    )
+
+
+def _reconciled(
+    embedded: Embedded,
+    records: Records,
+    table: Table,
+    number: int,
+    adopted: Adopted | None,
+    seen: SeenPointer,
+    wanted: Pointer | None,
+) -> Reconciled:
+    before = seen.pointer
+    if wanted is not None:
+        now_ms = embedded.node.loop.wall_ms()
+        if not records.publish(table.id, number, wanted, seen=seen, now_ms=now_ms):
+            raise Conflict(
+                f"the pointer of partition {number} of table {table.name} has changed meanwhile",
+                hint="Run it again.",
+            )
+        return Reconciled(
+            partition=number, state="changed", adopted=adopted, before=before, after=wanted
+        )
+    state: Literal["same", "ahead", "none"] = "same"
+    if before is None:
+        state = "none"
+    elif adopted is None or before.epoch > adopted.epoch:
+        state = "ahead"
+    return Reconciled(partition=number, state=state, adopted=adopted, before=before, after=before)

@@ -1,0 +1,510 @@
+"""`lowmark compact`: what it says, to people and to programs; what it refuses; how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+import lowmark
+from cli.history import (
+    KEYS,
+    ROWS,
+    begun,
+    copied,
+    files_of,
+    fill,
+    settle,
+    settled,
+    started,
+    without,
+)
+from cli.shop import Shop, shared
+from eventually import eventually
+from lowmark.cli.app import app
+from lowmark.cli.compact import compact
+from lowmark.client import running
+from lowmark.ledger import Work
+from lowmark.ledger.throttle import Throttle
+from lowmark.spark.archive import SWITCH
+
+RUN = {
+    "run",
+    "table",
+    "state",
+    "trigger",
+    "began",
+    "ended",
+    "seconds",
+    "where",
+    "watermark",
+    "verify",
+    "trim",
+    "rewrite",
+    "read_rate",
+    "write_rate",
+    "resumed",
+    "error",
+}
+NUMBERS = {
+    "rows_read",
+    "rows_live",
+    "rows_died",
+    "deletes",
+    "deletes_dropped",
+    "bytes_read",
+    "bytes_written",
+    "ledger_bytes",
+    "trimmed_bytes",
+    "held_rows",
+}
+PARTITION = NUMBERS | {
+    "partition",
+    "state",
+    "why",
+    "base",
+    "base_epoch",
+    "low",
+    "horizon",
+    "rows",
+    "bytes",
+    "manifest",
+    "files_written",
+    "rows_checked",
+    "trimmed_to",
+    "held_by",
+    "held_until",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    return settled(tmp_path_factory.mktemp("made") / "shop")
+
+
+@pytest.fixture
+def shop(made: Shop, tmp_path: Path) -> Shop:
+    return copied(made, tmp_path / "shop")
+
+
+def state_of(shop: Shop) -> dict[str, str]:
+    rows = shop.lines("orders", "--compacted", "--columns", "id,status")
+    return {row["id"]: row["status"] for row in rows}
+
+
+EXPECTED = {f"o-{n % KEYS}": f"new-{n}" for n in range(ROWS)}
+
+
+# -- what it says -------------------------------------------------------------------------------
+
+
+def test_people_get_each_partition_and_a_line_of_what_was_done(shop: Shop) -> None:
+    # when a table with a history is compacted
+    said = shop.run("compact", "orders", "--here")
+    # then what was done to each partition is said, and what it came to
+    head, *_ = said.splitlines()
+    assert head.split()[:2] == ["partition", "rows"]
+    last = said.splitlines()[-1]
+    assert f"{ROWS:,} rows read → {KEYS:,} live" in last
+    assert "(here)" in last
+    # and of each key the last row is left
+    assert state_of(shop) == EXPECTED
+    # and once more there is nothing to do, which is no run
+    assert "nothing to do for orders: nothing is new" in shop.run("compact", "orders", "--here")
+    assert len(shop.json("runs")) == 1
+
+
+def test_programs_get_every_documented_field_and_no_other(shop: Shop) -> None:
+    done = shop.json("compact", "orders", "--here")
+    assert set(done) == RUN | NUMBERS | {"partitions"}
+    assert [set(one) for one in done["partitions"]] == [PARTITION, PARTITION]
+    words = set(re.findall(r"\w+", compact.__doc__ or ""))
+    assert set(done) | PARTITION <= words
+    assert (done["table"], done["state"], done["where"]) == ("orders", "done", "here")
+    assert (done["rows_read"], done["rows_live"], done["held_rows"]) == (ROWS, KEYS, 0)
+    assert (done["error"], done["resumed"], done["trigger"]) == (None, 0, "by hand")
+    assert done["began"] <= done["ended"]
+    for name in NUMBERS:
+        assert done[name] == sum(one[name] for one in done["partitions"])
+    for one in done["partitions"]:
+        assert (one["state"], one["why"], one["held_by"]) == ("adopted", None, [])
+        assert one["trimmed_to"] == one["horizon"] == one["rows_read"]
+        assert one["trimmed_bytes"] == one["bytes"]
+
+
+def test_options_are_noted_and_reach_the_run(shop: Shop) -> None:
+    # given a run of one partition that leaves the backlog, and checks everything
+    words = ("--partitions", "1", "--verify", "--no-trim", "--memory", "2MiB")
+    done = shop.json("compact", "orders", "--here", *words)
+    assert (done["verify"], done["trim"], done["rewrite"]) == (True, False, False)
+    [one] = done["partitions"]
+    assert (one["partition"], one["trimmed_bytes"]) == (1, 0)
+    assert one["rows_checked"] >= one["rows_read"]
+    before = {part["partition"]: part for part in shop.json("explain", "orders")["partitions"]}
+    assert before[0]["ledger"] is None
+    assert (before[1]["start"], before[1]["horizon"]) == (0, one["horizon"])
+    # when the rest is done
+    rest = shop.json("compact", "orders", "--here")
+    # then what was left is cut as well, once the other one is compacted
+    assert [part["state"] for part in rest["partitions"]] == ["adopted", "skipped"]
+    # and files are written anew only if that is wanted
+    assert shop.json("compact", "orders", "--here")["bytes_written"] == 0
+    again = shop.json("compact", "orders", "--here", "--rewrite")
+    assert again["rewrite"] is True
+    assert [part["files_written"] for part in again["partitions"]] == [1, 1]
+    assert state_of(shop) == EXPECTED
+
+
+# -- a dry run ----------------------------------------------------------------------------------
+
+
+def test_a_dry_run_has_the_numbers_of_the_run(shop: Shop) -> None:
+    plan = shop.json("compact", "orders", "--here", "--dry-run")
+    said = shop.run("compact", "orders", "--here", "--dry-run")
+    done = shop.json("compact", "orders", "--here")
+    assert (plan["state"], plan["ended"]) == ("planned", None)
+    assert set(plan) == set(done)
+    planned = ("partition", "low", "horizon", "rows", "bytes", "held_rows", "held_until")
+    for before, after in zip(plan["partitions"], done["partitions"], strict=True):
+        assert {name: before[name] for name in planned} == {name: after[name] for name in planned}
+        assert before["rows"] == after["rows_read"]
+        assert f"{before['rows']:,}" in said
+    assert f"a run would compact {ROWS:,} rows" in said
+    assert "of 2 partitions of orders" in said
+
+
+def test_a_dry_run_changes_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shared(shop, monkeypatch) as database:
+
+        def everything() -> tuple[Any, ...]:
+            # Not all files: what was opened a moment ago may still tidy up its log. But nothing
+            # can be changed without an entry in a log, or a file among the ledgers.
+            table = database["orders"]
+            logs = [one.group.log.last_index for one in table._all_partitions().values()]
+            revision = database._embedded.node.cluster.metastore.state.latest
+            found = table.explain().partitions
+            return logs, revision, files_of(shop), found, database.runs()
+
+        before = everything()
+        shop.run("compact", "orders", "--here", "--dry-run")
+        shop.json("compact", "orders", "--here", "--dry-run", "--verify", "--rewrite")
+        assert everything() == before
+
+
+def test_a_dry_run_adopts_nothing_that_was_published(shop: Shop) -> None:
+    # given a run that ended between publishing a ledger and having it adopted
+    class Stopped(BaseException):
+        pass
+
+    def stop(name: str) -> None:
+        if name == "adopt partition 1":
+            raise Stopped
+
+    with lowmark.open(shop.data) as database, pytest.raises(Stopped):
+        database["orders"].compact(here=True, step=stop)
+    # when somebody only looks
+    plan = shop.json("compact", "orders", "--here", "--dry-run")
+    # then nothing is adopted, and the plan is what a run would find once it has adopted that
+    ledgers = [part["ledger"] for part in shop.json("explain", "orders")["partitions"]]
+    assert ledgers[1] is None
+    done = shop.json("compact", "orders", "--here")
+    for before, after in zip(plan["partitions"], done["partitions"], strict=True):
+        assert (before["low"], before["rows"]) == (after["low"], after["rows"])
+    assert state_of(shop) == EXPECTED
+
+
+# -- what it leaves, and why --------------------------------------------------------------------
+
+
+def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> None:
+    # given a few rows later than the low watermark
+    fill(shop, 30, 30)
+    # when the table is planned, and compacted
+    plan = shop.run("compact", "orders", "--here", "--dry-run")
+    done = shop.json("compact", "orders", "--here")
+    # then they are said: how many, and until when
+    until = min(one["held_until"] for one in done["partitions"])
+    assert (done["held_rows"], done["rows_read"]) == (30, ROWS)
+    for said in (plan, shop.run("compact", "orders", "--here")):
+        assert "30 rows are too young" in said
+        assert f"until the low watermark has passed {until}" in said
+    assert "every row is later than the low watermark" in shop.run("compact", "orders", "--here")
+    # and when it has passed, they go
+    settle(shop)
+    assert shop.json("compact", "orders", "--here")["rows_read"] == 30
+
+
+def test_whoever_keeps_the_backlog_is_named(shop: Shop) -> None:
+    shop.run("cursor", "create", "orders", "billing")
+    said = shop.run("compact", "orders", "--here")
+    assert "the backlog below the horizon is kept for cursor billing" in said
+    # when the reader has gone, a run has nothing to read, and cuts
+    shop.run("cursor", "delete", "orders", "billing")
+    said = shop.run("compact", "orders", "--here")
+    assert "nothing to do for orders" in said
+    assert "of the backlog were trimmed" in said
+
+
+def test_an_empty_table_has_nothing_to_do(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "shop").with_orders(2)
+    for words in ((), ("--dry-run",), ("--rewrite",)):
+        assert "nothing to do for orders: nothing is new" in shop.run(
+            "compact", "orders", "--here", *words
+        )
+    assert shop.json("runs") == []
+    assert files_of(shop) == []
+
+
+# -- what it refuses ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (("ordrs", "--here"), 1, "Did you mean orders?"),
+        (("orders", "--here", "--partitions", "0,7"), 1, "no partition 7"),
+        (("orders", "--here", "--partitions", "first"), 2, "--partitions can't be 'first'"),
+        (("orders", "--here", "--partitions", ","), 2, "--partitions can't be ','"),
+        (("orders", "--here", "--partitions", "-1"), 2, "--partitions can't be '-1'"),
+        (("orders", "--here", "--read-rate", "fast"), 2, "--read-rate: 'fast' is not a size"),
+        (("orders", "--here", "--read-rate", ""), 2, "--read-rate: '' is not a size"),
+        (("orders", "--here", "--read-rate", "5M"), 2, "is not a size"),
+        (("orders", "--here", "--write-rate", "-1"), 2, "--write-rate can't be less than 0 B"),
+        (("orders", "--here", "--write-rate", "9" * 30), 2, "--write-rate can't be more than"),
+        (("orders", "--here", "--memory", "1KiB"), 2, "--memory can't be less than 1.0 MiB"),
+        (("orders", "--here", "--memory", "99999999TiB"), 2, "--memory can't be more than"),
+        (("orders", "--here", "--spark-master", "local"), 2, "a run is made in one place"),
+        (("orders", "--here", "--resume", "nobody"), 1, "there is no run nobody"),
+        (("orders", "--here", "--resume", "x", "--dry-run"), 2, "goes on as it was planned"),
+        (("orders", "--here", "--resume", "x", "--partitions", "0"), 2, "as it was planned"),
+        (("orders", "--here", "--resume", "x", "--verify"), 2, "as it was planned"),
+        (("orders", "--here", "--resume", "x", "--no-trim"), 2, "as it was planned"),
+        (("orders", "--here", "--resume", "x", "--rewrite"), 2, "as it was planned"),
+        ((), 2, "TABLE"),
+    ],
+)
+def test_what_can_not_be_done_is_refused_before_anything_is(
+    made: Shop, words: tuple[str, ...], code: int, why: str
+) -> None:
+    assert why in made.refused("compact", *words, code=code)
+    told = json.loads(made.refused("compact", *words, "--json", code=code))
+    assert set(told) == {"error", "kind", "detail", "hint"}
+    assert files_of(made) == []
+
+
+def test_a_run_that_is_done_is_not_resumed(shop: Shop) -> None:
+    run = shop.json("compact", "orders", "--here")["run"]
+    said = shop.refused("compact", "orders", "--here", "--resume", run)
+    assert f"run {run} is done" in said
+    assert f"run {run} is done" in shop.refused("runs", "resume", run, "--here")
+
+
+def test_a_table_may_be_left_alone(shop: Shop) -> None:
+    shop.run("table", "alter", "orders", "--set", "compaction=off")
+    for words in ((), ("--dry-run",)):
+        assert "compaction=off" in shop.refused("compact", "orders", "--here", *words)
+    assert shop.json("runs") == []
+
+
+def test_a_table_that_is_open_elsewhere_is_not_touched(shop: Shop) -> None:
+    with lowmark.open(shop.data) as database:
+        assert "is open in " in shop.refused("compact", "orders", "--here")
+        told = shop.refused("compact", "orders", "--here", "--dry-run", "--json")
+        assert json.loads(told)["kind"] == "Locked"
+        assert database.runs() == []
+
+
+def test_only_a_database_is_compacted(tmp_path: Path) -> None:
+    words = ["compact", "orders", "--here", "--data", str(tmp_path / "nowhere")]
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "there is no directory" in done.stderr
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_without_spark_it_is_said_what_to_install_and_how_to_go_on(shop: Shop) -> None:
+    # given a Python without PySpark
+    done = without("pyspark", "compact", "orders", "--data", str(shop.data))
+    # then it is said what is missing
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    assert "lowmark[spark]" in done.stderr
+    # and how to go on with the run, which goes on without Spark as well
+    [run] = shop.json("runs")
+    assert run["state"] == "failed"
+    assert f"lowmark runs resume {run['run']}" in done.stderr
+    assert shop.json("runs", "resume", run["run"], "--here")["state"] == "done"
+    assert state_of(shop) == EXPECTED
+
+
+# -- rates --------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes only when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def now_s(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_throttle_lets_as_much_time_pass_as_its_rate_says() -> None:
+    clock = Clock()
+    throttle = Throttle(1_000, clock)
+    for _ in range(100):
+        throttle(100)
+    assert throttle.total == 10_000
+    assert clock.now == pytest.approx(10.0, abs=0.25)
+    # and one without a rate only counts
+    before, free = clock.now, Throttle(0, clock)
+    free(1 << 40)
+    assert (free.total, clock.now) == (1 << 40, before)
+
+
+def test_rates_have_units_and_reach_the_work(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a look at what is worked off, which is done as always
+    works: list[Work] = []
+
+    def looked_at(data: bytes) -> bytes:
+        works.append(msgspec.msgpack.decode(data, type=Work))
+        return running.work_off(data)
+
+    monkeypatch.setattr("lowmark.client.compacting.work_off", looked_at)
+    # when a run is made with rates
+    words = ("--read-rate", "64 MiB", "--write-rate", "32mb")
+    done = shop.json("compact", "orders", "--here", *words)
+    # then they are noted, and each task has its share
+    assert (done["read_rate"], done["write_rate"]) == (64 << 20, 32_000_000)
+    assert [(one.read_rate, one.write_rate) for one in works] == [(64 << 20, 32_000_000)] * 2
+    said = shop.run("runs", "show", done["run"])
+    assert "64.0 MiB/s" in said
+    assert "30.5 MiB/s" in said
+
+
+# -- ending before the end ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_interrupt_cancels_the_run_and_leaves_nothing_behind(shop: Shop) -> None:
+    # given a run that has finished one partition, and is at the other one
+    with started(shop, "compact", "orders", "--here", "--read-rate", "60KiB") as process:
+        run = begun(shop, process, mark="*.done")
+        # when somebody presses Ctrl-C
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    # then it says what became of it
+    assert (process.returncode, out) == (130, "")
+    assert said == f"run {run} was cancelled\ninterrupted\n"
+    # and no file is left, and nobody holds anything
+    assert files_of(shop) == []
+    assert list((shop.data / "ledgers").glob("*/runs/*")) == []
+    [noted] = shop.json("runs")
+    assert (noted["run"], noted["state"]) == (run, "cancelled")
+    found = shop.json("explain", "orders")
+    assert (found["rows"], found["holders"]) == (ROWS, [])
+    # and it can't be resumed, but begun again
+    assert f"run {run} is cancelled" in shop.refused("runs", "resume", run, "--here")
+    assert shop.json("compact", "orders", "--here")["rows_live"] == KEYS
+    assert state_of(shop) == EXPECTED
+
+
+# -- progress -----------------------------------------------------------------------------------
+
+
+def on_a_terminal(*words: str) -> tuple[int, str]:
+    """What a command shows on a terminal of 120 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    with subprocess.Popen(
+        [sys.executable, "-m", "lowmark", *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm"},
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                some = os.read(ours, 1 << 16)
+            except OSError:  # the other side is closed
+                break
+            if not some:
+                break
+            shown += some
+        os.close(ours)
+    return process.returncode, shown.decode()
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_a_bar_while_it_goes_on(shop: Shop) -> None:
+    words = ("compact", "orders", "--here", "--read-rate", "150KiB", "--data", str(shop.data))
+    code, shown = on_a_terminal(*words)
+    assert code == 0, shown
+    assert "compacting" in shown
+    assert "━" in shown
+    assert "of 2 partitions" in shown
+    assert f"{KEYS:,} live" in re.sub(r"\s+", " ", shown)
+
+
+@pytest.mark.slow
+def test_without_a_terminal_nothing_is_said_on_the_way(shop: Shop) -> None:
+    with started(shop, "compact", "orders", "--here", "--read-rate", "150KiB") as process:
+        out, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+    assert "compacting" not in out
+    assert "\x1b" not in out
+
+
+# -- on Spark -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_a_table_is_compacted_on_spark(shop: Shop) -> None:
+    # when it is compacted on a Spark of its own
+    words = ("compact", "orders", "--spark-master", "local[2]", "--json")
+    with started(shop, *words, env={SWITCH: "off"}) as process:
+        # Java and Python's workers have the environment of this one.
+        eventually(lambda: len(processes_of(shop)) > 1, deadline_s=120)
+        out, said = process.communicate(timeout=160)
+        # then the answer is there, and nothing else is said
+        assert (process.returncode, said) == (0, "")
+        done = json.loads(out)
+        assert (done["state"], done["where"]) == ("done", "local[2]")
+        assert (done["rows_read"], done["rows_live"]) == (ROWS, KEYS)
+        # and nobody is left of it
+        eventually(lambda: processes_of(shop) == [])
+    assert state_of(shop) == EXPECTED
+
+
+def processes_of(shop: Shop) -> list[int]:
+    """Processes that were told of the shop by their environment, or by who started them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if str(shop.data).encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found

@@ -1,0 +1,170 @@
+"""Runs of compaction as a program sees them: told of while they go on, listed, cancelled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from eventually import eventually
+from lowmark.client import Database, Progress, RunRecord, Table
+from lowmark.client.failures import Cancelled, RunUnderWay
+from lowmark.errors import Rejected
+
+SLOWLY = 1 << 10
+
+
+@pytest.fixture
+def history(db: Database) -> Table:
+    """Three partitions with a history, all of it at or below the low watermark."""
+    table = db.create_table("history", {"id": "int64", "v": "string"}, key="id", partitions=3)
+    for at in range(5):
+        table.append([{"id": n, "v": f"{at}" * 50} for n in range(300)])
+
+    def passed() -> bool:
+        db.advance_watermark("now")
+        return not table.compact(dry_run=True).held_rows
+
+    eventually(passed)
+    return table
+
+
+def only_forward(told: Sequence[Progress]) -> bool:
+    """Whether nothing that is done is ever taken back, and it ends with all of it."""
+    last = told[-1]
+    return (
+        all(
+            a.bytes_done <= b.bytes_done and a.partitions_done <= b.partitions_done
+            for a, b in pairwise(told)
+        )
+        and {(one.bytes_total, one.partitions) for one in told}
+        == {(last.bytes_total, last.partitions)}
+        and (last.step, last.bytes_done, last.partitions_done)
+        == ("done", last.bytes_total, last.partitions)
+    )
+
+
+def test_progress_only_grows_and_ends_with_all_of_it(history: Table) -> None:
+    told: list[Progress] = []
+    plan = history.compact(dry_run=True)
+    # when a run goes so slowly that it is told of on the way
+    rate = 2 * sum(one.bytes for one in plan.partitions)
+    history.compact(here=True, read_rate=rate, progress=told.append)
+    # then it was
+    assert len(told) > 1
+    assert told[-1].bytes_total == sum(one.bytes for one in plan.partitions)
+    assert told[-1].partitions == 3
+    assert only_forward(told)
+
+
+def test_one_that_is_quick_or_has_little_to_do_is_told_of_as_well(history: Table) -> None:
+    history.compact(here=True, partitions=[0, 2])
+    told: list[Progress] = []
+    # when only one partition has anything to be done
+    history.compact(here=True, progress=told.append)
+    # then the others do not count
+    assert only_forward(told)
+    assert told[-1].partitions == 1
+    # and where nothing is done, nothing is told
+    told.clear()
+    assert history.compact(here=True, progress=told.append).rows_read == 0
+    assert told == []
+
+
+def test_a_run_that_goes_on_is_cancelled_from_another_thread(history: Table) -> None:
+    failed: list[BaseException] = []
+    working = threading.Event()
+
+    def compact() -> None:
+        try:
+            history.compact(
+                here=True,
+                read_rate=SLOWLY,
+                step=lambda name: working.set() if name == "carry out the work" else None,
+            )
+        except Cancelled as error:
+            failed.append(error)
+
+    # given a run that will take minutes
+    thread = threading.Thread(target=compact)
+    thread.start()
+    try:
+        assert working.wait(30)
+        [run] = history.runs()
+        assert run.state == "running"
+        # then there is no room for another one
+        with pytest.raises(RunUnderWay, match=run.run):
+            history.compact(here=True)
+        # when it is cancelled
+        history.cancel_run(run.run)
+    finally:
+        thread.join(30)
+    # then it has ended, and holds nothing
+    assert not thread.is_alive()
+    assert len(failed) == 1
+    assert [one.state for one in history.runs()] == ["cancelled"]
+    assert history.explain().holders == ()
+    assert history.compact(here=True).rows_live == 300
+
+
+def test_it_is_too_late_to_cancel_what_is_done(db: Database, history: Table) -> None:
+    # given a run that somebody cancels when all is published
+    def cancel(name: str) -> None:
+        if name == "note the end":
+            history.cancel_run(history.runs()[0].run)
+
+    done = history.compact(here=True, step=cancel)
+    # then it is done all the same, and noted so
+    assert done.state == "done"
+    assert [one.state for one in history.runs()] == ["done"]
+    assert [one.run for one in db.runs()] == [done.run]
+
+
+def test_runs_are_listed_by_table_the_newest_first(db: Database, history: Table) -> None:
+    other = db.create_table("other", {"id": "int64"}, key="id", partitions=1)
+    first = history.compact(here=True, partitions=[0])
+    second = history.compact(here=True, partitions=[1])
+    assert [one.run for one in history.runs()] == [second.run, first.run]
+    assert other.runs() == []
+    assert len(db.runs()) == 2
+    for wrong in ("", "nobody", first.run):
+        with pytest.raises(Rejected):
+            history.cancel_run(wrong)
+        with pytest.raises(Rejected):
+            history.compact(here=True, resume=wrong)
+    with pytest.raises(Rejected, match="there is no run"):
+        other.cancel_run(first.run)
+
+
+class Stopped(BaseException):
+    """The process ends here."""
+
+
+def stopped(table: Table, step: str, *, rate: int) -> RunRecord:
+    def stop(name: str) -> None:
+        if name == step:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        table.compact(here=True, step=stop, read_rate=rate, write_rate=rate)
+    return table.runs()[0]
+
+
+def test_a_run_that_is_resumed_keeps_its_rates_unless_others_are_given(history: Table) -> None:
+    fast = 1 << 40
+    run = stopped(history, "publish partition 0", rate=fast)
+    assert (run.state, run.read_rate, run.write_rate) == ("running", fast, fast)
+    told: list[Progress] = []
+    done = history.compact(here=True, resume=run.run, read_rate=0, progress=told.append)
+    assert (done.run, done.state, done.resumed) == (run.run, "done", 1)
+    assert (done.read_rate, done.write_rate) == (0, fast)
+    assert only_forward(told)
+
+
+def test_a_rate_that_is_none_is_refused(history: Table) -> None:
+    for wrong in (-1, "50MiB", 1.5, True):
+        with pytest.raises(Rejected, match="read_rate"):
+            history.compact(here=True, read_rate=wrong)  # type: ignore[arg-type]
+    assert history.runs() == []
