@@ -9,6 +9,7 @@ is what happens, and in which order.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 
 import lowmark
 from compaction.model import Broken, Column, Consumer, Key, Model, Row, Schema, confirm
+from compaction.world import Stopped
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
@@ -41,7 +43,7 @@ from lowmark.client import (
     looking_back,
 )
 from lowmark.client.running import HereRunner
-from lowmark.errors import LowmarkError, Rejected
+from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import GroupConfig
 from lowmark.ledger import RunRecord, files, read_manifest, table_folder, tail, work
 from lowmark.log import LogConfig
@@ -52,7 +54,7 @@ from sim.mutants import replaced
 
 __all__ = ["LIVES_IN_TEST", "Life", "Story", "crash_image", "live", "settings_of", "small"]
 
-LIVES_IN_TEST = 16
+LIVES_IN_TEST = 24
 """Lives in `make test`."""
 STEPS = 40
 ALL = ("_partition", "_offset", "_time", "_change")
@@ -137,10 +139,12 @@ def crash_image(source: Path, target: Path) -> Path:
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:
     found = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            stat = path.stat()
-            found[str(path.relative_to(folder))] = (stat.st_size, stat.st_mtime_ns)
+    for root, folders, names in os.walk(folder):  # folders that go meanwhile are left out
+        for name in [*folders, *names]:
+            path = os.path.join(root, name)
+            with contextlib.suppress(FileNotFoundError):
+                stat = os.stat(path)
+                found[path] = (stat.st_size, stat.st_mtime_ns)
     return found
 
 
@@ -239,6 +243,8 @@ class Life:
         self.times: list[Remembered] = []
         self.standing = self.look()
         self.watermark = 0
+        self.meddled = False
+        """Whether somebody else has cut or compacted during the run."""
 
     def _created(self) -> tuple[Model, Table]:
         dice = self.dice
@@ -302,6 +308,8 @@ class Life:
             (self.append, 7),
             (self.delete, 4 if keyed else 0),
             (self.compact, 7),
+            (self.interrupt, 1.5),
+            (self.resume, 1.5),
             (self.advance, 3),
             (self.remember, 2),
             (self.open_reader, 4),
@@ -313,6 +321,7 @@ class Life:
             (self.trim, 1),
             (self.change_columns, 1.5),
             (self.sweep, 1),
+            (self.damage, 1),
             (self.restart, 0.5),
             (self.crash, 0.4),
         ]
@@ -497,6 +506,7 @@ class Life:
             verify=dice.random() < 0.5,
             rewrite=dice.random() < 0.2,
             memory_bytes=dice.choice([50, 400, 1 << 30]),
+            meanwhile=dice.random() < 0.5,
         )
 
     def _compact(
@@ -507,29 +517,139 @@ class Life:
         verify: bool = False,
         rewrite: bool = False,
         memory_bytes: int = 1 << 30,
+        meanwhile: bool = False,
     ) -> RunRecord:
         plan = self.table.compact(here=True, dry_run=True, partitions=partitions)
         before = self.look()
         self._check_plan(plan, before)
         words = [word for word, said in (("verify", verify), ("rewrite", rewrite)) if said]
         more = "" if trim else "without a cut"
+        self.meddled = False
         self.tell(f"compact {partitions or 'all'} {' '.join(words)} {more} {memory_bytes}")
-        wanted = self.table._wanted(partitions)
-        # The inner call: the table's own grants a megabyte at least, and ranges would not be used.
-        record = self.table._compactor.compact(
-            self.table.descriptor,
-            wanted,
-            HereRunner,
-            compacting.Wishes(
-                verify=verify,
-                trim=trim,
-                rewrite=rewrite,
-                memory_bytes=memory_bytes,
-                where="here",
-            ),
+        wishes = compacting.Wishes(
+            verify=verify,
+            trim=trim,
+            rewrite=rewrite,
+            memory_bytes=memory_bytes,
+            where="here",
+            step=self._meanwhile if meanwhile else lambda step: None,
         )
+        record = self._run(self.table._compactor, wishes, partitions)
         self._check_record(record, plan, before, trim=trim)
         return record
+
+    def _run(
+        self,
+        compactor: compacting.Compactor,
+        wishes: compacting.Wishes,
+        partitions: Sequence[int] | None = None,
+    ) -> RunRecord:
+        # The inner call: the table's own grants a megabyte at least, and ranges would not be used.
+        wanted = self.table._wanted(partitions)
+        return compactor.compact(self.table.descriptor, wanted, HereRunner, wishes)
+
+    def _meanwhile(self, step: str) -> None:
+        """Before a step of a run: often enough, something else happens."""
+        publishes = step.startswith("publish")
+        if self.dice.random() >= (0.5 if publishes or step.startswith("adopt") else 0.15):
+            return
+        acts: list[tuple[Callable[[], None], float]] = [
+            (self.append, 3),
+            (self.delete, 2 if self.model.key else 0),
+            (self.create_cursor, 5),
+            (self.move_cursor, 2),
+            (self.delete_cursor, 1),
+            (self.open_reader, 4),
+            (self.go_on_reading, 3),
+            (self.close_reader, 1),
+            (self.check_some, 2),
+            (self.sweep, 3),
+            (self.advance, 1),
+            (self.trim, 1),
+            (self.change_columns, 1),
+            (self.overtake, 6 if publishes else 0),
+        ]
+        act = self.dice.choices([act for act, _ in acts], [weight for _, weight in acts])[0]
+        self.tell(f"  before the run would {step}: {act.__name__}")
+        self.meddled |= act in {self.overtake, self.trim}
+        act()
+        self.check_standing()
+        self.count(f"{act.__name__} during a run")
+
+    def overtake(self) -> None:
+        """Another one compacts the table, as if it were in another process. It would not take this
+        run for one that was interrupted: there, too, somebody would see that it goes on.
+        """
+        table = self.table
+        rival = compacting.Compactor(table._embedded, table._compactor.ledgers, grace_ms=0)
+        wishes = compacting.Wishes(trim=self.dice.random() < 0.5, where="here")
+        with replaced(rival, "give_up_others", lambda record: False):
+            self._run(rival, wishes)
+
+    def interrupt(self) -> None:
+        """A run that ends before some step of it, with its process or alone."""
+        dice = self.dice
+        self._append(5)
+        self.advance()
+        steps = dice.randint(1, 4 + 5 * self.table.partitions)
+        how = dice.choice(["the process is killed", "the database is closed", "only the run ends"])
+        image: Path | None = None
+
+        def stop(step: str) -> None:
+            nonlocal steps, image
+            steps -= 1
+            if steps:
+                return
+            self.tell(f"before the run would {step}, {how}")
+            self.count(f"run interrupted: {how}")
+            if how != "only the run ends":
+                self._close_readers()
+            if how == "the process is killed":
+                image = self._image()
+            if how != "only the run ends":
+                self.db.close()
+            raise Stopped
+
+        wishes = compacting.Wishes(
+            trim=dice.random() < 0.75, rewrite=dice.random() < 0.2, where="here", step=stop
+        )
+        self.tell("compact all, with an end before its end")
+        with contextlib.suppress(Stopped):
+            self._run(self.table._compactor, wishes)
+        if self.db._embedded.closed:
+            if image is not None:
+                shutil.rmtree(self.path)
+                self.path = image
+            self._open_again()
+        self.check_all()
+        if dice.random() < 0.5:
+            self.resume()
+
+    def resume(self) -> None:
+        """Go on with a run that was interrupted, or give it up."""
+        left = [one.run for one in self.table.runs() if one.state == "running"]
+        if not left:
+            return
+        confirm(len(left) == 1, f"runs {left} wait to be resumed, all at once")
+        if self.dice.random() < 0.3:
+            record = self.table.cancel_run(left[0])
+            confirm(record.state == "cancelled", f"a run that was cancelled is {record.state}")
+            self.tell("give the run up")
+        else:
+            record = self.table.compact(here=True, resume=left[0])
+            self.tell("resume the run")
+            confirm(record.state == "done", f"a run that was resumed is {record.state}")
+            states = {one.state for one in record.partitions}
+            # Nobody else has made a run meanwhile: that would have given this one up.
+            confirm(states <= {"adopted", "skipped"}, f"a run that was resumed ends as {states}")
+            self.count("run resumed")
+        self._check_lets_go("a run that was given up, or resumed")
+        self.check_files()
+
+    def _check_lets_go(self, what: str) -> None:
+        for number, stands in self.look().items():
+            held = [lease.name for lease in stands.leases.values() if lease.kind == "run"]
+            confirm(not held, f"{what} has left a lease on partition {number}: {held}")
 
     def _check_plan(self, plan: RunRecord, before: Mapping[int, Standing]) -> None:
         for one in plan.partitions:
@@ -545,22 +665,32 @@ class Life:
         self, record: RunRecord, plan: RunRecord, before: Mapping[int, Standing], *, trim: bool
     ) -> None:
         confirm(record.state == "done", f"a run ends as {record.state}: {record.error}")
+        if record.partitions and any(one.state != "skipped" for one in record.partitions):
+            self._check_lets_go(f"run {record.run}")
         after = self.look()
         for one in record.partitions:
             number = one.partition
             stands, planned = after[number], plan.partition(number)
             assert planned is not None
             what = f"run {record.run} on partition {number}"
+            if one.state == "overtaken":
+                confirm(self.meddled, f"{what} was overtaken by nobody")
+                confirm(stands.horizon >= planned.horizon, f"{what}: {stands} is behind it")
+                self.count("run overtaken")
+                continue
             if one.state == "skipped":
-                confirm(planned.rows == 0, f"{what} was skipped, though {planned.rows} rows wait")
+                nothing = planned.rows == 0 or self.meddled
+                confirm(nothing, f"{what} was skipped, though {planned.rows} rows wait")
                 continue
             confirm(one.state == "adopted", f"{what} ends as {one.state}")
-            confirm(stands.horizon == planned.horizon, f"{what} came to {stands.horizon}")
-            confirm(one.rows_read == planned.rows, f"{what} read {one.rows_read} rows")
+            if not self.meddled:
+                confirm(stands.horizon == planned.horizon, f"{what} came to {stands.horizon}")
+                confirm(one.rows_read == planned.rows, f"{what} read {one.rows_read} rows")
+            confirm(stands.horizon >= planned.horizon, f"{what} came to {stands.horizon}")
             self.count("run of a partition")
             self.count("delete dropped", one.deletes_dropped)
             self.count("row died", one.rows_died)
-            if not trim:
+            if not trim and not self.meddled:
                 confirm(stands.start == before[number].start, f"{what} cut, though told not to")
 
     def advance(self) -> None:
@@ -608,6 +738,42 @@ class Life:
         self.table.sweep()
         self.check_files()
         self.tell("sweep")
+
+    def damage(self) -> None:
+        """A bit of a ledger's file is wrong for a while: whoever reads it is told, or unharmed."""
+        for _ in range(3):
+            there = self.table._compactor.ledgers.store.files(table_folder(self.table_id))
+            paths = [one.path for one in there if one.bytes]
+            if paths:
+                rows = [path for path in paths if path.endswith(".parquet")]
+                self._damage(self.dice.choice(self.dice.choice([rows or paths, paths])))
+        self.check_compacted()
+        self.check_keys()
+
+    def _damage(self, path: str) -> None:
+        dice, ledgers = self.dice, self.table._compactor.ledgers
+        full = Path(ledgers.store.full_path(path))
+        at = dice.randrange(full.stat().st_size)
+        with full.open("r+b") as file:
+            file.seek(at)
+            whole = file.read(1)
+            file.seek(at)
+            file.write(bytes([whole[0] ^ 1 << dice.randrange(8)]))
+            file.flush()
+            ledgers.forget_all()
+            self.tell(f"damage byte {at} of {full.name}")
+            for check in (self.check_compacted, self.check_keys):
+                try:
+                    check()
+                except Corrupt:
+                    self.count("damage that was found")
+            file.seek(at)
+            file.write(whole)
+        ledgers.forget_all()
+
+    @property
+    def table_id(self) -> int:
+        return self.table.descriptor.id
 
     # -- looking --------------------------------------------------------------------------------
 
@@ -870,9 +1036,17 @@ class Life:
 
     def check_files(self) -> None:
         """After a sweep: the files that are there are those that somebody names."""
-        self.table.sweep()
         compactor = self.table._compactor
         store, table = compactor.ledgers.store, self.table.descriptor.id
+        runs = [one.run for one in self.table.runs() if one.state == "running"]
+
+        def of_runs() -> set[str]:
+            there = {one.path for one in store.files(table_folder(table))}
+            return {path for path in there if any(run in path for run in runs)}
+
+        mine = of_runs()
+        self.table.sweep()
+        confirm(mine <= of_runs(), f"swept, though a run goes on: {sorted(mine - of_runs())[:3]}")
         names = {one.manifest for one in compactor.records.pointers(table).values()}
         names |= {one.ledger.manifest for one in self.look().values() if one.ledger is not None}
         names |= {
@@ -888,7 +1062,8 @@ class Life:
         confirm(needed <= there, f"swept, though needed: {sorted(needed - there)[:3]}")
         # A reader that has changed to a newer ledger lets the older one go when it is closed.
         if not any(one.follows for one in self.readers):
-            confirm(there <= needed, f"not swept: {sorted(there - needed)[:3]}")
+            left = there - needed - of_runs()
+            confirm(not left, f"not swept: {sorted(left)[:3]}")
 
     # -- readers --------------------------------------------------------------------------------
 
@@ -1029,10 +1204,13 @@ class Life:
             one.consumer.position[row.partition] = at + 1
 
     def _something_to_come(self, one: Open) -> bool:
+        """Whether it is given a row, or told of a gap: else it would wait."""
+        stands = self.look()
         for number, at in one.reader.position.items():
-            if one.kind == "raw" and at < self.model.end(number):
-                return True
-            if self.model.surely_ahead(number, at):
+            if one.kind == "compacted":
+                if self.model.surely_ahead(number, at):
+                    return True
+            elif (max(at, stands[number].start) if one.skips else at) < self.model.end(number):
                 return True
         return False
 
@@ -1167,7 +1345,7 @@ class Life:
             old = dice.choice([one for one in plain if one.type == "int32"])
             command = AlterColumn(table="t", column=old.name, type=parse_type("int64"))
             columns[columns.index(old)] = replace(old, type="int64")
-        elif how == "rename":
+        elif how == "rename" and len(columns) > 1:
             old = dice.choice([one for one in columns if one.name != "v"])
             name = f"{old.name[:8]}{len(self.told)}"
             command = RenameColumn(table="t", column=old.name, to=name)
@@ -1192,14 +1370,17 @@ class Life:
     def crash(self) -> None:
         """Go on with what a crash would leave."""
         self._close_readers()
-        self.images += 1
-        image = crash_image(self.path, self.folder / f"image {self.images}")
+        image = self._image()
         self.db.close()
         shutil.rmtree(self.path)
         self.path = image
         self._open_again()
         self.tell("crash")
         self.check_all()
+
+    def _image(self) -> Path:
+        self.images += 1
+        return crash_image(self.path, self.folder / f"image {self.images}")
 
     def _close_readers(self) -> None:
         for one in self.readers:

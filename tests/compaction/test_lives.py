@@ -1,0 +1,90 @@
+"""Many lives of a compacted table, each decided by one seed; and mutants, which must not survive
+them.
+
+`make sim` runs thousands; `make sim SEED=17` replays one and prints its end when it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from compaction.life import LIVES_IN_TEST, live
+from compaction.model import Broken
+from compaction.mutants import COMPACTION_MUTANTS
+from lowmark.errors import LowmarkError
+
+SEEDS = (
+    [int(os.environ["SEED"])]
+    if os.environ.get("SEED")
+    else range(int(os.environ.get("LOWMARK_SIM_SEEDS", LIVES_IN_TEST)))
+)
+LIVES_PER_TEST = 4
+
+FOUND_BY = {
+    "compacts one row too many": (0, ("ends at",)),
+    "drops deletes that older rows need": (8, ("the files of partition",)),
+    "drops deletes that somebody needs": (0, ("are gone; cursor", "did not say that")),
+    "forgets who came while it worked": (7, ("are gone; cursor",)),
+    "ignores that a ledger is refused": (7, ("came to",)),
+    "takes dead rows for live ones": (0, ("given, horizon",)),
+    "supersedes rows of the last file only": (8, ("rows for",)),
+    "cuts what a cursor holds": (0, ("was cut above cursor", "a trim to")),
+    "sweeps what somebody reads": (2, ("LedgerLost",)),
+    "sweeps what a run has written": (0, ("swept, though a run goes on",)),
+    "publishes whatever was published meanwhile": (0, ("LedgerConflict",)),
+    "reads a row below the horizon again": (0, ("gave", "after")),
+    "stays with an older ledger": (2, ("did not say that", "did not give")),
+    "reads without checking": (3, (" for {",)),
+    "leaves the leases of a run that was killed": (2, ("has left a lease",)),
+}
+"""The seed, and some of what may be said then."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", SEEDS[::LIVES_PER_TEST])
+def test_a_compacted_table_is_read_like_any_other_through_any_life(
+    first: int, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    for seed in SEEDS[SEEDS.index(first) :][:LIVES_PER_TEST]:
+        story = live(seed, tmp_path / str(seed))
+        record_property("compacted life", json.dumps(story.as_figures()))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", COMPACTION_MUTANTS)
+def test_a_mutant_is_found(name: str, tmp_path: Path) -> None:
+    first, said = FOUND_BY[name]
+    others = [seed for seed in range(LIVES_IN_TEST) if seed != first]
+    found = next(
+        (
+            (seed, promise)
+            for seed in [first, *others]
+            if (promise := broken_promise(seed, tmp_path / str(seed), COMPACTION_MUTANTS[name]))
+        ),
+        None,
+    )
+    # then some life of those in `make test` breaks, and for the right reason
+    assert found is not None, f"no life in {LIVES_IN_TEST} finds that compaction {name}"
+    assert any(part in found[1] for part in said), found
+
+
+def broken_promise(
+    seed: int, folder: Path, mutant: Callable[[], AbstractContextManager[None]]
+) -> str:
+    """What a life under a mutant breaks; nothing, if it does not."""
+    try:
+        with mutant():
+            live(seed, folder)
+    except (Broken, AssertionError) as broken:
+        return str(broken)
+    except LowmarkError as error:  # the product itself has found it
+        return f"{type(error).__name__}: {error}"
+    return ""
