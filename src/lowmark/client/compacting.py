@@ -650,7 +650,9 @@ class Run:
             )
         self._step(f"adopt partition {number}")
         if not self._adopt(number, pointer):
-            return self._noted(record.with_partition(_anew(plan)))
+            # It keeps what it was: if whoever held deletes goes, the next round has it adopted.
+            again = msgspec.structs.replace(plan, state="planned")
+            return self._noted(record.with_partition(again))
         return self._trimmed(record, plan)
 
     def _adopt(self, number: int, pointer: Pointer) -> bool:

@@ -169,6 +169,8 @@ class FileWriter:
             self.give_up()
             raise
         self._open.close()
+        self._writer = None
+        pa.default_memory_pool().release_unused()  # before as much is needed to read it back
         hashes = np.concatenate(self._hashes)
         measured = measure(self._store, self._path)
         self._pace(measured.bytes)

@@ -249,6 +249,7 @@ class _Job:
             old, fates([one.now for one in old], tail_rows=len(folded.keep)), strict=True
         ):
             one.fate = "rewrite" if work.rewrite and fate == "keep" else fate
+        pa.default_memory_pool().release_unused()  # the keys are gone; now come the rows
         dropped = self._drop_deletes(old, reader, folded, deletes)
         deletes_below = max(
             [
