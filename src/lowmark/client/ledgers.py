@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -122,21 +124,39 @@ class OpenLedger:
                 continue
             opened = self._opened(at)
             names = [*shape.needs(file.schema), OFFSET, *([TIME] if TIME in shape.names else [])]
-            for group in range(opened.group_of(start), len(opened.starts) - 1):
+            wanted = {}
+            for group in opened.groups(start, end):
                 low, high = int(opened.starts[group]), int(opened.starts[group + 1])
                 keep = self._wanted(at, low, high, shape, without)
-                if not keep.any():
-                    continue
-                rows = opened.group(group, names)
+                if keep.any():
+                    wanted[group] = low, high, keep
+            for group, rows in self._in_pairs(at, opened, list(wanted), names):
+                low, high, keep = wanted.pop(group)
                 offsets = rows.column(OFFSET).to_numpy()
-                if int(offsets[0]) >= end:
-                    return
                 keep &= (offsets >= start) & (offsets < end)
                 if not keep.any():
                     continue
                 if not keep.all():
                     rows, offsets = rows.filter(pa.array(keep)), offsets[keep]
                 yield self._dressed(shape, at, rows, offsets, self.deletes(at)[low:high][keep])
+
+    def _in_pairs(
+        self, at: int, opened: OpenFile, groups: Sequence[int], names: Sequence[str]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Row groups of a file, two at a time: while one is unpacked here, the one after it is
+        unpacked on another thread. Whoever comes new reads everything, and this is most of it.
+        """
+        if len(groups) < 2:
+            for group in groups:
+                yield group, opened.group(group, names)
+            return
+        other = self._opened(at)
+        with ThreadPoolExecutor(1, "lowmark ledger") as helper:
+            for here, there in zip_longest(groups[::2], groups[1::2]):
+                coming = helper.submit(other.group, there, names) if there is not None else None
+                yield here, opened.group(here, names)
+                if coming is not None:
+                    yield there, coming.result()
 
     def _wanted(
         self,

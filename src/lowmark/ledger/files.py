@@ -302,6 +302,12 @@ class OpenFile:
         """The first row group with rows at or above an offset: by binary search."""
         return int(np.searchsorted(self._last_offsets, offset))
 
+    def groups(self, start: int, end: int) -> range:
+        """The row groups that may have rows from an offset on, and before another one."""
+        first = self.group_of(start)
+        behind = int(np.searchsorted(self._last_offsets, end - 1)) + 1 if end > start else first
+        return range(first, min(behind, len(self._last_offsets)))
+
     def group_of_time(self, time: int, *, after: bool) -> int:
         """The first row group with rows of a time or later, or after it: by binary search."""
         return int(np.searchsorted(self._last_times, time, "right" if after else "left"))
