@@ -1,4 +1,7 @@
-"""`lowmark bench`: measure this machine, side by side with the bare disk."""
+"""`lowmark bench`: measure this machine, side by side with the bare disk.
+
+The room that measures is imported by these commands only: all others would wait for it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowmark import bench as room
 from lowmark.cli.output import Json, show_json, show_table
 from lowmark.cli.session import help_if_bare, wrong_use
 from lowmark.errors import Rejected, Unavailable
+
+if TYPE_CHECKING:
+    from lowmark import bench as room
 
 __all__ = ["app"]
 
@@ -57,6 +62,8 @@ def bench_log(
 
     A figure that misses its target is a result, too: the exit code is 0.
     """
+    from lowmark import bench as room  # noqa: PLC0415
+
     sizes = room.Sizes.tiny() if tiny else room.Sizes.quick() if quick else room.Sizes.full()
     with _measured_in(folder, only, room.FIELDS, sizes.space_needed_bytes) as root:
         figures = room.run(root, sizes, only=only or (), say=_say)
@@ -80,6 +87,8 @@ def bench_group(
     Figures against etcd need the extra packages that `bench` names; without them they are skipped,
     and it says so. A figure that misses its target is a result, too: the exit code is 0.
     """
+    from lowmark import bench as room  # noqa: PLC0415
+
     pick = room.GroupSizes
     sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
     with _measured_in(folder, only, room.GROUP_FIELDS, sizes.space_needed_bytes) as root:
@@ -100,6 +109,8 @@ def bench_catalog(
     The figure against etcd needs the extra packages that `bench` names; without them it is skipped,
     and it says so. A figure that misses its target is a result, too: the exit code is 0.
     """
+    from lowmark import bench as room  # noqa: PLC0415
+
     pick = room.CatalogSizes
     sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
     with _measured_in(folder, only, room.CATALOG_FIELDS, sizes.space_needed_bytes) as root:
@@ -121,6 +132,8 @@ def bench_table(
     is skipped, and it says so. A figure that misses its target is a result, too: the exit code is
     0.
     """
+    from lowmark import bench as room  # noqa: PLC0415
+
     pick = room.TableSizes
     sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
     with _measured_in(folder, only, room.TABLE_FIELDS, sizes.space_needed_bytes) as root:
@@ -144,6 +157,8 @@ def bench_compact(
     `bench` names; without them they are skipped, and it says so. A figure that misses its target is
     a result, too: the exit code is 0.
     """
+    from lowmark import bench as room  # noqa: PLC0415
+
     pick = room.CompactSizes
     sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
     with _measured_in(folder, only, room.COMPACT_FIELDS, sizes.space_needed_bytes) as root:
