@@ -131,3 +131,28 @@ def test_an_executor_is_killed_in_the_middle_and_the_ledger_is_right(
     names = files_of(history / "ledgers")
     assert len([name for name in names if name.endswith(".parquet")]) == 4
     assert not [name for name in names if name.endswith((".tmp", ".progress", ".done"))]
+
+
+@pytest.mark.slow
+def test_a_session_of_our_own_serves_several_runs_and_outlives_none_of_its_ends(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "spark.own_session", str(tmp_path / "db")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(TESTS), SWITCH: "off"},
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    # a run that is cancelled takes no other one with it
+    assert facts["cancelled"]
+    assert facts["states"] == ["cancelled", "done"]
+    # a new session is opened where Java has died
+    assert facts["after a dead Java"] == "done"
+    # and what goes on when the database is closed can be resumed
+    assert (facts["after closing"], facts["resumed"]) == ("running", "done")
+    assert facts["right"]

@@ -14,6 +14,7 @@ from lowmark.cli.database import (
     parse_size,
 )
 from lowmark.cli.making_runs import (
+    ConfOption,
     HereOption,
     MasterOption,
     ReadRateOption,
@@ -52,6 +53,7 @@ def compact(
         bool, typer.Option("--rewrite", help="Write every file of the ledgers anew.")
     ] = False,
     spark_master: MasterOption = None,
+    spark_conf: ConfOption = None,
     here: HereOption = False,
     read_rate: ReadRateOption = None,
     write_rate: WriteRateOption = None,
@@ -86,7 +88,7 @@ def compact(
 
     Example: lowmark compact orders --here --data ./shop
     """
-    place = place_of(spark_master, here=here)
+    place = place_of(spark_master, spark_conf, here=here)
     if resume is not None and (dry_run or partitions or verify or no_trim or rewrite):
         raise WrongUse(
             "a run that is resumed goes on as it was planned",

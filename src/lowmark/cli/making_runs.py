@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +27,7 @@ from lowmark.client import Progress, RunRecord, Table
 from lowmark.errors import LowmarkError
 
 __all__ = [
+    "ConfOption",
     "HereOption",
     "MasterOption",
     "ReadRateOption",
@@ -47,6 +48,15 @@ MasterOption = Annotated[
         show_default="local[*]",
     ),
 ]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--spark-conf",
+        metavar="KEY=VALUE",
+        help="A setting of the Spark session, such as spark.driver.host for a master elsewhere; may"
+        " be given several times.",
+    ),
+]
 HereOption = Annotated[
     bool,
     typer.Option(
@@ -64,11 +74,22 @@ _AFTER = ("publish ", "adopt ", "trim ")
 _STARTING, _COMPACTING = "starting Spark", "compacting"
 
 
-def place_of(master: str | None, *, here: bool) -> dict[str, Any]:
+def place_of(
+    master: str | None, conf: Sequence[str] | None = None, *, here: bool
+) -> dict[str, Any]:
     """Where a run is made, as `Table.compact` takes it."""
-    if here and master is not None:
-        raise WrongUse("a run is made in one place", hint="Leave --here or --spark-master out.")
-    return {"here": True} if here else {"master": master}
+    if here and (master is not None or conf):
+        words = "Leave --here, or --spark-master and --spark-conf, out."
+        raise WrongUse("a run is made in one place", hint=words)
+    config = {}
+    for one in conf or ():
+        name, mark, value = one.partition("=")
+        if not mark or not name.startswith("spark."):
+            raise WrongUse(
+                f"--spark-conf can't be {one!r}", hint="Write spark.driver.host=10.1.2.3."
+            )
+        config[name] = value
+    return {"here": True} if here else {"master": master, "spark_config": config}
 
 
 def rates_of(read_rate: str | None, write_rate: str | None) -> dict[str, int | None]:

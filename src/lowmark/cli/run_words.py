@@ -206,7 +206,7 @@ def _show_young(record: RunRecord) -> None:
     first = min(one.held_until for one in record.partitions if one.held_until)
     print(
         f"{record.held_rows:,} rows are too young: the first of them waits until the low watermark"
-        f" has passed {first} (`lowmark watermark`), and for the table's min_lag_ms"
+        f" has passed {first} (`lowmark watermark`), or for the table's min_lag_ms, if it has one"
     )
 
 

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from lowmark.cli.database import DatabaseOption, directory_of, opened_database
 from lowmark.cli.making_runs import (
+    ConfOption,
     HereOption,
     MasterOption,
     ReadRateOption,
@@ -148,6 +149,7 @@ def resume(
     ctx: typer.Context,
     run: RunArgument,
     spark_master: MasterOption = None,
+    spark_conf: ConfOption = None,
     here: HereOption = False,
     read_rate: ReadRateOption = None,
     write_rate: WriteRateOption = None,
@@ -162,7 +164,7 @@ def resume(
 
     Example: lowmark runs resume 20260701T120000-1a2b3c --here --data ./shop
     """
-    wishes = place_of(spark_master, here=here) | rates_of(read_rate, write_rate)
+    wishes = place_of(spark_master, spark_conf, here=here) | rates_of(read_rate, write_rate)
     with opened_database(ctx, _data(ctx, data)) as database:
         table = _table_of(database, _run(database, run))
         with shown_progress(here=here) as told:

@@ -58,10 +58,7 @@ class Automatic:
     def finish(self) -> None:
         """Look no more; a run under way is left to be resumed."""
         self._over.set()
-        for table in list(self._catalogs.latest.tables.values()):
-            run = self._compactor.active(table.id)
-            if run is not None:
-                self._compactor.interrupt(table.id)
+        self._compactor.finish()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_STOP_S)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import secrets
 import threading
 import time
@@ -39,7 +40,7 @@ from lowmark.catalog import Table, TableId
 from lowmark.catalog.serializers import encode_table
 from lowmark.client.describing import LedgerDescription, describe_ledgers
 from lowmark.client.embedded import Embedded
-from lowmark.client.failures import Cancelled, RunUnderWay
+from lowmark.client.failures import Cancelled, Closed, RunUnderWay
 from lowmark.client.ledgers import Ledgers
 from lowmark.client.planning import Standing, plan_partition, sealed_tail, standing_of
 from lowmark.client.run_records import Records
@@ -76,9 +77,13 @@ from lowmark.table import (
 
 __all__ = ["Compactor", "Progress", "Run", "Wishes"]
 
+logger = logging.getLogger(__name__)
+
 LEASE_MS = 600_000
 _RENEW_S = 60.0
-_LOOK_S = 0.25
+_LOOK_S, _LOOK_ELSEWHERE_S = 0.25, 2.0
+"""How often a run is looked after: each look is a request to the store."""
+_STOP_S = 20.0
 _ATTEMPTS = 5
 """So often a partition is planned anew, because somebody came who needs what it would drop."""
 _TASK_BYTES = 1 << 30
@@ -124,9 +129,11 @@ class Compactor:
         self._grace_ms = grace_ms
         self.records = Records(embedded)
         self.spark = OwnSpark()
-        embedded.before_close.add(self.spark)
         self._lock = threading.Lock()
         self._active: dict[int, Run] = {}
+        self._changed = threading.Condition(self._lock)
+        self._closing = False
+        embedded.before_close.add(self)
 
     # -- from outside ---------------------------------------------------------------------------
 
@@ -190,26 +197,27 @@ class Compactor:
         """Go on with a run that was interrupted; what is finished is not done again."""
         _check_wanted(table)
         record = self.records.run(table.id, run)
-        if record.state not in {"running", "failed"}:
-            raise Rejected(f"run {run} is {record.state}", hint="Begin another one.")
-        if record.trigger == REBUILD:
-            raise Rejected(
-                f"run {run} was to rebuild ledgers, not to compact",
-                hint="Run `lowmark ledger rebuild` again: it goes on from what is there.",
-            )
         wanted = [one.partition for one in record.partitions]
         wishes = _as_before(wishes, record)
-        again = msgspec.structs.replace(
-            record,
-            resumed=record.resumed + 1,
-            state="running",
-            ended_at_ms=0,
-            error="",
-            read_rate=wishes.read_rate or 0,
-            write_rate=wishes.write_rate or 0,
-        )
         one = Run(self, table, {number: partitions[number] for number in wanted}, wishes)
         with self.only(one):
+            record = self.records.run(table.id, run)  # nobody gives it up from here on
+            if record.state not in {"running", "failed"}:
+                raise Rejected(f"run {run} is {record.state}", hint="Begin another one.")
+            if record.trigger == REBUILD:
+                raise Rejected(
+                    f"run {run} was to rebuild ledgers, not to compact",
+                    hint="Run `lowmark ledger rebuild` again: it goes on from what is there.",
+                )
+            again = msgspec.structs.replace(
+                record,
+                resumed=record.resumed + 1,
+                state="running",
+                ended_at_ms=0,
+                error="",
+                read_rate=wishes.read_rate or 0,
+                write_rate=wishes.write_rate or 0,
+            )
             self._release_leases(record)
             return one.go(again, runner)
 
@@ -218,7 +226,9 @@ class Compactor:
         active = self._active.get(table.id)
         if active is not None and active.name == run:
             active.cancel()
-        else:
+            return self.records.run(table.id, run)
+        # It must not be resumed while it is given up: its files go.
+        with self.only(Run(self, table, {}, Wishes())):
             record = self.records.run(table.id, run)
             if record.state not in {"running", "failed"}:
                 raise Rejected(f"run {run} is {record.state}", hint="There is nothing to cancel.")
@@ -228,7 +238,7 @@ class Compactor:
             self.records.put_run(ended)
             self._release_leases(ended)
             self.sweep(table)
-        return self.records.run(table.id, run)
+        return ended
 
     def _release_leases(self, run: RunRecord) -> None:
         """Hold nothing any more for a run whose process has ended before it could let go."""
@@ -273,16 +283,28 @@ class Compactor:
         run = self._active.get(table)
         return None if run is None else run.name
 
-    def interrupt(self, table: int) -> None:
-        """End the run of a table because the process ends: it can be resumed."""
-        run = self._active.get(table)
-        if run is not None:
+    def finish(self) -> None:
+        """The database is about to be closed: runs end, and stay to be resumed; then Spark ends."""
+        with self._lock:
+            self._closing = True
+            runs = list(self._active.values())
+        for run in runs:
             run.interrupt()
+        with self._lock:
+            self._changed.wait_for(self._is_idle, _STOP_S)
+        self.spark.finish()
+
+    def _is_idle(self) -> bool:
+        """Whether all runs have ended but one that closes the database itself, in a step."""
+        me = threading.get_ident()
+        return all(run.thread == me for run in self._active.values())
 
     @contextlib.contextmanager
     def only(self, run: Run) -> Iterator[None]:
         """While it goes on, no other run of its table can."""
         with self._lock:
+            if self._closing:
+                raise Closed(str(self._embedded.data))
             other = self._active.get(run.table.id)
             if other is not None:
                 raise RunUnderWay(run.table.name, other.name)
@@ -292,6 +314,7 @@ class Compactor:
         finally:
             with self._lock:
                 del self._active[run.table.id]
+                self._changed.notify_all()
 
 
 def _check_wanted(table: Table) -> None:
@@ -340,9 +363,12 @@ class Run:
         """Where each partition's backlog is held from."""
         self._damaged: dict[int, LowmarkError] = {}
         """Partitions that can't be compacted, and why."""
+        self.thread = threading.get_ident()
         self._runner: Runner | None = None
         self._cancelled = threading.Event()
         self._interrupted = False
+        self._spoilt: Exception | None = None
+        """What the caller's word for progress has raised."""
         self._told: Progress | None = None
         self._began_s = time.monotonic()
 
@@ -355,8 +381,11 @@ class Run:
         watermark = self._watermark()
         plans = []
         for number in sorted(self._partitions):
-            standing = self._standing(number, watermark, dry=dry)
-            plans.append(plan_partition(number, table, standing, anyway=wishes.rewrite))
+            standing = self._sound_standing(number, watermark, dry=dry)
+            if standing is None:
+                plans.append(PartitionPlan(partition=number, why=self._damaged[number].message))
+            else:
+                plans.append(plan_partition(number, table, standing, anyway=wishes.rewrite))
         return RunRecord(
             run=self.name,
             table=table.id,
@@ -378,6 +407,18 @@ class Run:
         mark = self._embedded.node.watermark
         assert mark is not None
         return self._embedded.ask(mark.read)
+
+    def _sound_standing(self, number: int, watermark: int, *, dry: bool = False) -> Standing | None:
+        """Where a partition stands; None if that can't be told: it is left out, and told of when
+        the others are done. With nothing else to do, it is told at once.
+        """
+        try:
+            return self._standing(number, watermark, dry=dry)
+        except Corrupt as damage:
+            if dry or len(self._partitions) == 1:
+                raise
+            self._damaged[number] = damage
+            return None
 
     def _standing(self, number: int, watermark: int, *, dry: bool = False) -> Standing:
         """Where a partition stands, after it has adopted what was published for it before."""
@@ -408,7 +449,10 @@ class Run:
                 record = self._all(record, runner)
             self._check()
         except BaseException as error:
-            self._failed(error)
+            spoilt = self._spoilt if isinstance(error, Cancelled) else None
+            self._failed(spoilt or error)
+            if spoilt is not None:
+                raise spoilt from None
             raise
         finally:
             self._let_go()
@@ -417,9 +461,20 @@ class Run:
         record = self._ended(record, "done")
         self._records.forget_old_runs(self.table.id)
         self._wishes.step("sweep")
-        self._compactor.sweep(self.table)
-        self._tell(_whole(planned))
+        self._swept()
+        with contextlib.suppress(Exception):  # it is done, whatever the caller makes of it
+            self._tell(_whole(planned))
         return record
+
+    def _swept(self) -> None:
+        """What can't be swept now is swept by a later run: that fails nothing."""
+        try:
+            self._compactor.sweep(self.table)
+        except LowmarkError as error:
+            logger.warning(
+                "files of ledgers could not be swept",
+                extra={"table": self.table.name, "reason": error.message},
+            )
 
     def _all(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
         for attempt in range(_ATTEMPTS + 1):
@@ -438,7 +493,9 @@ class Run:
             if attempt < _ATTEMPTS:
                 record = self._round(record, todo, runner)
         raise Conflict(
-            f"table {self.table.name} could not be compacted: readers came in between each time",
+            f"table {self.table.name} could not be compacted: something came in between each time",
+            detail="Readers came that need deletes which the new ledger would lack, or segments of"
+            " the log were merged while they were read.",
             hint="Run it again.",
         )
 
@@ -449,7 +506,9 @@ class Run:
         finished: dict[int, tuple[Done, Standing]] = {}
         works: dict[int, tuple[Work, Standing]] = {}
         for plan in todo:
-            standing = self._standing(plan.partition, record.watermark)
+            standing = self._sound_standing(plan.partition, record.watermark)
+            if standing is None:
+                continue
             ledger = standing.ledger
             if ledger is not None and ledger.manifest == plan.manifest:
                 # It was adopted before the run was interrupted: what is left is to cut.
@@ -522,8 +581,8 @@ class Run:
         self._step(f"hold partition {number}")
         low = max(plan.low, view.start)
         lease = TakeLease(self._lease, self._holder, low, LEASE_MS, "compaction reads it", "run")
+        self._held[number] = low  # first: an outcome that is not known has to be given back, too
         self._embedded.ask(lambda: partition.ask(lease))
-        self._held[number] = low
         self._pin(partition, standing, plan)
         tail = sealed_tail(self._embedded, partition, view, low=plan.low, high=plan.horizon)
         wishes, table = self._wishes, self.table
@@ -637,6 +696,8 @@ class Run:
             run=self.name,
         )
         self._step(f"publish partition {number}")
+        store = self._ledgers.store
+        check_there(store, read_manifest(store, done.manifest).files)
         published = self._records.publish(
             self.table.id,
             number,
@@ -773,12 +834,15 @@ class Run:
             return
         with contextlib.suppress(LowmarkError):
             record = self._records.run(self.table.id, self.name)
-            if isinstance(error, Cancelled | KeyboardInterrupt):
+            asked = isinstance(error, Cancelled) and self._cancelled.is_set()
+            if asked or isinstance(error, KeyboardInterrupt):
                 self._let_go()
                 self._ended(record, "cancelled", "cancelled")
-                self._compactor.sweep(self.table)
+                self._swept()
             else:
+                # Also if it was cancelled in Spark, by somebody who knows nothing of runs.
                 self._ended(record, "failed", str(error))
+                self._records.forget_old_runs(self.table.id)
 
     def cancel(self) -> None:
         """From another thread."""
@@ -818,21 +882,29 @@ class Run:
             # end. A word from before it was resumed is not meant for it.
             store.delete(f"{folder}/cancel")
             store.hint(f"{folder}/begun", b"")
-        while not over.wait(_LOOK_S):
+        while not over.wait(_LOOK_S if store.local else _LOOK_ELSEWHERE_S):
             with contextlib.suppress(LowmarkError):
-                if store.stat(f"{folder}/cancel") is not None:
-                    self.cancel()
+                if self._cancelled.is_set() or store.stat(f"{folder}/cancel") is not None:
+                    self.cancel()  # again: what was about to begin the first time goes on now
                 if time.monotonic() - renewed_s > _RENEW_S:
                     renewed_s = time.monotonic()
                     self._renew()
                 if self._wishes.progress is not None:
-                    self._tell(self._progress(record))
+                    try:
+                        self._tell(self._progress(record))
+                    except Exception as error:
+                        # The caller's own: it ends the run, and comes out where the caller waits.
+                        self._spoilt = error
+                        self.cancel()
+                        return
 
     def _renew(self) -> None:
         for number, low in list(self._held.items()):
             renew = RenewLease(self._lease, self._holder, low)
             partition = self._partitions[number]
-            self._embedded.ask(lambda partition=partition, renew=renew: partition.ask(renew))  # type: ignore[misc]
+            # If it is gone, what is read stays all the same: the log of this process holds it.
+            with contextlib.suppress(LowmarkError):
+                self._embedded.ask(lambda partition=partition, renew=renew: partition.ask(renew))  # type: ignore[misc]
 
     def _tell(self, now: Progress) -> None:
         """Say how far it is; never less than before, though a task may begin anew."""
@@ -849,14 +921,16 @@ class Run:
 
     def _progress(self, record: RunRecord) -> Progress:
         store, done, ready, whole = self._ledgers.store, 0, 0, _whole(record)
+        there = {one.path for one in store.files(run_folder(self.table.id, self.name))}
         for plan in _not_skipped(record):
-            if store.stat(done_path(self.table.id, self.name, plan.partition)) is not None:
+            if done_path(self.table.id, self.name, plan.partition) in there:
                 done, ready = done + plan.bytes, ready + 1
                 continue
-            with contextlib.suppress(LowmarkError, ValueError):
-                path = progress_path(self.table.id, self.name, plan.partition)
-                # It reads everything twice: once for the keys, once for the rows.
-                done += min(int(store.read(path)) // 2, plan.bytes)
+            path = progress_path(self.table.id, self.name, plan.partition)
+            if path in there:
+                with contextlib.suppress(LowmarkError, ValueError):
+                    # It reads everything twice: once for the keys, once for the rows.
+                    done += min(int(store.read(path)) // 2, plan.bytes)
         return replace(
             whole,
             step="compacting",

@@ -11,12 +11,13 @@ import importlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 from lowmark.client.failures import Cancelled
-from lowmark.errors import Corrupt, LowmarkError
+from lowmark.errors import Conflict, Corrupt, LowmarkError
 from lowmark.ledger import carry_out
 from lowmark.node.faults import encode_fault
 from lowmark.runtime import Disk, RealDisk
@@ -40,11 +41,12 @@ class Runner(Protocol):
     ) -> list[bytes]:
         """Call a function on every piece of every pack; gives all answers, in order."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether something runs."""
+
     def cancel(self) -> None:
         """End what runs; whoever waits for it gets `Cancelled`. From any thread."""
-
-    def close(self) -> None:
-        """Nothing more is run."""
 
 
 _unwanted: ContextVar[threading.Event | None] = ContextVar("unwanted", default=None)
@@ -57,6 +59,7 @@ class HereRunner:
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()
+        self.busy = False
 
     def run(
         self,
@@ -67,19 +70,16 @@ class HereRunner:
     ) -> list[bytes]:
         """See `Runner`."""
         del label
-        token = _unwanted.set(self._cancelled)
+        token, self.busy = _unwanted.set(self._cancelled), True
         try:
             return [function(piece) for pack in packs for piece in pack]
         finally:
             _unwanted.reset(token)
-            self._cancelled.clear()
+            self.busy = False
 
     def cancel(self) -> None:
         """See `Runner`."""
         self._cancelled.set()
-
-    def close(self) -> None:
-        """See `Runner`."""
 
 
 class OwnSpark:
@@ -89,31 +89,48 @@ class OwnSpark:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._master = ""
-        self._runner: Runner | None = None
+        self._asked: tuple[str, dict[str, str]] = "", {}
+        self._session: Any = None
+        self._given: weakref.WeakSet[Runner] = weakref.WeakSet()
+        """Runners on that session, one for each run."""
 
-    def get(self, master: str) -> Runner:
-        """A runner on that master, with the session that is there, if it still answers."""
+    def get(self, master: str, config: Mapping[str, str] | None = None) -> Runner:
+        """A runner for one run on that master, with the session that is there, if it still answers
+        and was opened with these settings.
+        """
         # The only room that knows pyspark, which is optional and slow to import.
         spark = importlib.import_module("lowmark.spark")
+        asked = master, dict(config or {})
         with self._lock:
-            if self._runner is not None and (master != self._master or not _answers(self._runner)):
-                self._close()
-            if self._runner is None:
-                self._runner = spark.SparkRunner(spark.open_session(master), owns=True)
-                self._master = master
-            assert self._runner is not None
-            return self._runner
+            if self._session is not None:
+                if not _answers(spark.SparkRunner(self._session)):
+                    self._close(spark)
+                elif asked != self._asked:
+                    self._check_free()
+                    self._close(spark)
+            if self._session is None:
+                self._session = spark.open_session(master, config=asked[1])
+                self._asked = asked
+            runner: Runner = spark.SparkRunner(self._session)
+            self._given.add(runner)
+            return runner
+
+    def _check_free(self) -> None:
+        if any(runner.busy for runner in self._given):
+            raise Conflict(
+                f"another run goes on, on {self._asked[0]}, and a process has one Spark at a time",
+                hint="Name the same master with the same settings, or wait until it has ended.",
+            )
 
     def finish(self) -> None:
         """The database is about to be closed."""
         with self._lock:
-            self._close()
+            if self._session is not None:
+                self._close(importlib.import_module("lowmark.spark"))
 
-    def _close(self) -> None:
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.close()
+    def _close(self, spark: Any) -> None:
+        session, self._session = self._session, None
+        spark.close_session(session)
 
 
 def _answers(runner: Runner) -> bool:

@@ -56,7 +56,7 @@ def sweep(
     names -= {one.manifest for _, _, one in over}
     needed = set(names)
     for manifest in sorted(names):
-        needed |= _files_of(store, manifest, there, must=manifest in pointers | adopted)
+        needed |= _files_of(store, manifest, there, counts=manifest in pointers | adopted | in_use)
     gone = [path for path in there if path not in needed and not any(run in path for run in runs)]
     if dry_run:
         return gone
@@ -101,7 +101,7 @@ def sweep_dropped(
     assert catalogs is not None
     assert mark is not None
     store = ledgers.store
-    folders = {one.path.partition("/")[0] for one in store.files("")}
+    folders = store.folders("")
     numbers = {one.removeprefix("table-") for one in folders if one.startswith("table-")}
     known = {int(number) for number in numbers if number.isdigit()} | records.tables()
     read = {manifest.partition("/")[0] for manifest in ledgers.in_use()}
@@ -124,17 +124,18 @@ def _adopted(embedded: Embedded, table: int) -> set[str]:
     return {one.manifest for one in ledgers if one is not None}
 
 
-def _files_of(store: Store, manifest: str, there: Sequence[str], *, must: bool) -> set[str]:
-    """What a manifest refers to. One that can't be read stops the sweep, if it counts."""
+def _files_of(store: Store, manifest: str, there: Sequence[str], *, counts: bool) -> set[str]:
+    """What a manifest refers to. Of one that can't be read, nobody can tell: nothing of its
+    partition goes, and the others are swept all the same.
+    """
     try:
         return read_manifest(store, manifest).paths()
-    except LedgerLost:
-        if must:
-            raise
-        return set()  # of a retired one, removed by a sweep that was interrupted
-    except LedgerDamaged:
-        if must:
-            raise
-        # Nobody can tell what a retired one had: nothing of its partition goes before it does.
+    except (LedgerLost, LedgerDamaged) as damage:
+        if not counts and isinstance(damage, LedgerLost):
+            return set()  # of a retired one, removed by a sweep that was interrupted
+        logger.warning(
+            "a partition's ledgers are not swept",
+            extra={"manifest": manifest, "reason": damage.message},
+        )
         folder = f"{manifest.rpartition('/')[0]}/"
         return {path for path in there if path.startswith(folder)}

@@ -704,6 +704,7 @@ class Table:
         *,
         spark: object = None,
         master: str | None = None,
+        spark_config: Mapping[str, str] | None = None,
         here: bool = False,
         partitions: Sequence[int] | None = None,
         dry_run: bool = False,
@@ -721,18 +722,18 @@ class Table:
         backlog as far as nobody holds it. Gives what was done, and what it cost.
 
         It runs on a Spark session of yours (`spark`), on one of its own (`master`, `local[*]` if
-        nothing is said; it stays for the next run, until the database is closed), or in this
-        process without Spark (`here`), which is quicker for less than a million rows. `dry_run`
-        gives the plan. `verify` finds every survivor by a second
-        algorithm, not only those of a sample of keys. Without `trim` the backlog stays as it is.
-        `rewrite` writes every file of the ledgers anew. `read_rate` and `write_rate` are bytes a
-        second, `memory_bytes` is what the keys of one partition may take in a task. `resume` goes
+        nothing is said, with settings of Spark's in `spark_config`; it stays for the next run,
+        until the database is closed), or in this process without Spark (`here`), which is quicker
+        for less than a million rows. `dry_run` gives the plan. `verify` finds every survivor by a
+        second algorithm, not only those of a sample of keys. Without `trim` the backlog stays as it
+        is. `rewrite` writes every file of the ledgers anew. `read_rate` and `write_rate` are bytes
+        a second, `memory_bytes` is what the keys of one partition may take in a task. `resume` goes
         on with a run that was interrupted, as it was planned, at the same rates unless others are
         given. `step` is told the name of every step before it is made.
         """
         table = self._current()
         wanted = self._wanted(partitions)
-        runners = _Runners(self._compactor, spark, master, here=here)
+        runners = _Runners(self._compactor, spark, master, spark_config, here=here)
         wishes = Wishes(
             verify=verify,
             trim=trim,
@@ -838,13 +839,25 @@ class _Runners:
     """The runner that was asked for, made when it is needed."""
 
     def __init__(
-        self, compactor: Compactor, spark: object, master: str | None, *, here: bool
+        self,
+        compactor: Compactor,
+        spark: object,
+        master: str | None,
+        config: Mapping[str, str] | None,
+        *,
+        here: bool,
     ) -> None:
         if sum([spark is not None, master is not None, here]) > 1:
             raise Rejected(
                 "a run is made in one place",
                 hint="Give a session, or a master, or here=True.",
             )
+        if config and (spark is not None or here):
+            raise Rejected(
+                "spark_config is for a session that is opened here",
+                hint="Give a master, or leave it out: a session of yours has its own settings.",
+            )
+        self._config = config
         self._compactor = compactor
         self._spark = spark
         self._master = master or "local[*]"
@@ -856,7 +869,7 @@ class _Runners:
             return HereRunner()
         if self._spark is not None:
             return on_session(self._spark)
-        return self._compactor.spark.get(self._master)
+        return self._compactor.spark.get(self._master, self._config)
 
 
 class _Sink:

@@ -100,6 +100,13 @@ class Store:
         ]
         return sorted(found, key=lambda one: one.path)
 
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders right below a folder."""
+        selector = fs.FileSelector(self.full_path(folder).rstrip("/"), allow_not_found=True)
+        with self.told(folder, "list"):
+            infos = self._system.get_file_info(selector)
+        return sorted(info.base_name for info in infos if info.type is fs.FileType.Directory)
+
     # -- writing --------------------------------------------------------------------------------
 
     @contextlib.contextmanager

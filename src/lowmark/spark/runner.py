@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from lowmark import __version__
 from lowmark.errors import invariant
@@ -21,6 +22,7 @@ from lowmark.spark.errors import SessionRefused, SparkGone
 from lowmark.spark.executors import slots_of
 from lowmark.spark.job import Job
 from lowmark.spark.session import close_session
+from lowmark.spark.words import translated
 from lowmark.spark.work import name_of, task
 
 if TYPE_CHECKING:
@@ -45,12 +47,20 @@ class SparkRunner:
         self._owns = owns
         self._lock = threading.Lock()
         self._jobs: set[Job] = set()
-        self._told: Accumulator[list[dict[str, Any]]] | None = None
 
     @property
     def slots(self) -> int:
         """So many tasks run at once."""
-        return slots_of(self._context())
+        context = self._context()
+        try:
+            return slots_of(context)
+        except Exception as error:  # Java is gone, and PySpark has not noticed
+            raise translated(error, label="Spark") from error
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs."""
+        return bool(self._jobs)
 
     def run(
         self,
@@ -67,7 +77,7 @@ class SparkRunner:
         if not full:
             return []
         context = self._context()
-        job = Job(context, self._accumulator(context), label)
+        job = Job(context, _accumulator(context), label)
         with self._lock:
             self._jobs.add(job)
         try:
@@ -98,12 +108,20 @@ class SparkRunner:
             raise SparkGone("It was stopped.")
         return context
 
-    def _accumulator(self, context: SparkContext) -> Accumulator[list[dict[str, Any]]]:
-        from pyspark.accumulators import AddingAccumulatorParam  # noqa: PLC0415
 
-        # One for all runs: PySpark never forgets one.
-        with self._lock:
-            if self._told is None:
-                nothing: list[dict[str, Any]] = []
-                self._told = context.accumulator([], AddingAccumulatorParam(nothing))
-            return self._told
+_lock = threading.Lock()
+_accumulators: WeakKeyDictionary[SparkContext, Accumulator[list[dict[str, Any]]]] = (
+    WeakKeyDictionary()
+)
+"""One for all runs of a session: PySpark never forgets one."""
+
+
+def _accumulator(context: SparkContext) -> Accumulator[list[dict[str, Any]]]:
+    from pyspark.accumulators import AddingAccumulatorParam  # noqa: PLC0415
+
+    with _lock:
+        told = _accumulators.get(context)
+        if told is None:
+            nothing: list[dict[str, Any]] = []
+            told = _accumulators[context] = context.accumulator([], AddingAccumulatorParam(nothing))
+        return told

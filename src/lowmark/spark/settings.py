@@ -55,6 +55,9 @@ def settings_for(
                 " machine that the executors reach.",
             )
         settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    if master.in_process:
+        # Its ports are open to everybody on this machine. In this mode Spark draws a secret.
+        settings["spark.authenticate"] = "true"
     if master.in_process and scratch is not None:
         # All that Spark leaves behind on the disk is in one folder, which goes with the session.
         settings["spark.local.dir"] = str(scratch)
