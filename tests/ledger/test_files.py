@@ -256,15 +256,30 @@ def test_damage_in_one_column_harms_nobody_who_reads_the_others(store: Store) ->
     assert opened.group(0, ["a"]).num_rows == 40
 
 
+@pytest.mark.parametrize("kind", ["int64", "string"])
+@pytest.mark.parametrize("keyless", [0, 900])
+def test_a_writer_says_how_large_the_index_will_be(store: Store, kind: str, keyless: int) -> None:
+    """Files are ended by that, and whether one was full is found by its index."""
+    table = made_table({"k": kind}, key=["k"], options={"keyless_rows": "keep"})
+    keys: list[Any] = list(range(1_000))
+    keys = [key if kind == "int64" else f"{key:030}" for key in keys]
+    writer = FileWriter(store, "t/one.parquet", table, table.latest, pace=lambda count: None)
+    writer.add(rows_of(table.latest, {"k": [None] * keyless + keys[keyless:]}))
+    said = writer.keys_bytes
+    file = writer.finish()
+    assert said / 2 < file.keys_bytes < 2 * said + 1_000
+
+
 # -- what is live -------------------------------------------------------------------------------
 
 
-def test_only_live_rows_are_given_and_what_is_dead_stays_dead(store: Store) -> None:
+def test_what_is_dead_stays_dead(store: Store) -> None:
     file = write(store, ORDERS, some(0, 6))
     dead = file.with_dead(BitMap([0, 4]), EMPTY)
-    opened = OpenFile(store, dead, ORDERS.latest)
-    assert joined(list(opened.live_rows()))[1] == [1, 2, 3, 5]
+    mask = dead.live_mask()
+    assert mask is not None
+    assert np.flatnonzero(mask).tolist() == [1, 2, 3, 5]
+    assert file.live_mask() is None
     assert (dead.live_rows, dead.rows, dead.dead_set()) == (4, 6, BitMap([0, 4]))
-    assert 0 < dead.live_bytes < dead.bytes
     with pytest.raises(InvariantBroken):
         dead.with_dead(BitMap([0]), EMPTY)

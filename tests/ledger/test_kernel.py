@@ -243,10 +243,16 @@ def test_few_keys_that_come_again_and_again_need_no_ranges(kind: str) -> None:
     batches = [batch for _ in range(40) for batch in batches_of(chance, keys, keyless=keyless)]
     tail = Tail(table, batches)
     # when the budget is far below what all of them take, and above what their last rows take
-    folded = tail.fold(budget=1_000)
+    folded = tail.fold(budget=4_000)
     # then they are read once, and right
     assert (folded.ranges, tail.reads) == (1, 1)
     assert folded.keep.tolist() == expected(batches, 0)[0]
+
+
+def test_what_a_fold_takes_counts_as_well_as_the_keys_do() -> None:
+    tail = Tail(INTEGERS, [[(8 * number, False)] for number in range(500)])
+    assert tail.fold(budget=500 * 80).ranges == 1
+    assert tail.fold(budget=500 * 40).ranges > 1
 
 
 def test_a_tail_that_fits_is_read_once_for_its_keys() -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from lowmark.ledger import EMPTY, LedgerFile
 from lowmark.ledger.manifest import digest_text
-from lowmark.ledger.policy import FILES_MIN, Fate, fates
+from lowmark.ledger.policy import FILES_MIN, Fate, Room, fates
+
+PLENTY = Room(rows=1 << 40, keys_bytes=1 << 40)
 
 
-def sized(rows: int, dead: int = 0) -> LedgerFile:
+def sized(rows: int, dead: int = 0, keys_bytes: int = 0) -> LedgerFile:
     return LedgerFile(
         path="t/f.parquet",
         bytes=rows,
@@ -20,6 +22,7 @@ def sized(rows: int, dead: int = 0) -> LedgerFile:
         first=0,
         last=rows,
         schema=1,
+        keys_bytes=keys_bytes,
         checksum=0,
         footer_bytes=0,
         footer_checksum=0,
@@ -50,7 +53,7 @@ def sized(rows: int, dead: int = 0) -> LedgerFile:
 def test_a_file_is_dropped_rewritten_merged_or_kept(
     files: list[tuple[int, int]], tail: int, expected: list[Fate]
 ) -> None:
-    assert fates([sized(*one) for one in files], tail_rows=tail) == expected
+    assert fates([sized(*one) for one in files], tail_rows=tail, room=PLENTY) == expected
 
 
 def test_files_that_are_merged_are_the_last_ones() -> None:
@@ -60,7 +63,8 @@ def test_files_that_are_merged_are_the_last_ones() -> None:
             sized(rows, chance.choice([0, 0, rows // 3, rows]))
             for rows in (chance.choice([1, 10, 100, 10_000]) for _ in range(chance.randrange(12)))
         ]
-        found = fates(files, tail_rows=chance.choice([0, 1, 50, 10_000]))
+        room = Room(rows=chance.choice([5, 150, 1 << 40]), keys_bytes=1 << 40)
+        found = fates(files, tail_rows=chance.choice([0, 1, 50, 10_000]), room=room)
         kept = [fate for fate in found if fate != "drop"]
         merged = kept.count("merge")
         assert kept[len(kept) - merged :] == ["merge"] * merged
@@ -76,7 +80,7 @@ def test_many_small_runs_leave_few_files_and_write_no_row_often(step: int) -> No
     for run in range(400):
         rows = step if run % 3 else 2 * step
         total += rows
-        found = fates([sized(one) for one in files], tail_rows=rows)
+        found = fates([sized(one) for one in files], tail_rows=rows, room=PLENTY)
         kept = [one for one, fate in zip(files, found, strict=True) if fate == "keep"]
         merged = sum(files) - sum(kept) + rows
         files = [*kept, merged]
@@ -85,3 +89,44 @@ def test_many_small_runs_leave_few_files_and_write_no_row_often(step: int) -> No
         assert len(files) <= FILES_MIN + math.log2(total / step + 1)
     # and each row was written a few times, not once a run
     assert written / total < 4 * math.log2(400)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([(100, 0)] * 5, ["keep"] * 5),
+        ([(50, 0)] * 5, ["keep"] * 5),
+        ([(49, 0)] * 5, ["merge"] * 5),
+        ([(49, 0)] * 3 + [(100, 0)] + [(9, 0)] * 4, ["keep"] * 4 + ["merge"] * 4),
+        ([(49, 0)] * 4 + [(100, 0)] + [(9, 0)] * 3, ["keep"] * 8),
+        ([(100, 50)] * 5, ["keep"] * 5),
+        ([(100, 51)] * 5, ["merge"] * 5),
+        ([(10, 0, 1_000)] * 5, ["keep"] * 5),
+        ([(10, 5, 1_000)] * 5, ["keep"] * 5),
+        ([(10, 0, 499)] * 5, ["merge"] * 5),
+        ([(1_000, 600)] * 5, ["rewrite"] * 5),
+    ],
+)
+def test_what_is_half_as_large_as_fits_is_not_put_together(
+    files: list[tuple[int, ...]], expected: list[Fate]
+) -> None:
+    room = Room(rows=100, keys_bytes=1_000)
+    assert fates([sized(*one) for one in files], tail_rows=1_000, room=room) == expected
+
+
+@pytest.mark.parametrize("step", [150, 1_000, 2_500])
+def test_however_large_a_ledger_is_its_full_files_are_written_once(step: int) -> None:
+    # given a ledger that grows, by files of up to a thousand rows
+    room = Room(rows=1_000, keys_bytes=1 << 40)
+    files: list[int] = []
+    written = 0
+    for run in range(1, 200):
+        found = fates([sized(one) for one in files], tail_rows=step, room=room)
+        kept = [one for one, fate in zip(files, found, strict=True) if fate == "keep"]
+        merged = sum(files) - sum(kept) + step
+        files = [*kept, *[1_000] * (merged // 1_000), *([merged % 1_000] if merged % 1_000 else [])]
+        written += merged
+        # then there are as many as its size needs, about
+        assert len(files) <= 2 * run * step / 1_000 + FILES_MIN + 2
+    # and no row was written more than a few times, however many runs there were
+    assert written < 4 * sum(files)

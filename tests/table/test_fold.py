@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import TypeAlias
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowmark.errors import InvariantBroken
-from lowmark.table.fold import Fold, Mask
+from lowmark.table.fold import Fold, Mask, fold_bytes
 
 Key: TypeAlias = int | bytes | None
 Batch: TypeAlias = tuple[list[Key], bool | list[bool] | None]
@@ -156,3 +157,23 @@ def test_the_last_of_very_many_rows_of_a_key_wins() -> None:
     # then the survivors are the last of each
     last = {int(number): row for row, number in enumerate(numbers)}
     assert np.flatnonzero(survive).tolist() == sorted(last.values())
+
+
+def test_what_integers_that_lie_close_together_take_is_known_before() -> None:
+    count = 200_000
+    batches = [pa.array(part * 7) for part in np.array_split(np.arange(count), 20)]
+    fold = Fold()
+    for keys in batches:
+        fold.add(keys)
+    tracemalloc.start()
+    try:
+        fold.masks()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= sum(fold_bytes(keys) for keys in batches)
+
+
+def test_keys_of_bytes_are_counted_again_since_a_dictionary_has_them() -> None:
+    keys = pa.array([b"x" * 1_000] * 10)
+    assert 10_000 < fold_bytes(keys) < 20_000

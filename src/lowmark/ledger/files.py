@@ -24,18 +24,26 @@ from pyroaring import BitMap
 
 from lowmark.catalog import Table, TableSchema
 from lowmark.catalog.arrow import to_arrow
-from lowmark.errors import invariant
+from lowmark.errors import Corrupt, invariant
 from lowmark.ledger.checksums import chunk_ranges, leaves_of, measure
 from lowmark.ledger.compression import LEVEL, codecs_of
 from lowmark.ledger.digest import EMPTY, row_hashes
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost
-from lowmark.ledger.key_file import write_key_file
+from lowmark.ledger.key_file import index_bytes, write_key_file
 from lowmark.ledger.manifest import LedgerFile, bitmap_text, checksums_text, digest_text
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import CHANGE, I64, OFFSET, TIME, U64, KeyForm, Mask
 
-__all__ = ["SYSTEM_IDS", "FileWriter", "OpenFile", "Rows", "check_there", "file_schema"]
+__all__ = [
+    "SYSTEM_IDS",
+    "FileWriter",
+    "OpenFile",
+    "Rows",
+    "check_there",
+    "file_schema",
+    "schema_of",
+]
 
 SYSTEM_IDS: Final = {OFFSET: 2_147_480_001, TIME: 2_147_480_002, CHANGE: 2_147_480_003}
 """Far above any column's id."""
@@ -67,6 +75,17 @@ def _field_id(number: int) -> dict[bytes, bytes]:
     return {b"PARQUET:field_id": b"%d" % number}
 
 
+def schema_of(table: Table, file: LedgerFile) -> TableSchema:
+    """The schema version that a file of a table has."""
+    schema = table.schema_version(file.schema)
+    if schema is None:
+        raise Corrupt(
+            f"a ledger file of table {table.name} has schema version {file.schema},"
+            " which the catalog does not have"
+        )
+    return schema
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows on their way into a ledger, or out of one: all columns of one schema version."""
@@ -95,7 +114,12 @@ class Rows:
 
 
 class FileWriter:
-    """Writes one file and the index of its keys. Rows come in the order of their offsets."""
+    """Writes one file and the index of its keys. Rows come in the order of their offsets.
+
+    What it keeps in memory until the end is `keys_bytes`, about, and for a row without a key 17
+    bytes; at the end twice as much for a moment, since the index is sorted. Beside that there is a
+    row group.
+    """
 
     def __init__(
         self, store: Store, path: str, table: Table, schema: TableSchema, *, pace: Pace
@@ -116,6 +140,8 @@ class FileWriter:
         self._deletes: list[Mask] = []
         self._first = self._last = -1
         self.rows = 0
+        self.keys_bytes = 0
+        """What the index has so far, about."""
 
     def add(self, rows: Rows) -> None:
         """Add rows whose offsets are above all before."""
@@ -129,7 +155,9 @@ class FileWriter:
         self._hashes.append(rows.hashes(self._schema))
         self._deletes.append(rows.deletes)
         if self._form is not None:
-            self._keys.append(self._form.array(rows.columns))
+            keys = self._form.array(rows.columns)
+            self._keys.append(keys)
+            self.keys_bytes += index_bytes(keys)
         self.rows += len(rows)
         self._waiting.append(rows)
         self._waiting_rows += len(rows)
@@ -172,6 +200,7 @@ class FileWriter:
         self._writer = None
         pa.default_memory_pool().release_unused()  # before as much is needed to read it back
         hashes = np.concatenate(self._hashes)
+        self._hashes = []
         measured = measure(self._store, self._path)
         self._pace(measured.bytes)
         keys_path, keys_size, keys_checksum = self._write_keys(hashes)
@@ -201,6 +230,7 @@ class FileWriter:
             return "", 0, 0
         path = self._path.removesuffix(".parquet") + ".keys"
         keys = pa.chunked_array(self._keys).combine_chunks()
+        self._keys = []
         path, size, checksum = write_key_file(self._store, path, keys, hashes)
         self._pace(size)
         return path, size, checksum
@@ -363,13 +393,6 @@ class OpenFile:
         """All rows, a row group at a time."""
         for number in range(len(self.starts) - 1):
             yield self.rows_of(number)
-
-    def live_rows(self) -> Iterator[Rows]:
-        """The rows that count, a row group at a time."""
-        mask, at = self.file.live_mask(), 0
-        for rows in self.rows():
-            yield rows if mask is None else rows.kept(mask[at : at + len(rows)])
-            at += len(rows)
 
 
 def _lasts(meta: pq.FileMetaData, column: int) -> I64:

@@ -1,9 +1,13 @@
 """Which rows of a tail survive: the last of each key, and every row without one.
 
 Pass one: keys and changes only. The keys of a partition are folded at once, if they fit into the
-budget; else in ranges of their hashes, each of which reads the tail again: slower, but never more
-memory than was granted, beside some bytes for each row of the tail. What survives of a range is
-handed on before the next one is read.
+budget; else in ranges of their hashes, each of which reads the tail again: slower, but in the
+memory that was granted. What survives of a range is handed on before the next one is read.
+
+The budget bounds the keys of a range and what it takes to fold them; the second way takes as much
+again, at most, if it looks at all keys, else a part of that. What a library takes beyond that for a
+moment, while a table of it grows, is no more than twice the budget. Left for each row of the tail
+are three bytes: whether it survives, whether it is looked at twice, and what that came to.
 
 What survives is found a second time by another algorithm, sorting, for a sample of the keys or for
 all of them. Both must agree on every row: a mistake that both make is unlikely, since they share
@@ -24,6 +28,7 @@ from lowmark.ledger.errors import ProofFailed
 from lowmark.ledger.key_file import KEY_SEED
 from lowmark.ledger.tail import TailReader
 from lowmark.table import I64, U64, Fold, KeyForm, KeyReader, Keys, Mask
+from lowmark.table.fold import fold_bytes, of_one_type
 from lowmark.table.hashing import longs_of
 
 __all__ = ["SAMPLE", "Folded", "KeyRange", "Sample", "Second", "Survivors", "fold_tail"]
@@ -174,7 +179,8 @@ class _TailFold:
                     held = sum(one.size for one in chunks)
                     if held > self.budget_bytes // 2 and sum(len(one.keys) for one in chunks) > 1:
                         raise _TooMuch(some.high / view.count)
-        return _survivors(_last_ones(chunks))
+        chunks = _last_ones(chunks)  # and nobody has those any more that were read
+        return _survivors(chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,7 @@ class _Chunk:
     @property
     def size(self) -> int:
         """What it takes in memory, about, while it is folded."""
-        return int(self.keys.nbytes) + 8 * len(self.keys)
+        return int(self.keys.nbytes) + 8 * len(self.keys) + fold_bytes(self.keys)
 
     def numbers(self, mask: Mask) -> I64:
         """The numbers of some of its rows."""
@@ -252,9 +258,7 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
     arrays = [array for array in arrays if len(array)] or arrays[:1]
     if not arrays:
         return pa.array([], pa.int64())
-    if len({array.type for array in arrays}) > 1:
-        arrays = [array.cast(pa.large_binary()) for array in arrays]
-    return pa.concat_arrays(arrays)
+    return pa.concat_arrays(of_one_type(arrays))
 
 
 class Second:

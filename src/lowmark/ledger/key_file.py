@@ -27,10 +27,23 @@ from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import I64, U64, KeyForm
 
-__all__ = ["KEY_SEED", "KeyFile", "key_file_batch", "open_key_file", "write_key_file"]
+__all__ = [
+    "KEY_SEED",
+    "KeyFile",
+    "index_bytes",
+    "key_file_batch",
+    "open_key_file",
+    "write_key_file",
+]
 
 KEY_SEED = 0
 """Indexes are read by other processes, so the hash has no secret of one."""
+
+
+def index_bytes(keys: pa.Array) -> int:
+    """What these keys take in an index, about: each has a hash, a row and a digest."""
+    valid = len(keys) - keys.null_count
+    return int(keys.nbytes * valid // max(len(keys), 1) + 20 * valid)
 
 
 def key_file_batch(keys: pa.Array, rows: I64, digests: U64) -> pa.RecordBatch:

@@ -76,11 +76,6 @@ class LedgerFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """So many rows of it count."""
         return self.rows - self.dead_rows
 
-    @property
-    def live_bytes(self) -> int:
-        """About as much of the file is live."""
-        return self.bytes * self.live_rows // max(self.rows, 1)
-
     def dead_set(self) -> BitMap:
         """The rows that are not live."""
         return _bitmap(self.dead)
@@ -99,10 +94,12 @@ class LedgerFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def live_mask(self) -> Mask | None:
         """Which rows are live; None: all of them."""
-        if not self.dead_rows:
-            return None
+        return self.without(self.dead_set()) if self.dead_rows else None
+
+    def without(self, dead: BitMap) -> Mask:
+        """Which rows are live if these are dead."""
         mask = np.ones(self.rows, np.bool_)
-        mask[np.frombuffer(self.dead_set().to_array(), np.uint32)] = False
+        mask[np.frombuffer(dead.to_array(), np.uint32)] = False
         return mask
 
     def with_dead(self, dead: BitMap, digest: Digest) -> LedgerFile:
@@ -185,6 +182,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for file in self.files:
             whole = whole.joined(file.digest_value())
         return whole
+
+    def summed_up(self) -> Manifest:
+        """With the digest and the schema versions of its files."""
+        return msgspec.structs.replace(
+            self,
+            schemas=tuple(sorted({file.schema for file in self.files})),
+            digest=digest_text(self.digest_of_files()),
+        )
 
     def paths(self) -> set[str]:
         """All files that it needs."""

@@ -19,19 +19,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from lowmark.catalog import Table, TableSchema
-from lowmark.errors import Corrupt
-from lowmark.ledger.digest import EMPTY
-from lowmark.ledger.files import FileWriter, OpenFile, Rows
+from lowmark.catalog import Table
+from lowmark.ledger.files import FileWriter, OpenFile, Rows, schema_of
 from lowmark.ledger.key_file import write_key_file
-from lowmark.ledger.manifest import (
-    LedgerFile,
-    Lost,
-    Manifest,
-    digest_text,
-    encode_manifest,
-    folder_of,
-)
+from lowmark.ledger.manifest import LedgerFile, Lost, Manifest, encode_manifest, folder_of
 from lowmark.ledger.verifying import CheckedFile
 from lowmark.runtime.store import Store
 from lowmark.table import U64, KeyForm
@@ -66,9 +57,6 @@ class Salvage:
     ) -> str:
         """Write a manifest of what is sound of these files below a horizon; gives its name."""
         kept = [one for file in files for one in self._kept(file, below=horizon)]
-        whole = EMPTY
-        for file in kept:
-            whole = whole.joined(file.digest_value())
         manifest = Manifest(
             table=self._table.id,
             table_name=self._table.name,
@@ -78,14 +66,12 @@ class Salvage:
             deletes_below=0 if before is None else min(before.deletes_below, horizon),
             expired=0 if before is None else before.expired,
             files=tuple(kept),
-            schemas=tuple(sorted({file.schema for file in kept})),
-            digest=digest_text(whole),
             made_by=made_by,
             made_at="",
             lost=tuple(sorted(lost, key=lambda one: one.first)),
         )
         path = f"{self._folder}/{self._token}-base.json"
-        self._store.write(path, encode_manifest(manifest))
+        self._store.write(path, encode_manifest(manifest.summed_up()))
         return path
 
     def _kept(self, one: CheckedFile, *, below: int) -> Iterator[LedgerFile]:
@@ -111,7 +97,7 @@ class Salvage:
 
     def _with_keys(self, file: LedgerFile) -> LedgerFile:
         """The file with an index that is made again from its rows."""
-        schema = self._schema_of(file)
+        schema = schema_of(self._table, file)
         form = KeyForm.of(self._table, schema)
         keys: list[pa.Array] = []
         hashes: list[U64] = []
@@ -129,14 +115,16 @@ class Salvage:
 
     def _writer(self, file: LedgerFile) -> FileWriter:
         path = f"{self._folder}/{self._token}-{next(self._numbers)}.parquet"
-        schema = self._schema_of(file)
+        schema = schema_of(self._table, file)
         return FileWriter(self._store, path, self._table, schema, pace=self._pace)
 
     def _live_rows(self, one: CheckedFile, below: int) -> Iterator[Rows]:
         file, mask = one.file, one.file.live_mask()
         if not one.groups:
             return
-        with contextlib.closing(OpenFile(self._store, file, self._schema_of(file))) as opened:
+        with contextlib.closing(
+            OpenFile(self._store, file, schema_of(self._table, file))
+        ) as opened:
             for number in one.groups:
                 rows = opened.rows_of(number)
                 keep = rows.offsets < below
@@ -145,9 +133,3 @@ class Salvage:
                 self._pace(file.bytes * len(rows) // file.rows)
                 if keep.any():
                     yield rows.kept(keep)
-
-    def _schema_of(self, file: LedgerFile) -> TableSchema:
-        schema = self._table.schema_version(file.schema)
-        if schema is None:
-            raise Corrupt(f"table {self._table.name} has no schema version {file.schema}")
-        return schema

@@ -87,7 +87,6 @@ class TailReader:
         self.partition = partition
         self._readers: dict[int, SegmentReader] = {}
         self._places = [np.frombuffer(piece.indexes, np.uint64) for piece in tail.pieces]
-        self._checked = np.zeros(sum(map(len, self._places)), np.bool_)
 
     @cached_property
     def view(self) -> View:
@@ -124,7 +123,7 @@ class TailReader:
             low = high
 
     def _read(self, low: int, high: int, ends: np.ndarray[Any, Any]) -> list[Buffer]:
-        """Commands, each checked the first time that it is read."""
+        """Commands, checked each time: pages that were let go of come from the disk again."""
         found: list[Buffer] = []
         at = int(np.searchsorted(ends, low, "right"))
         while low < high:
@@ -132,16 +131,14 @@ class TailReader:
             stop = min(high, int(ends[at]))
             indexes = self._places[at][low - start : stop - start].tolist()
             number = self._tail.pieces[at].segment
-            check = not self._checked[low:stop].all()
             try:
                 reader = self._reader(number)
                 rows = rows_of(reader, indexes)
                 if len(rows) != len(indexes):
                     raise ReferenceExpired(reader.path)
-                entries = reader.read(rows, check=check)
+                entries = reader.read(rows)
             except ReferenceExpired as expired:
                 raise SourceMoved(self.partition) from expired
-            self._checked[low:stop] = True
             found += [open_command(entry.data).data for entry in entries]
             low, at = stop, at + 1
         return found

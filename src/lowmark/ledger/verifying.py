@@ -27,6 +27,7 @@ from lowmark.ledger.work import read_manifest
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import U64, KeyForm, Mask
+from lowmark.table.fold import of_one_type
 
 __all__ = ["CheckedFile", "Expected", "Problem", "Verified", "verify_ledger"]
 
@@ -272,9 +273,7 @@ def _same_keys(
     index: KeyFile, keys: pa.Array, rows: np.ndarray[tuple[int], np.dtype[np.uint32]], hashes: U64
 ) -> bool:
     order = np.argsort(index.rows)
-    found = index.keys.take(pa.array(order))
-    if found.type != keys.type:
-        found, keys = found.cast(pa.large_binary()), keys.cast(pa.large_binary())
+    found, keys = of_one_type([index.keys.take(pa.array(order)), keys])
     in_order = bool((index.hashes[:-1] <= index.hashes[1:]).all())
     return (
         in_order

@@ -10,6 +10,17 @@ Steps, and what is true after each; a crash leaves files that nobody refers to, 
        resumes the run takes the answer instead of doing it again
 
 Nothing here changes what anybody reads: that is for whoever publishes the manifest.
+
+`budget_bytes` bounds what keys take in memory: those that pass one folds (see `kernel`), and those
+of a file that is written, which is ended when a quarter of it is spent, though not below four
+megabytes, and which takes twice that while it is ended. Nothing is kept of a key from
+pass one to pass two. Beside that there are
+
+    - a few bytes for each row of the tail, and numbers of 64 bits for each of its batches
+    - a bit or two for each row of the ledger before; of one of its files at a time, its keys and
+      its offsets
+    - the indexes of its keys, if they come from afar: those of this machine are mapped
+    - what is read or written at a time: some megabytes of the tail, a row group
 """
 
 from __future__ import annotations
@@ -28,19 +39,18 @@ from lowmark.catalog.serializers import decode_table
 from lowmark.errors import Corrupt, invariant
 from lowmark.ledger.digest import EMPTY, Digest
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost, ProofFailed
-from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there
+from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, schema_of
 from lowmark.ledger.kernel import Folded, KeyRange, Sample, Second, Survivors, fold_tail
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import (
     LedgerFile,
     Manifest,
     decode_manifest,
-    digest_text,
     encode_manifest,
     folder_of,
     run_folder,
 )
-from lowmark.ledger.policy import Fate, fates
+from lowmark.ledger.policy import Fate, Room, fates
 from lowmark.ledger.tail import Tail, TailReader
 from lowmark.ledger.throttle import Throttle
 from lowmark.runtime import Disk, FileMissing
@@ -61,6 +71,11 @@ __all__ = ["Done", "Here", "Work", "carry_out", "done_path", "progress_path", "r
 
 FILE_ROWS_MAX = 1 << 22
 """A file that has so many rows is finished, and another one begun."""
+_KEYS_SHARE = 4
+"""And one whose keys have spent one part in so many of the budget."""
+_KEYS_LEAST = 4 << 20
+_KEYS_MOST = 1 << 30
+"""In whatever budget: files are not too small to be worth it, and no array is too large."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +195,8 @@ class _Old:
     digest: Digest
     """Of what is live."""
     keys: KeyFile | None
+    before: BitMap
+    """Rows that were dead already."""
     fate: Fate = "keep"
 
     @property
@@ -198,6 +215,14 @@ class _Old:
         self.digest = self.digest.minus(self.keys.digests[at][fresh])
         self.dead |= rows
         return len(rows)
+
+    def live_in(self, part: KeyRange) -> Mask:
+        """Which entries of the index are of a range, and were live when the run began."""
+        assert self.keys is not None
+        mine = part.of(self.keys.hashes)
+        if self.before:
+            mine &= self.file.without(self.before)[self.keys.rows]
+        return mine
 
 
 class _Job:
@@ -218,8 +243,15 @@ class _Job:
         self.token = f"{work.run}-{here.draw()}"
         self.files = 0
         self.progress_s = here.now_s()
+        self.room = Room(
+            FILE_ROWS_MAX, min(max(work.budget_bytes // _KEYS_SHARE, _KEYS_LEAST), _KEYS_MOST)
+        )
         self.died = 0
         """Rows of the ledger before."""
+        self.gone = 0
+        """Deletes that were dropped."""
+        self.gone_below = 0
+        """All of them are below this offset."""
         self.sample = Sample(None if work.verify else sum(work.run.encode()) + work.partition)
 
     # -- the whole ------------------------------------------------------------------------------
@@ -231,11 +263,9 @@ class _Job:
             raise ProofFailed(work.partition, "the horizon would fall")
         old = [self._opened(file) for file in base.files] if base is not None else []
         reader = TailReader(self.here.disk(work.root), work.tail, partition=work.partition)
-        deletes = _Deletes()
 
         def each(part: KeyRange, survivors: Survivors, second: Second) -> None:
             self._supersede(old, part, survivors, second)
-            deletes.add(part, survivors)
 
         folded = fold_tail(
             reader,
@@ -245,21 +275,16 @@ class _Job:
             sample=self.sample,
             each=each,
         )
+        now = [one.now for one in old]
         for one, fate in zip(
-            old, fates([one.now for one in old], tail_rows=len(folded.keep)), strict=True
+            old, fates(now, tail_rows=len(folded.keep), room=self.room), strict=True
         ):
             one.fate = "rewrite" if work.rewrite and fate == "keep" else fate
         pa.default_memory_pool().release_unused()  # the keys are gone; now come the rows
-        dropped = self._drop_deletes(old, reader, folded, deletes)
-        deletes_below = max(
-            [
-                work.deletes_gone,
-                base.deletes_below if base else 0,
-                *(offset + 1 for offset in dropped),
-            ]
-        )
+        self._drop_deletes(old)
         files = list(self._write(old, reader, folded))
         reader.close()
+        deletes_below = max(work.deletes_gone, base.deletes_below if base else 0, self.gone_below)
         manifest = self._manifest(base, files, deletes_below)
         path = f"{self.folder}/{work.epoch}-{self.token}.json"
         encoded = encode_manifest(manifest)
@@ -276,7 +301,7 @@ class _Job:
             rows_live=manifest.live_rows,
             rows_died=self.died,
             deletes=sum(len(file.delete_set() - file.dead_set()) for file in files),
-            deletes_dropped=len(dropped),
+            deletes_dropped=self.gone,
             bytes_read=self.read.total,
             bytes_written=self.written.total,
             files_kept=sum(one.fate == "keep" for one in old),
@@ -298,7 +323,7 @@ class _Job:
         if file.keys_path:
             keys = open_key_file(self.store, file.keys_path, checksum=file.keys_checksum)
             self._paced_read(file.keys_bytes)
-        return _Old(file, file.dead_set(), file.digest_value(), keys)
+        return _Old(file, file.dead_set(), file.digest_value(), keys, file.dead_set())
 
     def _paced_read(self, count: int) -> None:
         self.here.check()
@@ -328,51 +353,55 @@ class _Job:
                 continue
             at = one.keys.find(survivors.keys, hashes)
             self.died += one.kill(at[at >= 0])
-            rows, before = one.keys.rows, one.file.live_mask()
-            mine = part.of(one.keys.hashes)
-            if before is not None:
-                mine &= before[rows]
-            now = one.now.live_mask()
+            mine = one.live_in(part)
             second.check_base(
                 one.keys.keys.filter(pa.array(mine)),
-                dead=~now[rows[mine]] if now is not None else np.zeros(mine.sum(), np.bool_),
+                dead=~one.file.without(one.dead)[one.keys.rows[mine]],
                 partition=self.work.partition,
             )
 
-    def _drop_deletes(
-        self, old: list[_Old], reader: TailReader, folded: Folded, deletes: _Deletes
-    ) -> list[int]:
-        """Let deletes go that everybody has passed, unless a file that stays has an older row of
-        the key: whoever reads the files without live sets would take that for the last one.
+    def _drop_deletes(self, old: list[_Old]) -> None:
+        """Let deletes of the ledger before go that everybody has passed, unless a file that stays
+        has an older row of the key: whoever reads the files without live sets would take that for
+        the last one.
         """
         below = self.work.deletes_below
-        stay = [one.keys for one in old if one.fate == "keep" and one.keys is not None]
-        gone: list[int] = []
         for at, one in enumerate(old):
             live = one.file.delete_set() - one.dead
             if not live or one.keys is None or one.file.first >= below:
                 continue
             rows = np.frombuffer(live.to_array(), np.uint32)
             offsets = self._offsets_of(one.file, rows)
-            passed = rows[offsets < below]
-            places = np.flatnonzero(np.isin(one.keys.rows, passed))
-            older = [other.keys for other in old[:at] if other.fate == "keep" and other.keys]
-            alone = places[~_held(one.keys.keys, one.keys.hashes, places, older)]
-            by_row = dict(zip(rows.tolist(), offsets.tolist(), strict=True))
-            gone += [by_row[row] for row in one.keys.rows[alone].tolist()]
+            places = np.flatnonzero(np.isin(one.keys.rows, rows[offsets < below]))
+            held = _held(
+                one.keys.keys.take(pa.array(places)), one.keys.hashes[places], _staying(old[:at])
+            )
+            alone = places[~held]
+            self._note_gone(offsets[np.searchsorted(rows, one.keys.rows[alone])])
             one.kill(alone)
-        for numbers, keys in deletes.found:
-            offsets = _offsets(reader, numbers)
-            places = np.flatnonzero(offsets < below)
-            alone = places[~_held(keys, KeyForm.hashes(keys, KEY_SEED), places, stay)]
-            folded.keep[numbers[alone]] = False
-            gone += offsets[alone].tolist()
-        return gone
+
+    def _without_passed_deletes(self, rows: Rows, stay: list[KeyFile]) -> Rows:
+        """The same of rows of the tail; they are later than all of the ledger before."""
+        passed = rows.deletes & (rows.offsets < self.work.deletes_below)
+        if not passed.any():
+            return rows
+        form = KeyForm.of(self.table, self.schema)
+        keys = form.array(rows.columns.filter(pa.array(passed)))
+        alone = np.flatnonzero(passed)[~_held(keys, KeyForm.hashes(keys, KEY_SEED), stay)]
+        self._note_gone(rows.offsets[alone])
+        kept = np.ones(len(rows), np.bool_)
+        kept[alone] = False
+        return rows.kept(kept)
+
+    def _note_gone(self, offsets: I64) -> None:
+        if len(offsets):
+            self.gone += len(offsets)
+            self.gone_below = max(self.gone_below, int(offsets.max()) + 1)
 
     def _offsets_of(
         self, file: LedgerFile, rows: np.ndarray[tuple[int], np.dtype[np.uint32]]
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        opened = OpenFile(self.store, file, self._schema_of(file))
+        opened = OpenFile(self.store, file, schema_of(self.table, file))
         groups = range(len(opened.starts) - 1)
         offsets = np.concatenate([opened.group(at, [OFFSET]).column(0).to_numpy() for at in groups])
         opened.close()
@@ -380,20 +409,11 @@ class _Job:
         found: np.ndarray[tuple[int], np.dtype[np.int64]] = offsets[rows]
         return found
 
-    def _schema_of(self, file: LedgerFile) -> TableSchema:
-        schema = self.table.schema_version(file.schema)
-        if schema is None:
-            raise Corrupt(
-                f"a ledger file of table {self.work.table_name} has schema version"
-                f" {file.schema}, which the catalog does not have"
-            )
-        return schema
-
     # -- what is written ------------------------------------------------------------------------
 
     def _write(self, old: list[_Old], reader: TailReader, folded: Folded) -> Iterator[LedgerFile]:
         """The files of the new ledger, in the order of offsets."""
-        writer = _Files(self._new_file)
+        writer = _Files(self._new_file, self.room)
         try:
             yield from self._written_by(writer, old, reader, folded)
         except BaseException:
@@ -411,14 +431,13 @@ class _Job:
                     yield from writer.finish()
                     yield one.now
                 case _:
-                    if one.fate == "rewrite":
-                        yield from writer.finish()
                     for rows in self._rows_again(one):
                         yield from writer.add(rows)
         if not any(one.fate == "merge" for one in old):
             yield from writer.finish()
+        stay = _staying(old)
         for rows in self._tail_rows(reader, folded):
-            yield from writer.add(rows)
+            yield from writer.add(self._without_passed_deletes(rows, stay))
         yield from writer.finish()
 
     def _new_file(self) -> FileWriter:
@@ -428,10 +447,10 @@ class _Job:
 
     def _rows_again(self, one: _Old) -> Iterator[Rows]:
         """The live rows of a file that is written anew; all of it is checked on the way."""
-        schema = self._schema_of(one.file)
+        schema = schema_of(self.table, one.file)
         opened = OpenFile(self.store, one.file, schema)
         digest = EMPTY
-        mask = one.now.live_mask()
+        mask = one.file.without(one.dead) if one.dead else None
         at = 0
         shape = self._shape()
         for rows in opened.rows():
@@ -493,10 +512,7 @@ class _Job:
         self, base: Manifest | None, files: list[LedgerFile], deletes_below: int
     ) -> Manifest:
         work = self.work
-        whole = EMPTY
-        for file in files:
-            whole = whole.joined(file.digest_value())
-        return Manifest(
+        manifest = Manifest(
             table=self.table.id,
             table_name=work.table_name,
             partition=work.partition,
@@ -505,8 +521,6 @@ class _Job:
             deletes_below=deletes_below,
             expired=work.expired,
             files=tuple(files),
-            schemas=tuple(sorted({file.schema for file in files})),
-            digest=digest_text(whole),
             made_by=work.run,
             made_at=work.made_at,
             watermark=work.watermark,
@@ -514,13 +528,15 @@ class _Job:
             release=work.release,
             lost=base.lost if base is not None else (),
         )
+        return manifest.summed_up()
 
 
 class _Files:
     """Rows into files of a bounded size."""
 
-    def __init__(self, begin: Callable[[], FileWriter]) -> None:
+    def __init__(self, begin: Callable[[], FileWriter], room: Room) -> None:
         self._begin = begin
+        self._room = room
         self._open: FileWriter | None = None
 
     def add(self, rows: Rows) -> Iterator[LedgerFile]:
@@ -530,7 +546,7 @@ class _Files:
         if self._open is None:
             self._open = self._begin()
         self._open.add(rows)
-        if self._open.rows >= FILE_ROWS_MAX:
+        if self._room.is_full(rows=self._open.rows, keys_bytes=self._open.keys_bytes):
             yield from self.finish()
 
     def give_up(self) -> None:
@@ -557,33 +573,14 @@ def _rows_of(batch: pa.RecordBatch, count: int) -> Rows:
     )
 
 
-class _Deletes:
-    """The deletes of a tail that survive: few beside its rows, so their keys are kept."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[I64, pa.Array]] = []
-
-    def add(self, part: KeyRange, survivors: Survivors) -> None:
-        """Those of a range; the first one begins anew."""
-        if part.number == 0:
-            self.found = []
-        if survivors.deletes.any():
-            mine = survivors.deletes
-            self.found.append((survivors.rows[mine], survivors.keys.filter(pa.array(mine))))
+def _staying(old: list[_Old]) -> list[KeyFile]:
+    """The indexes of the files that stay as they are."""
+    return [one.keys for one in old if one.fate == "keep" and one.keys is not None]
 
 
-def _offsets(
-    reader: TailReader, rows: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The offsets of rows of a tail, by their numbers: dense, from the first batch on."""
-    return rows + int(reader.view.columns.first[0]) if reader.view.count else rows
-
-
-def _held(keys: pa.Array, hashes: U64, places: object, files: list[KeyFile]) -> Mask:
-    """Which of the keys at these places have a row in one of the files."""
-    assert isinstance(places, np.ndarray)
-    wanted, sums = keys.take(pa.array(places)), hashes[places]
-    held = np.zeros(len(places), np.bool_)
+def _held(keys: pa.Array, hashes: U64, files: list[KeyFile]) -> Mask:
+    """Which of the keys have a row in one of the files."""
+    held = np.zeros(len(keys), np.bool_)
     for file in files:
-        held |= file.find(wanted, sums) >= 0
+        held |= file.find(keys, hashes) >= 0
     return held

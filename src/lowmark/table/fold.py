@@ -22,12 +22,31 @@ import pyarrow.compute as pc
 
 from lowmark.errors import invariant
 
-__all__ = ["Fold"]
+__all__ = ["Fold", "fold_bytes", "of_one_type"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _INT32_MAX = (1 << 31) - 1
 _DENSE = 8
 """Integers are close together if there is room for no more than so many of them for each row."""
+_ROW_BYTES = 48
+"""For each row: `_DENSE` places of four bytes and some numbers, or a place in a dictionary."""
+
+
+def fold_bytes(keys: pa.Array) -> int:
+    """What folding keys takes in memory, about, beside the keys themselves.
+
+    A dictionary has each key again. While one grows, it takes two or three times as much for a
+    moment, if hardly a key comes twice.
+    """
+    copied = 0 if pa.types.is_int64(keys.type) else int(keys.nbytes)
+    return copied + _ROW_BYTES * len(keys)
+
+
+def of_one_type(arrays: list[pa.Array]) -> list[pa.Array]:
+    """Keys of one table, so that they can be compared and joined: bytes may have either type."""
+    if len({array.type for array in arrays}) > 1:
+        return [array.cast(pa.large_binary()) for array in arrays]
+    return arrays
 
 
 class Fold:
@@ -77,9 +96,7 @@ def _last_of_each(arrays: list[pa.Array]) -> Mask:
     rows = sum(len(array) for array in arrays)
     if not rows:
         return np.ones(0, np.bool_)
-    if len({array.type for array in arrays}) > 1:
-        arrays = [array.cast(pa.large_binary()) for array in arrays]
-    keys = pa.chunked_array(arrays)
+    keys = pa.chunked_array(of_one_type(arrays))
     span = _span_of(keys)
     if span is not None and span[1] - span[0] < _DENSE * rows:
         places, chunks = span[1] - span[0] + 1, keys.chunks

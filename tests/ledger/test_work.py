@@ -1,0 +1,115 @@
+"""The work on a partition: what it reads twice is checked twice, and full files are left alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compaction.world import World
+from lowmark.errors import Corrupt
+from lowmark.ledger import LedgerFile, kernel, tail, work
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World(tmp_path / "data", batched=True) as one:
+        yield one
+
+
+def between_the_passes(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Do something when it is known what survives, and before that is read again."""
+    original = kernel.fold_tail
+
+    def fold_tail(*given: Any, **more: Any) -> Any:
+        folded = original(*given, **more)
+        act()
+        return folded
+
+    monkeypatch.setattr(work, "fold_tail", fold_tail)
+
+
+def flip(folder: Path, marker: bytes) -> int:
+    """Flip a bit of the marker, in place, wherever it stands in the log; gives how often it did."""
+    found = 0
+    for path in folder.rglob("*"):
+        if path.is_file() and "ledgers" not in path.parts:
+            at = path.read_bytes().find(marker)
+            if at >= 0:
+                found += 1
+                with path.open("r+b") as file:
+                    os.pwrite(file.fileno(), bytes([marker[0] ^ 1]), at)
+    return found
+
+
+def test_a_byte_that_rots_between_the_passes_is_found_and_nothing_is_published(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write(("k1", 1), ("marked", 2), ("k1", 3))
+    world.settle()
+    flipped = []
+    with monkeypatch.context() as patch:
+        between_the_passes(patch, lambda: flipped.append(flip(world.path, b"marked")))
+        with pytest.raises(Corrupt, match="checksum"):
+            world.table.compact(here=True)
+    assert sum(flipped) > 0
+    # then nobody has heard of a ledger, and no manifest is there
+    assert world.view().ledger is None
+    assert world.table.runs()[0].state == "failed"
+    assert world.files(".json") == set()
+    # and as soon as the byte is as it was, all of it is compacted
+    assert flip(world.path, bytes([b"m"[0] ^ 1]) + b"arked") > 0
+    world.compact()
+    world.check()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are full with a few keys, and a few rows are read at a time."""
+    monkeypatch.setattr(work, "_KEYS_MOST", 600)
+    monkeypatch.setattr(tail, "_CHUNK_BYTES", 1)
+
+
+def written(world: World, start: int, keys: int) -> None:
+    for at in range(start, start + keys, 5):
+        world.write(*[(f"k{number:04}", number) for number in range(at, at + 5)])
+
+
+def paths(files: tuple[LedgerFile, ...]) -> list[str]:
+    return [file.path for file in files]
+
+
+@pytest.mark.usefixtures("small")
+def test_files_are_ended_when_their_keys_are_many_and_are_not_put_together_again(
+    world: World,
+) -> None:
+    written(world, 0, 200)
+    world.compact()
+    first = world.manifest().files
+    assert len(first) > 5
+    # when as much comes again, which would be reason enough to put small files together
+    written(world, 200, 200)
+    run = world.compact()
+    # then those that were full are as they were, and only what is new was written
+    second = world.manifest().files
+    assert paths(second)[: len(first) - 1] == paths(first)[:-1]
+    assert run.partitions[0].files_written <= len(second) - len(first) + 1
+    world.check()
+
+
+@pytest.mark.usefixtures("small")
+def test_neighbours_that_are_mostly_dead_become_one_file(world: World) -> None:
+    written(world, 0, 200)
+    world.compact()
+    before = len(world.manifest().files)
+    # when three in four of their rows are dead
+    world.write(*[(f"k{number:04}", -1) for number in range(200) if number % 4])
+    world.compact()
+    # then what is left of several is in one
+    files = [file for file in world.manifest().files if file.last < 200]
+    assert sum(file.live_rows for file in files) == 50
+    assert len(files) <= before // 2
+    world.check()
