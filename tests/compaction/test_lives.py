@@ -36,7 +36,7 @@ FOUND_BY = {
     "supersedes rows of the last file only": (8, ("rows for",)),
     "cuts what a cursor holds": (0, ("was cut above cursor", "a trim to")),
     "sweeps what somebody reads": (2, ("LedgerLost",)),
-    "sweeps what a run has written": (0, ("swept, though a run goes on",)),
+    "sweeps what a run has written": (0, ("swept, though a run goes on", "LedgerLost")),
     "publishes whatever was published meanwhile": (0, ("LedgerConflict",)),
     "reads a row below the horizon again": (0, ("gave", "after")),
     "stays with an older ledger": (2, ("did not say that", "did not give")),

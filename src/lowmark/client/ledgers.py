@@ -4,16 +4,21 @@ A ledger is opened by the name of its manifest, which a partition's view has; vi
 one pair, so a reader never sees the horizon of one with the rows of another. Whoever reads a
 ledger takes it first and gives it back in the end: its files stay until then, whatever is published
 meanwhile.
+
+Row groups in which single rows were looked up stay decoded, up to a limit over all ledgers. They
+are decoded without any lock, each time from a file that only that thread has: whoever looks for a
+cold row keeps nobody waiting. Files are closed when the last one who has their ledger lets it go.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,24 +41,70 @@ __all__ = ["Ledgers", "OpenLedger"]
 
 _OPEN_MAX = 256
 """So many ledgers are kept open; each has a file or two, and its index in memory."""
-_GROUPS_MAX = 64
-"""Row groups that are kept decoded for looking up single rows, of one ledger."""
+_GROUPS_BYTES_MAX = 256 << 20
+"""Of row groups that are kept decoded for looking up single rows, of all ledgers together."""
+
+_GroupKey: TypeAlias = "tuple[OpenLedger, int, int, tuple[str, ...]]"
+"""A ledger, the number of a file of it, the number of a row group in there, and its columns."""
+
+
+class _Groups:
+    """Decoded row groups of all ledgers of a process, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: OrderedDict[_GroupKey, pa.RecordBatch] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, key: _GroupKey) -> pa.RecordBatch | None:
+        with self._lock:
+            rows = self._rows.get(key)
+            if rows is not None:
+                self._rows.move_to_end(key)
+            return rows
+
+    def put(self, key: _GroupKey, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Keep a row group, unless its ledger was forgotten; gives the one that was first."""
+        with self._lock:
+            known = self._rows.get(key)
+            if known is not None or key[0].forgotten:
+                return rows if known is None else known
+            self._rows[key] = rows
+            self.bytes += _size_of(rows)
+            while self.bytes > _GROUPS_BYTES_MAX:
+                _, gone = self._rows.popitem(last=False)
+                self.bytes -= _size_of(gone)
+            return rows
+
+    def drop(self, ledgers: Iterable[OpenLedger]) -> None:
+        """Keep nothing of these any more, nor take anything of them from now on."""
+        with self._lock:
+            for ledger in ledgers:
+                ledger.forgotten = True
+            for key in [key for key in self._rows if key[0].forgotten]:
+                self.bytes -= _size_of(self._rows.pop(key))
 
 
 class OpenLedger:
     """One ledger of one partition. May be used on any thread."""
 
-    def __init__(self, store: Store, manifest: Manifest, newest: Callable[[], Table]) -> None:
+    def __init__(
+        self, store: Store, manifest: Manifest, newest: Callable[[], Table], groups: _Groups
+    ) -> None:
         self.manifest = manifest
         self.horizon = manifest.horizon
+        self.forgotten = False
+        """Whether nobody finds it any more: who has it may go on, but nothing of it is kept."""
         self._store = store
         self._newest = newest
-        self._lock = threading.Lock()
-        self._files: dict[int, OpenFile] = {}
+        self._groups = groups
+        self._idle: dict[int, OpenFile] = {}
+        """Of each file one that is open and that nobody uses at the moment."""
+        self._group_starts: dict[int, I64] = {}
+        self._keys_lock = threading.Lock()
         self._keys: dict[int, KeyFile] = {}
         self._masks: dict[int, Mask | None] = {}
         self._deletes: dict[int, Mask] = {}
-        self._groups: OrderedDict[tuple[int, int, tuple[str, ...]], pa.RecordBatch] = OrderedDict()
 
     @property
     def files(self) -> tuple[LedgerFile, ...]:
@@ -71,24 +122,30 @@ class OpenLedger:
             )
         return OpenFile(self._store, file, schema)
 
-    def _shared(self, at: int) -> OpenFile:
-        """One of its files, open for looking up rows; to be called with the lock."""
-        opened = self._files.get(at)
-        if opened is None:
-            opened = self._files[at] = self._opened(at)
-        return opened
+    @contextlib.contextmanager
+    def _lent(self, at: int) -> Iterator[OpenFile]:
+        """One of its files for this thread alone: the one that is idle, or else one more."""
+        opened = self._idle.pop(at, None) or self._opened(at)
+        yield opened
+        self._idle[at] = opened  # of several, the last one stays
 
     def _starts(self, at: int) -> I64:
         """Where the row groups of a file begin."""
-        with self._lock:
-            return self._shared(at).starts
+        starts = self._group_starts.get(at)
+        if starts is None:
+            with self._lent(at) as opened:
+                starts = self._group_starts[at] = opened.starts
+        return starts
 
     def keys(self, at: int) -> KeyFile | None:
         """The index of a file's keys; None if no row of it has one."""
         file = self.files[at]
         if not file.keys_path:
             return None
-        with self._lock:
+        opened = self._keys.get(at)
+        if opened is not None:
+            return opened
+        with self._keys_lock:  # all of it is read and checked, and once is enough
             opened = self._keys.get(at)
             if opened is None:
                 opened = open_key_file(self._store, file.keys_path, checksum=file.keys_checksum)
@@ -287,26 +344,19 @@ class OpenLedger:
         return dressed, offset, time, deleted
 
     def _group(self, at: int, group: int, names: tuple[str, ...]) -> pa.RecordBatch:
-        key = (at, group, names)
-        with self._lock:
-            rows = self._groups.get(key)
-            if rows is not None:
-                self._groups.move_to_end(key)
-                return rows
-            rows = self._shared(at).group(group, names)
-            self._groups[key] = rows
-            while len(self._groups) > _GROUPS_MAX:
-                self._groups.popitem(last=False)
+        key = (self, at, group, names)
+        rows = self._groups.get(key)
+        if rows is None:
+            with self._lent(at) as opened:
+                rows = opened.group(group, names)
+            rows = self._groups.put(key, rows)
         return rows
 
-    def close(self) -> None:
-        """Let go of its files."""
-        with self._lock:
-            for opened in self._files.values():
-                opened.close()
-            self._files.clear()
-            self._keys.clear()
-            self._groups.clear()
+
+def _size_of(rows: pa.RecordBatch) -> int:
+    """What decoded rows take in memory."""
+    size: int = rows.get_total_buffer_size()
+    return size
 
 
 class Ledgers:
@@ -317,6 +367,12 @@ class Ledgers:
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenLedger] = OrderedDict()
         self._uses: Counter[str] = Counter()
+        self._groups = _Groups()
+
+    @property
+    def cached_bytes(self) -> int:
+        """What decoded row groups take, of all ledgers."""
+        return self._groups.bytes
 
     def open(self, manifest: str, newest: Callable[[], Table]) -> OpenLedger:
         """The ledger with that manifest; one that can't be read is an error, never a part of it."""
@@ -325,22 +381,28 @@ class Ledgers:
             if known is not None:
                 self._open.move_to_end(manifest)
                 return known
-        ledger = OpenLedger(self.store, read_manifest(self.store, manifest), newest)
+        described = read_manifest(self.store, manifest)
+        ledger = OpenLedger(self.store, described, newest, self._groups)
         with self._lock:
             known = self._open.setdefault(manifest, ledger)
-            while len(self._open) > _OPEN_MAX:
-                self._open.popitem(last=False)
-            return known
+            over = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - _OPEN_MAX)]
+        if over:
+            self._groups.drop(over)
+        return known
 
     def forget(self, manifest: str) -> None:
-        """Its files are about to go, or to be looked at anew."""
+        """Its files are about to go, or to be looked at anew. Who reads it now has it still."""
         with self._lock:
-            self._open.pop(manifest, None)
+            known = self._open.pop(manifest, None)
+        if known is not None:
+            self._groups.drop([known])
 
-    def forget_all(self) -> None:
-        """Look at everything anew."""
+    def forget_all(self, folder: str = "") -> None:
+        """The same for all ledgers, or for those below a folder."""
         with self._lock:
-            self._open.clear()
+            names = [name for name in self._open if name.startswith(folder)]
+            gone = [self._open.pop(name) for name in names]
+        self._groups.drop(gone)
 
     def take(self, manifest: str) -> Callable[[], None]:
         """Somebody reads it from now on; gives what ends that. Nothing is opened here."""

@@ -93,6 +93,7 @@ class AsOfReader(Reader):
         """On the loop: with the ledgers that go with the views."""
         ways = super()._open(partitions)
         for way in ways:
+            self._ends.append(way.release)
             self._use(way, way.view.readable)
         return ways
 
@@ -136,6 +137,7 @@ class AsOfReader(Reader):
                         self._check_held()
                         return
                 way.at = end
+                way.leave_ledger()
             self._check_held()
         finally:
             self.close()

@@ -10,7 +10,9 @@ the reader says so.
 A compacted reader takes the rows below the horizon from the ledger of its view, and goes on in the
 backlog right there: each offset has one source. One that follows stays with its ledger and its
 place in the backlog, whatever is published meanwhile; only if the backlog was cut before it came
-that far, it goes on in the newer ledger.
+that far, it goes on in the newer ledger. A ledger's files are held from before it is read until its
+horizon is passed: however long somebody follows, no more than one ledger of a partition stays for
+it.
 """
 
 from __future__ import annotations
@@ -127,6 +129,8 @@ class Way:
     """The last batch that was read: itself, its position, and the first row of it that counted."""
     ledger: Adopted | None = None
     """What rows below its horizon come from; None: everything comes from the backlog."""
+    hold: Callable[[], None] | None = None
+    """Ends what keeps the files of its ledger, or did of the last one; may be called again."""
     offsets: I64 | None = None
     """Of the last rows that came from the ledger."""
     given: bool = False
@@ -138,6 +142,24 @@ class Way:
     def held_from(self) -> int:
         """The first offset that is left of what it has not given."""
         return self.at if self.ledger is not None else max(self.at, self.view.start)
+
+    @property
+    def reads_ledger(self) -> bool:
+        """Whether rows may be left that come from its ledger."""
+        if self.ledger is None:
+            return False
+        horizon = self.ledger.horizon
+        return self.at < (horizon if self.end is None else min(self.end, horizon))
+
+    def release(self) -> None:
+        """Have the files of its ledger held no longer. On any thread; twice is harmless."""
+        if self.hold is not None:
+            self.hold()
+
+    def leave_ledger(self) -> None:
+        """It has read what it wants of its ledger, and never comes back to it."""
+        self.ledger = None
+        self.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +243,7 @@ class Reader:
             end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
             way = Way(partition, start, end, view, given=start > 0 and not reading.trusted)
             if reading.compacted:
+                self._ends.append(way.release)
                 self._use(way, view.readable)
             ways.append(way)
             first = max(start, way.ledger.horizon) if way.ledger is not None else start
@@ -234,22 +257,23 @@ class Reader:
         return ways
 
     def _use(self, way: Way, ledger: Adopted | None) -> None:
-        """Read from a ledger from now on; its files stay until this reader is closed."""
+        """Read from a ledger from now on: its files stay until the way leaves it, or this reader
+        is closed.
+        """
+        way.release()
         way.ledger = ledger
         if ledger is not None and self._reading.ledgers is not None:
-            self._ends.append(self._reading.ledgers.take(ledger.manifest))
+            way.hold = self._reading.ledgers.take(ledger.manifest)
+            if self._closed:  # on another thread, just now: it may have released the last one
+                way.release()
 
     def _use_newer(self, way: Way) -> None:
         """Read from the ledger of the view, unless one that is newer still was adopted meanwhile:
         its files may have gone before they were taken. The next view has that one.
         """
-        used = len(self._ends)
-        before = way.ledger
         self._use(way, way.view.readable)
         if way.partition.view.readable != way.ledger:
-            way.ledger = before
-            while len(self._ends) > used:
-                self._ends.pop()()
+            way.leave_ledger()
 
     # -- iterating ------------------------------------------------------------------------------
 
@@ -305,6 +329,8 @@ class Reader:
         view, end = way.view, way.end if way.end is not None else way.view.end
         if self._reading.compacted:
             yield from self._from_ledger(way, end)
+            if not way.reads_ledger:
+                way.leave_ledger()
             if self._closed or _has_newer(way):
                 return  # what the backlog lacks by now is in the newer ledger: on with that one
         self._skip_gap(way)
@@ -344,7 +370,7 @@ class Reader:
         ledgers, described = self._reading.ledgers, self._reading.described
         assert ledgers is not None
         assert described is not None
-        if _has_newer(way) and (way.ledger is None or way.at >= way.ledger.horizon):
+        if not way.reads_ledger and _has_newer(way):
             # The backlog was cut before this reader came that far: on in the newer ledger.
             self._use_newer(way)
         if way.ledger is None or way.at >= min(end, way.ledger.horizon):
@@ -496,9 +522,12 @@ class Reader:
 
 def _has_newer(way: Way) -> bool:
     """Whether the backlog was cut before a reader that follows came that far, and its rows are in
-    a ledger that is newer than the reader's.
+    a ledger that is newer than the reader's. One whose horizon it has passed never is.
     """
-    return way.at < way.view.start and way.view.readable not in {None, way.ledger}
+    if way.end is not None or way.at >= way.view.start:
+        return False
+    newer = way.view.readable
+    return newer is not None and newer != way.ledger and way.at < newer.horizon
 
 
 class _Lease:

@@ -110,6 +110,7 @@ def sweep_dropped(
         at = dropped_at(catalogs, TableId(table))
         if at is None or mark.current < at or table_folder(table) in read:
             continue
+        ledgers.forget_all(f"{table_folder(table)}/")
         store.delete_folder(table_folder(table))
         records.forget_table(table)
         gone.append(table)
