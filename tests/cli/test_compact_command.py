@@ -388,7 +388,7 @@ def test_rates_have_units_and_reach_the_work(shop: Shop, monkeypatch: pytest.Mon
         works.append(msgspec.msgpack.decode(data, type=Work))
         return running.work_off(data)
 
-    monkeypatch.setattr("lowmark.client.compacting.work_off", looked_at)
+    monkeypatch.setattr("lowmark.client.run_work.work_off", looked_at)
     # when a run is made with rates
     words = ("--read-rate", "64 MiB", "--write-rate", "32mb")
     done = shop.json("compact", "orders", "--here", *words)

@@ -39,9 +39,10 @@ from lowmark.client import (
     GapFound,
     Reader,
     Table,
-    compacting,
     looking_back,
 )
+from lowmark.client.compactor import Compactor
+from lowmark.client.run_wishes import Wishes
 from lowmark.client.running import HereRunner
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import GroupConfig
@@ -526,7 +527,7 @@ class Life:
         more = "" if trim else "without a cut"
         self.meddled = False
         self.tell(f"compact {partitions or 'all'} {' '.join(words)} {more} {memory_bytes}")
-        wishes = compacting.Wishes(
+        wishes = Wishes(
             verify=verify,
             trim=trim,
             rewrite=rewrite,
@@ -540,8 +541,8 @@ class Life:
 
     def _run(
         self,
-        compactor: compacting.Compactor,
-        wishes: compacting.Wishes,
+        compactor: Compactor,
+        wishes: Wishes,
         partitions: Sequence[int] | None = None,
     ) -> RunRecord:
         # The inner call: the table's own grants a megabyte at least, and ranges would not be used.
@@ -581,8 +582,8 @@ class Life:
         run for one that was interrupted: there, too, somebody would see that it goes on.
         """
         table = self.table
-        rival = compacting.Compactor(table._embedded, table._compactor.ledgers, grace_ms=0)
-        wishes = compacting.Wishes(trim=self.dice.random() < 0.5, where="here")
+        rival = Compactor(table._embedded, table._compactor.ledgers, grace_ms=0)
+        wishes = Wishes(trim=self.dice.random() < 0.5, where="here")
         with replaced(rival, "give_up_others", lambda record: False):
             self._run(rival, wishes)
 
@@ -610,7 +611,7 @@ class Life:
                 self.db.close()
             raise Stopped
 
-        wishes = compacting.Wishes(
+        wishes = Wishes(
             trim=dice.random() < 0.75, rewrite=dice.random() < 0.2, where="here", step=stop
         )
         self.tell("compact all, with an end before its end")

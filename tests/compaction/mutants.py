@@ -14,8 +14,10 @@ import msgspec
 import pyarrow as pa
 
 from lowmark.client import Reader, compacting, planning, sweeping
-from lowmark.client.compacting import Compactor, Run
+from lowmark.client import compactor as compactor_module
+from lowmark.client.compactor import Compactor
 from lowmark.client.ledgers import Ledgers, OpenLedger
+from lowmark.client.publishing import Publisher
 from lowmark.client.reading import Way
 from lowmark.client.run_records import Records
 from lowmark.holds import Hold, SafePoint
@@ -72,13 +74,13 @@ def forgets_who_came_while_it_worked() -> AbstractContextManager[None]:
 
 
 def ignores_that_a_ledger_is_refused() -> AbstractContextManager[None]:
-    original = Run._adopt
+    original = Publisher.adopt
 
-    def adopt(self: Run, number: int, pointer: Pointer) -> bool:
+    def adopt(self: Publisher, number: int, pointer: Pointer) -> bool:
         original(self, number, pointer)
         return True
 
-    return replaced(Run, "_adopt", adopt)
+    return replaced(Publisher, "adopt", adopt)
 
 
 def takes_dead_rows_for_live_ones() -> AbstractContextManager[None]:
@@ -126,7 +128,7 @@ def sweeps_what_a_run_has_written() -> AbstractContextManager[None]:
         with replaced(records, "runs", lambda table: []):
             return original(embedded, ledgers, records, *given, **more)
 
-    return replaced(compacting, "sweep", sweep)
+    return replaced(compactor_module, "sweep", sweep)
 
 
 def publishes_whatever_was_published_meanwhile() -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ import pytest
 from compaction.operating import at_step, run_aside
 from compaction.world import World, folded
 from eventually import eventually
-from lowmark.client import compacting, running
+from lowmark.client import run_holds, run_watching, run_work, running
 from lowmark.client.failures import Cancelled
 from lowmark.errors import Unavailable
 from lowmark.ledger import RunRecord, Tail, Work
@@ -153,9 +153,9 @@ def test_a_run_that_takes_longer_than_its_lease_holds_what_it_reads(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fluss #3286: the lease ended before the job did."""
-    monkeypatch.setattr(compacting, "LEASE_MS", 2_000)
-    monkeypatch.setattr(compacting, "_RENEW_S", 0.01)
-    monkeypatch.setattr(compacting, "_LOOK_S", 0.01)
+    monkeypatch.setattr(run_holds, "LEASE_MS", 2_000)
+    monkeypatch.setattr(run_watching, "_RENEW_S", 0.01)
+    monkeypatch.setattr(run_watching, "_LOOK_S", 0.01)
     fill(world)
     with run_aside(world, until="carry out the work") as end:
         partition, embedded = world.table._partition(0), world.table._embedded
@@ -215,7 +215,7 @@ def work(partition: int) -> Work:
 def test_partitions_are_compacted_no_more_at_once_than_there_are_slots(slots: int) -> None:
     """#7223: all partitions of a topic were compacted at once, and the memory was not enough."""
     works = [work(number) for number in range(20)]
-    packs = compacting._packed(works, slots)
+    packs = run_work._packed(works, slots)
     assert len(packs) == min(slots, 20)
     assert sorted(one.partition for pack in packs for one in pack) == list(range(20))
     assert max(map(len, packs)) - min(map(len, packs)) <= 1
@@ -237,7 +237,7 @@ def test_without_spark_one_partition_is_compacted_after_the_other(
         finally:
             lock.release()
 
-    monkeypatch.setattr("lowmark.client.compacting.work_off", alone)
+    monkeypatch.setattr("lowmark.client.run_work.work_off", alone)
     with World(tmp_path / "data", partitions=5) as world:
         world.write(*[(f"k{number}", number) for number in range(50)])
         world.compact()

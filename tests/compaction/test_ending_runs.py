@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import lowmark
 from compaction.world import World
 from eventually import eventually
 from lowmark.client import Progress, RunUnderWay
 from lowmark.client.failures import Cancelled
+from lowmark.errors import Rejected
 from lowmark.ledger import LedgerLost, table_folder
+from lowmark.node import load_settings
 
 ROWS = [(f"k{number % 50}", number) for number in range(400)]
 
@@ -152,3 +156,54 @@ def test_one_ledger_that_can_not_be_read_does_not_stop_the_sweep_of_the_others(
         manifest.write_bytes(before)
         assert world.table.sweep() == [leftovers[0]]
         world.check()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"spark": 42}, "is no Spark session"),
+        ({"spark": "local[2]", "here": True}, "made in one place"),
+        ({"here": True, "partitions": []}, "no partition is named"),
+        ({"here": True, "spark_config": {"spark.ui.port": "1"}}, "spark_config"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused_before_anything_is_noted(
+    world: World, how: dict[str, Any], said: str
+) -> None:
+    world.write(*ROWS)
+    with pytest.raises(Rejected, match=said):
+        world.table.compact(**how)
+    assert world.table.runs() == []
+
+
+def test_ledgers_are_where_they_were_from_whatever_folder_a_database_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a database whose ledgers were put into a folder that was named from another one
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    settings = load_settings(
+        arguments={"ledger": {"location": "led"}, "watermark": {"availability_ms": 0}}
+    )
+    with lowmark.open(tmp_path / "db", settings=settings) as db:
+        table = db.create_table("t", {"id": "int64"}, key="id")
+        table.append([{"id": 1}])
+
+        def compacted() -> bool:
+            db.advance_watermark()
+            return table.compact(here=True).rows_live == 1
+
+        eventually(compacted)
+    # when it is opened elsewhere
+    monkeypatch.chdir(tmp_path / "two")
+    with lowmark.open(tmp_path / "db") as db:
+        # then they are found
+        assert db.table("t").get(1) == {"id": 1}
+    assert list((tmp_path / "two").iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file:led", "s3:bucket"])
+def test_a_place_that_is_neither_a_path_nor_a_url_is_refused(tmp_path: Path, place: str) -> None:
+    with pytest.raises(Rejected, match="neither a path nor a URL"):
+        load_settings(arguments={"ledger": {"location": place}})

@@ -165,7 +165,7 @@ def test_work_that_is_done_twice_is_published_once(
         answers = [work_off(data), work_off(data)]
         return answers[0] if counts == "first" else answers[1]
 
-    monkeypatch.setattr("lowmark.client.compacting.work_off", twice)
+    monkeypatch.setattr("lowmark.client.run_work.work_off", twice)
     run = world.compact()
     # then each key is there once, and of the other attempt nothing is left
     assert run.rows_live == len(world.model)

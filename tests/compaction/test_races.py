@@ -18,8 +18,10 @@ import pytest
 
 from compaction.faults import calls_of_a_run, store_calls
 from compaction.world import World, folded
-from lowmark.client import BelowWatermark, GapFound, compacting
+from lowmark.client import BelowWatermark, GapFound
+from lowmark.client.compactor import Compactor
 from lowmark.client.failures import RunUnderWay
+from lowmark.client.run_wishes import Wishes
 from lowmark.client.running import HereRunner
 from lowmark.errors import Rejected
 from lowmark.group import Future, OutcomeUnknown
@@ -113,20 +115,20 @@ def test_of_many_threads_that_compact_at_once_one_does_and_nothing_is_done_twice
     check_one_ledger(world)
 
 
-def rival_of(world: World) -> compacting.Compactor:
+def rival_of(world: World) -> Compactor:
     """One that makes runs as if it were in another process."""
     own = world.table._compactor
-    return compacting.Compactor(world.table._embedded, own.ledgers, grace_ms=world.grace_ms)
+    return Compactor(world.table._embedded, own.ledgers, grace_ms=world.grace_ms)
 
 
-def compact_by(rival: compacting.Compactor, world: World) -> RunRecord:
+def compact_by(rival: Compactor, world: World) -> RunRecord:
     # There, too, somebody would see that the other run goes on, and not give it up.
     with replaced(rival, "give_up_others", lambda record: False):
         return rival.compact(
             world.table.descriptor,
             world.table._all_partitions(),
             HereRunner,
-            compacting.Wishes(where="here"),
+            Wishes(where="here"),
         )
 
 

@@ -79,7 +79,14 @@ def _source(situation: str, kind: str) -> str | None:
     if kind.startswith("index"):
         return "keys"
     sources = {"the backlog is whole": "backlog", "an older ledger is there": "retired"}
-    return sources.get(situation)
+    return sources.get(situation, "files" if kind.startswith("manifest") else None)
+
+
+def _lose_the_last_file(world: World) -> None:
+    """With the manifest: what is left of the files does not come to what was adopted."""
+    path = world.path / "ledgers" / world.manifest().files[-1].path
+    damage(world, "manifest missing")
+    path.unlink()
 
 
 def _state(world: World) -> tuple[Any, ...]:
@@ -399,7 +406,7 @@ def test_without_its_manifest_an_older_ledger_is_kept_and_known_to_be_old(tmp_pa
         world.write(("k1", 100), ("new", 1))
         world.compact()
         world.write(("k5", 500))
-        damage(world, "manifest missing")
+        _lose_the_last_file(world)
         with pytest.raises(RowsUnrecoverable):
             world.table.rebuild_ledger()
         # when the loss is accepted
@@ -421,7 +428,7 @@ def test_without_its_manifest_an_older_ledger_is_kept_and_known_to_be_old(tmp_pa
 
 
 def test_without_anything_all_is_lost_and_the_table_goes_on(bare: World) -> None:
-    damage(bare, "manifest missing")
+    _lose_the_last_file(bare)
     end = bare.adopted().horizon
     (lost,) = _only(bare.table.rebuild_ledger(accept_loss=True)).lost
     assert (lost.first, lost.last) == (0, end - 1)
@@ -508,12 +515,15 @@ def test_a_rebuild_that_was_killed_is_not_resumed_as_a_run(world: World) -> None
     world.check_tidy()
 
 
-@pytest.mark.parametrize("kind", ["manifest missing", "file flipped in its rows"])
-def test_a_loss_that_was_accepted_survives_a_crash(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("manifest", [True, False], ids=["with its manifest", "without it"])
+def test_a_loss_that_was_accepted_survives_a_crash(tmp_path: Path, manifest: bool) -> None:
     for step in _STEPS[2:6]:
         with World(tmp_path / step) as world:
             _ledger_only(world)
-            damage(world, kind)
+            if manifest:
+                damage(world, "file flipped in its rows")
+            else:
+                _lose_the_last_file(world)
             _stopped(world, step, accept_loss=True)
             # the next one needs no leave for what was published already
             published = step == "adopt partition 0"

@@ -385,7 +385,7 @@ def test_a_run_under_way_when_the_database_is_closed_is_left_to_be_resumed(
         return work_off(data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("lowmark.client.compacting.work_off", closing)
+        patch.setattr("lowmark.client.run_work.work_off", closing)
         assert auto.auto.look() == []
     assert auto.auto.problems == {}
     # when the database is opened again, then it can be resumed, and is

@@ -27,9 +27,9 @@ import lowmark
 from docs.example_ledger import DONE, HASHES, MANIFEST, POINTER, RETIRED, ROWS, RUN, Row
 from docs.pages import FORMATS, blocks, tables
 from lowmark.client import Database, Table
-from lowmark.client.compacting import _LOOK_S
 from lowmark.client.database import LEDGERS
 from lowmark.client.run_records import _FINISHED_KEPT
+from lowmark.client.run_watching import _LOOK_S
 from lowmark.errors import Rejected
 from lowmark.ledger import (
     Done,

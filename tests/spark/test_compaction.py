@@ -156,3 +156,22 @@ def test_a_session_of_our_own_serves_several_runs_and_outlives_none_of_its_ends(
     # and what goes on when the database is closed can be resumed
     assert (facts["after closing"], facts["resumed"]) == ("running", "done")
     assert facts["right"]
+
+
+@pytest.mark.slow
+def test_a_plain_session_of_the_callers_needs_to_be_told_nothing(tmp_path: Path) -> None:
+    # given a session that was made without a word about Python, whose first one on the path is not
+    # the one that we run in
+    told = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    done = subprocess.run(
+        [sys.executable, "-m", "spark.plain_session", str(tmp_path / "db")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=told | {"PYTHONPATH": str(TESTS), "PATH": os.defpath},
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # then it compacts all the same, and the session is left as it was
+    assert json.loads(done.stdout) == {"state": "done", "right": True, "untouched": True}

@@ -18,7 +18,7 @@ from lowmark.cli.session import WrongUse, settings_of
 from lowmark.client import Database, Table, open_database
 from lowmark.client.coerce_text import from_text
 from lowmark.client.coerce_values import Misfit
-from lowmark.client.table import Start
+from lowmark.client.table_reading import Start
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.log import is_log
 from lowmark.node.values import from_text as setting_from_text

@@ -131,9 +131,9 @@ def rebuild(
     says which. With --accept-loss they are left out: the new ledger says so, and whoever reads
     across them is told. Until the new ledger is there, readers get the error that names the damage.
 
-    With --json, a list: partition, source (none, sound, published, adopted, keys, backlog, retired
-    or salvage), problems (path, what, missing, why), base, low, horizon, lost (first, last, rows,
-    stale), epoch, manifest, live_rows, same (whether the rows are those of before).
+    With --json, a list: partition, source (none, sound, published, adopted, keys, backlog, retired,
+    files or salvage), problems (path, what, missing, why), base, low, horizon, lost (first, last,
+    rows, stale), epoch, manifest, live_rows, same (whether the rows are those of before).
 
     Example: lowmark ledger rebuild orders --dry-run --data ./shop
     """

@@ -30,6 +30,7 @@ _SOURCES = {
     "keys": "its rows are sound: indexes of keys are made again",
     "backlog": "the backlog has everything: it is folded again",
     "retired": "one that was replaced is whole: on from there",
+    "files": "its manifest is gone, and its files come to what was adopted",
     "salvage": "what is sound of it is kept",
 }
 

@@ -21,7 +21,6 @@ and encoded, and read and decoded, on the caller's thread; the loop only numbers
 """
 
 from lowmark.client.appending import Part, Result
-from lowmark.client.compacting import Progress
 from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
 from lowmark.client.database import Database, open_database
 from lowmark.client.describing import LedgerDescription, RetiredLedger
@@ -51,7 +50,9 @@ from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
 from lowmark.client.rebuilding import Rebuilt
 from lowmark.client.reconciling import Reconciled
-from lowmark.client.table import Snapshot, Table
+from lowmark.client.run_wishes import Progress
+from lowmark.client.table import Table
+from lowmark.client.table_reading import Snapshot
 from lowmark.client.tide import Tide
 from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder, TideLedger
 from lowmark.client.times import datetime_of, parse_time, time_text

@@ -12,10 +12,11 @@ import threading
 import time
 
 from lowmark.catalog import Catalogs, Table
-from lowmark.client.compacting import Compactor, Wishes
+from lowmark.client.compactor import Compactor
 from lowmark.client.embedded import Embedded
 from lowmark.client.planning import old_enough
-from lowmark.client.running import HereRunner, Runner, on_session
+from lowmark.client.run_wishes import Wishes
+from lowmark.client.running import Runners
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ledger import REBUILD
 from lowmark.ledger.triggers import Dirt, due
@@ -41,7 +42,14 @@ class Automatic:
         self._embedded = embedded
         self._compactor = compactor
         self._catalogs = catalogs
-        self._spark = spark
+        here, master = spark == "here", spark if isinstance(spark, str) else None
+        self._runners = Runners(
+            compactor.spark,
+            session=None if master is not None else spark,
+            master=None if here else master,
+            here=here,
+        )
+        self._where = "here" if here else "Spark"
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lowmark compaction", daemon=True)
         self._waits: dict[int, tuple[float, float]] = {}
@@ -108,18 +116,17 @@ class Automatic:
         if self._compactor.active(table.id) is not None:
             return None
         partitions = self._partitions(table)
-        where = "here" if self._spark == "here" else "Spark"
         left = self._left_over(table)
         if left is not None:
             record = self._compactor.resume(
-                table, partitions, self._get_runner, Wishes(where=where), run=left
+                table, partitions, self._runners.get, Wishes(where=self._where), run=left
             )
         else:
             why = due(table.settings, [self._dirt(table, one) for one in partitions.values()])
             if why is None:
                 return None
-            wishes = Wishes(trigger=why, where=where)
-            record = self._compactor.compact(table, partitions, self._get_runner, wishes)
+            wishes = Wishes(trigger=why, where=self._where)
+            record = self._compactor.compact(table, partitions, self._runners.get, wishes)
         return record.run
 
     def _left_over(self, table: Table) -> str | None:
@@ -156,10 +163,3 @@ class Automatic:
             written = millis_of(HybridTime(int(view.columns.time[view.batch_at(low)])))
             age_ms = max(0, now_ms - written)
         return Dirt(dirty, view.bytes_from(low) + ledger, age_ms)
-
-    def _get_runner(self) -> Runner:
-        if self._spark == "here":
-            return HereRunner()
-        if isinstance(self._spark, str):
-            return self._compactor.spark.get(self._spark)
-        return on_session(self._spark)

@@ -26,7 +26,7 @@ from lowmark.catalog import (
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog.arrow import columns_from_arrow
 from lowmark.client.automatic import Automatic
-from lowmark.client.compacting import Compactor
+from lowmark.client.compactor import Compactor
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import TableUnknown
 from lowmark.client.ledgers import Ledgers

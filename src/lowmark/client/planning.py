@@ -56,9 +56,14 @@ class Standing:
         """Where the ledger that is there ends."""
         return self.view.readable.horizon if self.view.readable is not None else 0
 
+    @property
+    def passed(self) -> int:
+        """Below this offset deletes may go, or went."""
+        return max(self.deletes_gone, self.deletes_below)
+
     def once_adopted(self, pointer: Pointer) -> Standing:
         """As it will be when it has adopted what was published; as it is, if that is refused."""
-        if pointer.deletes_below > max(self.deletes_gone, self.deletes_below):
+        if pointer.deletes_below > self.passed:
             return self
         below = max(pointer.deletes_below, self.deletes_gone)
         ledger = Adopted(pointer.epoch, pointer.manifest, pointer.horizon, b"", below)

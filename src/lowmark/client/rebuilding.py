@@ -7,6 +7,7 @@ Sources, in this order; the first that will do is taken:
     keys        the rows are sound: indexes of keys are made again from them
     backlog     the backlog begins at offset 0: it is folded again
     retired     a ledger that was replaced is whole, and goes up to the backlog: on from there
+    files       the manifest is gone, and the files beside it come to the digest that was adopted
     salvage     what is sound of the ledger is kept, and the backlog is folded again from its start.
                 What lies below that and is in no sound file is lost
 
@@ -38,13 +39,16 @@ from typing import Literal
 import msgspec
 
 from lowmark.catalog import Table
-from lowmark.client.compacting import Compactor, Run, Wishes
+from lowmark.client.compacting import Run
+from lowmark.client.compactor import Compactor
 from lowmark.client.failures import RowsUnrecoverable
 from lowmark.client.planning import Standing, standing_of
+from lowmark.client.run_wishes import Wishes
 from lowmark.client.running import HereRunner, Runner
 from lowmark.client.verifying import Inspector, Looked
 from lowmark.ledger import (
     REBUILD,
+    Expected,
     LedgerDamaged,
     LedgerLost,
     Lost,
@@ -55,12 +59,15 @@ from lowmark.ledger import (
     Verified,
     Work,
     read_manifest,
+    recover_ledger,
 )
 from lowmark.table import Adopted, Partition, View
 
 __all__ = ["Rebuilt", "Source", "rebuild_ledgers"]
 
-Source = Literal["none", "sound", "published", "adopted", "keys", "backlog", "retired", "salvage"]
+Source = Literal[
+    "none", "sound", "published", "adopted", "keys", "backlog", "retired", "files", "salvage"
+]
 """What a ledger is made from; `none` and `sound` ones are left alone."""
 
 
@@ -150,7 +157,16 @@ class _Rebuild(Run):
         *,
         accept_loss: bool,
     ) -> None:
-        super().__init__(compactor, table, partitions, wishes)
+        super().__init__(
+            compactor.embedded,
+            compactor.ledgers,
+            compactor.records,
+            table,
+            partitions,
+            wishes,
+            sweep=compactor.sweep,
+        )
+        self._give_up_others = compactor.give_up_others
         self._accept_loss = accept_loss
         self._remedies: dict[int, _Remedy] = {}
         self._made = self._untidy = False
@@ -197,6 +213,9 @@ class _Rebuild(Run):
                 goal = max(goal, horizon)
                 return _Remedy(source="retired", looked=looked, low=horizon, horizon=goal, base=one)
             older = older or one
+        recovered = self._recovered(number, looked)
+        if recovered is not None:
+            return _Remedy(source="files", looked=looked, low=goal, horizon=goal, base=recovered)
         if found.manifest is not None:
             bad = [lost for file in found.files for lost in file.bad]
             again = any(one.last >= floor for one in bad)
@@ -211,6 +230,22 @@ class _Rebuild(Run):
             lost = [Lost(first=first, last=floor - 1, rows=rows, stale=older is not None)]
         return _Remedy(
             source="salvage", looked=looked, low=low, horizon=goal, base=base, lost=tuple(lost)
+        )
+
+    def _recovered(self, number: int, looked: Looked) -> Verified | None:
+        """What the adopted ledger was, if only its manifest is gone."""
+        adopted, found = looked.view.ledger, looked.adopted
+        assert adopted is not None
+        if found is None or found.manifest is not None:
+            return None
+        return recover_ledger(
+            self._ledgers.store,
+            self.table,
+            adopted.manifest,
+            partition=number,
+            expected=Expected(adopted.epoch, adopted.horizon, adopted.digest),
+            deletes_below=adopted.deletes_below,
+            pace=lambda _: self._check(),
         )
 
     def _whole_ones(self, number: int, looked: Looked) -> Iterator[Verified]:
@@ -276,7 +311,7 @@ class _Rebuild(Run):
             where=self._wishes.where,
             partitions=tuple(_plan(number, one) for number, one in self._remedies.items()),
         )
-        given_up = self._compactor.give_up_others(record, trigger=REBUILD)
+        given_up = self._give_up_others(record, trigger=REBUILD)
         self._untidy = given_up
         if all(one.state == "skipped" for one in record.partitions):
             return
@@ -292,7 +327,7 @@ class _Rebuild(Run):
         """What the damaged ledgers had goes, now that nobody looks at them any more."""
         if self._untidy:
             with contextlib.suppress(LedgerLost, LedgerDamaged):  # as above
-                self._compactor.sweep(self.table)
+                self._sweep(self.table)
 
     def _standing(self, number: int, watermark: int, *, dry: bool = False) -> Standing:
         """Where a partition stands, whatever the metastore says; no more deletes go than went."""
@@ -333,12 +368,12 @@ class _Rebuild(Run):
         pointer = self._remedies[number].looked.seen.pointer
         assert pointer is not None
         self._step(f"adopt partition {number}")
-        return self._adopt(number, pointer)
+        return self._publisher.adopt(number, pointer)
 
     def _base(self, number: int, remedy: _Remedy) -> str:
         """Step 3: the manifest that the work begins with; empty: with nothing."""
         one = remedy.base
-        if remedy.source not in {"keys", "salvage"}:
+        if remedy.source not in {"keys", "files", "salvage"}:
             return "" if one is None else one.path
         before = None if one is None else one.manifest
         known = () if before is None else before.lost
@@ -367,8 +402,9 @@ class _Rebuild(Run):
             schema=max(work.schema, *schemas, 0),
             deletes_gone=standing.deletes_gone,
             # Of a key whose last row is lost, no older one may stay: whoever reads the files
-            # without live sets would take it for the last one.
-            rewrite=bool(remedy.lost),
+            # without live sets would take it for the last one. The same goes for files that were
+            # found again: older ones among them have rows whose deletes are gone.
+            rewrite=bool(remedy.lost) or remedy.source == "files",
         )
 
     # -- telling --------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from lowmark.client.failures import Cancelled
-from lowmark.errors import Conflict, Corrupt, LowmarkError
+from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import carry_out
 from lowmark.node.faults import encode_fault
 from lowmark.runtime import Disk, RealDisk
 
-__all__ = ["HereRunner", "OwnSpark", "Runner", "on_session", "work_off"]
+__all__ = ["HereRunner", "OwnSpark", "Runner", "Runners", "work_off"]
 
 
 class Runner(Protocol):
@@ -140,8 +140,54 @@ def _answers(runner: Runner) -> bool:
         return False
 
 
-def on_session(session: object) -> Runner:
-    """A runner on a Spark session of the caller's."""
+class Runners:
+    """Makes the runner that was asked for, when it is needed: in this process, on a Spark session
+    of the caller's, or on one of our own.
+    """
+
+    def __init__(
+        self,
+        own: OwnSpark,
+        *,
+        session: object = None,
+        master: str | None = None,
+        config: Mapping[str, str] | None = None,
+        here: bool = False,
+    ) -> None:
+        if isinstance(session, str) and master is None:
+            session, master = None, session  # as a database is opened with either, too
+        if sum([session is not None, master is not None, here]) > 1:
+            raise Rejected(
+                "a run is made in one place",
+                hint="Give a session, or a master, or here=True.",
+            )
+        if session is not None and not hasattr(session, "sparkContext"):
+            raise Rejected(
+                f"{session!r} is no Spark session",
+                hint="Give a SparkSession, or the name of a master such as local[2].",
+            )
+        if config and (session is not None or here):
+            raise Rejected(
+                "spark_config is for a session that is opened here",
+                hint="Give a master, or leave it out: a session of yours has its own settings.",
+            )
+        self._own = own
+        self._session = session
+        self._master = master or "local[*]"
+        self._config = config
+        self._here = here
+        self.where = "here" if here else "your Spark session" if session else self._master
+
+    def get(self) -> Runner:
+        """A runner for one run."""
+        if self._here:
+            return HereRunner()
+        if self._session is not None:
+            return _on_session(self._session)
+        return self._own.get(self._master, self._config)
+
+
+def _on_session(session: object) -> Runner:
     spark = importlib.import_module("lowmark.spark")
     runner: Runner = spark.SparkRunner(session)
     return runner

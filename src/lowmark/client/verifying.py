@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Self
 
 from lowmark.catalog import Table
-from lowmark.client.compacting import Progress
 from lowmark.client.embedded import Embedded
 from lowmark.client.ledgers import Ledgers
 from lowmark.client.run_records import Records, SeenPointer
+from lowmark.client.run_wishes import Progress
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Expected, Lost, Problem, Verified, read_manifest, verify_ledger
 from lowmark.table import Adopted, Partition, State, View

@@ -75,6 +75,7 @@ from lowmark.ledger.records import (
     run_key,
     run_prefix,
 )
+from lowmark.ledger.recovering import recover_ledger
 from lowmark.ledger.salvaging import Salvage
 from lowmark.ledger.tail import Tail, TailReader, tail_of
 from lowmark.ledger.verifying import (
@@ -141,6 +142,7 @@ __all__ = [
     "pointer_prefix",
     "progress_path",
     "read_manifest",
+    "recover_ledger",
     "retired_key",
     "retired_prefix",
     "row_hashes",

@@ -14,6 +14,7 @@ from lowmark.log import LogConfig
 from lowmark.metastore import ClusterSettings, MetastoreConfig
 from lowmark.node.logs import Logging
 from lowmark.node.section import SectionT, did_you_mean, load_section
+from lowmark.runtime.store import whole_location
 
 __all__ = [
     "FILE_NAME",
@@ -78,6 +79,8 @@ class LedgerSettings:
     def __post_init__(self) -> None:
         if self.grace_ms < 0:
             raise Rejected("ledger.grace_ms can't be negative")
+        # What is settled must mean the same from whatever folder the database is opened next.
+        object.__setattr__(self, "location", whole_location(self.location))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

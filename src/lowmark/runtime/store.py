@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from pyarrow import fs
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing
 
-__all__ = ["Store", "Stored"]
+__all__ = ["Store", "Stored", "whole_location"]
 
 _TEMPORARY = ".tmp"
 
@@ -32,6 +33,18 @@ class Stored:
 
     path: str
     bytes: int
+
+
+def whole_location(text: str) -> str:
+    """A location that means the same wherever it is read: a URL, or an absolute path."""
+    if not text or "://" in text:
+        return text
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text):
+        raise Rejected(
+            f"{text} is neither a path nor a URL",
+            hint="Write a URL with its slashes: file:///srv/ledgers, s3://bucket/prefix.",
+        )
+    return os.path.abspath(os.path.expanduser(text))
 
 
 class Store:

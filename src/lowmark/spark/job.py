@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from lowmark.spark.words import translated
 from lowmark.spark.work import error_of
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import RDD, SparkContext
     from pyspark.accumulators import Accumulator
 
 __all__ = ["Job"]
@@ -79,8 +80,9 @@ class Job:
     def _collect(self, work: Callable[[Any], Any], packs: list[list[bytes]]) -> None:
         try:
             self._context.setJobGroup(self.group, self._label, interruptOnCancel=True)
-            rdd = self._context.parallelize(packs, len(packs))
-            self._answers = rdd.mapPartitions(work).collect()
+            tasks = self._context.parallelize(packs, len(packs)).mapPartitions(work)
+            _pack(self._context, tasks)
+            self._answers = tasks.collect()
         except BaseException as error:
             self._failure = error
         finally:
@@ -118,3 +120,27 @@ class Job:
             for stage in job.stageIds
         ]
         return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+
+_UNTOLD = "python3"
+"""What PySpark names for its workers if nobody has told it."""
+_packing = threading.Lock()
+
+
+def _pack(context: SparkContext, tasks: RDD[Any]) -> None:
+    """Put the function of tasks together, with the name of the Python that they run in.
+
+    A session of the caller's mostly has not been told which: PySpark looks into the environment,
+    and not at `spark.pyspark.python`, else it takes any. Then it is what that setting says, or on
+    this machine the Python that we run in. The session is left as it was.
+    """
+    with _packing:
+        before = context.pythonExec
+        if before == _UNTOLD:
+            local = str(context.master).startswith("local")
+            told = context.getConf().get("spark.pyspark.python")
+            context.pythonExec = told or (sys.executable if local else before)
+        try:
+            _ = tasks._jrdd  # this is where it is put together
+        finally:
+            context.pythonExec = before

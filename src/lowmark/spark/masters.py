@@ -35,6 +35,8 @@ def read_master(name: str) -> Master:
     """A master's name, understood; in local mode a task gets its further attempts, too."""
     if local := _LOCAL.fullmatch(name):
         slots, attempts = local.groups()
+        if slots is not None and slots != "*" and not int(slots):
+            raise SessionRefused(f"{name!r} has no core to work on", hint="Give local[1] or more.")
         full = f"local[{slots or 1},{attempts or TASK_ATTEMPTS}]"
         return Master(name=full, in_process=True, same_machine=True)
     if _LOCAL_CLUSTER.fullmatch(name):

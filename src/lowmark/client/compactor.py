@@ -1,0 +1,257 @@
+"""The runs of compaction of one database: begins them, goes on with them, gives them up.
+
+For each table there is one run at a time, in this process; whoever comes second is refused, and
+told which one goes on. A run that was interrupted stays until it is resumed, cancelled, or given up
+for another one: as long as it is known nobody sweeps its files. When the database is closed, runs
+end and stay to be resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from lowmark.catalog import Table, TableId
+from lowmark.client.compacting import Run, check_wanted
+from lowmark.client.describing import LedgerDescription, describe_ledgers
+from lowmark.client.embedded import Embedded
+from lowmark.client.failures import Closed, RunUnderWay
+from lowmark.client.ledgers import Ledgers
+from lowmark.client.run_holds import release_of
+from lowmark.client.run_records import Records
+from lowmark.client.run_wishes import Wishes
+from lowmark.client.running import OwnSpark, Runner
+from lowmark.client.sweeping import sweep, sweep_dropped
+from lowmark.errors import Corrupt, LowmarkError, Rejected
+from lowmark.ledger import REBUILD, RunRecord
+from lowmark.table import Partition
+
+__all__ = ["Compactor"]
+
+_STOP_S = 20.0
+
+
+class Compactor:
+    """Makes the runs of one database, one at a time for each table."""
+
+    def __init__(self, embedded: Embedded, ledgers: Ledgers, *, grace_ms: int) -> None:
+        self.embedded = embedded
+        self.ledgers = ledgers
+        self._grace_ms = grace_ms
+        self.records = Records(embedded)
+        self.spark = OwnSpark()
+        self._lock = threading.Lock()
+        self._active: dict[int, Run] = {}
+        self._changed = threading.Condition(self._lock)
+        self._closing = False
+        embedded.before_close.add(self)
+
+    # -- from outside ---------------------------------------------------------------------------
+
+    def plan(self, table: Table, partitions: Mapping[int, Partition], wishes: Wishes) -> RunRecord:
+        """What a run would do: nothing is written, nothing is held."""
+        return self._run(table, partitions, wishes).plan(dry=True)
+
+    def compact(
+        self,
+        table: Table,
+        partitions: Mapping[int, Partition],
+        runner: Callable[[], Runner],
+        wishes: Wishes,
+    ) -> RunRecord:
+        """Make a run; gives what it did. Without anything to do, nothing is begun."""
+        run = self._run(table, partitions, wishes)
+        with self.only(run):
+            record = run.plan()
+            if self.give_up_others(record):
+                # Before it writes: else a run that is interrupted each time would fill the disk.
+                with contextlib.suppress(Corrupt):  # a ledger that can't be read, the run tells of
+                    self.sweep(table)
+            if all(one.state == "skipped" for one in record.partitions):
+                record = msgspec.structs.replace(
+                    record, state="done", ended_at_ms=record.began_at_ms
+                )
+                return run.finish_published(record)
+            return run.go(record, runner)
+
+    def _run(self, table: Table, partitions: Mapping[int, Partition], wishes: Wishes) -> Run:
+        return Run(
+            self.embedded,
+            self.ledgers,
+            self.records,
+            table,
+            partitions,
+            wishes,
+            sweep=self.sweep,
+        )
+
+    def give_up_others(self, record: RunRecord, *, trigger: str | None = None) -> bool:
+        """Runs of the table that were interrupted: this one does what they would have done.
+
+        With a trigger, only those that had it. Says whether there were any.
+        """
+        found = False
+        for one in self.records.runs(record.table):
+            if trigger is not None and one.trigger != trigger:
+                continue
+            if one.state in {"running", "failed"} and one.run != record.run:
+                self.records.put_run(
+                    msgspec.structs.replace(
+                        one,
+                        state="cancelled",
+                        ended_at_ms=record.began_at_ms,
+                        error=one.error or f"interrupted, and given up for run {record.run}",
+                    )
+                )
+                self._release_leases(one)
+                found = True
+        return found
+
+    def resume(
+        self,
+        table: Table,
+        partitions: Mapping[int, Partition],
+        runner: Callable[[], Runner],
+        wishes: Wishes,
+        *,
+        run: str,
+    ) -> RunRecord:
+        """Go on with a run that was interrupted; what is finished is not done again."""
+        check_wanted(table)
+        record = self.records.run(table.id, run)
+        wanted = [one.partition for one in record.partitions]
+        wishes = _as_before(wishes, record)
+        one = self._run(table, {number: partitions[number] for number in wanted}, wishes)
+        with self.only(one):
+            record = self.records.run(table.id, run)  # nobody gives it up from here on
+            if record.state not in {"running", "failed"}:
+                raise Rejected(f"run {run} is {record.state}", hint="Begin another one.")
+            if record.trigger == REBUILD:
+                raise Rejected(
+                    f"run {run} was to rebuild ledgers, not to compact",
+                    hint="Run `lowmark ledger rebuild` again: it goes on from what is there.",
+                )
+            again = msgspec.structs.replace(
+                record,
+                resumed=record.resumed + 1,
+                state="running",
+                ended_at_ms=0,
+                error="",
+                read_rate=wishes.read_rate or 0,
+                write_rate=wishes.write_rate or 0,
+            )
+            self._release_leases(record)
+            return one.go(again, runner)
+
+    def cancel(self, table: Table, run: str) -> RunRecord:
+        """End a run that goes on here, or give up one that was interrupted."""
+        active = self._active.get(table.id)
+        if active is not None and active.name == run:
+            active.cancel()
+            return self.records.run(table.id, run)
+        # It must not be resumed while it is given up: its files go.
+        with self.only(self._run(table, {}, Wishes())):
+            record = self.records.run(table.id, run)
+            if record.state not in {"running", "failed"}:
+                raise Rejected(f"run {run} is {record.state}", hint="There is nothing to cancel.")
+            ended = msgspec.structs.replace(
+                record, state="cancelled", ended_at_ms=self.embedded.node.loop.wall_ms()
+            )
+            self.records.put_run(ended)
+            self._release_leases(ended)
+            self.sweep(table)
+        return ended
+
+    def _release_leases(self, run: RunRecord) -> None:
+        """Hold nothing any more for a run whose process has ended before it could let go."""
+        tables = self.embedded.node.tables
+        assert tables is not None
+        copies = self.embedded.ask_now(lambda: tables.of(TableId(run.table)))
+        release = release_of(run.run)
+        for one in copies:
+            with contextlib.suppress(LowmarkError):  # it ends by itself, later
+                self.embedded.ask(lambda one=one: one.ask(release))  # type: ignore[misc]
+
+    def sweep(self, table: Table, *, dry_run: bool = False) -> list[str]:
+        """Remove files of a table that nobody names; gives which. And what is left of tables that
+        were dropped. A dry run only says what would go.
+        """
+        gone = sweep(
+            self.embedded, self.ledgers, self.records, table.id, self._grace_ms, dry_run=dry_run
+        )
+        if not dry_run:
+            self.sweep_dropped()
+        return gone
+
+    def sweep_dropped(self) -> None:
+        """Remove what is left of tables that were dropped, once nobody can look back to them."""
+        sweep_dropped(self.embedded, self.ledgers, self.records, busy=set(self._active))
+
+    def describe(
+        self, table: Table, partitions: Mapping[int, Partition]
+    ) -> list[LedgerDescription]:
+        """What the ledgers of partitions consist of, and which older ones wait to be removed."""
+        return describe_ledgers(
+            self.embedded,
+            self.ledgers,
+            self.records,
+            partitions,
+            table=table.id,
+            grace_ms=self._grace_ms,
+        )
+
+    def active(self, table: int) -> str | None:
+        """The run that compacts a table right now."""
+        run = self._active.get(table)
+        return None if run is None else run.name
+
+    def finish(self) -> None:
+        """The database is about to be closed: runs end, and stay to be resumed; then Spark ends."""
+        with self._lock:
+            self._closing = True
+            runs = list(self._active.values())
+        for run in runs:
+            run.interrupt()
+        with self._lock:
+            self._changed.wait_for(self._is_idle, _STOP_S)
+        self.spark.finish()
+
+    def _is_idle(self) -> bool:
+        """Whether all runs have ended but one that closes the database itself, in a step."""
+        me = threading.get_ident()
+        return all(run.thread == me for run in self._active.values())
+
+    @contextlib.contextmanager
+    def only(self, run: Run) -> Iterator[None]:
+        """While it goes on, no other run of its table can."""
+        with self._lock:
+            if self._closing:
+                raise Closed(str(self.embedded.data))
+            other = self._active.get(run.table.id)
+            if other is not None:
+                raise RunUnderWay(run.table.name, other.name)
+            self._active[run.table.id] = run
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._active[run.table.id]
+                self._changed.notify_all()
+
+
+def _as_before(wishes: Wishes, record: RunRecord) -> Wishes:
+    return Wishes(
+        verify=record.verify,
+        trim=record.trim,
+        rewrite=record.rewrite,
+        read_rate=record.read_rate if wishes.read_rate is None else wishes.read_rate,
+        write_rate=record.write_rate if wishes.write_rate is None else wishes.write_rate,
+        memory_bytes=wishes.memory_bytes,
+        trigger=record.trigger,
+        where=wishes.where,
+        progress=wishes.progress,
+        step=wishes.step,
+    )

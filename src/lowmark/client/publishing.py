@@ -1,0 +1,151 @@
+"""How a ledger that was written comes to be read: published, adopted, and the backlog cut.
+
+Steps 4 to 6 of a run (see `compacting`), for one partition at a time. What became of it is the
+state of the plan that comes out:
+
+    adopted     it is read; the backlog is cut, as far as that is wished and nobody holds it
+    overtaken   another one was published or adopted meanwhile: there is nothing left to do
+    planned     somebody came who needs deletes that it lacks: the next round sees to it
+
+The backlog is never cut unless every file of the ledger is there: nothing else has its rows then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import msgspec
+
+from lowmark.client.embedded import Embedded
+from lowmark.client.planning import Standing
+from lowmark.client.run_holds import RunHolds
+from lowmark.client.run_records import Records
+from lowmark.ledger import Done, PartitionPlan, Pointer, RunRecord, check_there, read_manifest
+from lowmark.runtime.store import Store
+from lowmark.table import Adopt, DeletesHeld, Partition, Trim, Trimmed, View
+
+__all__ = ["Publisher"]
+
+
+class Publisher:
+    """Publishes what one run has written."""
+
+    def __init__(
+        self,
+        embedded: Embedded,
+        store: Store,
+        records: Records,
+        partitions: Mapping[int, Partition],
+        holds: RunHolds,
+        step: Callable[[str], None],
+        *,
+        trim: bool,
+    ) -> None:
+        self._embedded = embedded
+        self._store = store
+        self._records = records
+        self._partitions = partitions
+        self._holds = holds
+        self._step = step
+        self._trim = trim
+
+    def finish(
+        self, record: RunRecord, done: Done, *, before: Standing, now: Standing
+    ) -> PartitionPlan:
+        """Have one partition read what was written for it; where it stood when that was begun, and
+        where it stands now, tell whether it still may.
+        """
+        number = done.partition
+        plan = record.partition(number)
+        assert plan is not None
+        if now.view.ledger != before.view.ledger or done.epoch <= now.seen.epoch:
+            return msgspec.structs.replace(plan, state="overtaken")
+        if done.deletes_below > now.passed:
+            return PartitionPlan(partition=number)  # anew, from the start
+        pointer = Pointer(
+            manifest=done.manifest,
+            horizon=done.horizon,
+            epoch=done.epoch,
+            digest=done.digest,
+            deletes_below=max(done.deletes_below, now.deletes_gone),
+            run=record.run,
+        )
+        self._step(f"publish partition {number}")
+        check_there(self._store, read_manifest(self._store, done.manifest).files)
+        published = self._records.publish(
+            record.table,
+            number,
+            pointer,
+            seen=now.seen,
+            now_ms=self._embedded.node.loop.wall_ms(),
+        )
+        if not published:
+            return msgspec.structs.replace(plan, state="overtaken")
+        self._step(f"adopt partition {number}")
+        if not self.adopt(number, pointer):
+            # It keeps what it was: if whoever held deletes goes, the next round has it adopted.
+            return msgspec.structs.replace(plan, state="planned")
+        return self.trimmed(plan)
+
+    def adopt(self, number: int, pointer: Pointer) -> bool:
+        """Have a partition read from a ledger that was published; False if somebody needs more."""
+        partition = self._partitions[number]
+        manifest = read_manifest(self._store, pointer.manifest)
+        adopt = Adopt(
+            pointer.epoch,
+            pointer.manifest,
+            pointer.horizon,
+            manifest.digest_value().form,
+            pointer.deletes_below,
+        )
+        try:
+            self._embedded.ask(lambda: partition.ask(adopt))
+        except DeletesHeld:
+            return False
+        return True
+
+    def trimmed(self, plan: PartitionPlan) -> PartitionPlan:
+        """Of a partition that has adopted its ledger: hold nothing any more, and cut the rest."""
+        self._holds.release(plan.partition)
+        plan = msgspec.structs.replace(plan, state="adopted")
+        if self._trim:
+            self._step(f"trim partition {plan.partition}")
+            plan = self._cut(plan)
+        return plan
+
+    def cut_rest(self, record: RunRecord) -> RunRecord:
+        """Where nothing is new, what was published and not cut yet may be cut all the same."""
+        if not self._trim:
+            return record
+        for plan in record.partitions:
+            view = self._partitions[plan.partition].view
+            cut = view.ledger is None or view.start >= view.ledger.horizon
+            if plan.state == "skipped" and not cut:
+                record = record.with_partition(self._cut(plan))
+        return record
+
+    def _cut(self, plan: PartitionPlan) -> PartitionPlan:
+        """Cut the backlog up to the horizon, as far as nobody holds it; says how far, and who."""
+        partition = self._partitions[plan.partition]
+        before = partition.view
+        self._check_there(before)
+        outcome = self._embedded.ask(lambda: partition.ask(Trim(plan.horizon)))
+        trimmed = cast("Trimmed", outcome)
+        after = partition.view
+        if trimmed.batches:
+            self._embedded.ask_now(partition.group.snapshot)
+        names = tuple(f"{hold.kind} {hold.holder}" for hold in trimmed.safe.held_by)
+        return msgspec.structs.replace(
+            plan,
+            trimmed_to=after.start,
+            trimmed_bytes=before.bytes_from(before.start) - after.bytes_from(after.start),
+            held_by=names if after.start < plan.horizon else (),
+        )
+
+    def _check_there(self, view: View) -> None:
+        """Raise if a file of the ledger is missing, or is cut: then the backlog must not be, since
+        nothing else has its rows.
+        """
+        if view.ledger is not None and view.start < view.ledger.horizon:
+            check_there(self._store, read_manifest(self._store, view.ledger.manifest).files)

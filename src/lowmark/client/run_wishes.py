@@ -1,0 +1,41 @@
+"""What a caller asks of a run, and what it is told while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+__all__ = ["Progress", "Wishes"]
+
+_TASK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: never less than it was told before, and all of it in the end."""
+
+    step: str
+    """`compacting`, or `done`."""
+    bytes_done: int
+    bytes_total: int
+    partitions_done: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """How a run is to be made."""
+
+    verify: bool = False
+    trim: bool = True
+    rewrite: bool = False
+    """Write every file anew, though nothing may be new."""
+    read_rate: int | None = None
+    """Bytes a second; 0: no limit; None: no limit, or as before if the run is resumed."""
+    write_rate: int | None = None
+    memory_bytes: int = _TASK_BYTES
+    trigger: str = "by hand"
+    where: str = ""
+    progress: Callable[[Progress], None] | None = None
+    step: Callable[[str], None] = field(default=lambda name: None)
+    """Told of every step before it is made."""

@@ -1,0 +1,146 @@
+"""The work of a run: what is to be done to each partition, and how it is handed to a runner.
+
+A piece of work says all that a task needs to know: what it reads, up to where, and what may go.
+Pieces are packed for the slots that there are, and the run's rates are shared among the packs.
+Whatever partition turns out to be damaged keeps no other from being compacted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from itertools import chain
+
+import msgspec
+
+from lowmark import __version__
+from lowmark.catalog import Table
+from lowmark.catalog.serializers import encode_table
+from lowmark.client.embedded import Embedded
+from lowmark.client.planning import Standing
+from lowmark.client.run_watching import Stop
+from lowmark.client.run_wishes import Wishes
+from lowmark.client.running import Runner, work_off
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.ledger import Done, PartitionPlan, SourceMoved, Tail, Work, read_manifest
+from lowmark.node.faults import decode_fault
+from lowmark.runtime import HybridTime
+from lowmark.runtime.store import Store
+
+__all__ = ["carried_out", "work_for"]
+
+
+def work_for(
+    embedded: Embedded,
+    store: Store,
+    table: Table,
+    plan: PartitionPlan,
+    standing: Standing,
+    tail: Tail,
+    wishes: Wishes,
+    *,
+    run: str,
+) -> Work:
+    """All that a task has to know of one partition."""
+    return Work(
+        run=run,
+        store=store.location,
+        root=str(embedded.data.absolute()),
+        table=encode_table(table),
+        table_name=table.name,
+        partition=plan.partition,
+        epoch=max(plan.base_epoch, standing.seen.epoch) + 1,
+        base=plan.base,
+        tail=tail,
+        horizon=plan.horizon,
+        schema=_schema(embedded, table, plan, standing),
+        deletes_below=min(standing.deletes_below, plan.horizon),
+        watermark=standing.watermark,
+        expired=_expired(store, standing),
+        made_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        release=__version__,
+        verify=wishes.verify,
+        rewrite=wishes.rewrite,
+        budget_bytes=wishes.memory_bytes,
+        read_rate=wishes.read_rate or 0,
+        write_rate=wishes.write_rate or 0,
+    )
+
+
+def _schema(embedded: Embedded, table: Table, plan: PartitionPlan, standing: Standing) -> int:
+    """The version that new files get: the one in force at the watermark.
+
+    Whoever reads as of that time or later finds every column that it may ask for. Rows that
+    come with a newer version were written later, but for a clock that went back.
+    """
+    catalogs = embedded.node.catalogs
+    assert catalogs is not None
+    view = standing.view
+    at, end = view.batch_at(plan.low), view.batch_at(max(plan.horizon - 1, plan.low))
+    versions = view.columns.schema[at : end + 1][: max(view.count - at, 0)]
+    newest = int(versions.max()) if len(versions) and plan.rows else 0
+    in_force = table.schemas[0].number
+    with contextlib.suppress(LowmarkError):  # the watermark is older than the catalog's history
+        catalog = embedded.ask(lambda: catalogs.at(HybridTime(standing.watermark)))
+        then = catalog.table(table.id)
+        in_force = max(in_force, then.latest.number if then is not None else 0)
+    return max(newest, in_force)
+
+
+def _expired(store: Store, standing: Standing) -> int:
+    """Below this offset rows went by retention that no ledger has: what it cuts off a backlog
+    below the horizon stays in the ledger.
+    """
+    if standing.ledger is not None:
+        with contextlib.suppress(Corrupt):  # told by the work, which reads it as well
+            return read_manifest(store, standing.ledger.manifest).expired
+    return standing.expired
+
+
+def carried_out(
+    works: Sequence[Work], runner: Callable[[], Runner], stop: Stop, *, run: str, label: str
+) -> tuple[list[Done], dict[int, LowmarkError]]:
+    """Have it done; gives the answers, and the damage that was found instead of one."""
+    made = runner()
+    with stop.ends(made):
+        stop.check(run)
+        packs = _packed(works, made.slots)
+        share = [
+            [msgspec.msgpack.encode(_shared(work, len(packs))) for work in pack] for pack in packs
+        ]
+        try:
+            answers = made.run(work_off, share, label=label)
+        except SourceMoved:
+            return [], {}  # the next round plans again
+    found: list[Done] = []
+    damaged: dict[int, LowmarkError] = {}
+    for work, answer in zip(chain.from_iterable(packs), answers, strict=True):
+        damage = decode_fault(answer)
+        if damage is not None:
+            damaged[work.partition] = damage
+        else:
+            found.append(msgspec.msgpack.decode(answer, type=Done))
+    return found, damaged
+
+
+def _packed(works: Sequence[Work], slots: int) -> list[list[Work]]:
+    """As many packs as there are slots, about equally heavy: the heaviest first, each into the
+    lightest pack.
+    """
+    packs: list[list[Work]] = [[] for _ in range(max(1, min(slots, len(works))))]
+    weights = [0] * len(packs)
+    for work in sorted(works, key=lambda one: (-one.tail.size, one.partition)):
+        at = weights.index(min(weights))
+        packs[at].append(work)
+        weights[at] += work.tail.size + 1
+    return packs
+
+
+def _shared(work: Work, tasks: int) -> Work:
+    """With its share of the rates."""
+    return msgspec.structs.replace(
+        work,
+        read_rate=max(1, work.read_rate // tasks) if work.read_rate else 0,
+        write_rate=max(1, work.write_rate // tasks) if work.write_rate else 0,
+    )

@@ -1,0 +1,58 @@
+"""Keys as callers give them: one value, a tuple, or a dict by column; coerced as in an append."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lowmark.catalog import Table, TableSchema
+from lowmark.client.coerce import Coercion
+from lowmark.errors import Rejected
+
+__all__ = ["check_key", "coerced_key", "key_coercion", "key_schema", "key_values"]
+
+
+def check_key(table: Table) -> None:
+    """Refuse a table without a key."""
+    if not table.key:
+        raise Rejected(
+            f"table {table.name} has no key",
+            hint="Read it with `read`; rows without a key go by retention only.",
+        )
+
+
+def key_values(table: Table, key: object) -> tuple[object, ...]:
+    """A key as a caller gives it: one value, a tuple, or a dict by column."""
+    names = [column.name for column in table.key_columns]
+    if isinstance(key, Mapping):
+        if set(key) != set(names):
+            raise Rejected(
+                f"the key of table {table.name} is ({', '.join(names)}), not ({', '.join(key)})"
+            )
+        return tuple(key[name] for name in names)
+    if len(names) == 1 and not isinstance(key, tuple):
+        return (key,)
+    if not isinstance(key, tuple | list) or len(key) != len(names):
+        raise Rejected(
+            f"the key of table {table.name} has {len(names)} columns",
+            hint=f"Give a tuple of ({', '.join(names)}).",
+        )
+    return tuple(key)
+
+
+def key_schema(table: Table) -> TableSchema:
+    """The columns of the key alone, as they are now, in the table's order."""
+    columns = tuple(column for column in table.columns if column.id in table.key)
+    return TableSchema(number=table.latest.number, columns=columns)
+
+
+def key_coercion(table: Table) -> Coercion:
+    """For rows that have nothing but their key."""
+    return Coercion(key_schema(table), keyless_ok=False, key=frozenset(table.key))
+
+
+def coerced_key(table: Table, values: tuple[object, ...]) -> tuple[object, ...]:
+    """A key that was given as it could be appended: text for a date, say."""
+    names = [column.name for column in table.key_columns]
+    row = dict(zip(names, values, strict=True))
+    (batch,) = key_coercion(table).batches([row])
+    return tuple(batch.column(name)[0].as_py() for name in names)

@@ -1,0 +1,266 @@
+"""Where a reader begins and ends: offsets of a place, a time or a cursor, and the reader for it.
+
+A bounded reader ends with what was acknowledged before it was made. A table as of a time is read
+with the columns that it had then; history is held from that time on before anything is looked at,
+so nothing of the answer goes meanwhile. Times in the future are refused: more may come below them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from lowmark.catalog import Table, TableId
+from lowmark.client.checking import check_offsets, whole
+from lowmark.client.cursors import Cursors
+from lowmark.client.embedded import Embedded
+from lowmark.client.ledgers import Ledgers
+from lowmark.client.looking_back import AsOfReader
+from lowmark.client.reading import Reader, Reading, horizon_of
+from lowmark.client.times import TimeLike, is_hybrid, parse_time, time_text
+from lowmark.errors import Rejected
+from lowmark.group import Future, when_all
+from lowmark.runtime import COUNTER_BITS
+from lowmark.table import AsOfHold, CursorOverdue, Partition, Shape, TimeInFuture, View
+
+__all__ = ["Snapshot", "Start", "TableReaders"]
+
+Start: TypeAlias = str | int | Mapping[int, int] | datetime
+"""`earliest`, `latest`, a time, or offsets by partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A consistent set of end offsets: of every partition all rows up to one time, and no other."""
+
+    time: int
+    ends: Mapping[int, int]
+
+
+class TableReaders:
+    """Makes the readers of one table."""
+
+    def __init__(
+        self,
+        embedded: Embedded,
+        ledgers: Ledgers,
+        table: TableId,
+        *,
+        described: Callable[[], Table],
+        current: Callable[[], Table],
+        cursors: Callable[[], Cursors],
+    ) -> None:
+        node = embedded.node
+        assert node.catalogs is not None
+        assert node.tables is not None
+        assert node.watermark is not None
+        self._embedded = embedded
+        self._ledgers = ledgers
+        self._id = table
+        self._catalogs = node.catalogs
+        self._tables = node.tables
+        self._watermark = node.watermark
+        self._described = described
+        """The table as it is now, or was when it was dropped."""
+        self._current = current
+        """The table as it is now; refused if it was dropped."""
+        self._cursors = cursors
+
+    def forward(
+        self,
+        wanted: dict[int, Partition],
+        *,
+        columns: Sequence[str] | None,
+        start: Start,
+        end: Start | Snapshot | None,
+        follow: bool,
+        limit: int | None,
+        batch_bytes: int,
+        on_gap: Literal["raise", "skip"],
+        lease_ms: int | None,
+        compacted: bool,
+        cursor: str | None,
+    ) -> Reader:
+        """Every change in the order of its offset; see `Table.read`."""
+        if follow and end is not None:
+            raise Rejected("a reader that follows has no end", hint="Leave one of both out.")
+        shape = Shape(self._current(), columns, newest=self._current)
+        if cursor is not None:
+            if start != "earliest":
+                raise Rejected("a reader has one start", hint="Leave start or cursor out.")
+            stands = self._cursors().get(cursor)
+            if stands.overdue:
+                raise CursorOverdue(cursor)
+            start = {number: stands.position[number] for number in wanted}
+        views = self._views(wanted)
+        starts = self._offsets(start, views, what="start", compacted=compacted)
+        ends = None
+        if not follow:
+            last = "latest" if end is None else end
+            ends = self._offsets(last, views, what="end", compacted=compacted)
+        reading = Reading(
+            shape,
+            starts,
+            ends,
+            limit,
+            batch_bytes,
+            on_gap,
+            name=f"a reader of {self._described().name}",
+            lease_ms=lease_ms,
+            earliest=isinstance(start, str) and start == "earliest",
+            newest=self._current,
+            ledgers=self._ledgers,
+            described=self._described,
+            compacted=compacted,
+            trusted=cursor is not None,
+        )
+        return Reader(self._embedded, wanted, reading)
+
+    def as_of(
+        self,
+        as_of: TimeLike,
+        columns: Sequence[str] | None,
+        wanted: dict[int, Partition],
+        *,
+        limit: int | None,
+        on_gap: Literal["raise", "skip"],
+    ) -> Reader:
+        """The table as it was at a time; see `Table.read`."""
+        time = self._past(as_of)
+        # The catalog of then says which columns there were.
+        then = self._embedded.ask(lambda: self._catalogs.at(time)).table(self._id)
+        if then is None:
+            raise Rejected(
+                f"table {self._described().name} was not there at {time_text(time)}",
+                hint="Look back to a time between its creation and its drop.",
+            )
+        if columns is None:
+            columns = [column.name for column in then.columns]
+        hold = self._hold(time, f"table {self._described().name} is read as of then")
+        try:
+            views = self._closed(wanted, time)
+            ends = {number: view.offset_after(time) for number, view in views.items()}
+            starts = {number: horizon_of(view) for number, view in views.items()}
+            shape = Shape(then, columns)
+            reading = Reading(
+                shape,
+                starts,
+                ends,
+                limit,
+                on_gap=on_gap,
+                name="an as-of reader",
+                ledgers=self._ledgers,
+                described=self._described,
+            )
+            return AsOfReader(self._embedded, wanted, reading, time=time, hold=hold)
+        except BaseException:
+            self._embedded.tell(hold)
+            raise
+
+    def _hold(self, time: int, why: str) -> AsOfHold:
+        """Hold history from a time on. Whoever is interrupted meanwhile holds nothing."""
+        taken: list[AsOfHold] = []
+        given_up = False
+
+        def done(future: Future[AsOfHold]) -> None:
+            if future.error is None:
+                taken.append(future.result())
+                if given_up:
+                    taken[0]()
+
+        def take() -> Future[AsOfHold]:
+            future = self._watermark.hold(time, why)
+            future.then(done)
+            return future
+
+        def give_up() -> None:
+            nonlocal given_up
+            given_up = True
+            for hold in taken:
+                hold()
+
+        try:
+            return self._embedded.ask(take)
+        except BaseException:
+            self._embedded.tell(give_up)
+            raise
+
+    def snapshot(self, wanted: dict[int, Partition]) -> Snapshot:
+        """Where partitions end at one moment."""
+        time = self._now()
+        views = self._closed(wanted, time)
+        ends = {number: view.offset_after(time) for number, view in views.items()}
+        return Snapshot(time, ends)
+
+    def _now(self) -> int:
+        """A time above all that any partition has."""
+        return self._embedded.ask_now(self._now_on_loop)
+
+    def _now_on_loop(self) -> int:
+        closed = max((one.view.closed for one in self._tables.of(self._id)), default=0)
+        return max(int(self._embedded.node.runtime.clock.now()), closed)
+
+    def _past(self, given: TimeLike) -> int:
+        now = self._now()
+        time = parse_time(given, now=now)
+        if time > now:
+            raise TimeInFuture(time=time, now=now)
+        return time
+
+    def _views(self, wanted: dict[int, Partition]) -> dict[int, View]:
+        """All that was acknowledged before this moment."""
+        if all(partition.alone for partition in wanted.values()):
+            return {number: partition.view for number, partition in wanted.items()}
+        asked = list(wanted.items())
+        views = self._embedded.ask(lambda: when_all([one.latest() for _, one in asked]))
+        return {number: view for (number, _), view in zip(asked, views, strict=True)}
+
+    def _closed(self, wanted: dict[int, Partition], time: int) -> dict[int, View]:
+        asked = list(wanted.items())
+        views = self._embedded.ask(lambda: when_all([one.closed(time) for _, one in asked]))
+        return {number: view for (number, _), view in zip(asked, views, strict=True)}
+
+    def _offsets(
+        self, where: Start | Snapshot, views: dict[int, View], *, what: str, compacted: bool = False
+    ) -> dict[int, int]:
+        if isinstance(where, Snapshot):
+            where = where.ends
+        if where == "earliest":
+            return {number: 0 if compacted else view.start for number, view in views.items()}
+        if where == "latest":
+            return {number: view.end for number, view in views.items()}
+        if isinstance(where, Mapping):
+            offsets = check_offsets(where, what, partitions=self._described().partitions)
+            return {number: offsets[number] for number in views if number in offsets}
+        if isinstance(where, int) and not isinstance(where, bool):
+            if not is_hybrid(where):
+                table = self._described()
+                if table.partitions > 1:
+                    raise Rejected(
+                        f"{what} is one offset, but table {table.name} has {table.partitions}"
+                        " partitions",
+                        hint="Give offsets by partition: {0: 17, 1: 4, ...}.",
+                    )
+                return {number: whole(where, what) for number in views}
+            first = last = where
+        else:
+            last = parse_time(where, now=self._now())
+            first = last >> COUNTER_BITS << COUNTER_BITS  # the whole of a millisecond
+        # Both with all that has that time.
+        after = what == "end"
+        time = last if after else first
+        return {
+            number: self._offset_of(view, time, after=after, compacted=compacted)
+            for number, view in views.items()
+        }
+
+    def _offset_of(self, view: View, time: int, *, after: bool, compacted: bool) -> int:
+        """The first offset of a time or, `after`, behind it: in the ledger, where it counts."""
+        in_backlog = view.offset_after(time) if after else view.offset_from(time)
+        if not compacted or view.readable is None or in_backlog > horizon_of(view):
+            return in_backlog
+        ledger = self._ledgers.open(view.readable.manifest, self._described)
+        offset = ledger.offset_of_time(time, after=after)
+        return offset if offset < ledger.horizon else max(in_backlog, ledger.horizon)

@@ -1,0 +1,236 @@
+"""Rows on their way into a table: coerced, checked, split by key, encoded, and handed over.
+
+All of a call is coerced and checked before any of it is stored, unless the rows come by and by.
+What that takes is worked out once for each version of the schema, and again when the table has
+changed. It is all done on the caller's thread; any number of them may write at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lowmark.catalog import Table, TableSchema
+from lowmark.client.appending import Appender, Part, Parts, Pending, Result
+from lowmark.client.checking import check_values, many
+from lowmark.client.coerce import Coercion
+from lowmark.client.embedded import Embedded
+from lowmark.client.producer import Sink
+from lowmark.client.table_keys import check_key, key_coercion, key_schema, key_values
+from lowmark.errors import Rejected
+from lowmark.group import when_all
+from lowmark.table import (
+    CHANGE,
+    EPOCH_BITS,
+    NAME_CHARACTERS_MAX,
+    Change,
+    Compression,
+    Fence,
+    KeyForm,
+    Partition,
+    check_row_sizes,
+    outgoing,
+    split,
+)
+
+__all__ = ["TableWriter"]
+
+SLICE_ROWS = 1 << 16
+"""Rows that are split and sent together."""
+
+
+class TableWriter:
+    """Writes into one table."""
+
+    def __init__(
+        self,
+        embedded: Embedded,
+        table: Table,
+        current: Callable[[], Table],
+        partitions: Callable[[], Mapping[int, Partition]],
+    ) -> None:
+        self._embedded = embedded
+        self._current = current
+        self._partitions = partitions
+        self._appender = Appender(embedded, table.id, table.name)
+        self._coercions: dict[int, tuple[Table, Coercion]] = {}
+        self._ways: dict[int, tuple[Table, tuple[KeyForm | None, Compression]]] = {}
+        self._keyless_turn = 0
+
+    def append(self, rows: object, *, schema_version: int | None) -> Result:
+        """Store rows; see `Table.append`."""
+        table = self._current()
+        schema = self._written_with(table, schema_version)
+        coercion = self._coercion(table, schema)
+        batches = _checked(coercion.batches(rows), made_here=_are_dicts(rows))
+        if not isinstance(rows, Iterator):
+            batches = iter(list(batches))  # all of it is checked before any of it is stored
+        return self._appender.append(self._parted(table, schema, batches))
+
+    def delete(self, keys: Iterable[object]) -> Result:
+        """Delete rows by their keys; see `Table.delete`."""
+        table = self._current()
+        check_key(table)
+        keys = many(keys, "delete")
+        names = [column.name for column in table.key_columns]
+        rows = [dict(zip(names, key_values(table, key), strict=True)) for key in keys]
+        batches = list(key_coercion(table).batches(rows))
+        schema = key_schema(table)
+        return self._appender.append(self._parted(table, schema, iter(batches), Change.DELETE))
+
+    def sink(self, table: Table, name: str | None) -> Sink:
+        """Where the rows of a producer go; with a name, it fences older ones of that name off."""
+        appender = self._appender if name is None else self._fencing(table, name)
+        return _Sink(self._embedded, self._prepared, appender)
+
+    def _fencing(self, table: Table, name: str) -> Appender:
+        """An appender for the newest producer of a name: above every epoch that is known of it."""
+        if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+            raise Rejected(
+                f"{name[:40]!r} can't name a producer",
+                hint=f"Use 1 to {NAME_CHARACTERS_MAX} printable characters.",
+            )
+        producer = hashlib.blake2b(name.encode(), digest_size=16, person=b"producer").digest()
+        asked = list(self._partitions().values())
+        epochs = self._embedded.ask(
+            lambda: when_all(
+                [one.read(lambda state: state.producers.epoch_of(producer)) for one in asked]
+            )
+        )
+        newest = max((epoch for epoch in epochs if epoch is not None), default=0)
+        epoch = (newest >> EPOCH_BITS) + 1 << EPOCH_BITS
+        self._embedded.ask(lambda: when_all([one.ask(Fence(producer, epoch)) for one in asked]))
+        return Appender(self._embedded, table.id, table.name, producer=producer, epoch=epoch)
+
+    def _written_with(self, table: Table, version: int | None) -> TableSchema:
+        if version is None or version == table.latest.number:
+            return table.latest
+        schema = table.schema_version(version)
+        if schema is None:
+            raise Rejected(
+                f"table {table.name} has no schema version {version}",
+                hint=f"It has {table.schemas[0].number} to {table.latest.number}.",
+            )
+        for column in table.columns:
+            if column.required and column.default is None and schema.column(column.id) is None:
+                raise Rejected(
+                    f"schema version {version} of table {table.name} is too old to write with",
+                    detail=f"Column {column.name} was added since, must have a value, and has no"
+                    " default.",
+                    hint=f"Write with schema version {table.latest.number}.",
+                )
+        return schema
+
+    def _coercion(self, table: Table, schema: TableSchema) -> Coercion:
+        known = self._coercions.get(schema.number)
+        if known is not None and known[0] is table:
+            return known[1]
+        keyless_ok = not table.key or table.settings.keyless_rows == "keep"
+        coercion = Coercion(
+            schema, keyless_ok=keyless_ok, key=frozenset(table.key), changes=bool(table.key)
+        )
+        self._coercions[schema.number] = (table, coercion)
+        return coercion
+
+    def _parted(
+        self,
+        table: Table,
+        schema: TableSchema,
+        batches: Iterator[pa.RecordBatch],
+        change: Change = Change.UPSERT,
+    ) -> Iterator[Parts]:
+        """What goes to which partition, slice by slice."""
+        form, compression = self._way(table, schema)
+        for batch in batches:
+            self._current()  # rows may come for hours: not into a table that was dropped
+            kind = Change.MIXED if batch.schema.names[-1:] == [CHANGE] else change
+            if kind is Change.MIXED and form is not None:
+                batch = _bare_deletes(batch, form.names)
+            for at in range(0, batch.num_rows, SLICE_ROWS):
+                rows = batch.slice(at, SLICE_ROWS) if batch.num_rows > SLICE_ROWS else batch
+                keyless = self._keyless_turn = (self._keyless_turn + 1) % table.partitions
+                yield [
+                    (number, out)
+                    for number, part in split(
+                        rows, form, partitions=table.partitions, keyless=keyless
+                    )
+                    for out in outgoing(
+                        part, schema=schema.number, change=kind, compression=compression
+                    )
+                ]
+
+    def _way(self, table: Table, schema: TableSchema) -> tuple[KeyForm | None, Compression]:
+        """How rows of a schema version are split and encoded; worked out once for each."""
+        known = self._ways.get(schema.number)
+        if known is not None and known[0] is table:
+            return known[1]
+        form = KeyForm.of(table, schema) if table.key else None
+        way = (form, table.settings.compression)
+        self._ways[schema.number] = (table, way)
+        return way
+
+    def _prepared(self, rows: Sequence[Mapping[str, Any]]) -> list[Parts]:
+        """Rows as they are handed over, for a producer."""
+        table = self._current()
+        batches = list(self._coercion(table, table.latest).batches(rows))
+        return list(self._parted(table, table.latest, iter(batches)))
+
+
+class _Sink:
+    """A table as its producers see it."""
+
+    def __init__(
+        self,
+        embedded: Embedded,
+        prepared: Callable[[Sequence[Mapping[str, Any]]], list[Parts]],
+        appender: Appender,
+    ) -> None:
+        self._embedded = embedded
+        self._prepared = prepared
+        self._appender = appender
+
+    @property
+    def closed(self) -> bool:
+        return self._embedded.closed
+
+    def check(self) -> None:
+        self._embedded.check()
+
+    def submit(self, rows: list[Mapping[str, Any]]) -> list[Pending]:
+        return [self._appender.submit(parts) for parts in self._prepared(rows)]
+
+    def wait(self, pending: Pending) -> list[Part]:
+        return self._appender.wait(pending)
+
+
+def _are_dicts(rows: object) -> bool:
+    return isinstance(rows, list | tuple) and all(isinstance(row, dict) for row in rows[:1])
+
+
+def _checked(batches: Iterable[pa.RecordBatch], *, made_here: bool) -> Iterator[pa.RecordBatch]:
+    """Batches without a value that is not what its type says, or a row that is too large."""
+    before = 0
+    for batch in batches:
+        if not made_here:
+            check_values(batch, before)
+        check_row_sizes(batch, before)
+        before += batch.num_rows
+        yield batch
+
+
+def _bare_deletes(batch: pa.RecordBatch, key: tuple[str, ...]) -> pa.RecordBatch:
+    """Rows of both kinds of change, with nothing but their key in deletes."""
+    deletes = pc.equal(batch.column(CHANGE), int(Change.DELETE))
+    if not pc.any(deletes).as_py():
+        return batch
+    columns = [
+        column
+        if name in key or name == CHANGE
+        else pc.if_else(deletes, pa.scalar(None, column.type), column)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

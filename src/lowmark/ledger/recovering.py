@@ -1,0 +1,224 @@
+"""What a ledger consisted of whose manifest is gone: found again from the files beside it.
+
+All files of a partition lie in one folder, and of each key the row with the highest offset counts.
+Nobody can tell by the files alone which of them the manifest named: older ones may lie there, and
+deletes that were passed may be gone. But the partition has noted the digest of the ledger's live
+rows when it adopted it. Rows that come to that digest are those of the ledger; if none do, nothing
+is recovered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyroaring import BitMap
+
+from lowmark.catalog import Table, TableSchema
+from lowmark.errors import LowmarkError
+from lowmark.ledger.checksums import measure
+from lowmark.ledger.digest import EMPTY
+from lowmark.ledger.files import OpenFile, file_schema
+from lowmark.ledger.manifest import (
+    LedgerFile,
+    Manifest,
+    bitmap_text,
+    checksums_text,
+    digest_text,
+    folder_of,
+)
+from lowmark.ledger.verifying import CheckedFile, Expected, Problem, Verified
+from lowmark.runtime.store import Store
+from lowmark.table import I64, U64, Fold, KeyForm, Mask
+from lowmark.table.fold import of_one_type
+
+__all__ = ["recover_ledger"]
+
+Pace = Callable[[int], None]
+
+
+def recover_ledger(
+    store: Store,
+    table: Table,
+    path: str,
+    *,
+    partition: int,
+    expected: Expected,
+    deletes_below: int,
+    pace: Pace,
+) -> Verified | None:
+    """The ledger that the manifest at `path` named, with new indexes to be made; None if the files
+    that are there do not come to what was adopted.
+    """
+    found = []
+    for stored in store.files(folder_of(table.id, partition)):
+        if stored.path.endswith(".parquet"):
+            # What is no file of a ledger, or is damaged, has no part in it.
+            with contextlib.suppress(LowmarkError, pa.ArrowException, OSError):
+                one = _read(store, stored.path, table)
+                if one is not None:
+                    found.append(one)
+            pace(stored.bytes)
+    if not found:
+        return None
+    rows = _Rows.of(found)
+    last = rows.last_ones(below=expected.horizon)
+    for chosen in (last, last & ~(rows.deletes & (rows.offsets < deletes_below))):
+        if EMPTY.plus(rows.hashes[chosen]).form == expected.digest:
+            return _ledger(store, table, path, partition, expected, deletes_below, found, chosen)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file, and what counts of each of its rows."""
+
+    file: LedgerFile
+    offsets: I64
+    deletes: Mask
+    hashes: U64
+    keys: pa.Array | None
+    """None: the table has none."""
+
+
+def _read(store: Store, path: str, table: Table) -> _Found | None:
+    with store.open(path) as stream, pq.ParquetFile(stream) as parquet:
+        schema = _schema_of(table, parquet.schema_arrow)
+        count = parquet.metadata.num_rows
+    if schema is None or not count:
+        return None
+    measured = measure(store, path)
+    file = LedgerFile(
+        path=path,
+        bytes=measured.bytes,
+        rows=count,
+        first=0,
+        last=0,
+        schema=schema.number,
+        checksum=measured.checksum,
+        footer_bytes=measured.footer_bytes,
+        footer_checksum=measured.footer_checksum,
+        chunks=checksums_text(measured.chunks),
+        digest=digest_text(EMPTY),
+    )
+    form = KeyForm.of(table, schema) if table.key else None
+    with contextlib.closing(OpenFile(store, file, schema)) as opened:
+        parts = [
+            (
+                rows.offsets,
+                rows.deletes,
+                rows.hashes(schema),
+                None if form is None else form.array(rows.columns),
+            )
+            for rows in opened.rows()
+        ]
+    offsets, deletes, hashes = (np.concatenate([part[at] for part in parts]) for at in range(3))
+    keys = None if form is None else pa.chunked_array([part[3] for part in parts]).combine_chunks()
+    file = msgspec.structs.replace(
+        file,
+        first=int(offsets[0]),
+        last=int(offsets[-1]),
+        deletes=bitmap_text(BitMap(np.flatnonzero(deletes).astype(np.uint32))),
+    )
+    return _Found(file, offsets, deletes, hashes, keys)
+
+
+def _schema_of(table: Table, stored: pa.Schema) -> TableSchema | None:
+    """The newest schema version that has these columns, by name and id."""
+    shown = [(one.name, (one.metadata or {}).get(b"PARQUET:field_id")) for one in stored]
+    for schema in reversed(table.schemas):
+        wanted = file_schema(schema)
+        if shown == [(one.name, one.metadata[b"PARQUET:field_id"]) for one in wanted]:
+            return schema
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """All rows of all files, one file after the other."""
+
+    offsets: I64
+    deletes: Mask
+    hashes: U64
+    sizes: I64
+    """Of each row, how many its file has."""
+    keys: pa.Array | None
+
+    @classmethod
+    def of(cls, found: Sequence[_Found]) -> _Rows:
+        keys = [one.keys for one in found if one.keys is not None]
+        return cls(
+            np.concatenate([one.offsets for one in found]),
+            np.concatenate([one.deletes for one in found]),
+            np.concatenate([one.hashes for one in found]),
+            np.concatenate([np.full(len(one.offsets), len(one.offsets)) for one in found]),
+            pa.concat_arrays(of_one_type(keys)) if keys else None,
+        )
+
+    def last_ones(self, *, below: int) -> Mask:
+        """The last row of each key, and each without one; a row that was copied, once."""
+        order = np.lexsort((self.sizes, self.offsets))
+        order = order[self.offsets[order] < below]
+        # Of copies, the one in the larger file: small files are put together, not the other way.
+        copied = np.append(np.diff(self.offsets[order]) == 0, False) if len(order) else order == 0
+        order = order[~copied]
+        if self.keys is not None and len(order):
+            fold = Fold(keep_deletes=True)
+            fold.add(self.keys.take(pa.array(order)))
+            [mask] = fold.masks()
+            order = order if mask is None else order[mask]
+        chosen = np.zeros(len(self.offsets), np.bool_)
+        chosen[order] = True
+        return chosen
+
+
+def _ledger(
+    store: Store,
+    table: Table,
+    path: str,
+    partition: int,
+    expected: Expected,
+    deletes_below: int,
+    found: Sequence[_Found],
+    chosen: Mask,
+) -> Verified | None:
+    """The files that have these rows; None if their rows are not in order, file after file."""
+    ends = np.cumsum([len(one.offsets) for one in found])
+    parts = [
+        (one, chosen[end - len(one.offsets) : end]) for one, end in zip(found, ends, strict=True)
+    ]
+    parts = sorted(
+        (part for part in parts if part[1].any()), key=lambda part: part[0].offsets[part[1]][0]
+    )
+    for (before, mine), (after, theirs) in pairwise(parts):
+        if before.offsets[mine][-1] >= after.offsets[theirs][0]:
+            return None
+    problem = Problem(store.url(path), "keys", "it is made again from its rows")
+    files = tuple(
+        CheckedFile(
+            one.file.with_dead(
+                BitMap(np.flatnonzero(~mine).astype(np.uint32)),
+                EMPTY.plus(one.hashes[mine]),
+            ),
+            (problem,) if table.key else (),
+        )
+        for one, mine in parts
+    )
+    manifest = Manifest(
+        table=table.id,
+        table_name=table.name,
+        partition=partition,
+        epoch=expected.epoch,
+        horizon=expected.horizon,
+        deletes_below=deletes_below,
+        files=tuple(one.file for one in files),
+        made_by="",
+        made_at="",
+    )
+    return Verified(path, manifest.summed_up(), files=files)
