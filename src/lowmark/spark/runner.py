@@ -106,6 +106,11 @@ class SparkRunner:
         context = self._session.sparkContext
         if context._jsc is None:
             raise SparkGone("It was stopped.")
+        process = getattr(context._gateway, "proc", None)
+        if process is not None and process.poll() is not None:
+            raise SparkGone(
+                "Its Java process has ended."
+            )  # PySpark would print what it makes of it
         return context
 
 
