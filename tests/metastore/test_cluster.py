@@ -634,6 +634,23 @@ def test_one_of_two_leaves_and_the_other_goes_on_alone(leads: bool) -> None:
         leaver.start()
 
 
+@pytest.mark.parametrize("after_ms", [0, 2, 10, 20, 40, 400])
+def test_leaving_has_an_answer_whenever_the_node_is_closed(after_ms: int) -> None:
+    # given a node that leaves, and hears no answers from the others
+    world = World()
+    wait_members(world, vote={1, 2, 3}, follow=set())
+    leader = world.wait_leader()
+    leaver = next(world[n] for n in (1, 2, 3) if n != leader.number)
+    leaving = leaver.here.leave()
+    world.loop.run_for(after_ms)
+    world.isolate(leaver.number)
+    world.loop.run_for(after_ms)
+    # when it is closed
+    leaver.here.close()
+    # then its operator is not left waiting
+    world.run_until(lambda: leaving.done)
+
+
 def test_the_last_node_can_not_leave() -> None:
     world = World(nodes=1)
     error = world.wait_error(world[1].here.leave())

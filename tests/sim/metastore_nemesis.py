@@ -191,8 +191,13 @@ class MetastoreNemesis:
         node.say_goodbye()
 
         def close() -> None:
-            if node.up and node.lives == life and node.disk.stop_at_call is None:
+            if not node.up or node.lives != life:
+                return
+            if node.disk.stop_at_call is None:
                 node.close()
+            else:
+                # Its power is about to be cut at a disk call; if that call never comes, it closes.
+                self.world.loop.call_later(GOODBYE_MS, close)
 
         self.world.loop.call_later(GOODBYE_MS, close)
         self._up_at_ms[node.number] = self.now_ms + GOODBYE_MS + self.dice.randint(0, 900)

@@ -65,6 +65,12 @@ def test_a_metastore_keeps_its_promises_through_any_life(
         record_property("metastore life", json.dumps(story.as_figures()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1_000_315])
+def test_a_life_that_once_broke_stays_mended(seed: int) -> None:
+    live(seed)
+
+
 def trace(seed: int, *, hash_seed: int, allocated: int) -> str:
     ran = subprocess.run(
         [sys.executable, "-c", TRACE, str(seed), str(allocated)],

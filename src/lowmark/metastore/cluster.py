@@ -24,7 +24,7 @@ from typing import assert_never
 
 import msgspec
 
-from lowmark.errors import LowmarkError, Rejected
+from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import Future, Groups
 from lowmark.log import Log
 from lowmark.metastore.config import MetastoreConfig
@@ -155,6 +155,13 @@ class Cluster:
     def _close(self) -> None:
         self._coordinating.close()
         self.metastore.close()
+        if self._leaving is not None and not self._leaving.done:
+            self._leaving.reject(
+                Unavailable(
+                    f"node {self.node.name} is closing, and may not have left its cluster yet",
+                    hint="Start it again and have it leave: leaving twice does no harm.",
+                )
+            )
 
     def _come_back(self) -> None:
         founding = self._identity.founding
