@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 from pyroaring import BitMap64
 
 from log.oracle import GroupOracle, Oracle, Version
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, Unavailable
 from lowmark.log import Entry, GroupUnknown, Log, LogClosed, LogConfig, SnapshotMeta
 from lowmark.runtime import SimDisk, sim_runtime
 
@@ -28,6 +30,8 @@ class CheckedWorld:
     def __init__(self, disk: SimDisk, *, seed: int = 1, config: LogConfig = TINY) -> None:
         self.oracle = Oracle()
         self.config = config
+        self.may_fail = False
+        """Whether what was begun may end with an error of the disk; then it may count, or not."""
         self.open(disk, seed=seed)
 
     def open(self, disk: SimDisk, *, seed: int) -> None:
@@ -66,32 +70,50 @@ class CheckedWorld:
             if error is None:
                 done()
             else:
-                assert isinstance(error, GroupUnknown | LogClosed), error
+                ended = isinstance(error, GroupUnknown | LogClosed)
+                assert ended or (self.may_fail and isinstance(error, Unavailable)), error
 
         return answer
+
+    @contextmanager
+    def asking(self, name: str) -> Iterator[GroupOracle]:
+        """Ask a group for something; what it refuses at once has never been asked for."""
+        known, waiting = self.oracle[name], self.unanswered
+        before = (list(known.snapshots), dict(known.meta), known.void_from)
+        versions = {i: [replace(v) for v in found] for i, found in known.versions.items()}
+        try:
+            yield known
+        except LowmarkError:
+            known.snapshots, known.meta, known.void_from = before
+            known.versions = versions
+            self.unanswered = waiting
+            raise
 
     def append(self, name: str, count: int, *, term: int = 1, first: int | None = None) -> None:
         group = self.log.group(name)
         at = group.last_index + 1 if first is None else first
         datas = [f"{name}-{i}-{term}-".encode() * 4 for i in range(at, at + count)]
-        self.oracle[name].append(at, term, datas)
-        group.append(term, datas, first=first)
+        with self.asking(name) as known:
+            known.append(at, term, datas)
+            group.append(term, datas, first=first)
 
     def append_large(self, name: str, *, term: int = 1) -> None:
         group = self.log.group(name)
         data = f"{name}-large-{group.last_index + 1}-".encode() * 60
-        self.oracle[name].append(group.last_index + 1, term, [data])
-        group.append(term, [data])
+        with self.asking(name) as known:
+            known.append(group.last_index + 1, term, [data])
+            group.append(term, [data])
 
     def put_meta(self, name: str, data: bytes) -> None:
-        known = self.oracle[name]
-        number = known.metas_begun = known.metas_begun + 1
-        known.meta[number] = data
+        group = self.log.group(name)
+        with self.asking(name) as known:
+            number = known.metas_begun = known.metas_begun + 1
+            known.meta[number] = data
 
-        def done() -> None:
-            known.meta = {n: m for n, m in known.meta.items() if n >= number}
+            def done() -> None:
+                known.meta = {n: m for n, m in known.meta.items() if n >= number}
 
-        self.log.group(name).put_meta(data, self.once(done))
+            group.put_meta(data, self.once(done))
 
     def settle(self) -> None:
         self.runtime.loop.run_until(lambda: self.log.idle)
@@ -102,26 +124,28 @@ class CheckedWorld:
         self.settle()
 
     def snapshot(self, name: str, index: int, live: list[int]) -> None:
-        group, known = self.log.group(name), self.oracle[name]
+        group = self.log.group(name)
         term = group.term_at(index)
         assert term is not None
-        known.snapshot_begun(index, BitMap64(live))
         meta = SnapshotMeta(index=index, term=term)
         chunks = [b"state of " + name.encode(), b" at %d" % index]
-        group.take_snapshot(meta, chunks, BitMap64(live), self.once(known.snapshot_done))
+        with self.asking(name) as known:
+            known.snapshot_begun(index, BitMap64(live))
+            group.take_snapshot(meta, chunks, BitMap64(live), self.once(known.snapshot_done))
 
     def install(self, name: str, meta: SnapshotMeta, live: list[int], *, applied: int) -> None:
-        group, known = self.log.group(name), self.oracle[name]
+        group = self.log.group(name)
         received = {
             i: Version(meta.term, b"from the leader %d " % i * 3) for i in live if i > applied
         }
-        known.install_begun(meta.index, BitMap64(live), received)
         entries = [Entry(i, v.term, v.data) for i, v in received.items()]
-        installer = group.begin_install(meta, last_applied=applied)
-        for entry in entries:
-            installer.add_entries(installer.previous, [entry])
-        installer.add_state(0, b"the state, ")
-        installer.add_state(11, b"all of it")
+        with self.asking(name) as known:
+            known.install_begun(meta.index, BitMap64(live), received)
+            installer = group.begin_install(meta, last_applied=applied)
+            for entry in entries:
+                installer.add_entries(installer.previous, [entry])
+            installer.add_state(0, b"the state, ")
+            installer.add_state(11, b"all of it")
 
-        done = self.once(lambda: known.installed(meta.index))
-        installer.finish(BitMap64(live), done)
+            done = self.once(lambda: known.installed(meta.index))
+            installer.finish(BitMap64(live), done)

@@ -3,6 +3,11 @@
 Steps start things and leave them under way; `let_time_pass` moves virtual time in small portions.
 So snapshots, roll-overs, merges and installs overlap, and a crash can come at any moment. A step
 that makes no sense just then does nothing.
+
+In a sick life (`any_sick_step`) a file, a folder or all handles go bad for longer than every retry,
+while the log runs or before it starts, and are well again after a while or after a restart. What
+the log refuses meanwhile does not count. What it took and acknowledged does, and so does all it
+acknowledged before; nothing of it may put a group into quarantine, because nothing is damaged.
 """
 
 from __future__ import annotations
@@ -10,11 +15,15 @@ from __future__ import annotations
 from random import Random
 
 from log.checked import CheckedWorld
-from log.oracle import GroupOracle, Version, left_overs
-from lowmark.log import GroupLog, SnapshotMeta
-from lowmark.runtime import SimDisk
+from log.oracle import GroupOracle, Version, check_group, left_overs
+from lowmark.errors import Unavailable
+from lowmark.log import Damaged, GroupLog, SnapshotMeta
+from lowmark.runtime import DiskFailed, SimDisk
+from lowmark.runtime.sim_disk import Ailment
 
 GROUPS = ("a", "b")
+LONG_MS = 120_000
+"""Longer than every retry, and than every pause between two of them."""
 
 
 class LogLife:
@@ -25,10 +34,21 @@ class LogLife:
         for name in GROUPS:
             self.world.create(name)
         self.opened = seed
+        self.ailing = False
+        """Whether something of the disk is bad just now."""
+        self.litter = False
+        """Whether something was, since the log was opened."""
+        self.unreadable: set[str] = set()
+        """Groups that the last start could not read; the next one shall."""
 
     def check(self) -> None:
         """The log agrees with the oracle."""
-        self.world.oracle.check(self.world.log)
+        for name, known in sorted(self.world.oracle.groups.items()):
+            if name not in self.unreadable:
+                try:
+                    check_group(self.world.log.group(name), known)
+                except DiskFailed:
+                    assert self.ailing, f"{name} can't be read, and nothing ails the disk"
 
     def group(self, name: str) -> tuple[GroupLog, GroupOracle]:
         return self.world.log.group(name), self.world.oracle[name]
@@ -79,15 +99,17 @@ class LogLife:
         self.world.install(name, meta, live, applied=applied)
 
     def replace(self, name: str) -> None:
-        self.world.replace(name)
+        if not self.ailing and name not in self.unreadable:
+            self.world.replace(name)
 
     def let_time_pass(self, turns: int) -> None:
         for _ in range(turns):
             self.world.runtime.loop.turn()  # type: ignore[attr-defined]
 
     def settle(self) -> None:
-        self.world.settle()
-        assert left_overs(self.world.disk.tree()) == []
+        if not self.ailing:
+            self.world.settle()
+            assert self.litter or left_overs(self.world.disk.tree()) == []
 
     # -- what ends it, and begins it again ------------------------------------------------------
 
@@ -103,10 +125,117 @@ class LogLife:
 
     def reopen(self, disk: SimDisk) -> None:
         self.opened += 1
-        self.world.open(disk, seed=self.opened)
+        self.ailing = self.ailing and disk is self.world.disk
+        self.litter = self.ailing
+        try:
+            self.world.open(disk, seed=self.opened)
+        except DiskFailed:
+            assert self.ailing, "it does not start, and nothing ails the disk"
+            self.heal()
+            self.world.open(disk.killed(), seed=self.opened)
+        self.unreadable = set(self.world.log.unreadable)
+        if self.unreadable:
+            assert self.ailing, f"{self.world.log.unreadable}, and nothing ails the disk"
         self.check()
-        for name in GROUPS:
-            self.learn(name)
+        for name in sorted({*GROUPS} - self.unreadable):
+            try:
+                self.learn(name)
+            except DiskFailed:
+                assert self.ailing, f"{name} can't be read, and nothing ails the disk"
+
+    # -- a disk that is sick for long -----------------------------------------------------------
+
+    def go_bad(self, ailment: Ailment, path: str) -> None:
+        self.world.disk.go_bad(ailment, path)
+        self.ailing = self.litter = self.world.may_fail = True
+
+    def heal(self) -> None:
+        self.world.disk.heal()
+        self.ailing = False
+
+    def let_long_time_pass(self) -> None:
+        self.world.runtime.loop.run_for(LONG_MS)  # type: ignore[attr-defined]
+
+    def get_well(self) -> None:
+        """The disk is well again: after a while the log is, too, without a restart."""
+        self.heal()
+        self.let_long_time_pass()
+        for name in sorted({*GROUPS} - self.unreadable):
+            group, known = self.group(name)
+            self.append(name, 1, newer=False)
+            self.let_long_time_pass()
+            assert known.void_from is not None or group.written_index == group.last_index
+
+    def start_sick(self, dice: Random) -> None:
+        """The process dies; at the next start something can't be read; then it is well again."""
+        disk = self.world.disk
+        match dice.randrange(3):
+            case 0:
+                self.world.close()
+                disk = disk.killed()
+            case 1:
+                disk = disk.killed()
+            case _:
+                disk = disk.crashed(Random(dice.randrange(1 << 20)))
+        paths = [path for path in disk.tree() if path.startswith("groups/")]
+        name = dice.choice(GROUPS)
+        path = dice.choice([f"groups/{name}/group", f"groups/{name}", *paths]).rstrip("/")
+        disk.heal()
+        self.ailing = True
+        self.world.disk, self.world.may_fail = disk, True
+        match dice.randrange(4):
+            case 0:
+                for _ in range(dice.randrange(1, 4)):
+                    disk.fail_next("read", path)
+            case 1:
+                # One bit of an identity reads wrong, and is right at the next start.
+                path = f"groups/{name}/group"
+                bit = dice.randrange(8 * 16)
+                disk.flip_bit(path, bit)
+                self.reopen(disk)
+                disk.flip_bit(path, bit)
+                self.ailing, self.litter = False, True
+                return
+            case _:
+                disk.go_bad(dice.choice(["unreadable", "unwritable", "broken"]), path)
+        self.reopen(disk)
+        self.litter = True
+
+    def any_sick_step(self, dice: Random) -> str:
+        """One step of a life in which things go bad for long; give its name."""
+        try:
+            match dice.randrange(14):
+                case 0:
+                    name = dice.choice(GROUPS)
+                    ailment: Ailment = dice.choice(["unwritable", "unwritable", "broken"])
+                    path = dice.choice([f"groups/{name}", f"groups/{name}", "groups", "wal"])
+                    self.go_bad(ailment, path)
+                    return f"{path} is {ailment}"
+                case 1:
+                    self.go_bad("no handles", "")
+                    return "no handles are left"
+                case 2:
+                    self.heal()
+                    return "heal"
+                case 3:
+                    self.get_well()
+                    return "get well"
+                case 4:
+                    self.let_long_time_pass()
+                    return "let long time pass"
+                case 5:
+                    self.start_sick(dice)
+                    return f"start sick, {sorted(self.unreadable)} unreadable"
+                case 6:
+                    self.heal()
+                    self.kill_the_process()
+                    return "heal, kill the process"
+                case _:
+                    return self.any_step(dice)
+        except (Unavailable, Damaged) as refused:
+            # An identity with a wrong bit is damage, and its group says so to whoever asks for it.
+            assert isinstance(refused, Unavailable) or self.unreadable, refused
+            return f"refused: {refused.message}"
 
     def learn(self, name: str) -> None:
         """Of what may have been, only what is remains; and it is durable now."""

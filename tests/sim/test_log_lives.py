@@ -28,14 +28,26 @@ def test_a_log_keeps_its_promises_through_any_life(first: int) -> None:
         live_one_life(seed)
 
 
-def live_one_life(seed: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
+def test_a_log_keeps_its_promises_though_its_disk_is_sick_for_long(first: int) -> None:
+    for seed in SEEDS[SEEDS.index(first) :][:SEEDS_PER_TEST]:
+        live_one_life(seed, sick=True)
+
+
+def live_one_life(seed: int, *, sick: bool = False) -> None:
     """Random steps from one seed; the log agrees with the oracle after each."""
     dice, steps = Random(seed), list[str]()
     try:
         life = LogLife(seed=seed)
         for _ in range(STEPS):
-            steps.append(life.any_step(dice))
+            steps.append(life.any_sick_step(dice) if sick else life.any_step(dice))
             life.check()
+        if sick:
+            # whatever was bad at the end is well after a restart, and all of it is there
+            life.heal()
+            life.kill_the_process()
+            life.settle()
     except BaseException as failure:
         failure.add_note(f"seed {seed}, after: {', '.join(steps)}")
         failure.add_note(f"replay it: make sim SEED={seed}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Protocol
 
-from lowmark.errors import Corrupt, LowmarkError
+from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.group import envelope
 from lowmark.group.applying import Applying
 from lowmark.group.asking import Asking
@@ -348,9 +348,15 @@ class Group:
             self._act(lambda: self._writes.written(event))
 
     def dropped(self, event: Dropped) -> None:
-        """The log lost entries that it could not write: it is in quarantine."""
-        cause = self.log.quarantined or f"entries from {event.first} on could not be written"
-        self.stop(QuarantinedHere(self.name, cause=cause))
+        """The log dropped entries that it could not write: they were never acknowledged."""
+        if self.stopped is not None:
+            return
+        if self.log.quarantined is not None:
+            self.stop(QuarantinedHere(self.name, cause=self.log.quarantined))
+            return
+        # Its folder is sick. It goes on from what is durable, and waits until it can write again.
+        what = f"entries {event.first} to {event.last} of group {self.name} could not be written"
+        self._start_over(self.log.unwritable or Unavailable(what))
 
     def writable(self) -> None:
         """The log takes writes again."""

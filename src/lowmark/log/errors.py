@@ -12,6 +12,7 @@ __all__ = [
     "GroupLeaving",
     "GroupQuarantined",
     "GroupUnknown",
+    "GroupUnwritable",
     "InstallRefused",
     "LogBusy",
     "LogClosed",
@@ -76,6 +77,20 @@ class GroupQuarantined(Corrupt):
             hint="What is intact can still be read. Give it a fresh copy, or delete it here.",
         )
         self.group = group
+        self.cause = cause
+
+
+class GroupUnwritable(Unavailable):
+    """A group's folder can't be written just now; nothing is damaged, and nothing is lost."""
+
+    def __init__(self, group: str, *, folder: str, cause: str) -> None:
+        super().__init__(
+            f"group {group} takes no writes now: its folder {folder} can't be written",
+            detail=f"Cause: {cause}. What was acknowledged is safe in the WAL.",
+            hint="See to the cause; writes go on by themselves when the folder can be written.",
+        )
+        self.group = group
+        self.folder = folder
         self.cause = cause
 
 

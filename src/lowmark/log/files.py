@@ -2,6 +2,7 @@
 
     LOCK                                     held while the directory is open
     wal/<number>.wal                         shared by all groups
+    wal/<number>.kept                        for which groups that file still counts
     wal/<number>.wal.damaged                 kept for analysis; what was intact is in segments
     groups/<group>/group                     identity: incarnation and name
     groups/<group>/<number>.segment          segments; name order is write order
@@ -11,6 +12,7 @@
     groups/<group>/installed/                a whole one, not yet moved in; moved in at start
     groups/<group>/quarantine                why this group takes no writes here
     groups/<group>/runs                      the last compactions, for people
+    quarantine/<group>                       the same, of a group whose folder can't be written
     rejoin/<group>                           a copy that this node gave up; not the log's own
     node                                     who this node is; not the log's own
     ledgers/                                 what compaction has made of tables; not the log's own
@@ -34,6 +36,7 @@ __all__ = [
     "REJOIN",
     "WAL",
     "group_dir",
+    "kept_path",
     "large_name",
     "number_of",
     "segment_name",
@@ -58,6 +61,7 @@ TEMPORARY = ".tmp"
 LINK = ".link"
 NEW = ".new"
 DAMAGED = ".damaged"
+KEPT = ".kept"
 INSTALLING = "installing"
 INSTALLED = "installed"
 RUNS = "runs"
@@ -71,6 +75,11 @@ _SNAPSHOT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})")
 def wal_path(number: int) -> str:
     """The path of a WAL file."""
     return f"{WAL}/{number:0{DIGITS}d}.wal"
+
+
+def kept_path(number: int) -> str:
+    """The path of the note beside a WAL file."""
+    return f"{WAL}/{number:0{DIGITS}d}{KEPT}"
 
 
 def group_dir(group: str) -> str:

@@ -8,6 +8,29 @@ After each step this is true:
 A crash before 4 replays the file and flushes it again; the newer segments then cancel the older
 ones. Files go in order and the removal is synced before the next begins, so an older file never
 comes back after a newer one is gone.
+
+The rule, where WAL files end: **no WAL file is renamed, removed or passed over while any group with
+records in it is unreadable, unflushed, or in a quarantine that is not durable.** Such a group is
+owed the file. Then step 4 is another one:
+    4a. all other groups done: a note beside the file (`kept`) names those that are owed it, synced
+        the file counts for them alone; files after it may go
+    4b. one of them is done, and takes nothing new yet: the note is written again without it, synced
+    4c. nobody is owed it any more: the note is written again and names nobody, synced
+    4d. the file goes, `wal/` is synced, and then the note goes
+What happens to a group that is owed a file:
+    - Its folder can't be written, time after time: it is sick (`GroupState.sick`). It takes no
+      writes, and says why; so what it is owed does not grow. All of its later parts wait behind the
+      first. It is tried again for ever, with pauses, under the same segment numbers; when all of it
+      is through and a probe of its folder works, it is well and takes writes again.
+    - It could not be read at the start, or leaves a gap: nobody has its records in memory; the file
+      stays until a later start has read it, or the group is deleted.
+    - Its quarantine is not written down, here or there: the file stays until it is.
+Meanwhile all others go on. A damaged file is set aside (renamed) instead of removed; a note beside
+it says for whom it still counts, most often for nobody.
+
+When the removal's sync fails, the file may come back with a crash, and a later sync proves nothing
+about that. But a note that is made after the failed sync, and synced, is there for sure: it says
+that the file is spent. So that is tried until it works, and then the next file's turn has come.
 """
 
 from __future__ import annotations
@@ -15,7 +38,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -25,18 +49,23 @@ from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, U64, fold_checksums
 from lowmark.log.errors import reason_of
 from lowmark.log.folders import discard
+from lowmark.log.kept import Kept, Owner, retire, write_kept
 from lowmark.log.live import LiveRow
 from lowmark.log.memtable import FlushPart, parts_of
+from lowmark.log.notes import write_whole
 from lowmark.log.segment_format import IN_LARGE, ROW, Rows
 from lowmark.log.segments import SegmentRef, indexes_within
 from lowmark.log.state import GroupState
 from lowmark.runtime import Buffer, Disk, DiskFailed, DiskFull, Outcome, Runtime
 
-__all__ = ["SegmentPlan", "SegmentWriter", "plan_segments", "write_segment"]
+__all__ = ["ClosedFile", "SegmentPlan", "SegmentWriter", "owner_of", "plan_segments", "write_segment"]
 
 logger = logging.getLogger(__name__)
 
 _TRIES_MAX = 5
+_PAUSES_MAX = 10
+"""A sick group is tried again after `retry_ms`, then after twice that, up to so many times it."""
+_PROBE = "probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +216,31 @@ def write_segment(
     )
 
 
+@dataclass(slots=True, eq=False)
+class ClosedFile:
+    """A WAL file that takes no more writes, on its way to its end."""
+
+    number: int
+    bytes: int = 0
+    """How many of its bytes count."""
+    aside: bool = False
+    """It is set aside already."""
+    damaged: bool = False
+    """It is to be set aside, not removed."""
+    spent: bool = False
+    """It counts for nobody, but it may be there, or come back."""
+    noted: Kept | None = None
+    """What the note beside it says, if there is one."""
+    holders: set[Owner] = field(default_factory=set)
+    """Everybody who is known to have records in it."""
+    strangers: set[Owner] = field(default_factory=set)
+    """Those of them whose records nobody has in memory."""
+    parked: list[GroupState] = field(default_factory=list)
+    """Groups whose part could not be flushed yet."""
+    counted: bool = True
+    """Whether the WAL counts it among the files that it waits for."""
+
+
 class SegmentWriter:
     """Works off closed WAL files, one after another, group by group, on the lane `segments`."""
 
@@ -196,66 +250,137 @@ class SegmentWriter:
         config: LogConfig,
         *,
         groups: Callable[[], Iterable[GroupState]],
+        is_here: Callable[[Owner], bool],
         on_flushed: Callable[[GroupState, int, list[SegmentRef]], None],
         on_wal_gone: Callable[[int], None],
-        on_broken: Callable[[GroupState, LowmarkError], None],
+        on_error: Callable[[], None],
+        on_well: Callable[[], None],
     ) -> None:
-        self._on_broken = on_broken
         self._loop = runtime.loop
         self._disk = runtime.disk
         self._lane = runtime.loop.lane("segments")
         self._config = config
         self._groups = groups
+        self._is_here = is_here
         self._on_flushed = on_flushed
         self._on_wal_gone = on_wal_gone
-        self._waiting: deque[int] = deque()
+        self._on_error = on_error
+        self._on_well = on_well
+        self._waiting: deque[ClosedFile] = deque()
+        self._kept: dict[int, ClosedFile] = {}
+        self._round: deque[ClosedFile] = deque()
         self._todo: deque[GroupState] = deque()
-        self._aside: frozenset[int] = frozenset()
+        self._skipped: set[GroupState] = set()
+        self._numbered: dict[tuple[GroupState, int], list[tuple[int, SegmentPlan]]] = {}
+        self._sick: dict[Owner, GroupState] = {}
+        self._pause_ms: float = config.retry_ms
+        self._retry_planned = False
+        self._look_again = False
         self._busy = False
+        self._file_failed = False
         self.closed = False
         self.error: LowmarkError | None = None
+        """What it waits for just now; perhaps only for one group's folder, and not for long."""
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing left to flush."""
-        return not (self._waiting or self._busy)
+        """Whether there is nothing left that it could flush."""
+        return not (self._waiting or self._busy or self._sick or self._look_again)
 
-    def keep_aside(self, wals: set[int]) -> None:
-        """Files to rename instead of removing: what is damaged is kept for analysis."""
-        self._aside = frozenset(wals)
+    @property
+    def stuck(self) -> LowmarkError | None:
+        """What it waits for, if nothing can go on before that is over."""
+        return self.error if self._file_failed or isinstance(self.error, DiskFull) else None
 
-    def take(self, wal: int) -> None:
+    @property
+    def kept(self) -> list[ClosedFile]:
+        """Files that stay for some groups, oldest first."""
+        return [self._kept[number] for number in sorted(self._kept)]
+
+    def take(self, file: ClosedFile) -> None:
         """Queue a closed WAL file."""
-        self._waiting.append(wal)
+        self._waiting.append(file)
         self._pump()
 
+    def look_again(self) -> None:
+        """Something changed for a group that is owed a file: it is gone, or its quarantine saved."""
+        if self._kept or self._sick:
+            self._look_again = True
+            self._pump()
+
+    def sicken(self, state: GroupState, error: LowmarkError) -> None:
+        """A group's folder can't be written: let it take nothing until that works again."""
+        if state.sick is None:
+            extra = {"group": state.name, "reason": error.message}
+            logger.error("a group takes no writes: its folder can't be written", extra=extra)
+        state.sick = error
+        self._sick[owner_of(state)] = state
+        self._plan_retry()
+
+    # -- which file, and which group ------------------------------------------------------------
+
     def _pump(self) -> None:
-        if self._busy or not self._waiting or self.closed:
+        if self._busy or self.closed:
             return
-        self._busy = True
-        wal = self._waiting[0]
-        self._todo = deque(s for s in self._groups() if wal in s.memtable.by_wal)
-        self._next_group(wal)
+        if self._look_again:
+            self._look_again = False
+            self._busy = True
+            self._skipped = set()
+            self._round = deque(self.kept)
+            self._next_kept()
+        elif self._waiting:
+            self._busy = True
+            # What a group is owed comes in order: behind an older part of it, no newer one.
+            self._skipped = {state for file in self._kept.values() for state in file.parked}
+            self._look_at(self._waiting[0])
 
-    def _next_group(self, wal: int) -> None:
+    def _next_kept(self) -> None:
+        if self._round:
+            self._look_at(self._round[0])
+        else:
+            self._probe(deque(self._sick.values()))
+
+    def _look_at(self, file: ClosedFile) -> None:
+        self._todo = deque(s for s in self._groups() if file.number in s.memtable.by_wal)
+        file.holders.update(map(owner_of, self._todo))
+        file.parked = []
+        self._next_group(file)
+
+    def _next_group(self, file: ClosedFile, waits: int = 0) -> None:
         while self._todo:
-            self._todo = deque(state for state in self._todo if not state.deleted)
-            if self._todo and all(state.installing for state in self._todo):
-                # Its segments would be newer than those of the snapshot that voids them.
-                self._loop.call_later(self._config.retry_ms, lambda: self._go_on(wal))
+            state = self._todo[0]
+            if state.deleted:
+                self._todo.popleft()
+            elif state in self._skipped or (state.quarantine and not state.quarantine_saved):
+                self._park(file, state)
+            elif not state.installing:
+                self._plan(file, state)
                 return
-            if not self._todo:
-                break
-            state = self._todo.popleft()
-            if state.installing:
-                self._todo.append(state)
-                continue
-            self._plan(wal, state)
-            return
-        self._lane.submit(self._remove(wal), lambda done: self._removed(wal, done))
+            elif any(not other.installing for other in self._todo):
+                self._todo.rotate(-1)
+            elif waits < _TRIES_MAX:
+                # Its segments would be newer than those of the snapshot that voids them.
+                again = partial(self._next_group, file, waits + 1)
+                self._loop.call_later(self._config.retry_ms, lambda: self._unless_closed(again))
+                return
+            else:
+                self._park(file, state)  # perhaps its folder is what it waits for
+                self._plan_retry()
+        self._finish(file)
 
-    def _plan(self, wal: int, state: GroupState) -> None:
+    def _park(self, file: ClosedFile, state: GroupState) -> None:
+        self._todo.popleft()
+        self._skipped.add(state)
+        file.parked.append(state)
+
+    def _plan(self, file: ClosedFile, state: GroupState) -> None:
         """Cut the group's part into segments, on the lane: a closed file's runs do not change."""
+        wal = file.number
+        known = self._numbered.get((state, wal))
+        if known is not None:
+            # Some may be on the disk already, under these numbers: they must not stay beside others.
+            self._write(file, state, known)
+            return
         runs, row = list(state.memtable.by_wal.get(wal, ())), state.kept_row()
         older_last = state.segments[-1].last if state.segments else 0
 
@@ -267,24 +392,26 @@ class SegmentWriter:
                 return
             plans = outcome.value()
             if state.installing and not state.deleted:
-                self._todo.append(state)
-            elif plans and not state.deleted:
-                # Numbers are taken on the loop, so number order stays write order.
-                self._write(wal, state, [(state.take_number(), plan) for plan in plans])
+                self._next_group(file)
                 return
-            elif not state.deleted:
+            if plans and not state.deleted:
+                # Numbers are taken on the loop, so number order stays write order.
+                self._write(file, state, [(state.take_number(), plan) for plan in plans])
+                return
+            self._todo.popleft()
+            if not state.deleted:
                 self._on_flushed(state, wal, [])
-            self._next_group(wal)
+            self._next_group(file)
 
         self._lane.submit(step, done)
 
-    def _go_on(self, wal: int) -> None:
+    def _unless_closed(self, act: Callable[[], None]) -> None:
         if not self.closed:
-            self._next_group(wal)
+            act()
 
     def _write(
         self,
-        wal: int,
+        file: ClosedFile,
         state: GroupState,
         numbered: list[tuple[int, SegmentPlan]],
         *,
@@ -292,7 +419,7 @@ class SegmentWriter:
     ) -> None:
         """Write the segments, a step each, then sync their folder once."""
         if state.deleted:
-            self._next_group(wal)
+            self._next_group(file)
             return
         made: list[SegmentRef] = []
         faults = state.folder_faults
@@ -314,59 +441,175 @@ class SegmentWriter:
                 # included, and a later sync proves nothing: all are written and named again.
                 unsure = DiskFailed(state.folder, call="fsync", reason="another lane's failed")
                 error = reason_error(outcome.error or unsure)
-                again = lambda: self._write(wal, state, numbered, tries=tries + 1)  # noqa: E731
-                if isinstance(error, DiskFull) or tries < _TRIES_MAX:
+                again = lambda: self._write(file, state, numbered, tries=tries + 1)  # noqa: E731
+                tries_max = 1 if state.sick is not None else _TRIES_MAX
+                if isinstance(error, DiskFull) or tries < tries_max:
                     self._failed(error, again)
                     return
-                # Its folder is broken. The WAL file keeps what it has, and the others go on.
-                self._aside |= {wal}
-                self._on_broken(state, error)
-                self._next_group(wal)
+                # Its folder is broken. The WAL file stays for it, and the others go on.
+                self._numbered[state, file.number] = numbered
+                self.error = None
+                self._park(file, state)
+                self.sicken(state, error)
+                self._next_group(file)
                 return
             self.error = None
             made.append(outcome.value())
             if len(made) < len(numbered):
                 self._lane.submit(step, done)
                 return
-            self._on_flushed(state, wal, made)
-            self._next_group(wal)
+            self._todo.popleft()
+            self._numbered.pop((state, file.number), None)
+            self._on_flushed(state, file.number, made)
+            self._next_group(file)
 
         self._lane.submit(step, done)
 
-    def _remove(self, wal: int) -> Callable[[], None]:
+    # -- the end of a file ----------------------------------------------------------------------
+
+    def _owed(self, file: ClosedFile) -> tuple[set[Owner], bool]:
+        """Who is owed the file, and whether all of them are in a durable quarantine."""
+        owed = {owner_of(state) for state in file.parked if not state.deleted}
+        for state in self._groups():
+            holds = file.damaged or owner_of(state) in file.holders
+            if state.quarantine is not None and not state.quarantine_saved and holds:
+                owed.add(owner_of(state))
+        sealed = {owner_of(state) for state in self._groups() if state.quarantine_saved} - owed
+        owed |= {owner for owner in file.strangers if self._is_here(owner)}
+        return owed, owed <= sealed
+
+    def _finish(self, file: ClosedFile) -> None:
+        owed, sealed = self._owed(file)
+        note = Kept(frozenset() if file.spent else frozenset(owed), file.bytes)
+        path = files.wal_path(file.number)
+        keeps = not file.spent and (bool(owed) or file.aside or file.damaged)
+        unlinked = False
+
         def step() -> None:
-            path = files.wal_path(wal)
-            if wal not in self._aside:
-                discard(self._disk, path)
-            elif self._disk.stat(path) is not None:
-                self._disk.rename(path, path + files.DAMAGED)
-            self._disk.sync_dir(files.WAL)
+            nonlocal unlinked
+            disk = self._disk
+            if not keeps and (file.spent or file.noted is not None):
+                write_kept(disk, file.number, note)
+                retire(disk, file.number)
+            elif keeps:
+                if file.noted != note:
+                    write_kept(disk, file.number, note)
+                if file.damaged and not file.aside and sealed and disk.stat(path) is not None:
+                    # The note counts: whichever of its two names a crash leaves, nobody is misled.
+                    disk.rename(path, path + files.DAMAGED)
+                    disk.sync_dir(files.WAL)
+            else:
+                discard(disk, path)
+                unlinked = True
+                disk.sync_dir(files.WAL)
 
-        return step
-
-    def _removed(self, wal: int, outcome: Outcome[None]) -> None:
-        if self.closed:
-            return
-        if outcome.error is not None:
-            if self._disk.stat(files.wal_path(wal)) is None:
-                # Gone, but perhaps not for good, and a later sync proves nothing. It must not come
-                # back after a newer file is gone: so none goes any more, until the next start.
-                self.error = reason_error(outcome.error)
-                logger.error("the segment writer stands still", extra={"reason": str(self.error)})
+        def done(outcome: Outcome[None]) -> None:
+            if self.closed:
                 return
-            again = lambda: self._lane.submit(self._remove(wal), lambda d: self._removed(wal, d))  # noqa: E731
-            self._failed(outcome.error, again)
+            if outcome.error is not None:
+                file.spent = file.spent or unlinked
+                self._file_failed = True
+                self._failed(outcome.error, lambda: self._finish(file))
+                return
+            self.error, self._file_failed = None, False
+            self._finished(file, note if keeps else None, aside=keeps and file.damaged and sealed)
+
+        if keeps and file.noted == note and (file.aside or not (file.damaged and sealed)):
+            self._finished(file, note, aside=file.aside)
+        else:
+            self._lane.submit(step, done)
+
+    def _finished(self, file: ClosedFile, note: Kept | None, *, aside: bool) -> None:
+        file.noted, file.aside = note, file.aside or aside
+        if note is not None and note.owners:
+            self._kept[file.number] = file
+        else:
+            self._kept.pop(file.number, None)
+        if self._waiting and self._waiting[0] is file:
+            self._waiting.popleft()
+        if file.counted:
+            file.counted = False
+            self._on_wal_gone(file.number)
+        if self._round and self._round[0] is file:
+            self._round.popleft()
+            self._next_kept()
             return
         self._busy = False
-        self._waiting.popleft()
-        self._on_wal_gone(wal)
         self._pump()
+
+    # -- waiting --------------------------------------------------------------------------------
 
     def _failed(self, error: Exception, again: Callable[[], None]) -> None:
         """Nothing is lost: the WAL file stays, and the step is tried again."""
         self.error = reason_error(error)
+        self._on_error()
         logger.warning("the segment writer waits", extra={"reason": reason_of(error)})
-        self._loop.call_later(self._config.retry_ms, lambda: None if self.closed else again())
+        self._loop.call_later(self._config.retry_ms, lambda: self._unless_closed(again))
+
+    def _plan_retry(self) -> None:
+        if self._retry_planned:
+            return
+        self._retry_planned = True
+
+        def due() -> None:
+            self._retry_planned = False
+            self._look_again = True
+            self._pump()
+
+        self._loop.call_later(self._pause_ms, lambda: self._unless_closed(due))
+
+    def _probe(self, todo: deque[GroupState]) -> None:
+        """At the end of a round: who has nothing parked any more may be well."""
+        parked = {state for file in self._kept.values() for state in file.parked}
+        while todo and (todo[0] in parked or todo[0].deleted):
+            todo.popleft()
+        if not todo:
+            self._round_over()
+            return
+        state = todo.popleft()
+
+        def done(outcome: Outcome[None]) -> None:
+            if self.closed:
+                return
+            if outcome.error is None:
+                logger.warning("a group's folder can be written again", extra={"group": state.name})
+                state.sick = None
+                self._sick.pop(owner_of(state), None)
+                self._on_well()
+            else:
+                state.sick = reason_error(outcome.error)
+            self._probe(todo)
+
+        self._lane.submit(lambda: _write_probe(self._disk, state), done)
+
+    def _round_over(self) -> None:
+        self._sick = {owner: state for owner, state in self._sick.items() if not state.deleted}
+        self._numbered = {
+            (state, wal): plans
+            for (state, wal), plans in self._numbered.items()
+            if wal in state.memtable.by_wal and not state.deleted
+        }
+        waits = self._sick or any(s.installing for f in self._kept.values() for s in f.parked)
+        pause_max = _PAUSES_MAX * self._config.retry_ms
+        self._pause_ms = min(2 * self._pause_ms, pause_max) if waits else self._config.retry_ms
+        if waits:
+            self._plan_retry()
+        self._busy = False
+        self._pump()
+
+
+def owner_of(state: GroupState) -> Owner:
+    """A group as notes name it."""
+    return state.name, state.incarnation
+
+
+def _write_probe(disk: Disk, state: GroupState) -> None:
+    """Do in a group's folder what a flush does, and leave nothing."""
+    path = f"{state.folder}/{_PROBE}{files.TEMPORARY}"
+    discard(disk, path)
+    write_whole(disk, path, b"can this folder be written?")
+    disk.unlink(path)
+    state.sync_folder(disk)
 
 
 def reason_error(error: Exception) -> LowmarkError:

@@ -18,6 +18,7 @@ from lowmark.log.errors import (
     EntryTooLarge,
     GroupQuarantined,
     GroupUnknown,
+    GroupUnwritable,
     InstallRefused,
     LogBusy,
     NotContiguous,
@@ -149,6 +150,15 @@ class GroupLog:
         return self._state.quarantine
 
     @property
+    def unwritable(self) -> GroupUnwritable | None:
+        """Why the group takes no writes just now, if its folder can't be written."""
+        state = self._state
+        if state.sick is None:
+            return None
+        folder = self._services.disk.describe(state.folder)
+        return GroupUnwritable(self.name, folder=folder, cause=state.sick.message)
+
+    @property
     def runs(self) -> list[CompactionRun]:
         """The last runs of phase 3, oldest first."""
         return list(self._state.runs)
@@ -239,8 +249,14 @@ class GroupLog:
     def _check_writes(self, *, while_installing: bool = False) -> None:
         self._services.check_writable()
         self._check_sound()
+        self._check_folder()
         if self._state.installing and not while_installing:
             raise InstallRefused(f"group {self.name} is taking a snapshot over just now")
+
+    def _check_folder(self) -> None:
+        unwritable = self.unwritable
+        if unwritable is not None:
+            raise unwritable
 
     def _check_there(self) -> None:
         if self._state.deleted:
@@ -455,6 +471,7 @@ class GroupLog:
         """Take in a snapshot that another node sends. Until it is finished, nothing changes."""
         self._services.check_writable()
         self._check_sound()
+        self._check_folder()
         check_u63(meta.index, "an index")
         check_u63(meta.term, "a term")
         if meta.index <= self._state.row.snapshot_index or last_applied > meta.index:

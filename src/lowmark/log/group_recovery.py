@@ -2,8 +2,9 @@
 
 Mending only finishes or undoes steps that are known to be safe to repeat: a whole `installed/` is
 moved in, an unfinished `installing/` goes; a finished merge is rolled forward, an unfinished one
-goes; temporaries go; dangling links go. Damage is never mended: it is raised, and the caller puts
-the group into quarantine.
+goes; temporaries go; dangling links go. Damage is never mended: it is told, and the caller puts
+the group into quarantine. What the disk refuses to read or write just now is no damage: it is
+raised, and the group stays as it is until a start finds the disk well.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentReader, SegmentRef
 from lowmark.log.snapshots import Snapshot, load_snapshot, remove_others, snapshot_folders
 from lowmark.log.state import GroupState
-from lowmark.runtime import Disk, DiskFailed
+from lowmark.runtime import Disk
 
 __all__ = ["check_coverage", "covered", "recover_group", "settle_segments"]
 
@@ -35,14 +36,18 @@ logger = logging.getLogger(__name__)
 def recover_group(
     disk: Disk, name: str, *, read_only: bool
 ) -> tuple[GroupState, LowmarkError | None]:
-    """The group as its folder has it, without the WAL; and the damage that was found, if any."""
+    """The group as its folder has it, without the WAL; and the damage that was found, if any.
+
+    Raises what keeps anybody from telling: an identity that is damaged, a call that the disk fails.
+    """
     state = GroupState(name, identity.read_identity(disk, name))
-    state.quarantine = identity.read_quarantine(disk, name)
+    state.quarantine = identity.read_quarantine(disk, name, state.incarnation)
+    state.quarantine_saved = state.quarantine is not None
     damage: LowmarkError | None = None
     for step in (_mend, _load_snapshot, _load_segments, _load_runs):
         try:
             step(disk, state, read_only=read_only)
-        except (Corrupt, DiskFailed) as found:
+        except Corrupt as found:
             damage = damage or found
     state.last_index = max(state.last_index, state.row.snapshot_index)
     if state.last_index == state.row.snapshot_index:

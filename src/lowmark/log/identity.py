@@ -2,10 +2,18 @@
 
 The incarnation is drawn when the group is created. Every file and every WAL record of the group
 carries it, so that a group created anew under an old name never takes over old data.
+
+A quarantine must outlive the process, because the WAL file that shows the damage goes. Damage and a
+folder that can't be written often come together; so what can't be written there is written into the
+node's own folder `quarantine/`, with the incarnation that it speaks of. If that fails, too, the
+quarantine is not durable, the caller knows, and the WAL file stays.
 """
 
 from __future__ import annotations
 
+import logging
+
+from lowmark.errors import LowmarkError
 from lowmark.log import files
 from lowmark.log.errors import Damaged
 from lowmark.log.folders import discard, remove_folder
@@ -21,6 +29,8 @@ __all__ = [
     "write_quarantine",
 ]
 
+logger = logging.getLogger(__name__)
+
 # A group's name can't begin with this: it marks folders that are being made or removed.
 ASIDE = "~"
 
@@ -28,6 +38,12 @@ ASIDE = "~"
 class _Identity(Note, frozen=True, kw_only=True):
     name: str
     incarnation: str
+
+
+class _Quarantine(Note, frozen=True, kw_only=True):
+    name: str
+    incarnation: str
+    cause: str
 
 
 def create_folder(disk: Disk, name: str, incarnation: bytes) -> None:
@@ -49,7 +65,9 @@ def delete_folder(disk: Disk, name: str) -> None:
     remove_folder(disk, aside)
     disk.rename(files.group_dir(name), aside)
     disk.sync_dir(files.GROUPS)
+    # What stays of the rest does no harm: it carries the incarnation, and the next start removes it.
     remove_folder(disk, aside)
+    discard(disk, f"{files.QUARANTINE}/{name}")
 
 
 def sweep_folders(disk: Disk) -> None:
@@ -57,6 +75,9 @@ def sweep_folders(disk: Disk) -> None:
     for name in disk.list(files.GROUPS):
         if name.startswith(ASIDE):
             remove_folder(disk, f"{files.GROUPS}/{name}")
+    for name in disk.list(files.QUARANTINE):
+        if name.startswith(ASIDE) or disk.stat(files.group_dir(name)) is None:
+            discard(disk, f"{files.QUARANTINE}/{name}")
 
 
 def read_identity(disk: Disk, name: str) -> bytes:
@@ -78,21 +99,51 @@ def read_identity(disk: Disk, name: str) -> bytes:
     return incarnation
 
 
-def read_quarantine(disk: Disk, name: str) -> str | None:
-    """Why the group is in quarantine, if it is."""
+def read_quarantine(disk: Disk, name: str, incarnation: bytes | None = None) -> str | None:
+    """Why the group is in quarantine, if it is, wherever that is written down.
+
+    Without an incarnation, what the node's own folder says of the name counts for any.
+    """
     path = f"{files.group_dir(name)}/{files.QUARANTINE}"
+    if disk.stat(path) is not None:
+        return read_whole(disk, path).decode(errors="replace").strip() or "unknown"
+    path = f"{files.QUARANTINE}/{name}"
     if disk.stat(path) is None:
         return None
-    return read_whole(disk, path).decode(errors="replace").strip() or "unknown"
+    try:
+        note = read_note(disk, path, _Quarantine)
+    except Damaged as damage:
+        return damage.message  # nobody can tell any more whether it is over: so it is not
+    ours = incarnation is None or note.incarnation == incarnation.hex()
+    return note.cause if ours else None
 
 
-def write_quarantine(disk: Disk, name: str, cause: str) -> None:
-    """Remember the quarantine over a restart."""
+def write_quarantine(disk: Disk, name: str, incarnation: bytes, cause: str) -> None:
+    """Remember the quarantine over a restart: in the group's folder, or else in the node's own."""
+    try:
+        _write_in_folder(disk, name, cause)
+    except LowmarkError as error:
+        extra = {"group": name, "reason": error.message}
+        logger.warning("a quarantine is written down outside of its group's folder", extra=extra)
+        _write_in_node(disk, name, incarnation, cause)
+
+
+def _write_in_folder(disk: Disk, name: str, cause: str) -> None:
     folder = files.group_dir(name)
     path = f"{folder}/{files.QUARANTINE}"
-    if disk.stat(path) is not None:
-        return
     discard(disk, path + files.TEMPORARY)
     write_whole(disk, path + files.TEMPORARY, cause.encode())
     disk.rename(path + files.TEMPORARY, path)
+    disk.sync_dir(folder)
+
+
+def _write_in_node(disk: Disk, name: str, incarnation: bytes, cause: str) -> None:
+    folder, path = files.QUARANTINE, f"{files.QUARANTINE}/{name}"
+    if disk.stat(folder) is None:
+        disk.make_dir(folder)
+    disk.sync_dir("")
+    aside = f"{folder}/{ASIDE}{name}"
+    discard(disk, aside)
+    write_note(disk, aside, _Quarantine(name=name, incarnation=incarnation.hex(), cause=cause))
+    disk.rename(aside, path)
     disk.sync_dir(folder)

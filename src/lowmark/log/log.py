@@ -20,14 +20,15 @@ from lowmark.log.errors import (
     Damaged,
     GroupExists,
     GroupLeaving,
-    GroupQuarantined,
     GroupUnknown,
     LogClosed,
+    reason_of,
 )
-from lowmark.log.flush import SegmentWriter
+from lowmark.log.flush import ClosedFile, SegmentWriter
 from lowmark.log.group import GroupLog
 from lowmark.log.install import Installer
 from lowmark.log.installing import Installs
+from lowmark.log.kept import Owner
 from lowmark.log.opening import Opening
 from lowmark.log.owed import OnDone, Owed
 from lowmark.log.runs import CompactionRun
@@ -73,15 +74,18 @@ class Log:
                      it by itself when it can. Meanwhile it can be read, and `written_index` stays.
         overwritten  by a newer append of the group's owner, who knows
         replaced     by a snapshot that the owner installs: `last_index` is then the snapshot's
-        dropped      `on_dropped` says so. It happens only when a group's own folder can't be
-                     written: the group is quarantined at the same moment, `last_index` falls to
-                     the entry before the first one dropped, and what is written stays readable.
+        dropped      `on_dropped` says so. It happens only when a large entry waits for a group's
+                     own folder, and that can't be written: the group is sick from that moment on
+                     (`GroupUnwritable`), `last_index` falls to the entry before the first one
+                     dropped, and what is written stays readable.
         forgotten    with the group when that is deleted, or with the process when it ends: not
                      acknowledged, so nothing is owed; it may or may not be there at the next start
 
     While the WAL is stopped by its disk, appends and `put_meta` are refused with the disk's error;
     while more than `wal_queue_bytes_max` waits, appends are refused with `LogBusy`. `has_room` is
-    false then, and somewhat earlier; when it is true again, `on_writable` is called.
+    false then, and somewhat earlier; when it is true again, `on_writable` is called. While one
+    group's folder can't be written, that group alone is refused with `GroupUnwritable`; `has_room`
+    does not know of it, but `on_writable` is called when it is well again.
 
     Who gives an `on_done` that takes an error is called exactly once (`put_meta`, `take_snapshot`,
     `restore_live`, `Installer.finish`), unless the call itself raised: with None when it is done,
@@ -108,7 +112,9 @@ class Log:
         self._tasks = Tasks(runtime.loop)
         self._owed = Owed()
         self.unreadable: dict[str, LowmarkError] = {}
-        """Groups whose folder can't even say who they are; they are left alone."""
+        """Groups whose folder can't be read just now, and why: they are left alone, and what the
+        WAL has of them stays there."""
+        self._found: dict[int, ClosedFile] = {}
         self.wal = Wal(
             runtime,
             config,
@@ -118,14 +124,17 @@ class Log:
             on_low_disk=lambda: self._compact_all("low disk"),
             on_broken=self._writes_dropped,
             on_room=self._tell_writable,
+            flush_error=lambda: self.segment_writer.stuck,
         )
         self.segment_writer = SegmentWriter(
             runtime,
             config,
             groups=self._states.values,
+            is_here=self._is_here,
             on_flushed=self._flushed,
             on_wal_gone=self.wal.flushed,
-            on_broken=self.quarantine,
+            on_error=self.wal.look_for_room,
+            on_well=lambda: self._loop.call_soon(self._tell_writable),
         )
         self.compactor = Compactor(
             runtime,
@@ -223,6 +232,7 @@ class Log:
             self._loop.call_soon(lambda: self._owed.fail(GroupUnknown(name), of=state))
         self.unreadable.pop(name, None)
         left = self._leaving[name] = set(_LANES)
+        self.segment_writer.look_again()
 
         def through(lane: str) -> None:
             left.discard(lane)
@@ -231,6 +241,7 @@ class Log:
 
         def gone(outcome: Outcome[None]) -> None:
             del self._leaving[name]
+            self._loop.call_soon(self.segment_writer.look_again)
             if isinstance(outcome.error, Exception):
                 # It is still there, and can be deleted again.
                 self.unreadable[name] = Damaged(
@@ -283,8 +294,9 @@ class Log:
             raise LogClosed("it was closed")
         if self._read_only:
             raise LogClosed("it was opened for reading only")
-        if self.wal.stopped is not None:
-            raise self.wal.stopped.again()
+        refusal = self.wal.refusal
+        if refusal is not None:
+            raise refusal.again()
 
     def now_ms(self) -> int:
         """The wall clock, for records."""
@@ -308,23 +320,25 @@ class Log:
     def _start(self, opening: Opening) -> None:
         for file in opening.wals:
             # A killed process may have left bytes that were written but never synced.
-            handle = self.disk.open(files.wal_path(file.number), "read")
-            handle.datasync()
-            handle.close()
+            if file.size:
+                handle = self.disk.open(file.path, "read")
+                handle.datasync()
+                handle.close()
         # A floor names a place in the WAL: numbers go on above it, even if the files are gone.
         floors = [s.snapshot.floor.wal for s in opening.states.values() if s.snapshot is not None]
         newest = max([0, *(file.number for file in opening.wals), *floors])
-        sound = [file for file in opening.wals if file.durable_bytes]
+        sound = [file for file in opening.wals if file.durable_bytes and not file.aside]
         previous = sound[-1] if sound else WalFile(0)
-        self.segment_writer.keep_aside(opening.damaged_wals)
-        waiting = [] if opening.quarantine_unsaved else [file.number for file in opening.wals]
+        self._found = {file.number: file for file in opening.closed_files()}
         self.wal.start(
             number=newest + 1,
             previous=previous.number,
             previous_bytes=previous.durable_bytes,
-            waiting=waiting,
+            waiting=list(self._found),
         )
         for state in self._states.values():
+            if state.quarantine is not None and not state.quarantine_saved:
+                self._save_quarantine(state)
             self.compactor.phase1(state)
             if state.links:
                 self.compactor.watch_links(state)
@@ -366,20 +380,29 @@ class Log:
     def _writes_dropped(
         self, state: GroupState, damage: LowmarkError, dropped: list[Write]
     ) -> None:
-        """The WAL gave up what waited of a group, because its folder is broken."""
-        self.quarantine(state, damage)
+        """The WAL gave up what waited of a group, because its folder can't be written."""
+        self.segment_writer.sicken(state, damage)
         firsts = [w.run.first for w in dropped if isinstance(w, RunWrite) and w.run.kept]
         if firsts:
             event = Dropped(state.name, min(firsts), state.last_index)
             self._groups[state.name].drop_from(event.first)
             self._loop.call_soon(partial(self._tell_dropped, event))
-        error = GroupQuarantined(state.name, cause=damage.message)
+        error = self._groups[state.name].unwritable or damage
         for write in dropped:
             if not isinstance(write, RunWrite):
                 self._loop.call_soon(partial(write.on_done, error.again()))
 
     def _wal_closed(self, number: int) -> None:
-        self.segment_writer.take(number)
+        found = self._found.pop(number, None)
+        closed = found or ClosedFile(number, bytes=self.wal.closed_bytes(number))
+        self.segment_writer.take(closed)
+
+    def _is_here(self, owner: Owner) -> bool:
+        """Whether a group that is owed a WAL file may still come and ask for it."""
+        name, incarnation = owner
+        if name in self.unreadable or name in self._leaving:
+            return True
+        return name in self._states and self._states[name].incarnation == incarnation
 
     def _flushed(self, state: GroupState, wal: int, refs: list[SegmentRef]) -> None:
         for run in state.memtable.by_wal.get(wal, ()):
@@ -417,10 +440,29 @@ class Log:
         state.quarantine = damage.message
         logger.error("quarantined", extra={"group": state.name, "reason": damage.message})
         if not self._read_only:
-            self._tasks.run(
-                lambda: identity.write_quarantine(self.disk, state.name, damage.message),
-                lambda _: None,
+            self._save_quarantine(state)
+
+    def _save_quarantine(self, state: GroupState) -> None:
+        """Write it down, however long it takes; until then no WAL file of the group goes."""
+        cause = state.quarantine
+        if cause is None or not state.quarantine_lasts or state.deleted:
+            return
+
+        def done(outcome: Outcome[None]) -> None:
+            if outcome.error is None:
+                state.quarantine_saved = True
+                self.segment_writer.look_again()
+                return
+            extra = {"group": state.name, "reason": reason_of(outcome.error)}
+            logger.error("a quarantine could not be written down", extra=extra)
+            again = partial(self._save_quarantine, state)
+            self._loop.call_later(
+                self.config.retry_ms, lambda: None if self._closed else again()
             )
+
+        self._tasks.run(
+            lambda: identity.write_quarantine(self.disk, state.name, state.incarnation, cause), done
+        )
 
     def _read_own(self, state: GroupState, indexes: list[int]) -> list[Entry]:
         """What an installation takes along of a group's own entries."""

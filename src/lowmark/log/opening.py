@@ -3,24 +3,43 @@
 Groups first, then the WAL on top, oldest file first; then the question whether every entry that
 counts is somewhere. Damage puts its group into quarantine, and that is on the disk before anything
 else happens: the WAL file that shows the damage may go only after.
+
+A group is one of these at a start:
+    there        its folder is read; its records are replayed
+    unreadable   its folder is there, but who it is, or what it has, can't be read just now. It is
+                 not taken for deleted: its records, votes included, stay in their WAL files, it is
+                 left alone, and whoever asks for it hears which file could not be read, and why
+    deleted      it has no folder, or one with another incarnation: its records are passed over
+So a WAL file ends only as `flush` says: this room finds out who is owed which file (`strangers`),
+because its records were not taken into memory: those of unreadable groups, and those that leave a
+gap, which no quarantine mends.
+
+A file that was set aside without a note beside it may hold what is nowhere else: earlier releases
+set sound files aside when a folder could not be written. It is too late to replay it over segments
+that may be newer. But what it holds beyond a group's last entry, and what joins that entry in the
+same term or a later one, is taken. What does not fit stays where it is; `verify` names it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.log import files, identity, wal_format, wal_recovery
 from lowmark.log.entries import Run
 from lowmark.log.errors import Damaged, NewerFormat
+from lowmark.log.flush import ClosedFile
 from lowmark.log.group_recovery import check_coverage, recover_group
+from lowmark.log.kept import Owner
+from lowmark.log.snapshot_format import Floor
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
 from lowmark.runtime import Disk, DiskFailed
 
-__all__ = ["Opening", "replay_run"]
+__all__ = ["Opening", "extension", "replay_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +59,40 @@ def replay_run(state: GroupState, found: WalRecord, run: Run) -> str | None:
     joins = last is None or run.first <= last + 1
     if not (follows and joins):
         return f"entries {state.last_index + 1} to {run.first - 1} of {state.name} are missing"
-    memory.append(run)
-    memory.stored(run, found.wal)
-    state.last_index, state.last_term = run.last, run.term
+    _take(state, found.wal, run)
     return None
+
+
+def _take(state: GroupState, wal: int, run: Run) -> None:
+    state.memtable.append(run)
+    state.memtable.stored(run, wal)
+    state.last_index, state.last_term = run.last, run.term
+
+
+def extension(state: GroupState, disk: Disk, runs: list[Run]) -> list[Run] | None:
+    """What a file that was set aside adds to a group's log: its runs beyond the last entry.
+
+    None: it holds entries beyond it, but they do not join it, or their data is gone.
+    """
+    tail: list[Run] = []
+    for run in runs:
+        tail = [older for older in tail if older.first < run.first]
+        tail.append(run)
+    last, term = state.last_index, state.last_term
+    if not tail or tail[-1].last <= last:
+        return []
+    beyond = [run for run in tail if run.last > last]
+    joint = [run for run in tail if run.first <= last <= run.last]
+    joins = joint[-1].term == term if joint else beyond[0].first == last + 1
+    follows = joins and beyond[0].term >= term
+    expected = last + 1
+    for run in beyond:
+        large = run.large
+        gone = large is not None and not disk.stat(f"{state.folder}/{files.large_name(large.number)}")
+        if run.first > expected or gone:
+            return None
+        expected = run.last + 1
+    return beyond if follows else None
 
 
 @dataclass(slots=True)
@@ -54,13 +103,17 @@ class Opening:
     read_only: bool
     states: dict[str, GroupState] = field(default_factory=dict)
     unreadable: dict[str, LowmarkError] = field(default_factory=dict)
-    """Groups whose folder can't even say who they are; they are left alone."""
+    """Groups whose folder can't be read just now; they are left alone, and so are their records."""
     wals: list[WalFile] = field(default_factory=list)
     damaged_wals: set[int] = field(default_factory=set)
     """Files with something damaged in them: they are kept for analysis."""
-    quarantine_unsaved: bool = False
-    """A quarantine could not be written down: no WAL file may go, the next start must see it."""
+    holders: dict[int, set[Owner]] = field(default_factory=lambda: defaultdict(set))
+    """Per WAL file, everybody who has records in it that may count."""
+    strangers: dict[int, set[Owner]] = field(default_factory=lambda: defaultdict(set))
+    """Per WAL file, those of them whose records were not taken into memory."""
     _gaps: dict[str, Damaged] = field(default_factory=dict)
+    _behind_gap: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    _aside: dict[Owner, list[Run]] = field(default_factory=dict)
 
     def recover(self) -> None:
         """Mend what a crash left, and read everything that says what is there."""
@@ -70,16 +123,34 @@ class Opening:
         for name in self.disk.list(files.GROUPS):
             if not name.startswith(identity.ASIDE):
                 self._recover_group(name)
-        for record in wal_recovery.read_wals(self.disk, self.wals):
-            self._replay(record)
+        self._replay_all(wal_recovery.find_wals(self.disk))
         for file in self.wals:
-            for damage in file.damage:
+            self._lost_file(file)
+            for damage in file.damage if not file.aside else ():
                 self.damaged_wals.add(file.number)
-                self._quarantine_all(damage)
+                self._quarantine_all(damage, file)
         for name, damage in self._gaps.items():
             self._quarantine(self.states[name], damage)
+            for wal in self._behind_gap[name]:
+                self.strangers[wal].add((name, self.states[name].incarnation))
         for state in self.states.values():
             self._settle(state)
+
+    def closed_files(self) -> list[ClosedFile]:
+        """All files that are to be worked off."""
+        return [
+            ClosedFile(
+                file.number,
+                bytes=file.durable_bytes,
+                aside=file.aside,
+                damaged=file.number in self.damaged_wals,
+                spent=file.spent,
+                noted=file.kept,
+                holders=self.holders[file.number],
+                strangers=self.strangers[file.number],
+            )
+            for file in self.wals
+        ]
 
     def _refuse_newer_wals(self) -> None:
         """A later release's WAL may hold anything, so nothing at all is touched."""
@@ -118,19 +189,44 @@ class Opening:
         if damage is not None:
             self._quarantine(state, damage)
 
-    def _replay(self, found: WalRecord) -> None:
-        if found.damage is not None:
+    # -- the WAL --------------------------------------------------------------------------------
+
+    def _replay_all(self, files_there: list[WalFile]) -> None:
+        at: WalFile | None = None
+        by_number = {file.number: file for file in files_there}
+        for record in wal_recovery.read_wals(self.disk, self.wals, files_there):
+            if at is not None and at.number != record.wal:
+                self._extend_all(at)
+            at = by_number[record.wal]
+            if at.counts_for(record):
+                self._replay(at, record)
+        if at is not None:
+            self._extend_all(at)
+
+    def _replay(self, file: WalFile, found: WalRecord) -> None:
+        owner = (found.group, found.incarnation)
+        if found.damage is not None and not file.aside:
             self.damaged_wals.add(found.wal)
         if not found.incarnation:
-            where = self.disk.describe(files.wal_path(found.wal))
-            unknown = Damaged(where, offset=found.offset, what="a writer is unknown")
-            self.damaged_wals.add(found.wal)
-            self._quarantine_all(found.damage or unknown)
+            if not file.aside:
+                where = self.disk.describe(file.path)
+                unknown = Damaged(where, offset=found.offset, what="a writer is unknown")
+                self.damaged_wals.add(found.wal)
+                self._quarantine_all(found.damage or unknown, file)
+            return
+        if found.group in self.unreadable:
+            self.strangers[found.wal].add(owner)
             return
         state = self.states.get(found.group)
         if state is None or state.incarnation != found.incarnation:
             return  # the group was deleted, and perhaps made anew
-        if found.damage is not None:
+        self.holders[found.wal].add(owner)
+        if file.aside:
+            floor = state.snapshot.floor if state.snapshot is not None else Floor()
+            void = floor.voids(found.wal, found.sequence)
+            if not void and found.record is not None and found.record.kind is not Kind.META:
+                self._aside.setdefault(owner, []).append(wal_format.decode_run(found.record))
+        elif found.damage is not None:
             self._quarantine(state, found.damage)
         elif found.record is not None and found.record.kind is Kind.META:
             state.meta = bytes(found.record.body[0])
@@ -138,9 +234,33 @@ class Opening:
             gap = replay_run(state, found, wal_format.decode_run(found.record))
             if gap is None:
                 self._gaps.pop(state.name, None)
+                self._behind_gap.pop(state.name, None)
             else:
-                where = self.disk.describe(files.wal_path(found.wal))
+                where = self.disk.describe(file.path)
                 self._gaps.setdefault(state.name, Damaged(where, offset=found.offset, what=gap))
+                self._behind_gap[state.name].add(found.wal)
+
+    def _extend_all(self, file: WalFile) -> None:
+        """A file that was set aside is read: take what only it has, group by group."""
+        taken, self._aside = self._aside, {}
+        for owner, runs in taken.items():
+            state = self.states[owner[0]]
+            beyond = extension(state, self.disk, runs)
+            if beyond is None:
+                self.strangers[file.number].add(owner)
+                where = self.disk.describe(file.path)
+                extra = {"group": state.name, "file": where, "last": runs[-1].last}
+                logger.error("a file that was set aside has entries that do not fit", extra=extra)
+                continue
+            for run in beyond:
+                _take(state, file.number, run)
+
+    def _lost_file(self, file: WalFile) -> None:
+        """A file that groups are owed must be there."""
+        if file.kept is None or file.spent or file.size or self.disk.stat(file.path) is not None:
+            return
+        what = "the file is missing, and its note says that it holds entries"
+        file.damage.append(Damaged(self.disk.describe(file.path), offset=0, what=what))
 
     def _settle(self, state: GroupState) -> None:
         """After the replay: what is there is durable, unless something is missing."""
@@ -154,21 +274,27 @@ class Opening:
             except Damaged as damage:
                 self._quarantine(state, damage)
 
+    # -- quarantine -----------------------------------------------------------------------------
+
     def _quarantine(self, state: GroupState, damage: LowmarkError) -> None:
         if state.quarantine is not None:
             return
         state.quarantine = damage.message
         logger.error("quarantined", extra={"group": state.name, "reason": damage.message})
-        # A newer file, or one that can't be read just now, is not damage for good.
-        lasting = isinstance(damage, Corrupt) and not isinstance(damage, NewerFormat)
-        if not self.read_only and lasting:
+        # A newer file is not damage for good.
+        state.quarantine_lasts = isinstance(damage, Corrupt) and not isinstance(damage, NewerFormat)
+        if not self.read_only and state.quarantine_lasts:
             try:
-                identity.write_quarantine(self.disk, state.name, damage.message)
+                identity.write_quarantine(
+                    self.disk, state.name, state.incarnation, damage.message
+                )
+                state.quarantine_saved = True
             except LowmarkError as error:
-                self.quarantine_unsaved = True
                 extra = {"group": state.name, "reason": error.message}
                 logger.error("a quarantine could not be written down", extra=extra)
 
-    def _quarantine_all(self, damage: Corrupt) -> None:
+    def _quarantine_all(self, damage: Corrupt, file: WalFile) -> None:
         for name in sorted(self.states):
-            self._quarantine(self.states[name], damage)
+            state = self.states[name]
+            if file.kept is None or (name, state.incarnation) in file.kept.owners:
+                self._quarantine(state, damage)

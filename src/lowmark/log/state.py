@@ -57,6 +57,12 @@ class GroupState:
     """Large entries whose data is in memory, oldest first."""
 
     quarantine: str | None = None
+    quarantine_saved: bool = False
+    """Whether a restart finds the quarantine written down; else no WAL file of the group goes."""
+    quarantine_lasts: bool = True
+    """False: this release can't read what a newer one wrote; the next start may be that one."""
+    sick: LowmarkError | None = None
+    """Why its folder can't be written just now; it takes no writes until that works again."""
     deleted: bool = False
     installing: bool = False
     phase1_busy: bool = False

@@ -10,8 +10,12 @@ When a write or a sync fails, the file is given up at its last durable byte and 
 the queue, in order, and into a new file, whose header says how much of the old one counts. Until
 that works, appends are refused with the disk's error, and it is tried again from time to time. So
 what was taken is not lost while the process lives, with one exception: when it is a group's large
-file that can't be written, time after time, that group's folder is broken, and what waits of it is
+file that can't be written, time after time, that group's folder is sick, and what waits of it is
 dropped, so that the others can go on.
+
+When `wal_files_waiting_max` closed files wait for the segment writer, the WAL waits for it. If what
+the segment writer waits for is a disk that fails, appends are refused with that error, too: who
+waited for a failed disk in silence could not tell why.
 """
 
 from __future__ import annotations
@@ -117,7 +121,9 @@ class Wal:
         on_low_disk: Callable[[], None],
         on_broken: Callable[[GroupState, LowmarkError, list[Write]], None],
         on_room: Callable[[], None],
+        flush_error: Callable[[], LowmarkError | None],
     ) -> None:
+        self._flush_error = flush_error
         self._on_broken = on_broken
         self._on_room = on_room
         self._room_bytes = min(config.wal_batch_bytes_max, config.wal_queue_bytes_max)
@@ -177,7 +183,7 @@ class Wal:
         """Take a write; it is made durable with whatever else is waiting."""
         self._queue.append(write)
         self.queued_bytes += write.size
-        self._look_for_room()
+        self.look_for_room()
         self._plan_pump()
 
     def drop(self, state: GroupState) -> list[Write]:
@@ -185,15 +191,32 @@ class Wal:
         dropped = [w for w in self._queue if w.state is state]
         self._queue = deque(w for w in self._queue if w.state is not state)
         self.queued_bytes -= sum(w.size for w in dropped)
-        self._look_for_room()
+        self.look_for_room()
         return dropped
 
     @property
     def has_room(self) -> bool:
         """Whether a write would be taken without a wait."""
-        return self.stopped is None and self.queued_bytes < self._room_bytes
+        return self.refusal is None and self.queued_bytes < self._room_bytes
 
-    def _look_for_room(self) -> None:
+    @property
+    def refusal(self) -> LowmarkError | None:
+        """The disk's error that keeps it from writing, its own or the segment writer's."""
+        return self.stopped or (self._flush_error() if self._waits_for_flush else None)
+
+    @property
+    def _full(self) -> bool:
+        return self.durable_bytes + self.large_bytes >= self._config.wal_bytes_max
+
+    @property
+    def _waits_for_flush(self) -> bool:
+        return self._full and self.files_waiting >= self._config.wal_files_waiting_max
+
+    def closed_bytes(self, number: int) -> int:
+        """How many bytes of a closed file count; 0 if it never got any."""
+        return self._waiting_bytes.get(number, 0)
+
+    def look_for_room(self) -> None:
         """Plan to tell when there is room again; the one who hears looks for himself."""
         had_room, self._had_room = self._had_room, self.has_room
         if self._had_room and not had_room:
@@ -208,6 +231,7 @@ class Wal:
         """A closed file is in segments: there may be room again."""
         self._waiting_bytes.pop(number, None)
         self.files_waiting -= 1
+        self.look_for_room()
         self._plan_pump()
 
     @property
@@ -232,12 +256,14 @@ class Wal:
         self._pump_planned = False
         if self._busy or self.closed or self.stopped is not None:
             return
-        full = self.durable_bytes + self.large_bytes >= self._config.wal_bytes_max
-        if self._roll_asked or (full and self._queue):
+        if self._roll_asked or (self._full and self._queue):
             if self.files_waiting < self._config.wal_files_waiting_max:
                 self._roll_asked = False
                 self._roll()
-            return
+                return
+            if self._full:
+                self.look_for_room()
+                return
         if not self._queue:
             return
         batch = self._make_batch()
@@ -270,7 +296,7 @@ class Wal:
                 case Fence():
                     pass
             batch.writes.append(write)
-        self._look_for_room()
+        self.look_for_room()
         return batch
 
     def _writer(self, batch: _Batch, state: GroupState) -> int:
@@ -372,7 +398,7 @@ class Wal:
                 write.state.open_large = None
             self._queue.appendleft(write)
             self.queued_bytes += write.size
-        self._look_for_room()
+        self.look_for_room()
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -441,7 +467,7 @@ class Wal:
         for closed in old:
             self.files_waiting += 1
             self._on_closed(closed)
-        self._look_for_room()
+        self.look_for_room()
         if low_disk:
             self._on_low_disk()
 
@@ -450,7 +476,7 @@ class Wal:
             raise error
         logger.warning("the WAL is stopped", extra={"reason": reason_of(error)})
         self.stopped = error
-        self._look_for_room()
+        self.look_for_room()
         self._failures += 1
         if isinstance(error, DiskFull) and self._failures == 1:
             self._on_low_disk()
@@ -473,7 +499,7 @@ class Wal:
             return
         if done.error is None and done.value():
             self.stopped = None
-            self._look_for_room()
+            self.look_for_room()
             self._plan_pump()
         elif self.durable_bytes > self._begun_bytes and not self.files_waiting:
             self._roll()

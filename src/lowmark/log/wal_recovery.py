@@ -4,6 +4,10 @@ A batch that is not whole at the very end of the last file was never acknowledge
 and is dropped. Anything else that does not read back was acknowledged once, so it is damage: of one
 group, when the batch's directory is intact; of every group, when it is not, because then nobody can
 say whose entries are gone.
+
+A note beside a file (`kept`) says for whom it counts; one that counts for nobody is not read. A file
+that was set aside is read, too, unless such a note says that nobody is owed it: releases that wrote
+no notes set files aside that held what was nowhere else.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ import msgspec
 from lowmark.errors import Corrupt
 from lowmark.log import files, wal_format
 from lowmark.log.errors import Damaged
+from lowmark.log.kept import Kept, read_kept
 from lowmark.log.wal_format import BadRecord, Batch, Kind, Record, WalHeader
 from lowmark.runtime import Disk
 
-__all__ = ["WalFile", "WalRecord", "list_wals", "read_wals"]
+__all__ = ["WalFile", "WalRecord", "find_wals", "list_wals", "read_wals"]
 
 
 class WalRecord(msgspec.Struct, frozen=True, gc=False):
@@ -46,6 +51,26 @@ class WalFile:
     size: int = 0
     damage: list[Corrupt] = field(default_factory=list)
     """Damage that can't be pinned to one group."""
+    aside: bool = False
+    """It was set aside: it lies there as `.damaged`."""
+    kept: Kept | None = None
+    """What the note beside it says, if there is one."""
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return files.wal_path(self.number) + (files.DAMAGED if self.aside else "")
+
+    @property
+    def spent(self) -> bool:
+        """Whether it counts for nobody."""
+        return self.kept is not None and not self.kept.owners
+
+    def counts_for(self, record: WalRecord) -> bool:
+        """Whether one of its records may be news to anybody."""
+        if self.kept is None or not record.incarnation:
+            return True
+        return (record.group, record.incarnation) in self.kept.owners
 
 
 def list_wals(disk: Disk) -> list[int]:
@@ -54,15 +79,36 @@ def list_wals(disk: Disk) -> list[int]:
     return sorted(number for number in numbers if number is not None)
 
 
-def read_wals(disk: Disk, found: list[WalFile]) -> Iterator[WalRecord]:
-    """Replay all files, oldest first; `found` is filled with what each of them came to."""
-    numbers = list_wals(disk)
+def find_wals(disk: Disk) -> list[WalFile]:
+    """All WAL files with their notes, oldest first; also those set aside that may be owed."""
+    notes, present = read_kept(disk), set(list_wals(disk))
+    found = [WalFile(number, kept=notes.get(number)) for number in present]
+    for name in disk.list(files.WAL):
+        number = files.number_of(name, f".wal{files.DAMAGED}")
+        if number is not None and number not in present:
+            one = WalFile(number, aside=True, kept=notes.get(number))
+            present.add(number)
+            found += [] if one.spent else [one]
+    # A note without its file: the file may only seem to be gone (see `kept.retire`).
+    found += [WalFile(number, kept=notes[number]) for number in notes.keys() - present]
+    return sorted(found, key=lambda one: one.number)
+
+
+def read_wals(
+    disk: Disk, found: list[WalFile], wanted: list[WalFile] | None = None
+) -> Iterator[WalRecord]:
+    """Replay files, oldest first; `found` is filled with what each of them came to.
+
+    Unless it is said which ones, all that lie there under their own name are read, whole.
+    """
+    wanted = [WalFile(number) for number in list_wals(disk)] if wanted is None else wanted
     maps: dict[int, memoryview] = {}
     headers: dict[int, WalHeader] = {}
-    for number in numbers:
-        one = WalFile(number)
+    for one in wanted:
+        number, path = one.number, one.path
         found.append(one)
-        path = files.wal_path(number)
+        if one.spent or disk.stat(path) is None:
+            continue
         file = disk.open(path, "read")
         maps[number] = file.map()
         file.close()
@@ -78,9 +124,10 @@ def read_wals(disk: Disk, found: list[WalFile]) -> Iterator[WalRecord]:
     limits = {h.previous_number: h.previous_bytes for h in headers.values()}
     for one in found:
         if one.number in headers:
-            where = disk.describe(files.wal_path(one.number))
-            yield from _read_file(where, maps[one.number], one, limits.get(one.number))
-        maps.pop(one.number)
+            # The file that would tell how much of it counts may be gone by now; the note tells, too.
+            limit = limits.get(one.number, one.kept.bytes or None if one.kept else None)
+            yield from _read_file(disk.describe(one.path), maps[one.number], one, limit)
+        maps.pop(one.number, None)
 
 
 def _read_file(

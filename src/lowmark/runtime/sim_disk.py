@@ -11,6 +11,10 @@ names and the changes since its last sync. A crash keeps any part of what was no
 `crash_images()` enumerates those worlds; `crashed()` draws one of them. The disk can also fail a
 call (after a failed sync the bytes written before it are never durable, as on Linux), run out of
 space in the middle of a write, flip a bit, and stop the world at its n-th call.
+
+One failed call is over with the next try. What lasts longer than every retry is `go_bad`: a file or
+a folder that can't be written, or read, or neither, or a process without a file handle left; it is
+so until `heal`, which stands for a restart, a remount, or another cable.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import assert_never
+from typing import Literal, assert_never
 
 from lowmark.errors import invariant
 from lowmark.runtime.disk import (
@@ -49,7 +53,7 @@ from lowmark.runtime.sim_tree import (
     walk,
 )
 
-__all__ = ["CrashImage", "SimDisk", "WorldStopped"]
+__all__ = ["Ailment", "CrashImage", "SimDisk", "WorldStopped"]
 
 # What `fail_next` takes: `space` is a write that finds the disk full, the others fail as they are.
 FAULTS = frozenset({"create", "link", "mkdir", "rename", "rmdir", "symlink", "unlink"}) | {
@@ -61,6 +65,20 @@ FAULTS = frozenset({"create", "link", "mkdir", "rename", "rmdir", "symlink", "un
     "write",
 }
 SYMLINKS_FOLLOWED_MAX = 8
+
+Ailment = Literal["unwritable", "unreadable", "broken", "no handles"]
+_CHANGES = FAULTS - {"datasync", "read", "space", "sync_dir"} | {"open for writing"}
+_READS = frozenset({"open", "read", "list"})
+_AILMENTS: dict[Ailment, tuple[frozenset[str], str]] = {
+    "unwritable": (_CHANGES, "Read-only file system"),
+    "unreadable": (_READS, "Input/output error"),
+    "broken": (_CHANGES | _READS | {"datasync", "sync_dir"}, "Input/output error"),
+    "no handles": (
+        frozenset({"create", "open", "open for writing", "list", "open folder", "lock"}),
+        "Too many open files",
+    ),
+}
+"""Which calls each of them refuses, and with which words."""
 
 
 class WorldStopped(BaseException):
@@ -124,11 +142,14 @@ class _SimFile:
     def datasync(self) -> None:
         self._check("datasync")
         self._disk._called("datasync", self._path, fails=False)
-        if self._disk._takes_fault("datasync", self._path):
+        try:
+            self._disk._refuse("datasync", self._path)
+            self._disk._fail("datasync", self._path)
+        except DiskFailed:
             # Linux marks the pages clean after a failed sync: a later one succeeds, and saves
             # nothing of what was written before.
             self._node.unsynced.clear()
-            raise _failed(self._path, "datasync")
+            raise
         self._node.sync()
 
     def sync(self) -> None:
@@ -145,8 +166,9 @@ class _SimFile:
         changes = call in {"write", "truncate"}
         if self._closed or (changes and self._mode == "read"):
             raise DiskFailed(self._path, call=call, reason="Bad file descriptor")
-        if call == "read" and self._disk._takes_fault("read", self._path):
-            raise _failed(self._path, "read")
+        if call == "read":
+            self._disk._refuse("read", self._path)
+            self._disk._fail("read", self._path)
 
 
 class _SimLock:
@@ -180,6 +202,7 @@ class SimDisk:
         self._used_bytes = 0
         self._locks: dict[str, _SimLock] = {}
         self._faults: list[tuple[str, str]] = []
+        self._ailing: list[tuple[Ailment, str]] = []
 
     # -- faults ---------------------------------------------------------------------------------
 
@@ -187,6 +210,15 @@ class SimDisk:
         """Let the next such call on a path that contains `path_part` fail."""
         invariant(call in FAULTS, f"{call} is a call that can fail: {sorted(FAULTS)}")
         self._faults.append((call, path_part))
+
+    def go_bad(self, ailment: Ailment, path: str = "") -> None:
+        """Let a file, a folder with all in it, or ('') the whole disk be so until `heal`."""
+        self._ailing.append((ailment, path))
+
+    def heal(self) -> None:
+        """Let everything that went bad be well again; faults that were asked for once, too."""
+        self._ailing.clear()
+        self._faults.clear()
 
     def flip_bit(self, path: str, bit: int) -> None:
         """Change one bit of a file where it lies, behind everybody's back."""
@@ -199,6 +231,16 @@ class SimDisk:
                 return True
         return False
 
+    def _fail(self, call: str, path: str) -> None:
+        if self._faults and self._takes_fault(call, path):
+            raise _failed(path, call)
+
+    def _refuse(self, call: str, path: str) -> None:
+        for ailment, root in self._ailing:
+            calls, reason = _AILMENTS[ailment]
+            if call in calls and (not root or path == root or path.startswith(f"{root}/")):
+                raise DiskFailed(path, call=call, reason=reason)
+
     def _called(self, call: str, path: str, *, fails: bool = True) -> None:
         if self.before_call is not None:
             self.before_call(call, path)
@@ -206,8 +248,9 @@ class SimDisk:
         self.note(f"disk {call} {path}")
         if self.stop_at_call is not None and self.calls >= self.stop_at_call:
             raise WorldStopped(f"call {self.calls}: {call} {path}")
-        if fails and self._faults and self._takes_fault(call, path):
-            raise _failed(path, call)
+        if fails:
+            self._refuse(call, path)
+            self._fail(call, path)
 
     def _write(self, path: str, node: FileNode, writes: builtins.list[Write]) -> None:
         """Write as far as there is space, as the kernel does."""
@@ -282,6 +325,9 @@ class SimDisk:
         if mode == "create":
             self._free(path)
             self._change("create", path, {name_of(path): FileNode(next(self._inodes))})
+        elif self._ailing:
+            self._file(path)  # what is not there is not there, whatever ails the disk
+            self._refuse("open" if mode == "read" else "open for writing", path)
         return _SimFile(self, self._file(path), path=path, mode=mode)
 
     def rename(self, old: str, new: str) -> None:
@@ -340,6 +386,8 @@ class SimDisk:
 
     def list(self, path: str) -> list[str]:
         node = self._lookup(path)
+        if isinstance(node, FolderNode):
+            self._refuse("list", path)
         return sorted(node.names) if isinstance(node, FolderNode) else []
 
     def stat(self, path: str) -> Stat | None:
@@ -360,9 +408,13 @@ class SimDisk:
     def sync_dir(self, path: str) -> None:
         folder = self._folder(path)
         self._called("sync_dir", path, fails=False)
-        if self._takes_fault("sync_dir", path):
+        self._refuse("open folder", path)  # then nothing was synced, and nothing is spoilt
+        try:
+            self._refuse("sync_dir", path)
+            self._fail("sync_dir", path)
+        except DiskFailed:
             folder.unsynced.clear()
-            raise _failed(path, "sync_dir")
+            raise
         folder.sync()
 
     def free_bytes(self) -> int:
@@ -371,6 +423,7 @@ class SimDisk:
         return max(0, self.capacity_bytes - self._used_bytes)
 
     def lock(self, path: str, *, sign: bool = True) -> _SimLock:
+        self._refuse("lock", path)
         if path in self._locks:
             raise Locked(folder_of(path), holder="this simulation")
         if not sign:
