@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from log.world import Ended, World, finish, number, send
 from lowmark.errors import Rejected
 from lowmark.holds import Span
-from lowmark.log import InstallRefused, SnapshotMeta, SnapshotRefused
+from lowmark.log import GroupUnwritable, InstallRefused, SnapshotMeta, SnapshotRefused
 from lowmark.runtime import DiskFull
 
 
@@ -333,16 +333,26 @@ def test_a_group_whose_folder_is_broken_stops_nobody() -> None:
     world = World(wal_bytes_max=4_096, wal_files_waiting_max=2)
     world.log.create_group("other")
     world.append(1, 5)
-    for _ in range(8):
-        world.disk.fail_next("create", "groups/g/")
+    world.disk.go_bad("unwritable", "groups/g")
     for first in range(1, 200, 20):
         world.append(first, first + 19, size=100, group="other")
     world.loop.run_for(20_000)
-    assert world.group.quarantined is not None
+    # then it takes no writes, for the real reason, and nothing of it is taken for damaged
+    with pytest.raises(GroupUnwritable, match=r"groups/g.*Read-only file system"):
+        world.put(6, 6)
+    assert world.group.quarantined is None
     world.check(range(1, 6))
     assert len(world.log.group("other").read(range(1, 201))) == 200
-    # and what its WAL file held is kept
-    assert any(name.endswith(".damaged") for name in world.disk.list("wal"))
+    # and the file that holds its entries stays for it, while those of the others go
+    assert [file.number for file in world.log.segment_writer.kept] == [1]
+    assert len(world.disk.list("wal")) == 3
+    # when its folder can be written again, then it goes on by itself
+    world.disk.heal()
+    world.loop.run_until(lambda: world.group.unwritable is None)
+    world.append(6, 7)
+    world.settle()
+    assert world.disk.list("wal") == [f"{number(world.log.wal.number)}.wal"]
+    world.crash().check(range(1, 8))
 
 
 @pytest.mark.parametrize("part", ["g/group", f"g/{number(1)}.segment", "/state", "g/runs"])
@@ -424,7 +434,11 @@ def test_a_group_whose_large_files_cannot_be_made_stops_nobody_for_long() -> Non
     world.put(1, 1, size=20_000)
     world.put(1, 3, group="other")
     world.loop.run_until(lambda: world.log.group("other").written_index == 3)
-    world.loop.run_for(10_000)
-    assert world.group.quarantined is not None
+    assert world.group.unwritable is not None
     world.append(4, 5, group="other")
-    assert len(world.crash().log.group("other").read(range(1, 6))) == 5
+    # and it stays so only as long as they can't be made
+    world.loop.run_until(lambda: world.group.unwritable is None)
+    world.append(1, 1, size=20_000)
+    after = world.crash()
+    assert len(after.log.group("other").read(range(1, 6))) == 5
+    after.check([1], size=20_000)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from log.world import Ended, World
-from lowmark.log import Dropped, GroupQuarantined, LogBusy, SnapshotMeta, Written
+from log.world import Ended, World, number
+from lowmark.log import Damaged, Dropped, GroupUnwritable, LogBusy, SnapshotMeta, Written
 from lowmark.runtime import DiskFailed, DiskFull
 
 
@@ -141,8 +143,10 @@ def test_entries_of_a_broken_folder_are_dropped_by_name_and_only_they() -> None:
     vote = Ended()
     world.group.put_meta(b"vote", vote)
     world.loop.run_until(lambda: bool(vote.over))
+    with pytest.raises(GroupUnwritable):
+        world.put(6, 6)
     world.settle()
-    # then the log falls back to what is written, says so, and is closed to writes
+    # then the log falls back to what is written, and says so
     assert "g: 6 to 9 dropped" in heard
     assert heard.count("other: 1 to 3 written") == 1
     group = world.group
@@ -150,13 +154,16 @@ def test_entries_of_a_broken_folder_are_dropped_by_name_and_only_they() -> None:
     assert group.size_of(1, 9) == 15
     world.check(range(1, 6))
     assert world.readable(1, 9) == [1, 2, 3, 4, 5]
-    with pytest.raises(GroupQuarantined):
-        world.put(6, 6)
-    assert isinstance(vote.error, GroupQuarantined)
-    # and it is the same after a restart
+    assert isinstance(vote.error, GroupUnwritable)
+    assert re.search(r"create of groups/g/\d+\.large failed: simulated", str(vote.error))
+    # and it is the same after a restart, but for the writes: nothing is damaged
     after = world.crash()
     assert after.readable(1, 9) == [1, 2, 3, 4, 5]
-    assert after.group.quarantined is not None
+    assert after.group.quarantined is None
+    # here, too, it goes on when its folder can be written again, and says so
+    assert "writable" in heard
+    world.append(6, 7)
+    world.crash().check(range(1, 8))
 
 
 def test_what_was_overwritten_by_dropped_entries_is_not_served_meanwhile() -> None:
@@ -182,17 +189,21 @@ def test_an_installation_that_waits_for_dropped_entries_ends() -> None:
     installer.finish(world.group.row.live, ended)
     world.loop.run_until(lambda: ended.over)
     world.settle()
-    assert isinstance(ended.error, GroupQuarantined)
+    assert isinstance(ended.error, GroupUnwritable)
     assert "g: 6 to 9 dropped" in heard
     assert not world.group.state.installing
     assert "installing" not in world.disk.list("groups/g")
 
 
 def test_the_reason_of_a_quarantine_is_kept_in_the_group_s_folder() -> None:
-    world, _ = broken_folder()
-    world.loop.run_until(lambda: world.group.quarantined is not None)
+    world = World()
+    world.segment(1, 5)
+    world.spoil(f"groups/g/{number(1)}.segment", b"3@1")
+    with pytest.raises(Damaged):
+        world.check([3])
     world.settle()
     reason = world.group.quarantined
+    assert reason is not None
     file = world.disk.open("groups/g/quarantine", "read")
     assert file.read_at(0, file.size()).decode() == reason
     assert world.crash().group.quarantined == reason

@@ -178,7 +178,7 @@ def _dump_group(disk: Disk, name: str, *, data: bool) -> Iterator[DumpLine]:
     problem = ""
     try:
         incarnation = identity.read_identity(disk, name)
-        cause = identity.read_quarantine(disk, name)
+        cause = identity.read_quarantine(disk, name, incarnation)
     except LowmarkError as error:
         problem = error.message
     says = f"incarnation {incarnation.hex()}" if incarnation is not None else ""

@@ -39,7 +39,7 @@ from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
 from lowmark.runtime import Disk, DiskFailed
 
-__all__ = ["Opening", "extension", "replay_run"]
+__all__ = ["Opening", "extension", "replay_run", "take_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +59,12 @@ def replay_run(state: GroupState, found: WalRecord, run: Run) -> str | None:
     joins = last is None or run.first <= last + 1
     if not (follows and joins):
         return f"entries {state.last_index + 1} to {run.first - 1} of {state.name} are missing"
-    _take(state, found.wal, run)
+    take_run(state, found.wal, run)
     return None
 
 
-def _take(state: GroupState, wal: int, run: Run) -> None:
+def take_run(state: GroupState, wal: int, run: Run) -> None:
+    """Add a run from a WAL file to a group's log."""
     state.memtable.append(run)
     state.memtable.stored(run, wal)
     state.last_index, state.last_term = run.last, run.term
@@ -253,7 +254,7 @@ class Opening:
                 logger.error("a file that was set aside has entries that do not fit", extra=extra)
                 continue
             for run in beyond:
-                _take(state, file.number, run)
+                take_run(state, file.number, run)
 
     def _lost_file(self, file: WalFile) -> None:
         """A file that groups are owed must be there."""

@@ -18,7 +18,7 @@ from lowmark.errors import LowmarkError
 from lowmark.log import files, identity, wal_format, wal_recovery
 from lowmark.log.entries import Run
 from lowmark.log.findings import Finding, Meter, Progress, finding_of, left_over
-from lowmark.log.opening import replay_run
+from lowmark.log.opening import extension, replay_run, take_run
 from lowmark.log.verify_group import GroupPieces, check_group
 from lowmark.log.verify_pieces import COPY_NEEDED
 from lowmark.log.wal_format import Kind
@@ -31,6 +31,7 @@ _ROOT_NAMES = {
     files.LOCK,
     files.WAL,
     files.GROUPS,
+    files.QUARANTINE,
     files.REJOIN,
     files.NODE,
     f"{files.NODE}~",
@@ -95,7 +96,7 @@ def _check_root(disk: Disk) -> Iterator[Finding]:
             what = "a damaged WAL file that was set aside; its groups are in quarantine"
             hint = "Keep it for analysis. Delete it when those groups have been replaced."
             yield Finding("damage", None, disk.describe(path), None, what, hint)
-        elif files.number_of(name, ".wal") is None:
+        elif files.number_of(name, ".wal") is None and files.number_of(name, files.KEPT) is None:
             yield _unknown(disk, path)
 
 
@@ -109,28 +110,75 @@ def _unknown(disk: Disk, path: str) -> Finding:
 
 def _check_wals(disk: Disk, groups: dict[str, GroupPieces], meter: Meter) -> Iterator[Finding]:
     found: list[WalFile] = []
+    aside: dict[str, list[Run]] = {}
     wal = at = 0
     try:
-        for record in wal_recovery.read_wals(disk, found):
+        wanted = {file.number: file for file in wal_recovery.find_wals(disk)}
+        for record in wal_recovery.read_wals(disk, found, list(wanted.values())):
+            file = wanted[record.wal]
+            if record.wal != wal and wal:
+                yield from _check_aside(disk, groups, wanted[wal], aside)
             at = at if record.wal == wal else 0
-            meter.looked_at(files.wal_path(record.wal), record.offset - at)
+            meter.looked_at(file.path, record.offset - at)
             wal, at = record.wal, record.offset
-            yield from _check_record(disk, groups, record)
+            if file.counts_for(record):
+                yield from _check_record(disk, groups, file, record, aside)
+        if wal:
+            yield from _check_aside(disk, groups, wanted[wal], aside)
     except LowmarkError as error:
         yield finding_of(disk, files.WAL, None, error)
     for file in found:
-        path = files.wal_path(file.number)
+        yield from _check_kept(disk, file)
         for damage in file.damage:
-            yield finding_of(disk, path, None, damage)
+            yield finding_of(disk, file.path, None, damage)
         if file.size > file.durable_bytes > 0:
             what = f"the bytes from {file.durable_bytes} on are an unfinished write"
-            yield left_over(disk, path, None, what)
+            yield left_over(disk, file.path, None, what)
+
+
+def _check_kept(disk: Disk, file: WalFile) -> Iterator[Finding]:
+    """What the note beside a file says of it."""
+    if file.kept is None:
+        return
+    if file.spent:
+        yield left_over(disk, files.kept_path(file.number), None, "the note of a file that is spent")
+    gone = disk.stat(file.path) is None
+    for name, _ in sorted(file.kept.owners):
+        if gone:
+            what = "the file is gone, and the note beside it says that it holds entries of this group"
+            yield Finding("missing", name, disk.describe(file.path), None, what, COPY_NEEDED)
+        elif not file.aside:
+            what = "kept for this group, whose folder could not be written or read"
+            yield left_over(disk, file.path, name, what)
+
+
+def _check_aside(
+    disk: Disk, groups: dict[str, GroupPieces], file: WalFile, aside: dict[str, list[Run]]
+) -> Iterator[Finding]:
+    """After a file that was set aside: which groups have entries nowhere else."""
+    for name, runs in aside.items():
+        state = groups[name].state
+        first, last = state.last_index + 1, runs[-1].last
+        beyond = extension(state, disk, runs)
+        if beyond is None:
+            what = f"entries {first} to {last} are in this file alone, and do not follow the group's"
+            yield Finding("missing", name, disk.describe(file.path), None, what, COPY_NEEDED)
+        elif beyond:
+            what = f"entries {first} to {last} are in this file alone"
+            yield left_over(disk, file.path, name, what)
+            for run in beyond:
+                take_run(state, file.number, run)
+    aside.clear()
 
 
 def _check_record(
-    disk: Disk, groups: dict[str, GroupPieces], found: WalRecord
+    disk: Disk,
+    groups: dict[str, GroupPieces],
+    file: WalFile,
+    found: WalRecord,
+    aside: dict[str, list[Run]],
 ) -> Iterator[Finding]:
-    path = files.wal_path(found.wal)
+    path = file.path
     if found.damage is not None:
         yield finding_of(disk, path, found.group or None, found.damage)
         return
@@ -145,6 +193,10 @@ def _check_record(
         run = wal_format.decode_run(found.record)
         for what in _run_mistakes(run):
             yield Finding("damage", found.group, disk.describe(path), found.offset, what)
+        if file.aside:
+            if not pieces.floor.voids(found.wal, found.sequence):
+                aside.setdefault(found.group, []).append(run)
+            return
         gap = replay_run(pieces.state, found, run)
         if gap is None:
             pieces.gap = None

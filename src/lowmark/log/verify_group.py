@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -115,12 +116,14 @@ def check_group(
     folder = files.group_dir(name)
     try:
         state = GroupState(name, identity.read_identity(disk, name))
-        cause = identity.read_quarantine(disk, name)
+        cause = identity.read_quarantine(disk, name, state.incarnation)
     except LowmarkError as error:
         yield finding_of(disk, f"{folder}/{files.IDENTITY}", name, error)
         return
     if cause is not None:
-        where = disk.describe(f"{folder}/{files.QUARANTINE}")
+        inside = f"{folder}/{files.QUARANTINE}"
+        outside = f"{files.QUARANTINE}/{name}"
+        where = disk.describe(inside if disk.stat(inside) is not None else outside)
         hint = "What is intact can be read. Give the group a fresh copy, or delete it here."
         yield Finding("quarantine", name, where, None, cause, hint)
     pieces = GroupPieces(state)
@@ -130,7 +133,8 @@ def check_group(
     yield from _check_segments(disk, pieces, meter)
     yield from _check_installed(disk, pieces, meter)
     yield from _check_names(disk, pieces)
-    state.last_index = max(state.last_index, state.row.snapshot_index)
+    if state.last_index <= state.row.snapshot_index:
+        state.last_index, state.last_term = state.row.snapshot_index, state.row.snapshot_term
 
 
 def _check_snapshots(disk: Disk, pieces: GroupPieces, meter: Meter) -> Iterator[Finding]:
@@ -193,7 +197,15 @@ def _check_segments(disk: Disk, pieces: GroupPieces, meter: Meter) -> Iterator[F
         pieces.segments[one.number] = one
     settle_segments(state, [segments.ref_of(one.number, one.header, one.size) for one in sound])
     if state.segments:
-        state.last_index = state.segments[-1].last
+        newest = state.segments[-1]
+        state.last_index, state.last_term = newest.last, newest.last_term
+        if newest.last < newest.file_last:
+            with contextlib.suppress(LowmarkError):  # what is wrong with it was found above
+                reader = segments.SegmentReader(
+                    disk, state.folder, newest.number, incarnation=state.incarnation
+                )
+                state.last_term = reader.term_at(newest.last) or 0
+                reader.close()
 
 
 def _check_link(disk: Disk, pieces: GroupPieces, name: str) -> Iterator[Finding]:

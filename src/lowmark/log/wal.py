@@ -361,6 +361,7 @@ class Wal:
         self.large_bytes += large_bytes
         self.bytes_written += wal_bytes + large_bytes
         self._failures = 0
+        self.look_for_room()
         self._on_written(batch.writes)
         self._plan_pump()
 
