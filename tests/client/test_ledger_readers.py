@@ -283,7 +283,7 @@ def test_of_too_many_open_ledgers_those_that_were_used_last_stay(
 
 def opened(world: World) -> OpenLedger:
     """The adopted ledger, as it is open."""
-    return ledgers_of(world).open(world.adopted().manifest, world.table._described)
+    return ledgers_of(world).open(world.adopted(), world.table._described)
 
 
 # -- who waits ------------------------------------------------------------------------------------

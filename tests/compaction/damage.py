@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,22 @@ from typing import Any
 import pytest
 
 from compaction.world import World, folded
-from lowmark.ledger import LedgerDamaged, LedgerFile, LedgerLost
+from lowmark.client import Table
+from lowmark.ledger import LedgerDamaged, LedgerFile, LedgerLost, Manifest, read_manifest
 
-__all__ = ["DAMAGES", "NAMED", "READS", "cut", "damage", "flip", "outcome", "remove", "told"]
+__all__ = [
+    "DAMAGES",
+    "MISPLACED",
+    "NAMED",
+    "READS",
+    "cut",
+    "damage",
+    "flip",
+    "misplace",
+    "outcome",
+    "remove",
+    "told",
+]
 
 NAMED = (LedgerLost, LedgerDamaged)
 ROWS_AT = 8
@@ -70,6 +84,42 @@ def damage(world: World, kind: str, *, file: int = -1, partition: int = 0) -> Pa
     happens(path, at)
     world.reopen()
     return path
+
+
+MISPLACED: dict[str, tuple[str, str]] = {
+    f"{what} of another {where}": (what, where)
+    for what in ("manifest", "file", "index")
+    for where in ("partition", "table", "epoch")
+}
+"""Which file is replaced, and whose file of that kind lies in its place: every byte of it is as it
+was written, and its own checksum is right."""
+
+
+def misplace(world: World, kind: str, *, other: Table, older: Manifest) -> Path:
+    """Put a valid file in the place of one of partition 1, and open the database again: the one of
+    partition 0, of partition 1 of another table, or of an older ledger of the same partition.
+    """
+    what, where = MISPLACED[kind]
+    store = world.table._compactor.ledgers.store
+    theirs = other._partition(1).view.ledger
+    assert theirs is not None
+    mine = world.adopted(1).manifest, world.manifest(1)
+    name, manifest = {
+        "partition": (world.adopted(0).manifest, world.manifest(0)),
+        "table": (theirs.manifest, read_manifest(store, theirs.manifest)),
+        "epoch": (mine[1].based_on, older),
+    }[where]
+
+    def path(name: str, one: Manifest) -> Path:
+        paths = {"manifest": name, "file": one.files[0].path, "index": one.files[0].keys_path}
+        return world.path / "ledgers" / paths[what]
+
+    source, target = path(name, manifest), path(*mine)
+    assert source != target
+    world.db.close()
+    shutil.copyfile(source, target)
+    world.reopen()
+    return target
 
 
 READS: dict[str, Callable[[World], Any]] = {

@@ -23,8 +23,8 @@ from compaction.operating import (
 )
 from compaction.world import World, folded
 from lowmark.client import GapFound
-from lowmark.errors import Corrupt, LowmarkError, Rejected
-from lowmark.ledger import LedgerDamaged, LedgerLost, NothingLike, Pointer
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.ledger import LedgerDamaged, LedgerLost, LedgerMisplaced, NothingLike, Pointer
 from lowmark.runtime import store
 from lowmark.table.commands import Finish, TakeLease, Tick
 
@@ -149,8 +149,8 @@ WRONG: dict[str, tuple[Callable[[World, Pointer, Pointer], None], type[LowmarkEr
     "is the one before": (_behind, NothingLike),
     "is gone": (_none, NothingLike),
     "names another ledger of that epoch": (_another, NothingLike),
-    "goes beyond the end of the log": (_beyond, Rejected),
-    "is newer and goes less far": (_below, Rejected),
+    "goes beyond the end of the log": (_beyond, LedgerMisplaced),
+    "is newer and goes less far": (_below, LedgerMisplaced),
     "names a ledger that is not there": (_nowhere, LedgerLost),
 }
 

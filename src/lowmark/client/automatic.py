@@ -157,7 +157,7 @@ class Automatic:
             # One that can't be read is told by the run, which leaves no other partition out.
             with contextlib.suppress(Corrupt):
                 ledgers = self._compactor.ledgers
-                ledger = ledgers.open(view.readable.manifest, lambda: table).manifest.bytes
+                ledger = ledgers.open(view.readable, lambda: table).manifest.bytes
         age_ms = 0
         if high > low:
             written = millis_of(HybridTime(int(view.columns.time[view.batch_at(low)])))

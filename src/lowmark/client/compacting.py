@@ -43,7 +43,15 @@ from lowmark.client.run_wishes import Wishes
 from lowmark.client.run_work import carried_out, work_for
 from lowmark.client.running import Runner
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
-from lowmark.ledger import Done, PartitionPlan, RunRecord, Work, done_path, read_manifest
+from lowmark.ledger import (
+    Done,
+    Expected,
+    PartitionPlan,
+    RunRecord,
+    Work,
+    done_path,
+    read_manifest,
+)
 from lowmark.runtime import FileMissing
 from lowmark.table import Partition
 
@@ -282,9 +290,18 @@ class Run:
         try:
             data = self._ledgers.store.read(path)
             done = msgspec.json.decode(data, type=Done)
-            manifest = read_manifest(self._ledgers.store, done.manifest)
+            said = Expected.noted(
+                self.table.id,
+                plan.partition,
+                epoch=done.epoch,
+                horizon=done.horizon,
+                digest=done.digest,
+            )
+            manifest = read_manifest(self._ledgers.store, done.manifest, said)
         except (FileMissing, msgspec.MsgspecError, LowmarkError):
             return None
+        if done.partition != plan.partition:
+            return None  # another one's answer, in the wrong place
         base = standing.ledger.manifest if standing.ledger is not None else ""
         if manifest.based_on != base or done.deletes_below > standing.passed:
             return None

@@ -11,7 +11,7 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.ledgers import Ledgers
 from lowmark.client.run_records import Records
 from lowmark.errors import LowmarkError
-from lowmark.ledger import Manifest, Pointer, Retired, read_manifest
+from lowmark.ledger import Expected, Manifest, Pointer, Retired, read_manifest
 from lowmark.table import Adopted, Partition
 
 __all__ = ["LedgerDescription", "RetiredLedger", "describe_ledgers"]
@@ -71,7 +71,12 @@ def describe_ledgers(
         retired.setdefault(number, []).append(waiting.of(epoch, one))
     return [
         _described(
-            ledgers, number, adopted[number], pointers.get(number), tuple(retired.get(number, ()))
+            ledgers,
+            table,
+            number,
+            adopted[number],
+            pointers.get(number),
+            tuple(retired.get(number, ())),
         )
         for number in sorted(partitions)
     ]
@@ -79,17 +84,23 @@ def describe_ledgers(
 
 def _described(
     ledgers: Ledgers,
+    table: int,
     number: int,
     adopted: Adopted | None,
     published: Pointer | None,
     retired: tuple[RetiredLedger, ...],
 ) -> LedgerDescription:
     shown = adopted if adopted is not None else published
+    said = None
+    if adopted is not None:
+        said = Expected.adopted(table, number, adopted)
+    elif published is not None:
+        said = Expected.published(table, number, published)
     location, manifest, problem = "", None, ""
     if shown is not None:
         location = ledgers.store.url(shown.manifest)
         try:
-            manifest = read_manifest(ledgers.store, shown.manifest)
+            manifest = read_manifest(ledgers.store, shown.manifest, said)
         except LowmarkError as error:
             problem = error.message
     files = manifest.files if manifest is not None else ()

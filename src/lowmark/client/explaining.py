@@ -14,7 +14,7 @@ from lowmark.client.times import time_text
 from lowmark.errors import LowmarkError
 from lowmark.group import when_all
 from lowmark.holds import Hold
-from lowmark.ledger import read_manifest
+from lowmark.ledger import read_adopted
 from lowmark.runtime import HybridTime, millis_of
 from lowmark.table import Adopted, Partition, State, View, deletes_held, holds_of
 
@@ -252,7 +252,7 @@ def _ledger(adopted: Adopted | None, ledgers: Ledgers) -> LedgerExplanation | No
         return None
     facts = (adopted.epoch, adopted.horizon, adopted.deletes_below)
     try:
-        manifest = read_manifest(ledgers.store, adopted.manifest)
+        manifest = read_adopted(ledgers.store, adopted)
     except LowmarkError as error:
         return LedgerExplanation(*facts, None, None, error.message)
     return LedgerExplanation(*facts, manifest.live_rows, manifest.bytes)

@@ -1,6 +1,6 @@
 """Ledgers that are open in this process: which rows they have, and who still reads them.
 
-A ledger is opened by the name of its manifest, which a partition's view has; view and ledger are
+A ledger is opened by what its partition has adopted, which a view has; view and ledger are
 one pair, so a reader never sees the horizon of one with the rows of another. Whoever reads a
 ledger takes it first and gives it back in the end: its files stay until then, whatever is published
 meanwhile.
@@ -32,10 +32,10 @@ from lowmark.ledger import (
     Manifest,
     OpenFile,
     open_key_file,
-    read_manifest,
+    read_adopted,
 )
 from lowmark.runtime.store import Store
-from lowmark.table import I64, OFFSET, TIME, U64, KeyForm, Mask, Shape
+from lowmark.table import I64, OFFSET, TIME, U64, Adopted, KeyForm, Mask, Shape
 
 __all__ = ["Ledgers", "OpenLedger"]
 
@@ -374,14 +374,17 @@ class Ledgers:
         """What decoded row groups take, of all ledgers."""
         return self._groups.bytes
 
-    def open(self, manifest: str, newest: Callable[[], Table]) -> OpenLedger:
-        """The ledger with that manifest; one that can't be read is an error, never a part of it."""
+    def open(self, adopted: Adopted, newest: Callable[[], Table]) -> OpenLedger:
+        """The ledger that a partition has adopted; one that can't be read, or another one in its
+        place, is an error, never a part of it.
+        """
+        manifest = adopted.manifest
         with self._lock:
             known = self._open.get(manifest)
             if known is not None:
                 self._open.move_to_end(manifest)
                 return known
-        described = read_manifest(self.store, manifest)
+        described = read_adopted(self.store, adopted)
         ledger = OpenLedger(self.store, described, newest, self._groups)
         with self._lock:
             known = self._open.setdefault(manifest, ledger)

@@ -113,7 +113,7 @@ class AsOfReader(Reader):
         reading = self._reading
         if way.ledger is None or reading.ledgers is None or reading.described is None:
             return None
-        return reading.ledgers.open(way.ledger.manifest, reading.described)
+        return reading.ledgers.open(way.ledger, reading.described)
 
     @property
     def position(self) -> dict[int, int]:

@@ -296,7 +296,7 @@ class Lookup:
         assert self._newest is not None
         end = self._ledgers.take(view.readable.manifest)
         try:
-            yield self._ledgers.open(view.readable.manifest, self._newest)
+            yield self._ledgers.open(view.readable, self._newest)
         except LedgerLost:
             if self._at(number).partition.view.readable == view.readable:
                 raise

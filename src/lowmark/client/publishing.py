@@ -21,7 +21,16 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.planning import Standing
 from lowmark.client.run_holds import RunHolds
 from lowmark.client.run_records import Records
-from lowmark.ledger import Done, PartitionPlan, Pointer, RunRecord, check_there, read_manifest
+from lowmark.ledger import (
+    Done,
+    Expected,
+    PartitionPlan,
+    Pointer,
+    RunRecord,
+    check_there,
+    read_adopted,
+    read_manifest,
+)
 from lowmark.runtime.store import Store
 from lowmark.table import Adopt, DeletesHeld, Partition, Trim, Trimmed, View
 
@@ -72,7 +81,8 @@ class Publisher:
             run=record.run,
         )
         self._step(f"publish partition {number}")
-        check_there(self._store, read_manifest(self._store, done.manifest).files)
+        said = Expected.published(record.table, number, pointer)
+        check_there(self._store, read_manifest(self._store, done.manifest, said).files)
         published = self._records.publish(
             record.table,
             number,
@@ -91,12 +101,13 @@ class Publisher:
     def adopt(self, number: int, pointer: Pointer) -> bool:
         """Have a partition read from a ledger that was published; False if somebody needs more."""
         partition = self._partitions[number]
-        manifest = read_manifest(self._store, pointer.manifest)
+        said = Expected.published(partition.table, number, pointer)
+        read_manifest(self._store, pointer.manifest, said)  # whatever lies there now
         adopt = Adopt(
             pointer.epoch,
             pointer.manifest,
             pointer.horizon,
-            manifest.digest_value().form,
+            said.digest,
             pointer.deletes_below,
         )
         try:
@@ -148,4 +159,4 @@ class Publisher:
         nothing else has its rows.
         """
         if view.ledger is not None and view.start < view.ledger.horizon:
-            check_there(self._store, read_manifest(self._store, view.ledger.manifest).files)
+            check_there(self._store, read_adopted(self._store, view.ledger).files)

@@ -377,7 +377,7 @@ class Reader:
             return
         self._skip_deletes(way, way.ledger)
         horizon = way.ledger.horizon
-        ledger = ledgers.open(way.ledger.manifest, described)
+        ledger = ledgers.open(way.ledger, described)
         stop = min(end, horizon)
         self._skip_lost(way, ledger.manifest.lost, stop)
         self._skip_expired(way, min(ledger.manifest.expired, stop))

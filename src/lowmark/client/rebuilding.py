@@ -58,6 +58,7 @@ from lowmark.ledger import (
     Salvage,
     Verified,
     Work,
+    read_adopted,
     read_manifest,
     recover_ledger,
 )
@@ -243,7 +244,7 @@ class _Rebuild(Run):
             self.table,
             adopted.manifest,
             partition=number,
-            expected=Expected(adopted.epoch, adopted.horizon, adopted.digest),
+            expected=Expected.adopted(self.table.id, number, adopted),
             deletes_below=adopted.deletes_below,
             pace=lambda _: self._check(),
         )
@@ -395,10 +396,13 @@ class _Rebuild(Run):
     def _work(self, plan: PartitionPlan, standing: Standing, remedy: _Remedy) -> Work:
         work = self._prepared(plan, standing)
         schemas: tuple[int, ...] = ()
+        base_is = work.base_is
         if plan.base:
-            schemas = read_manifest(self._ledgers.store, plan.base).schemas
+            base = read_manifest(self._ledgers.store, plan.base, base_is)
+            schemas, base_is = base.schemas, Expected.of(base)
         return msgspec.structs.replace(
             work,
+            base_is=base_is,
             schema=max(work.schema, *schemas, 0),
             deletes_gone=standing.deletes_gone,
             # Of a key whose last row is lost, no older one may stay: whoever reads the files
@@ -442,7 +446,7 @@ class _Rebuild(Run):
             epoch=now.epoch,
             manifest=url(now.manifest),
             horizon=now.horizon,
-            live_rows=read_manifest(self._ledgers.store, now.manifest).live_rows,
+            live_rows=read_adopted(self._ledgers.store, now).live_rows,
             same=before is not None and before.digest == now.digest,
         )
 

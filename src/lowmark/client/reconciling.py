@@ -18,7 +18,7 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.ledgers import Ledgers
 from lowmark.client.run_records import Records, SeenPointer
 from lowmark.errors import Conflict
-from lowmark.ledger import LedgerDamaged, Pointer, read_manifest
+from lowmark.ledger import Expected, Pointer, read_manifest
 from lowmark.table import Adopted, Partition, View
 
 __all__ = ["Reconciled", "reconcile_ledgers"]
@@ -54,7 +54,10 @@ def reconcile_ledgers(
         # Looked up after that: what it has adopted was published before, if all is well.
         seen = records.pointer(table.id, number)
         wrong = adopted is not None and not _follows(adopted, seen)
-        found[number] = adopted, seen, _pointer(ledgers, adopted) if wrong and adopted else None
+        found[number] = adopted, seen, None
+        if wrong and adopted is not None:
+            said = Expected.adopted(table.id, number, adopted)
+            found[number] = adopted, seen, _pointer(ledgers, adopted, said)
     return [_reconciled(embedded, records, table, number, *one) for number, one in found.items()]
 
 
@@ -65,12 +68,9 @@ def _follows(adopted: Adopted, seen: SeenPointer) -> bool:
     return seen.epoch > adopted.epoch or seen.pointer.manifest == adopted.manifest
 
 
-def _pointer(ledgers: Ledgers, adopted: Adopted) -> Pointer:
+def _pointer(ledgers: Ledgers, adopted: Adopted, said: Expected) -> Pointer:
     """What a partition has adopted, as it was published; raises if its manifest can't be read."""
-    manifest = read_manifest(ledgers.store, adopted.manifest)
-    if manifest.digest_value().form != adopted.digest:
-        where = ledgers.store.url(adopted.manifest)
-        raise LedgerDamaged(where, "its digest is another one than was adopted")
+    manifest = read_manifest(ledgers.store, adopted.manifest, said)
     return Pointer(
         manifest=adopted.manifest,
         horizon=adopted.horizon,

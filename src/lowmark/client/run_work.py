@@ -23,7 +23,7 @@ from lowmark.client.run_watching import Stop
 from lowmark.client.run_wishes import Wishes
 from lowmark.client.running import Runner, work_off
 from lowmark.errors import Corrupt, LowmarkError
-from lowmark.ledger import Done, PartitionPlan, SourceMoved, Tail, Work, read_manifest
+from lowmark.ledger import Done, Expected, PartitionPlan, SourceMoved, Tail, Work, read_adopted
 from lowmark.node.faults import decode_fault
 from lowmark.runtime import HybridTime
 from lowmark.runtime.store import Store
@@ -52,6 +52,7 @@ def work_for(
         partition=plan.partition,
         epoch=max(plan.base_epoch, standing.seen.epoch) + 1,
         base=plan.base,
+        base_is=_base_is(table, plan, standing),
         tail=tail,
         horizon=plan.horizon,
         schema=_schema(embedded, table, plan, standing),
@@ -88,13 +89,21 @@ def _schema(embedded: Embedded, table: Table, plan: PartitionPlan, standing: Sta
     return max(newest, in_force)
 
 
+def _base_is(table: Table, plan: PartitionPlan, standing: Standing) -> Expected | None:
+    """What the partition has noted of the ledger that the work begins with."""
+    ledger = standing.ledger
+    if ledger is None or ledger.manifest != plan.base:
+        return None  # what a rebuild begins with: it says so itself
+    return Expected.adopted(table.id, plan.partition, ledger)
+
+
 def _expired(store: Store, standing: Standing) -> int:
     """Below this offset rows went by retention that no ledger has: what it cuts off a backlog
     below the horizon stays in the ledger.
     """
     if standing.ledger is not None:
         with contextlib.suppress(Corrupt):  # told by the work, which reads it as well
-            return read_manifest(store, standing.ledger.manifest).expired
+            return read_adopted(store, standing.ledger).expired
     return standing.expired
 
 

@@ -18,7 +18,7 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.ledgers import Ledgers
 from lowmark.client.run_records import Records
 from lowmark.errors import Rejected
-from lowmark.ledger import LedgerDamaged, LedgerLost, read_manifest, table_folder
+from lowmark.ledger import Expected, LedgerDamaged, LedgerLost, read_manifest, table_folder
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.upkeep.dropped import dropped_at
@@ -42,8 +42,12 @@ def sweep(
     store = ledgers.store
     there = [one.path for one in store.files(table_folder(table))]
     runs = [one.run for one in records.runs(table) if one.state in {"running", "failed"}]
-    adopted = _adopted(embedded, table)
-    pointers = {pointer.manifest for pointer in records.pointers(table).values()}
+    expected = _adopted(embedded, table)
+    adopted = set(expected)
+    pointers = set()
+    for number, pointer in records.pointers(table).items():
+        pointers.add(pointer.manifest)
+        expected.setdefault(pointer.manifest, Expected.published(table, number, pointer))
     in_use = ledgers.in_use()  # after what is adopted: whoever takes an older one took it before
     now_ms = embedded.node.loop.wall_ms()
     retired = records.retired(table)
@@ -56,7 +60,13 @@ def sweep(
     names -= {one.manifest for _, _, one in over}
     needed = set(names)
     for manifest in sorted(names):
-        needed |= _files_of(store, manifest, there, counts=manifest in pointers | adopted | in_use)
+        needed |= _files_of(
+            store,
+            manifest,
+            there,
+            counts=manifest in pointers | adopted | in_use,
+            expected=expected.get(manifest),
+        )
     gone = [path for path in there if path not in needed and not any(run in path for run in runs)]
     if dry_run:
         return gone
@@ -117,20 +127,32 @@ def sweep_dropped(
     return gone
 
 
-def _adopted(embedded: Embedded, table: int) -> set[str]:
+def _adopted(embedded: Embedded, table: int) -> dict[str, Expected]:
+    """The manifests that partitions have adopted, and what they have noted of them."""
     tables = embedded.node.tables
     assert tables is not None
     copies = embedded.ask_now(lambda: [one for one in tables.all() if one.table == table])
-    ledgers = [one.view.ledger for one in copies]
-    return {one.manifest for one in ledgers if one is not None}
+    ledgers = [(one.number, one.view.ledger) for one in copies]
+    return {
+        ledger.manifest: Expected.adopted(table, number, ledger)
+        for number, ledger in ledgers
+        if ledger is not None
+    }
 
 
-def _files_of(store: Store, manifest: str, there: Sequence[str], *, counts: bool) -> set[str]:
-    """What a manifest refers to. Of one that can't be read, nobody can tell: nothing of its
-    partition goes, and the others are swept all the same.
+def _files_of(
+    store: Store,
+    manifest: str,
+    there: Sequence[str],
+    *,
+    counts: bool,
+    expected: Expected | None,
+) -> set[str]:
+    """What a manifest refers to. Of one that can't be read, or that another one has taken the place
+    of, nobody can tell: nothing of its partition goes, and the others are swept all the same.
     """
     try:
-        return read_manifest(store, manifest).paths()
+        return read_manifest(store, manifest, expected).paths()
     except (LedgerLost, LedgerDamaged) as damage:
         if not counts and isinstance(damage, LedgerLost):
             return set()  # of a retired one, removed by a sweep that was interrupted

@@ -261,6 +261,6 @@ class TableReaders:
         in_backlog = view.offset_after(time) if after else view.offset_from(time)
         if not compacted or view.readable is None or in_backlog > horizon_of(view):
             return in_backlog
-        ledger = self._ledgers.open(view.readable.manifest, self._described)
+        ledger = self._ledgers.open(view.readable, self._described)
         offset = ledger.offset_of_time(time, after=after)
         return offset if offset < ledger.horizon else max(in_backlog, ledger.horizon)

@@ -225,7 +225,7 @@ def _ledger(
     adopted = seen.view.ledger
     if adopted is None:
         return None
-    opened = ledgers.open(adopted.manifest, newest)
+    opened = ledgers.open(adopted, newest)
     manifest = opened.manifest
     return TideLedger(
         manifest=adopted.manifest,

@@ -6,7 +6,6 @@ What is looked at stays: its files are not swept until whoever looks is done.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -131,15 +130,14 @@ class Inspector:
         adopted, pointer = view.ledger, seen.pointer
         ahead = None
         if pointer is not None and pointer.epoch > (adopted.epoch if adopted is not None else -1):
-            digest = base64.b64decode(pointer.digest)
-            said = Expected(pointer.epoch, pointer.horizon, digest)
+            said = Expected.published(self._table.id, number, pointer)
             ahead = self.verify(pointer.manifest, said)
-        return Looked(view, seen, self._adopted(adopted), ahead)
+        return Looked(view, seen, self._adopted(number, adopted), ahead)
 
-    def _adopted(self, adopted: Adopted | None) -> Verified | None:
+    def _adopted(self, number: int, adopted: Adopted | None) -> Verified | None:
         if adopted is None:
             return None
-        said = Expected(adopted.epoch, adopted.horizon, adopted.digest)
+        said = Expected.adopted(self._table.id, number, adopted)
         return self.verify(adopted.manifest, said)
 
     def verify(self, manifest: str, expected: Expected | None = None) -> Verified:

@@ -31,7 +31,8 @@ Invariants
        known is looked up.
     6. What the metastore says is published, a partition may adopt late, never skip back: reads and
        cuts go by what was adopted.
-    7. A file or manifest that is missing or damaged is an error by name, never a part of an answer.
+    7. A file or manifest that is missing or damaged, or is another ledger's, is an error by name,
+       never a part of an answer: what is opened is held against what was adopted or published.
        One that was rebuilt without rows that nobody has any more says so (`lost`), and whoever
        reads across them is told.
     8. Files are removed by reference, never by age: not while a pointer, an adopted ledger, a
@@ -42,10 +43,12 @@ from lowmark.ledger.digest import EMPTY, Digest, row_hashes
 from lowmark.ledger.errors import (
     LedgerDamaged,
     LedgerLost,
+    LedgerMisplaced,
     NothingLike,
     ProofFailed,
     SourceMoved,
 )
+from lowmark.ledger.expected import Expected, read_adopted, read_manifest
 from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, file_schema
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import (
@@ -55,6 +58,7 @@ from lowmark.ledger.manifest import (
     decode_manifest,
     encode_manifest,
     folder_of,
+    place_of,
     run_folder,
     table_folder,
 )
@@ -80,7 +84,6 @@ from lowmark.ledger.salvaging import Salvage
 from lowmark.ledger.tail import Tail, TailReader, tail_of
 from lowmark.ledger.verifying import (
     CheckedFile,
-    Expected,
     Problem,
     Verified,
     verify_ledger,
@@ -92,7 +95,6 @@ from lowmark.ledger.work import (
     carry_out,
     done_path,
     progress_path,
-    read_manifest,
 )
 
 __all__ = [
@@ -109,6 +111,7 @@ __all__ = [
     "LedgerDamaged",
     "LedgerFile",
     "LedgerLost",
+    "LedgerMisplaced",
     "Lost",
     "Manifest",
     "NothingLike",
@@ -138,9 +141,11 @@ __all__ = [
     "folder_of",
     "open_key_file",
     "parse_retired_key",
+    "place_of",
     "pointer_key",
     "pointer_prefix",
     "progress_path",
+    "read_adopted",
     "read_manifest",
     "recover_ledger",
     "retired_key",

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from lowmark.errors import Conflict, Corrupt
 
-__all__ = ["LedgerDamaged", "LedgerLost", "NothingLike", "ProofFailed", "SourceMoved"]
+__all__ = [
+    "LedgerDamaged",
+    "LedgerLost",
+    "LedgerMisplaced",
+    "NothingLike",
+    "ProofFailed",
+    "SourceMoved",
+]
 
 _REBUILD = "Rebuild it with `lowmark ledger rebuild`; what it can't bring back, it names."
 
@@ -31,6 +38,18 @@ class LedgerDamaged(Corrupt):
             hint=_REBUILD,
         )
         self.what, self.why = what, why
+
+
+class LedgerMisplaced(LedgerDamaged):
+    """A manifest is whole, but it is another ledger's: it lies where it does not belong."""
+
+    def __init__(self, what: str, *, found: str, expected: str) -> None:
+        super().__init__(what, f"it is the manifest of {found}; that of {expected} belongs there")
+        self.detail = (
+            "Its checksum is right, so it was put there as a whole: by a copy to the wrong name, or"
+            " from a backup of another time. Nothing is given instead."
+        )
+        self.found, self.expected = found, expected
 
 
 class ProofFailed(Corrupt):

@@ -247,7 +247,9 @@ class FileWriter:
 
 
 def check_there(store: Store, files: Iterable[LedgerFile]) -> None:
-    """Raise if a file of a ledger is missing or has another size: that costs next to nothing."""
+    """Raise if a file of a ledger is missing, has another size, or is another one with rows, which
+    its footer tells: that costs next to nothing.
+    """
     for file in files:
         for path, size in ((file.path, file.bytes), (file.keys_path, file.keys_bytes)):
             if not path:
@@ -257,6 +259,19 @@ def check_there(store: Store, files: Iterable[LedgerFile]) -> None:
                 raise LedgerLost(store.url(path))
             if there.bytes != size:
                 raise LedgerDamaged(store.url(path), f"it has {there.bytes} bytes, not {size}")
+        _check_footer(store, file)
+
+
+def _check_footer(store: Store, file: LedgerFile) -> None:
+    try:
+        with store.open(file.path) as stream:
+            footer = stream.read_at(file.footer_bytes, file.bytes - file.footer_bytes)
+    except FileMissing as missing:
+        raise LedgerLost(store.url(file.path)) from missing
+    except (pa.ArrowException, OSError) as error:
+        raise LedgerDamaged(store.url(file.path), str(error)) from error
+    if crc32c(footer) != file.footer_checksum:
+        raise LedgerDamaged(store.url(file.path), "its footer's checksum is wrong")
 
 
 class _GivenUp(Exception):

@@ -10,7 +10,8 @@ The last line has the checksum of all before it, so half a manifest is no manife
 from __future__ import annotations
 
 import base64
-from typing import Final
+import re
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,9 +28,11 @@ __all__ = [
     "LedgerFile",
     "Lost",
     "Manifest",
+    "Place",
     "decode_manifest",
     "encode_manifest",
     "folder_of",
+    "place_of",
     "run_folder",
     "table_folder",
 ]
@@ -258,6 +261,27 @@ def table_folder(table: int) -> str:
 def folder_of(table: int, partition: int) -> str:
     """Where a partition's ledgers are."""
     return f"{table_folder(table)}/{partition}"
+
+
+class Place(NamedTuple):
+    """Whose a manifest is, as its name has it."""
+
+    table: int
+    partition: int
+    epoch: int | None
+    """None: the base of a rebuild, which has none."""
+
+
+_MANIFEST_NAME: Final = re.compile(r"table-(\d+)/(\d+)/(?:(\d+)-)?[^/]*\.json")
+
+
+def place_of(path: str) -> Place | None:
+    """Whose manifest has a name; None: no manifest of a ledger has it."""
+    named = _MANIFEST_NAME.fullmatch(path)
+    if named is None:
+        return None
+    table, partition, epoch = named.groups()
+    return Place(int(table), int(partition), None if epoch is None else int(epoch))
 
 
 def run_folder(table: int, run: str) -> str:

@@ -24,6 +24,7 @@ from lowmark.catalog import Table, TableSchema
 from lowmark.errors import LowmarkError
 from lowmark.ledger.checksums import measure
 from lowmark.ledger.digest import EMPTY
+from lowmark.ledger.expected import Expected
 from lowmark.ledger.files import OpenFile, file_schema
 from lowmark.ledger.manifest import (
     LedgerFile,
@@ -33,7 +34,7 @@ from lowmark.ledger.manifest import (
     digest_text,
     folder_of,
 )
-from lowmark.ledger.verifying import CheckedFile, Expected, Problem, Verified
+from lowmark.ledger.verifying import CheckedFile, Problem, Verified
 from lowmark.runtime.store import Store
 from lowmark.table import I64, U64, Fold, KeyForm, Mask
 from lowmark.table.fold import of_one_type

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,16 +20,16 @@ from lowmark.catalog import Table, TableSchema
 from lowmark.ledger.checksums import checksum_of
 from lowmark.ledger.digest import EMPTY, Digest
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost
+from lowmark.ledger.expected import Expected, read_manifest
 from lowmark.ledger.files import OpenFile, Rows
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import LedgerFile, Lost, Manifest
-from lowmark.ledger.work import read_manifest
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import U64, KeyForm, Mask
 from lowmark.table.fold import of_one_type
 
-__all__ = ["CheckedFile", "Expected", "Problem", "Verified", "verify_ledger"]
+__all__ = ["CheckedFile", "Problem", "Verified", "verify_ledger"]
 
 Pace = Callable[[int], None]
 """Told how many bytes were read; may raise to end it."""
@@ -48,14 +48,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path} is missing" if self.missing else f"{self.path} is damaged: {self.why}"
-
-
-class Expected(NamedTuple):
-    """What somebody else has noted of a ledger: a partition that has adopted it, or a pointer."""
-
-    epoch: int
-    horizon: int
-    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +99,9 @@ def verify_ledger(
     """Read all of a ledger. `expected` is what was noted of it elsewhere, if anything was."""
     where = store.url(path)
     try:
-        manifest = read_manifest(store, path)
+        manifest = read_manifest(store, path, expected)
     except (LedgerLost, LedgerDamaged) as error:
         return Verified(path, None, (_problem(where, "manifest", error),))
-    if expected is not None:
-        found = Expected(manifest.epoch, manifest.horizon, manifest.digest_value().form)
-        for name, says, said in zip(Expected._fields, found, expected, strict=True):
-            if says != said:
-                shown = (
-                    f"its {name} is another one than was adopted"
-                    if name == "digest"
-                    else f"its {name} is {says!r}, and {said!r} was adopted"
-                )
-                return Verified(path, None, (Problem(where, "manifest", shown),))
     files = tuple(_Check(store, table, file, pace).run() for file in manifest.files)
     return Verified(path, manifest, tuple(one for file in files for one in file.problems), files)
 

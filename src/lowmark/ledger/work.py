@@ -38,14 +38,14 @@ from lowmark.catalog import Table, TableSchema
 from lowmark.catalog.serializers import decode_table
 from lowmark.errors import Corrupt, invariant
 from lowmark.ledger.digest import EMPTY, Digest
-from lowmark.ledger.errors import LedgerDamaged, LedgerLost, ProofFailed
+from lowmark.ledger.errors import LedgerDamaged, ProofFailed
+from lowmark.ledger.expected import Expected, read_manifest
 from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, schema_of
 from lowmark.ledger.kernel import Folded, KeyRange, Sample, Second, Survivors, fold_tail
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import (
     LedgerFile,
     Manifest,
-    decode_manifest,
     encode_manifest,
     folder_of,
     run_folder,
@@ -53,7 +53,7 @@ from lowmark.ledger.manifest import (
 from lowmark.ledger.policy import Fate, Room, fates
 from lowmark.ledger.tail import Tail, TailReader
 from lowmark.ledger.throttle import Throttle
-from lowmark.runtime import Disk, FileMissing
+from lowmark.runtime import Disk
 from lowmark.runtime.store import Store
 from lowmark.table import (
     CHANGE,
@@ -67,7 +67,7 @@ from lowmark.table import (
     Shape,
 )
 
-__all__ = ["Done", "Here", "Work", "carry_out", "done_path", "progress_path", "read_manifest"]
+__all__ = ["Done", "Here", "Work", "carry_out", "done_path", "progress_path"]
 
 FILE_ROWS_MAX = 1 << 22
 """A file that has so many rows is finished, and another one begun."""
@@ -92,6 +92,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """That the new ledger gets."""
     base: str = ""
     """The manifest of the ledger before; empty if there is none."""
+    base_is: Expected | None = None
+    """Which ledger that is."""
     tail: Tail
     horizon: int
     schema: int
@@ -169,15 +171,6 @@ def done_path(table: int, run: str, partition: int) -> str:
 def progress_path(table: int, run: str, partition: int) -> str:
     """Where a partition says how far it is."""
     return f"{run_folder(table, run)}/{partition}.progress"
-
-
-def read_manifest(store: Store, path: str) -> Manifest:
-    """A manifest that should be there."""
-    try:
-        data = store.read(path)
-    except FileMissing as missing:
-        raise LedgerLost(store.url(path)) from missing
-    return decode_manifest(data, path=store.url(path))
 
 
 def carry_out(data: bytes, here: Here) -> bytes:
@@ -258,7 +251,7 @@ class _Job:
 
     def run(self) -> Done:
         work = self.work
-        base = read_manifest(self.store, work.base) if work.base else None
+        base = read_manifest(self.store, work.base, work.base_is) if work.base else None
         if base is not None and base.horizon > work.horizon:
             raise ProofFailed(work.partition, "the horizon would fall")
         old = [self._opened(file) for file in base.files] if base is not None else []
