@@ -11,17 +11,26 @@ Each error says what happened (its message), why (`detail`) and what to do (`hin
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, TypeVar
 
 __all__ = [
     "Conflict",
     "Corrupt",
     "InvariantBroken",
     "LowmarkError",
+    "NoMemory",
+    "NoThreads",
     "Rejected",
     "Unavailable",
     "invariant",
+    "named",
 ]
+
+
+E = TypeVar("E", bound=BaseException)
+
+_NO_THREAD = "can't start new thread"
+"""Python has no error of its own for it."""
 
 
 class LowmarkError(Exception):
@@ -56,6 +65,31 @@ class Unavailable(LowmarkError):
     """Nothing is wrong with the request; retry later."""
 
 
+class NoMemory(Unavailable):
+    """This process got no memory for what it was about to do."""
+
+    def __init__(self, what: str = "", *, where: str = "") -> None:
+        super().__init__(
+            f"there is not enough memory{f' at {where}' if where else ''}",
+            detail=f"Python said: {what}." if what else "",
+            hint="Ask for less at once (fewer rows or columns, a smaller batch_bytes), or give this"
+            " process more memory.",
+        )
+
+
+class NoThreads(Unavailable):
+    """This process could not start a thread."""
+
+    def __init__(self, *, where: str = "") -> None:
+        super().__init__(
+            f"no thread can be started{f' at {where}' if where else ''}",
+            detail="The limit of threads of this user, or of this container, is reached; or there"
+            " is no memory for one more.",
+            hint="End threads or processes, or raise the limit (`ulimit -u`, pids of the"
+            " container); then open the database again.",
+        )
+
+
 class Corrupt(LowmarkError):
     """Data is not what was written; stop and call a person."""
 
@@ -68,3 +102,16 @@ def invariant(ok: object, message: str) -> None:
     """Raise if `ok` is false, also under `python -O`."""
     if not ok:
         raise InvariantBroken(message)
+
+
+def named(error: E, *, where: str = "") -> E | LowmarkError:
+    """What Python raises where memory or threads ran out, by our names; anything else as it is."""
+    fresh: LowmarkError
+    if isinstance(error, MemoryError):  # Arrow's, too
+        fresh = NoMemory(str(error), where=where)
+    elif isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+        fresh = NoThreads(where=where)
+    else:
+        return error
+    fresh.__cause__ = error
+    return fresh

@@ -72,6 +72,9 @@ class KvMachine:
         self.at[index] = key
         return True if op == "cas" else version
 
+    def may_use_reserve(self, command: Buffer) -> bool:
+        return bool(msgspec.msgpack.decode(command)[0] == "del")
+
     def moved(self, old: int, new: int) -> None:
         key = self.at.pop(old, None)
         if key is not None:

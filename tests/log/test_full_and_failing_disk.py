@@ -75,7 +75,7 @@ def test_a_snapshot_is_taken_on_a_full_disk_because_it_frees_space() -> None:
     world.segment(11, 20, size=200)
     world.segment(21, 30, size=200)
     world.disk.capacity_bytes = world.disk._used_bytes + 30_000
-    world.put(31, 31)
+    world.put(31, 31)  # nothing was known of it yet
     world.loop.run_for(100)
     with pytest.raises(DiskFull):
         world.put(32, 32)
@@ -83,7 +83,7 @@ def test_a_snapshot_is_taken_on_a_full_disk_because_it_frees_space() -> None:
     world.begin_snapshot(30)
     world.loop.run_for(500)
     # then their segments are gone
-    assert [ref.first for ref in world.group.state.segments] == [21]
+    assert [ref.first for ref in world.group.state.segments] == [31]
 
 
 def test_a_crash_on_a_full_disk_keeps_what_was_acknowledged() -> None:
@@ -147,15 +147,111 @@ def test_space_is_reserved_for_compaction() -> None:
         world.segment(10 * k + 1, 10 * k + 10, size=200)
     world.snapshot(30, [5, 15, 25])
     fill(world, left=19_000)
-    world.put(41, 41, size=200)
-    # then an append finds the disk full though there is space
-    world.loop.run_until(lambda: world.log.wal.stopped is not None)
-    assert isinstance(world.log.wal.stopped, DiskFull)
-    # and phase 3, which low disk starts by itself, makes enough of it for the append to go through
+    world.log.wal._free = world.disk.free_bytes()
+    # then an append is refused at once, though there is space, and nothing else is
+    with pytest.raises(DiskFull, match="reserved") as refused:
+        world.put(41, 41, size=200)
+    assert (refused.value.free, refused.value.reserved) == (19_000, 20_000)
+    vote = Ended()
+    world.group.put_meta(b"vote", vote)
+    world.group.append(1, [data_of(41, 1, 200)], reserve=True)
     world.await_written(41)
+    assert vote.over
+    # and phase 3, which low disk starts by itself, makes enough of it for appends
+    heard: list[str] = []
+    world.log.on_writable = lambda: heard.append("writable")
+    world.loop.run_until(lambda: bool(heard))
     assert [run.trigger for run in world.group.runs] == ["low disk"]
     assert world.group.runs[0].bytes_freed > 0
-    world.crash().check([5, 15, 25, *range(31, 42)], size=200)
+    world.append(42, 42, size=200)
+    world.crash().check([5, 15, 25, *range(31, 43)], size=200)
+
+
+def test_who_frees_space_is_not_refused_any_more() -> None:
+    world = World(disk_reserved_bytes=20_000, disk_low_bytes=0)
+    world.append(1, 3)
+    fill(world, left=19_000)
+    world.append(4, 4)  # nothing was known of it yet
+    with pytest.raises(DiskFull):
+        world.put(5, 5)
+    # when there is space, then the very next append is taken
+    free(world)
+    world.append(5, 5)
+    world.crash().check(range(1, 6))
+
+
+def test_much_at_once_is_not_taken_by_what_was_known_of_the_disk_before() -> None:
+    world = World(disk_reserved_bytes=20_000, disk_low_bytes=0)
+    world.append(1, 3)
+    fill(world, left=21_000)
+    with pytest.raises(DiskFull):
+        world.put(4, 4, size=300_000)
+    world.append(4, 4)
+
+
+def test_space_runs_short_once_and_so_often_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(world: World) -> None:
+        for _ in range(5):
+            with pytest.raises(DiskFull):
+                world.put(5, 5)
+            world.loop.run_for(3_000)
+
+    world = World(disk_reserved_bytes=20_000, disk_low_bytes=0)
+    world.append(1, 3)
+    fill(world, left=19_000)
+    world.append(4, 4)
+    refuse(world)
+    assert len(caplog.messages) == 1
+    # when there was enough in between, it is said again
+    free(world)
+    world.loop.run_for(3_000)
+    fill(world, left=19_000)
+    world.log.wal._free = world.disk.free_bytes()
+    refuse(world)
+    assert len(caplog.messages) == 2
+
+
+def test_a_disk_that_stays_full_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    world = full_world()
+    world.loop.run_for(30_000)
+    assert [message for message in caplog.messages if "WAL" in message] == ["the WAL is stopped"]
+
+
+def test_a_batch_waits_for_the_segment_writer_before_it_leaves_no_space_for_it() -> None:
+    # given a disk with room for all rows once, and half of them twice
+    world = World(wal_bytes_max=1 << 20, disk_reserved_bytes=20_000, disk_low_bytes=0)
+    world.disk.capacity_bytes = 120_000
+    lowest = 1 << 20
+
+    def look(call: str, path: str) -> None:
+        nonlocal lowest
+        lowest = min(lowest, world.disk.free_bytes())
+
+    world.disk.before_call = look
+    for index in range(1, 171):
+        world.append(index, index, size=500)
+    world.roll()
+    # then all are taken, and the segment writer never needed more than its part of the reserve
+    assert lowest >= 20_000 * 3 // 4
+    assert world.disk.free_bytes() >= 20_000
+    world.disk.before_call = None
+    world.crash().check(range(1, 171), size=500)
+
+
+def test_the_reserve_is_written_when_the_segment_writer_stands() -> None:
+    # given a segment writer that can't write, and a WAL that should wait for it
+    world = World(wal_bytes_max=1 << 20, disk_reserved_bytes=20_000, disk_low_bytes=0)
+    world.disk.capacity_bytes = 60_000
+    while world.disk.free_bytes() > 42_000:
+        world.append(world.group.last_index + 1, world.group.last_index + 1, size=500)
+    for _ in range(100):
+        world.disk.fail_next("space", ".segment")
+    last = world.group.last_index
+    for index in range(last + 1, last + 4):
+        world.group.append(1, [data_of(index, 1, 2_000)], reserve=True)
+    # then what may use the reserve is written all the same
+    world.await_written(last + 3)
+    assert world.log.segment_writer.error is not None
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])

@@ -57,8 +57,9 @@ from lowmark.client.tide import Tide
 from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder, TideLedger
 from lowmark.client.times import datetime_of, parse_time, time_text
 from lowmark.client.verifying import LedgerVerdict
+from lowmark.errors import NoMemory, NoThreads
 from lowmark.ledger import Lost, PartitionPlan, Problem, RunRecord
-from lowmark.runtime import Locked
+from lowmark.runtime import DiskFailed, DiskFull, Locked, NoHandles
 from lowmark.table import (
     BelowWatermark,
     CursorExists,
@@ -83,6 +84,8 @@ __all__ = [
     "CursorUnknown",
     "Cursors",
     "Database",
+    "DiskFailed",
+    "DiskFull",
     "Ended",
     "Explanation",
     "Forked",
@@ -99,6 +102,9 @@ __all__ = [
     "LineRefused",
     "Locked",
     "Lost",
+    "NoHandles",
+    "NoMemory",
+    "NoThreads",
     "Part",
     "PartitionExplanation",
     "PartitionPlan",

@@ -1,7 +1,8 @@
 """What callers ask of a copy, up to a limit: commands to be applied, questions to be answered.
 
 Whoever asks is answered once: what can't be taken is refused at once, what waits too long is told
-so, and when the copy stops everybody is.
+so, and when the copy stops everybody is. When this node can't write (`Log.trouble`) and the copy is
+the only one, nobody else could answer: then whoever waits is told the disk's own reason at once.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from typing import Protocol
 
 from lowmark.errors import LowmarkError
 from lowmark.group.config import GroupConfig
+from lowmark.group.envelope import COMMAND_BYTES
 from lowmark.group.errors import (
     CommandTooLarge,
     GroupBusy,
     GroupStopped,
     NotLeader,
+    NotWritten,
     OutcomeUnknown,
     ShuttingDown,
 )
 from lowmark.group.future import Future
+from lowmark.group.machine import Machine
 from lowmark.group.requests import Proposal, Proposals, Read, Reads
+from lowmark.log import GroupLog
 from lowmark.runtime import Buffer
 
 __all__ = ["Asking"]
@@ -32,10 +37,19 @@ class Host(Protocol):
     config: GroupConfig
     stopped: LowmarkError | None
 
+    machine: Machine
+    log: GroupLog
+
     @property
     def leads(self) -> bool: ...
     @property
+    def ready(self) -> bool: ...
+    @property
     def leader(self) -> int: ...
+    @property
+    def alone(self) -> bool: ...
+    @property
+    def trouble(self) -> LowmarkError | None: ...
     def now_ms(self) -> int: ...
     def wake(self) -> None: ...
 
@@ -60,7 +74,7 @@ class Asking:
         if not isinstance(command, bytes | bytearray | memoryview):
             raise TypeError(f"a command is bytes, not {type(command).__name__}")
         future: Future[object] = Future()
-        refusal = self._refusal(len(command))
+        refusal = self._refusal(len(command)) or self._no_space(command, in_place=in_place)
         if refusal is not None:
             future.reject(refusal)
             return future
@@ -71,6 +85,9 @@ class Asking:
         host, config, proposals = self._host, self._host.config, self.proposals
         if host.stopped is not None:
             return host.stopped.again()
+        trouble = host.trouble
+        if trouble is not None:
+            return trouble
         if not host.leads:
             return NotLeader(host.name, leader=host.leader or None)
         if size > config.command_bytes_max:
@@ -80,6 +97,19 @@ class Asking:
         waiting = proposals.queued_bytes
         if waiting and waiting + size > config.waiting_bytes_max:
             return GroupBusy(host.name, why=f"{waiting} bytes of commands wait")
+        return None
+
+    def _no_space(self, command: Buffer, *, in_place: bool) -> LowmarkError | None:
+        """Refuse before it is in the log what would use the reserve: there it can't be refused."""
+        host, size = self._host, len(command)
+        if host.log.fits(size):
+            return None
+        if host.machine.may_use_reserve(memoryview(command)[COMMAND_BYTES if in_place else 0 :]):
+            return None
+        try:
+            host.log.check_space(size)
+        except LowmarkError as error:
+            return error
         return None
 
     def _full(self) -> GroupBusy:
@@ -128,9 +158,22 @@ class Asking:
 
     def tick(self, now_ms: int) -> None:
         """Tell those that waited too long; ask again what was probably lost."""
-        self.proposals.expire(now_ms)
-        self.reads.expire(now_ms)
+        host = self._host
+        trouble = host.trouble
+        if trouble is not None:
+            self._give_up(trouble)
+        local = host.log.trouble if self.waiting else None
+        self.proposals.expire(now_ms, trouble=local, alone=host.alone)
+        self.reads.expire(now_ms, trouble=local)
         self.reads.ask_again(now_ms, self._host.config.election_ms)
+
+    def _give_up(self, trouble: LowmarkError) -> None:
+        """Nobody but this node could carry out what waits, and it can't write."""
+        name, message = self._host.name, trouble.message
+        self.proposals.refuse_pending(lambda: NotWritten(name, why=message))
+        self.proposals.refuse_queued(trouble.again)
+        if not self._host.ready:  # else they need no write, and are about to be answered
+            self.reads.refuse(trouble.again)
 
     def refuse_all(self, error: LowmarkError) -> None:
         """This copy has stopped."""

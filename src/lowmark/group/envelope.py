@@ -30,6 +30,7 @@ __all__ = [
     "JOINT_CHANGE",
     "VERSION",
     "Command",
+    "command_in",
     "copy_of",
     "founders_of",
     "kind_of",
@@ -122,6 +123,17 @@ def open_command(data: Buffer) -> Command:
     if len(view) < _COMMAND.size or view[0] != COMMAND:
         raise Corrupt("an entry holds no command")
     return Command(_COMMAND.unpack_from(view)[1], view[_COMMAND.size :])
+
+
+def command_in(data: Buffer) -> memoryview | None:
+    """The command that an entry brings; None if it is the group's own, and small.
+
+    Of a copy it is the old command, which takes its space once more.
+    """
+    view = memoryview(data)
+    if view and view[0] == COPY:
+        view = view[_COPY.size :]
+    return view[_COMMAND.size :] if view and view[0] == COMMAND else None
 
 
 def old_index_of(data: Buffer) -> int:

@@ -19,6 +19,7 @@ __all__ = [
     "NoQuorum",
     "NotAMember",
     "NotLeader",
+    "NotWritten",
     "OutcomeUnknown",
     "QuarantinedHere",
     "ReadTimedOut",
@@ -66,6 +67,13 @@ class NoQuorum(OutcomeUnknown):
 
     def __init__(self, group: str, *, waited_ms: int) -> None:
         super().__init__(group, why=f"no majority answered within {waited_ms} ms")
+
+
+class NotWritten(OutcomeUnknown):
+    """This node could not write the command. It has kept it, and tries again by itself."""
+
+    def __init__(self, group: str, *, why: str) -> None:
+        super().__init__(group, why=f"this node could not write it: {why}")
 
 
 class ReadTimedOut(Unavailable):

@@ -44,6 +44,7 @@ from lowmark.log import Dropped, EntryGone, EntryTooLarge, GroupLog, ReferenceEx
 from lowmark.raft import (
     NOBODY,
     Entry,
+    EntryKind,
     Heartbeat,
     HeartbeatResponse,
     Install,
@@ -154,7 +155,18 @@ class Group:
             install=self._installing.install,
             release=self._release,
             failed=self._write_failed,
+            may_use_reserve=self._may_use_reserve,
         )
+
+    def _may_use_reserve(self, entries: list[Entry]) -> bool:
+        """Whether these may be written though the disk is full.
+
+        A leader has refused what may not, before it was in its log; there, all must be written.
+        """
+        if self.leads:
+            return True
+        commands = [envelope.command_in(e.data) for e in entries if e.kind is EntryKind.NORMAL]
+        return all(one is None or self.machine.may_use_reserve(one) for one in commands)
 
     def _new_raft(self) -> RaftNode:
         return self._storage.new_core(
@@ -177,6 +189,16 @@ class Group:
     def ready(self) -> bool:
         """Whether this member leads and has applied the first entry of its term."""
         return self.leads and self._applying.applied >= self.raft.core.term_start
+
+    @property
+    def alone(self) -> bool:
+        """Whether this copy is the only voter: what it can't do, nobody does."""
+        return self.raft.core.singleton
+
+    @property
+    def trouble(self) -> LowmarkError | None:
+        """What keeps this copy from writing, and not just this once, if it is the only voter."""
+        return self.log.trouble if self.raft.core.singleton else None
 
     @property
     def leader(self) -> int:

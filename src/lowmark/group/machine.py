@@ -33,6 +33,12 @@ class Machine(Protocol):
         The command's buffer may be part of a larger one: keep the index, or a copy, not a view.
         """
 
+    def may_use_reserve(self, command: Buffer) -> bool:
+        """Whether a command is taken though the disk is full: it frees space, or needs little.
+
+        It is asked before the command is applied, perhaps, and must not depend on the state.
+        """
+
     def moved(self, old: int, new: int) -> None:
         """The entry at `old` was copied to `new`: whoever is live at `old` is live at `new` now.
 

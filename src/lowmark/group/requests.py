@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from lowmark.errors import LowmarkError
-from lowmark.group.errors import GroupBusy, NoQuorum, OutcomeUnknown, ReadTimedOut, Superseded
+from lowmark.group.errors import (
+    GroupBusy,
+    NoQuorum,
+    NotWritten,
+    OutcomeUnknown,
+    ReadTimedOut,
+    Superseded,
+)
 from lowmark.group.future import Future
 from lowmark.runtime import Buffer
 
@@ -95,8 +102,8 @@ class Proposals:
         for _, proposal in pending.values():
             proposal.future.reject(error())
 
-    def expire(self, now_ms: int) -> None:
-        """Answer those that waited long enough."""
+    def expire(self, now_ms: int, *, trouble: LowmarkError | None, alone: bool) -> None:
+        """Answer those that waited long enough; `trouble` is what keeps this node from writing."""
         unheard = [p for p in self.queued if p.deadline_ms <= now_ms]
         if unheard:
             self.queued = [p for p in self.queued if p.deadline_ms > now_ms]
@@ -105,10 +112,21 @@ class Proposals:
         late = [self._pending.pop(at)[1] for at in expired]
         for proposal in unheard:
             why = f"its leader was not ready within {now_ms - proposal.since_ms} ms"
-            proposal.future.reject(GroupBusy(self._group, why=why))
+            busy = GroupBusy(self._group, why=why)
+            proposal.future.reject(busy if trouble is None else trouble.again())
         for proposal in late:
             waited = now_ms - proposal.since_ms
-            proposal.future.reject(NoQuorum(self._group, waited_ms=waited))
+            proposal.future.reject(self._too_late(waited, trouble, alone=alone))
+
+    def _too_late(
+        self, waited_ms: int, trouble: LowmarkError | None, *, alone: bool
+    ) -> OutcomeUnknown:
+        if trouble is not None:
+            return NotWritten(self._group, why=trouble.message)
+        if alone:
+            # Nobody else was asked.
+            return NotWritten(self._group, why=f"the disk did not answer within {waited_ms} ms")
+        return NoQuorum(self._group, waited_ms=waited_ms)
 
 
 class Read(NamedTuple):
@@ -166,7 +184,7 @@ class Reads:
         for context in [c for c, (at, _) in self._asked.items() if now_ms - at >= after_ms]:
             self.new += self._asked.pop(context)[1]
 
-    def expire(self, now_ms: int) -> None:
+    def expire(self, now_ms: int, *, trouble: LowmarkError | None) -> None:
         """Answer those that waited long enough."""
         batches = [self.new, *(reads for _, reads in self._asked.values())]
         batches += [reads for _, reads in self._confirmed]
@@ -176,7 +194,8 @@ class Reads:
                 reads[:] = [read for read in reads if read.deadline_ms > now_ms]
                 for read in late:
                     waited = now_ms - read.since_ms
-                    read.future.reject(ReadTimedOut(self._group, waited_ms=waited))
+                    late_by = ReadTimedOut(self._group, waited_ms=waited)
+                    read.future.reject(late_by if trouble is None else trouble.again())
         self._asked = {c: known for c, known in self._asked.items() if known[1]}
         self._confirmed = [known for known in self._confirmed if known[1]]
 

@@ -5,7 +5,8 @@ counts as done when all of it and every order before it is durable. The WAL writ
 was given things, so whatever it reports is news about everything before, too: entries that were
 overwritten before they were written never get a report of their own.
 
-A full queue or disk only delays an order (`retry`). A commit index alone is not worth a write: it
+A full queue or disk only delays an order (`retry`); on a follower that has only reserved space
+left, one with entries that may not use it. A commit index alone is not worth a write: it
 rides along with the next vote, and is learned again from the leader otherwise. Only that a change
 of members is committed is worth one: it goes before the next entries. So whoever has a change
 durable never elects or commits, after any crash, with the members before the last change but one;
@@ -77,7 +78,9 @@ class Writes:
         install: Install,
         release: Callable[[list[Response]], None],
         failed: Callable[[LowmarkError], None],
+        may_use_reserve: Callable[[list[Entry]], bool],
     ) -> None:
+        self._may_use_reserve = may_use_reserve
         self._log = log
         self._install = install
         self._release = release
@@ -236,7 +239,10 @@ class Writes:
                 self._record(write, below=first)
             for term, run in groupby(piece, lambda entry: entry.term):
                 same = list(run)
-                self._log.append(term, [entry_data(entry) for entry in same], first=same[0].index)
+                datas = [entry_data(entry) for entry in same]
+                fits = self._log.fits(sum(map(len, datas)))
+                reserve = fits or self._may_use_reserve(same)
+                self._log.append(term, datas, first=same[0].index, reserve=reserve)
                 self._unknown_to = min(self._unknown_to, same[0].index - 1)
                 self._changes_at = [at for at in self._changes_at if at < same[0].index]
                 self._changes_at += _changes_in(same)

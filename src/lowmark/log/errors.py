@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
+from lowmark.runtime import DiskFull
 
 __all__ = [
     "Damaged",
@@ -23,6 +24,8 @@ __all__ = [
     "TermFell",
     "check_u63",
     "check_version",
+    "in_directory",
+    "reserve_reached",
 ]
 
 
@@ -190,6 +193,39 @@ class SnapshotRefused(Rejected):
 
 class InstallRefused(Rejected):
     """A piece of a snapshot installation that does not fit."""
+
+
+def reserve_reached(directory: str, *, free: int, reserved: int) -> DiskFull:
+    """Rows would use what is reserved for deletes and compaction."""
+    full = DiskFull(directory)
+    full.message = (
+        f"there is no space for more rows in {directory or 'the data directory'}:"
+        f" {_mib(free)} are free, and {_mib(reserved)} are reserved"
+    )
+    full.detail = (
+        "While less than log.disk_reserved_bytes would be free, appends are refused; reads,"
+        " deletes and compaction go on."
+    )
+    full.hint = (
+        "Free some space: `lowmark compact` does, if rows were replaced or deleted. Appends go on"
+        " by themselves when there is enough."
+    )
+    full.args = (full.message,)
+    full.free, full.reserved = free, reserved
+    return full
+
+
+def in_directory(error: LowmarkError, directory: str) -> LowmarkError:
+    """The same error, which says in which data directory."""
+    fresh = error.again()
+    if directory and directory not in fresh.message:
+        fresh.message = f"{fresh.message} (in {directory})"
+        fresh.args = (fresh.message,)
+    return fresh
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.1f} MiB"
 
 
 def reason_of(error: BaseException) -> str:

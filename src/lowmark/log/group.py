@@ -57,6 +57,10 @@ class Services(Protocol):
 
     def check_writable(self) -> None: ...
     def check_not_closed(self) -> None: ...
+    def check_space(self, size: int) -> None: ...
+    def fits(self, size: int) -> bool: ...
+    @property
+    def trouble(self) -> LowmarkError | None: ...
     def queued_bytes(self) -> int: ...
     def now_ms(self) -> int: ...
     def write(self, state: GroupState, runs: list[Run]) -> None: ...
@@ -170,11 +174,32 @@ class GroupLog:
 
     # -- writing --------------------------------------------------------------------------------
 
-    def append(self, term: int, datas: Sequence[Buffer], *, first: int | None = None) -> int:
+    def fits(self, size: int) -> bool:
+        """Whether so much would be taken without `reserve`, as far as is known."""
+        return self._services.fits(size)
+
+    def check_space(self, size: int) -> None:
+        """Raise `DiskFull` if so much is not taken without `reserve`."""
+        self._services.check_space(size)
+
+    @property
+    def trouble(self) -> LowmarkError | None:
+        """What keeps all that is appended from becoming durable, and not just this once."""
+        return self._services.trouble
+
+    def append(
+        self,
+        term: int,
+        datas: Sequence[Buffer],
+        *,
+        first: int | None = None,
+        reserve: bool = False,
+    ) -> int:
         """Add entries of one term; give the first one's index.
 
         With `first` at or below the last index, everything from there on is overwritten. What the
         snapshot covers already is left out. "Written" comes later, by the log's `on_written`.
+        With `reserve` they may use the space that is reserved, for what frees space or is small.
         """
         state, config = self._state, self._services.config
         self._check_writes()
@@ -198,6 +223,8 @@ class GroupLog:
         previous = state.last_term if at == state.last_index + 1 else self.term_at(at - 1)
         if previous is not None and term < previous:
             raise TermFell(self.name, term=term, previous=previous)
+        if not reserve:
+            self._services.check_space(sum(map(len, datas)))
         waiting = self._services.queued_bytes()
         if waiting > config.wal_queue_bytes_max:
             raise LogBusy(waiting=waiting, limit=config.wal_queue_bytes_max)
@@ -470,6 +497,7 @@ class GroupLog:
     def begin_install(self, meta: SnapshotMeta, *, last_applied: int) -> Installer:
         """Take in a snapshot that another node sends. Until it is finished, nothing changes."""
         self._services.check_writable()
+        self._services.check_space(0)
         self._check_sound()
         self._check_folder()
         check_u63(meta.index, "an index")

@@ -22,6 +22,7 @@ from lowmark.log.errors import (
     GroupLeaving,
     GroupUnknown,
     LogClosed,
+    in_directory,
     reason_of,
 )
 from lowmark.log.flush import ClosedFile, SegmentWriter
@@ -85,7 +86,9 @@ class Log:
     while more than `wal_queue_bytes_max` waits, appends are refused with `LogBusy`. `has_room` is
     false then, and somewhat earlier; when it is true again, `on_writable` is called. While one
     group's folder can't be written, that group alone is refused with `GroupUnwritable`; `has_room`
-    does not know of it, but `on_writable` is called when it is well again.
+    does not know of it, but `on_writable` is called when it is well again. While too little is free
+    beside the reserve, appends are refused with `DiskFull` that do not say that they may use it;
+    when there is enough again, `on_writable` is called, too.
 
     Who gives an `on_done` that takes an error is called exactly once (`put_meta`, `take_snapshot`,
     `restore_live`, `Installer.finish`), unless the call itself raised: with None when it is done,
@@ -125,6 +128,7 @@ class Log:
             on_broken=self._writes_dropped,
             on_room=self._tell_writable,
             flush_error=lambda: self.segment_writer.stuck,
+            flush_stands=self._flush_stands,
         )
         self.segment_writer = SegmentWriter(
             runtime,
@@ -283,6 +287,23 @@ class Log:
         """Whether an append would be taken without a wait; if not, `on_writable` tells when."""
         return self.wal.has_room and not (self._closed or self._read_only)
 
+    @property
+    def trouble(self) -> LowmarkError | None:
+        """What keeps everything that is appended from becoming durable, and not just this once.
+
+        The disk's error, that the segment writer's error leaves no room in the WAL, or None. What
+        was taken is written when it is over, without anybody's help.
+        """
+        found = self.wal.trouble
+        if found is None and self.wal.waits_for_flush:
+            found = self.segment_writer.stuck
+        return None if found is None else in_directory(found, self.disk.describe(""))
+
+    def _flush_stands(self) -> bool:
+        """Whether waiting for the segment writer may be in vain."""
+        installing = any(state.installing for state in self._states.values())
+        return installing or self.segment_writer.error is not None
+
     def roll(self) -> None:
         """Close the WAL file and let the segment writer work it off."""
         self.check_writable()
@@ -297,6 +318,16 @@ class Log:
         refusal = self.wal.refusal
         if refusal is not None:
             raise refusal.again()
+
+    def fits(self, size: int) -> bool:
+        """Whether so much would be taken that may not use the reserve, as far as is known."""
+        return self.wal.fits(size)
+
+    def check_space(self, size: int) -> None:
+        """Raise `DiskFull` if so much may not be taken that may not use the reserve."""
+        refused = self.wal.shortage(size)
+        if refused is not None:
+            raise refused
 
     def now_ms(self) -> int:
         """The wall clock, for records."""

@@ -16,6 +16,13 @@ dropped, so that the others can go on.
 When `wal_files_waiting_max` closed files wait for the segment writer, the WAL waits for it. If what
 the segment writer waits for is a disk that fails, appends are refused with that error, too: who
 waited for a failed disk in silence could not tell why.
+
+A part of the disk is reserved (`disk_reserved_bytes`), so that a disk full of rows locks nobody
+out. Who appends says whether the entries may use it. What may not is refused at once (`shortage`)
+when it would leave less than that free, counting what was taken before it. What was taken is
+written in any case: the reserve is for it, too, if another program has filled the disk meanwhile.
+What is in WAL files is written once more, into segments, before they can go. Where that would need
+more of the reserve than a quarter, the next batch waits until the segment writer is through.
 """
 
 from __future__ import annotations
@@ -25,21 +32,27 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from lowmark.errors import LowmarkError, invariant
+from lowmark.errors import LowmarkError, invariant, named
 from lowmark.log import files, large_format, wal_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import LargePlace, Run
-from lowmark.log.errors import reason_of
+from lowmark.log.errors import reason_of, reserve_reached
 from lowmark.log.folders import discard
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Record, WalHeader
-from lowmark.runtime import Buffer, Disk, DiskFull, File, Outcome, Runtime
+from lowmark.runtime import Buffer, Disk, DiskFull, File, NoHandles, Outcome, Runtime
 
 __all__ = ["Fence", "MetaWrite", "RunWrite", "Wal", "Write"]
 
 logger = logging.getLogger(__name__)
 
 _LARGE_FAILURES_MAX = 5
+_FAILURES_PASSING = 1
+"""So often in a row the disk may fail before callers are told: the next try may go through."""
+_MUCH_BYTES = 256 << 10
+"""For so much the disk is asked anew: other programs may have filled it since the last batch."""
+_FLUSH_SHARE = 4
+"""The segment writer may use this part of the reserve (1/4)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,8 +135,16 @@ class Wal:
         on_broken: Callable[[GroupState, LowmarkError, list[Write]], None],
         on_room: Callable[[], None],
         flush_error: Callable[[], LowmarkError | None],
+        flush_stands: Callable[[], bool],
     ) -> None:
         self._flush_error = flush_error
+        self._flush_stands = flush_stands
+        self._free = 0
+        """How much was free on the disk when it was last asked."""
+        self._writing_bytes = 0
+        self._short_of: int | None = None
+        """What did not fit beside the reserve, if rows are being refused."""
+        self._told_of: type[LowmarkError] | None = None
         self._on_broken = on_broken
         self._on_room = on_room
         self._room_bytes = min(config.wal_batch_bytes_max, config.wal_queue_bytes_max)
@@ -173,11 +194,11 @@ class Wal:
         self._first_number = number
         new = self._plan_file(number)
         try:
-            low_disk = self._write_file(new)()
+            free = self._write_file(new)()
         except DiskFull as full:
             self._stop(full)  # reads, deletes and compaction need no WAL
             return
-        self._use_file(new, low_disk=low_disk)
+        self._use_file(new, free=free)
 
     def write(self, write: Write) -> None:
         """Take a write; it is made durable with whatever else is waiting."""
@@ -202,14 +223,15 @@ class Wal:
     @property
     def refusal(self) -> LowmarkError | None:
         """The disk's error that keeps it from writing, its own or the segment writer's."""
-        return self.stopped or (self._flush_error() if self._waits_for_flush else None)
+        return self.stopped or (self._flush_error() if self.waits_for_flush else None)
 
     @property
     def _full(self) -> bool:
         return self.durable_bytes + self.large_bytes >= self._config.wal_bytes_max
 
     @property
-    def _waits_for_flush(self) -> bool:
+    def waits_for_flush(self) -> bool:
+        """Whether nothing is written before the segment writer is through with a file."""
         return self._full and self.files_waiting >= self._config.wal_files_waiting_max
 
     def closed_bytes(self, number: int) -> int:
@@ -221,6 +243,82 @@ class Wal:
         had_room, self._had_room = self._had_room, self.has_room
         if self._had_room and not had_room:
             self._loop.call_soon(self._on_room)
+
+    # -- the reserve ----------------------------------------------------------------------------
+
+    def fits(self, size: int) -> bool:
+        """Whether so much may be taken without using the reserve, as far as is known."""
+        reserved = self._config.disk_reserved_bytes
+        if not reserved:
+            return True
+        if size >= _MUCH_BYTES:
+            self._free = self._disk.free_bytes()
+        return size + self.queued_bytes + self._writing_bytes <= self._free - reserved
+
+    def shortage(self, size: int) -> DiskFull | None:
+        """Why so much that may not use the reserve is not taken; None if it is."""
+        if self.fits(size):
+            return None
+        # In place, since it is rare and quick: whoever has freed space is not refused any more.
+        self._free = self._disk.free_bytes()
+        if self.fits(size):
+            return None
+        self._run_short(size)
+        where, reserved = self._disk.describe(""), self._config.disk_reserved_bytes
+        return reserve_reached(where, free=self._free, reserved=reserved)
+
+    def _run_short(self, size: int) -> None:
+        if self._short_of is not None:
+            self._short_of = max(self._short_of, size)
+            return
+        self._short_of = size
+        logger.warning(
+            "rows are refused: there is no space for them beside what is reserved",
+            extra={
+                "directory": self._disk.describe(""),
+                "free_bytes": self._free,
+                "reserved_bytes": self._config.disk_reserved_bytes,
+            },
+        )
+        # What compaction can free is in segments.
+        if self.durable_bytes > self._begun_bytes and not self.files_waiting:
+            self.roll()
+        self._loop.call_soon(self._on_low_disk)
+        self._loop.call_later(self._config.retry_ms, self._ask_for_space)
+
+    def _ask_for_space(self) -> None:
+        if not self.closed:
+            self._lane.submit(self._disk.free_bytes, self._space_known)
+
+    def _space_known(self, done: Outcome[int]) -> None:
+        if self.closed or self._short_of is None:
+            return
+        self._free = done.value() if done.error is None else self._free
+        if not self.fits(self._short_of):
+            self._loop.call_later(self._config.retry_ms, self._ask_for_space)
+            return
+        self._short_of = None
+        logger.info("rows are taken again", extra={"free_bytes": self._free})
+        self._on_room()
+
+    def _must_flush_first(self) -> bool:
+        """Whether the segment writer would lack space for what is in WAL files and the next batch.
+
+        If it can't help, because it stands or has nothing to do, the batch is written all the same.
+        """
+        reserved = self._config.disk_reserved_bytes
+        if not reserved or not self._queue:
+            return False
+        batch = min(self.queued_bytes, self._config.wal_batch_bytes_max)
+        allowed = max(self._free - reserved, reserved // _FLUSH_SHARE)
+        if self.unflushed_bytes + 2 * batch <= allowed or self._flush_stands():
+            return False
+        return self.files_waiting > 0 or self.durable_bytes > self._begun_bytes
+
+    @property
+    def trouble(self) -> LowmarkError | None:
+        """The disk's error, if it keeps everything from being written, and not just this once."""
+        return self.stopped if self._failures > _FAILURES_PASSING else None
 
     def roll(self) -> None:
         """Close the present file as soon as what is being written is written."""
@@ -264,14 +362,22 @@ class Wal:
             if self._full:
                 self.look_for_room()
                 return
+        if self._must_flush_first():
+            if not self.files_waiting:
+                self._roll()
+            else:  # until it is flushed; looked at again, lest the segment writer stands
+                self._loop.call_later(self._config.retry_ms, self._plan_pump)
+            return
         if not self._queue:
             return
+        before = self.queued_bytes
         batch = self._make_batch()
         if not batch.records:
             self._on_written(batch.writes)
             self._plan_pump()
             return
         self._busy = True
+        self._writing_bytes = before - self.queued_bytes
         self._lane.submit(self._write_batch(batch), lambda done: self._finish_batch(batch, done))
 
     def _make_batch(self) -> _Batch:
@@ -325,12 +431,10 @@ class Wal:
             run.large = LargePlace(number, offset + large_format.FRAME_BYTES)
         state.memtable.stored(run, self.number)
 
-    def _write_batch(self, batch: _Batch) -> Callable[[], tuple[int, int]]:
-        """The lane's step: returns how many bytes went to the WAL and to large files."""
+    def _write_batch(self, batch: _Batch) -> Callable[[], tuple[int, int, int]]:
+        """The lane's step: how many bytes went to the WAL and to large files, and are free."""
 
-        def step() -> tuple[int, int]:
-            if not self._has_space():
-                raise _ReserveReached(files.wal_path(batch.number))
+        def step() -> tuple[int, int, int]:
             large_bytes = 0
             for (folder, _), large in batch.large.items():
                 try:
@@ -342,12 +446,17 @@ class Wal:
             invariant(file is not None, "the WAL has an open file")
             file.write_at(batch.offset, buffers)  # type: ignore[union-attr]
             file.datasync()  # type: ignore[union-attr]
-            return sum(map(len, buffers)), large_bytes
+            return sum(map(len, buffers)), large_bytes, self._free_now()
 
         return step
 
-    def _finish_batch(self, batch: _Batch, done: Outcome[tuple[int, int]]) -> None:
+    def _free_now(self) -> int:
+        """On the lane."""
+        return self._disk.free_bytes() if self._config.disk_reserved_bytes else 0
+
+    def _finish_batch(self, batch: _Batch, done: Outcome[tuple[int, int, int]]) -> None:
         self._busy = False
+        self._writing_bytes = 0
         if self.closed:
             return
         if done.error is not None:
@@ -355,7 +464,7 @@ class Wal:
             self._batch_failed(done.error)
             return
         self._large_failures.clear()
-        wal_bytes, large_bytes = done.value()
+        wal_bytes, large_bytes, self._free = done.value()
         self.sequence += 1
         self.durable_bytes += wal_bytes
         self.large_bytes += large_bytes
@@ -371,7 +480,7 @@ class Wal:
             return
         failures = self._large_failures.get(error.folder, 0) + 1
         self._large_failures[error.folder] = failures
-        if isinstance(error.cause, DiskFull) or failures < _LARGE_FAILURES_MAX:
+        if isinstance(error.cause, DiskFull | NoHandles) or failures < _LARGE_FAILURES_MAX:
             self._stop(error.cause)
             return
         # The WAL itself is sound: it is that group's folder that is broken, and only it pays.
@@ -403,11 +512,6 @@ class Wal:
 
     # -- files ----------------------------------------------------------------------------------
 
-    def _has_space(self) -> bool:
-        # What is in WAL files will be written once more, into segments, before they can go.
-        reserved = self._config.disk_reserved_bytes
-        return not reserved or self._disk.free_bytes() >= reserved + self.unflushed_bytes
-
     @property
     def unflushed_bytes(self) -> int:
         """What the segment writer has still to write of WAL files, the present one included."""
@@ -430,16 +534,16 @@ class Wal:
         buffers += wal_format.encode_batch(number, 0, records)
         return _NewFile(number, buffers, [state.incarnation for state in carried])
 
-    def _write_file(self, new: _NewFile) -> Callable[[], bool]:
-        """The lane's step: returns whether space runs low."""
+    def _write_file(self, new: _NewFile) -> Callable[[], int]:
+        """The lane's step: how many bytes are free."""
 
-        def step() -> bool:
+        def step() -> int:
             self._handles.open_wal(new.number, new.buffers)
-            return self._disk.free_bytes() < self._config.disk_low_bytes
+            return self._disk.free_bytes()
 
         return step
 
-    def _roll_done(self, new: _NewFile, done: Outcome[bool]) -> None:
+    def _roll_done(self, new: _NewFile, done: Outcome[int]) -> None:
         self._busy = False
         if self.closed:
             return
@@ -451,14 +555,15 @@ class Wal:
         self._burned = 0
         closed = range(max(self.number, self._first_number), new.number)
         self._waiting_bytes[self.number] = self.durable_bytes
-        self._use_file(new, low_disk=done.value())
+        self._use_file(new, free=done.value())
         for old in closed:
             self.files_waiting += 1
             self._on_closed(old)
         self._plan_pump()
 
-    def _use_file(self, new: _NewFile, *, low_disk: bool) -> None:
+    def _use_file(self, new: _NewFile, *, free: int) -> None:
         self.number = new.number
+        self._free = free
         self.sequence = 1
         self.durable_bytes = self._begun_bytes = sum(map(len, new.buffers))
         self.large_bytes = 0
@@ -469,43 +574,26 @@ class Wal:
             self.files_waiting += 1
             self._on_closed(closed)
         self.look_for_room()
-        if low_disk:
+        if free < self._config.disk_low_bytes:
             self._on_low_disk()
 
     def _stop(self, error: Exception) -> None:
-        if not isinstance(error, LowmarkError):
+        cause = named(error)
+        if not isinstance(cause, LowmarkError):
             raise error
-        logger.warning("the WAL is stopped", extra={"reason": reason_of(error)})
-        self.stopped = error
+        if self._told_of is not type(cause):  # once, and not with every try
+            self._told_of = type(cause)
+            logger.warning("the WAL is stopped", extra={"reason": reason_of(cause)})
+        self.stopped = cause
         self.look_for_room()
         self._failures += 1
-        if isinstance(error, DiskFull) and self._failures == 1:
+        if isinstance(cause, DiskFull) and self._failures == 1:
             self._on_low_disk()
         self._loop.call_later(self._config.retry_ms, self._retry)
 
     def _retry(self) -> None:
-        if self.stopped is None or self._busy or self.closed:
-            return
-        if not isinstance(self.stopped, _ReserveReached):
+        if self.stopped is not None and not self._busy and not self.closed:
             self._roll()
-            return
-        # Nothing was written, so the file is sound: go on when there is space. Until then, let it
-        # become segments, because what compaction can free is in segments.
-        self._busy = True
-        self._lane.submit(self._has_space, self._space_known)
-
-    def _space_known(self, done: Outcome[bool]) -> None:
-        self._busy = False
-        if self.closed:
-            return
-        if done.error is None and done.value():
-            self.stopped = None
-            self.look_for_room()
-            self._plan_pump()
-        elif self.durable_bytes > self._begun_bytes and not self.files_waiting:
-            self._roll()
-        else:
-            self._loop.call_later(self._config.retry_ms, self._retry)
 
 
 class _LargeFailed(Exception):
@@ -515,10 +603,6 @@ class _LargeFailed(Exception):
         super().__init__(folder)
         self.folder = folder
         self.cause = cause
-
-
-class _ReserveReached(DiskFull):
-    """Less is free than compaction and deletes may need."""
 
 
 class _Handles:

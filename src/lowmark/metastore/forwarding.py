@@ -150,6 +150,8 @@ class Forwarding:
             self._calls.ask(group.leader, SERVICE, request.data, timeout_ms=left).then(
                 lambda future: self._answered(request, future)
             )
+        elif (trouble := group.trouble) is not None:
+            request.future.reject(trouble)  # it is its only voter, and can't write: none will lead
         else:
             self._again(request)
 

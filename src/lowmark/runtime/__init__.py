@@ -45,6 +45,7 @@ from lowmark.runtime.disk import (
     FileExists,
     FileMissing,
     Locked,
+    NoHandles,
     Stat,
 )
 from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
@@ -96,6 +97,7 @@ __all__ = [
     "Loop",
     "Network",
     "NetworkLimits",
+    "NoHandles",
     "NotAPeer",
     "OnCut",
     "OnFrame",

@@ -25,6 +25,7 @@ __all__ = [
     "FileMissing",
     "Locked",
     "Mode",
+    "NoHandles",
     "Stat",
     "bytes_in",
     "folder_of",
@@ -36,7 +37,12 @@ Mode = Literal["read", "write", "create"]
 
 
 class DiskFull(Unavailable):
-    """No space is left for this write."""
+    """No space is left for this write; or none but what is reserved, which rows may not use."""
+
+    free: int | None = None
+    """How many bytes were free, where that was asked."""
+    reserved: int = 0
+    """How many of them rows may not use."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -56,6 +62,17 @@ class DiskFailed(Unavailable):
         )
         self.path = path
         self.call = call
+
+
+class NoHandles(DiskFailed):
+    """This process, or the machine, has no file handle left. Nothing is wrong with the disk."""
+
+    def __init__(self, path: str, *, call: str, reason: str) -> None:
+        super().__init__(path, call=call, reason=reason)
+        self.hint = (
+            "Close files or sockets of this process, or raise its limit (`ulimit -n`); lowmark"
+            " goes on by itself when there are handles again."
+        )
 
 
 class FileMissing(Conflict):

@@ -21,6 +21,7 @@ from lowmark.runtime.disk import (
     FileMissing,
     Locked,
     Mode,
+    NoHandles,
     Stat,
     bytes_in,
     folder_of,
@@ -54,6 +55,8 @@ def _in_our_words(error: OSError, path: str, call: str) -> LowmarkError:
             return FileMissing(path)
         case errno.EEXIST:
             return FileExists(path)
+        case errno.EMFILE | errno.ENFILE:
+            return NoHandles(path, call=call, reason=os.strerror(error.errno))
         case _:
             reason = os.strerror(error.errno) if error.errno else str(error)
             return DiskFailed(path, call=call, reason=reason)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing
+from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing, NoHandles
 
 __all__ = ["Store", "Stored", "whole_location"]
 
@@ -205,6 +205,8 @@ class Store:
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise DiskFull(where) from error
+            if error.errno in {errno.EMFILE, errno.ENFILE}:
+                raise NoHandles(where, call=call, reason=os.strerror(error.errno)) from error
             raise DiskFailed(where, call=call, reason=str(error)) from error
 
 

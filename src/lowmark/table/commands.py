@@ -53,6 +53,7 @@ __all__ = [
     "encode_batch",
     "encode_control",
     "encode_header_in_place",
+    "frees_space",
     "header_of",
     "is_text",
 ]
@@ -270,6 +271,14 @@ def decode(command: Buffer) -> Command:
         # Text that is no UTF-8 is a ValueError of Python's; nesting without end is the last one.
         raise Corrupt(f"a command can't be read: {error}") from error
     return control
+
+
+def frees_space(command: Buffer) -> bool:
+    """Whether it is anything but rows: only those are refused when the disk is full.
+
+    Deletes take space, too, but less than compaction frees because of them.
+    """
+    return len(command) < HEADER_BYTES or command[0] == CONTROL or command[1] == Change.DELETE
 
 
 def is_text(text: str, characters_max: int) -> bool:

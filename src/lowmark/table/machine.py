@@ -17,7 +17,7 @@ from lowmark.errors import Corrupt
 from lowmark.runtime import Buffer
 from lowmark.table.adopting import Adopted
 from lowmark.table.backlog import Backlog
-from lowmark.table.commands import decode
+from lowmark.table.commands import decode, frees_space
 from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
 from lowmark.table.state import Finished, Outcome, Staged, State
@@ -61,6 +61,10 @@ class PartitionMachine:
         except Corrupt as error:
             return error
         return self.state.apply(wanted, index=index, time=time, size=len(command))
+
+    def may_use_reserve(self, command: Buffer) -> bool:
+        """All but rows: deletes, cursors, leases, and what compaction asks for."""
+        return frees_space(command)
 
     def moved(self, old: int, new: int) -> None:
         """A batch has another place in the log."""

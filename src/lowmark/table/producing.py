@@ -14,17 +14,18 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
-from lowmark.errors import LowmarkError, Unavailable
+from lowmark.errors import LowmarkError, NoMemory, Unavailable
 from lowmark.group import (
     Future,
     GroupStopped,
     MachineFailed,
     NotLeader,
+    NotWritten,
     OutcomeUnknown,
     QuarantinedHere,
     Superseded,
 )
-from lowmark.runtime import Buffer, Runtime
+from lowmark.runtime import Buffer, DiskFailed, DiskFull, Runtime
 from lowmark.table.commands import Change, encode_batch, encode_header_in_place
 from lowmark.table.errors import OutOfSequence, ProducerFenced, ProducerForgotten
 from lowmark.table.partition import Partition
@@ -37,6 +38,16 @@ EPOCH_BITS = 12
 WINDOW = ANSWERS_KEPT
 """A repeat of any batch that is under way still gets its first answer."""
 _RETRY_MS = 50
+_FOR_LONG = (
+    GroupStopped,
+    MachineFailed,
+    QuarantinedHere,
+    NotWritten,
+    DiskFull,
+    DiskFailed,
+    NoMemory,
+)
+"""These do not pass by themselves while somebody waits: whoever appends is told at once."""
 
 
 class Outgoing(NamedTuple):
@@ -265,4 +276,4 @@ def _is_last(epoch: int) -> bool:
 
 def _may_pass(error: LowmarkError | None) -> bool:
     passing = isinstance(error, Unavailable | OutOfSequence | NotLeader | Superseded)
-    return passing and not isinstance(error, GroupStopped | MachineFailed | QuarantinedHere)
+    return passing and not isinstance(error, _FOR_LONG)
