@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -33,6 +34,7 @@ from lowmark.runtime import HybridTime, millis_of
 from metastore.world import World
 from sim.catalog_world import DAY_MS, DrivenNode, DrivenWorld, bytes_of, log_of, ms
 
+HOUR_MS = 3_600_000
 SKEW_MS = 500
 """What the clocks of these worlds may differ by."""
 NODES = pytest.mark.parametrize("nodes", [1, 3], ids=["one node", "three nodes"])
@@ -278,15 +280,82 @@ def test_a_clock_a_day_behind_makes_no_author_wait_a_day(world: DrivenWorld) -> 
     world.wait_even(2)
     began_us = world.loop.elapsed_us()
     error = world.wait_error(node.catalog.execute(table("b")))
-    # then he is told that the change is made, soon
+    # then he is told at once that the change is made, and from when on it is in force
     assert isinstance(error, NotInForce)
     assert error.version == 3
     assert "do not repeat" in error.hint
-    assert world.loop.elapsed_us() - began_us < 70_000_000
+    due_ms = millis_of(node.catalog.version(3).activates_at) + SKEW_MS + 1
+    assert error.wait_ms == pytest.approx(due_ms - node.clock.wall_ms(), abs=1_000)
+    assert datetime.fromtimestamp(due_ms // 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") in str(
+        error
+    )
+    assert world.loop.elapsed_us() - began_us < 5_000_000
     world.wait_even(3)
     assert all(one.catalog.latest.table_named("public", "b") for one in world.all())
     # and a refusal does not wait for a day either
     assert world.wait_error(node.catalog.execute(table("b"))) is not None
+
+
+@NODES
+def test_a_clock_that_is_put_back_under_an_author_makes_him_wait_for_nothing(
+    world: DrivenWorld,
+) -> None:
+    # given nodes whose clocks are put back by an hour while they run: hybrid time stands still
+    world.execute(1, table("a"))
+    for node in world.all():
+        node.clock.skew_ms = -HOUR_MS
+    # when somebody changes the catalog
+    began_us = world.loop.elapsed_us()
+    error = world.wait_error(world[1].catalog.execute(table("b")))
+    # then he is told at once that it is done, and how long it takes until it counts everywhere
+    assert isinstance(error, NotInForce)
+    assert error.wait_ms > HOUR_MS - 10_000
+    assert world.loop.elapsed_us() - began_us < 5_000_000
+    world.wait_even(3)
+
+
+class LoneNode(DrivenNode):
+    alone = True
+
+
+class LoneWorld(DrivenWorld):
+    """One node that has the only clock."""
+
+    def new_node(self, number: int) -> LoneNode:
+        return LoneNode(self, number)
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_that_is_alone_waits_for_no_wall_clock(seed: int, killed: bool) -> None:
+    world = LoneWorld(seed, nodes=1)
+    node, last = world[1], 0
+    # given a clock that is put anywhere between two commands, and between two lives
+    for turn, skew_ms in enumerate([0, -HOUR_MS, HOUR_MS, -DAY_MS, 0, -HOUR_MS]):
+        node.clock.skew_ms = skew_ms
+        began_us = world.loop.elapsed_us()
+        made = world.execute(1, table(f"t{turn}")).catalog
+        # then a version is in force when its author hears of it, and after all times before
+        assert world.loop.elapsed_us() - began_us < 1_000_000
+        assert last < made.time
+        assert made.activates_at == made.time + ms(1)
+        last = node.now()
+        assert last > made.activates_at
+        assert world.wait(node.catalog.at(last)).version == made.version
+        # and can be the earliest one at once
+        if turn == 3:
+            assert world.wait(node.catalog.compact(made.version))
+        # also in the next life, before it has told anybody a time
+        if killed:
+            node.crash(killed=True)
+            node.start()
+        else:
+            node.restart()
+        node.clock.skew_ms = skew_ms - HOUR_MS
+        world.run_until(lambda: node.catalogs is not None and node.metastore.coordinates)
+        world.run_until(lambda made=made: node.catalog.latest.version == made.version)  # type: ignore[misc]
+        assert node.now() > made.activates_at
+        assert world.wait(node.catalog.at(node.now())).version == made.version
 
 
 @NODES

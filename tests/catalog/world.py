@@ -35,8 +35,8 @@ class CatalogNode(Node):
             self.catalogs = Catalogs(
                 runtime,
                 cluster.metastore,
-                delay_ms=settings.schema_sync_delay_ms,
-                max_skew_ms=settings.clock_max_skew_ms,
+                delay_ms=1 if self.alone else settings.schema_sync_delay_ms,
+                max_skew_ms=0 if self.alone else settings.clock_max_skew_ms,
             )
             self.catalogs.start()
 

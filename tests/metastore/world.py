@@ -51,6 +51,9 @@ class Watcher:
 class Node:
     """One node, up or down; its disk outlives it."""
 
+    alone = False
+    """Whether its clock is the only one, as an embedded node's is."""
+
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
@@ -99,6 +102,7 @@ class Node:
             disk=self.disk,
             loop=self.sim_node,
             network=world.network,
+            alone=self.alone,
         )
         identify(self.disk, draw=lambda _: self.number - 1, name=f"n{self.number}")
         self.log = Log.open(self.runtime, world.log_config)

@@ -51,6 +51,15 @@ def test_a_wall_clock_that_jumps_back_does_not_take_time_along() -> None:
     assert clock.now() == at(1_002)
 
 
+def test_a_clock_that_is_the_only_one_follows_every_time_it_gave() -> None:
+    # given a log with times of an hour ago, by a wall clock that was put back since
+    clock = HybridClock(Wall(1_000), alone=True)
+    assert clock.observe(at(3_601_000, 7)) == at(3_601_000, 8)
+    # then it goes on from there, whatever others may differ by
+    clock.allow_skew(0)
+    assert clock.now() == at(3_601_000, 9)
+
+
 def test_a_counter_that_is_used_up_borrows_the_next_millisecond() -> None:
     clock = HybridClock(Wall(1_000))
     last = [clock.now() for _ in range(1 << COUNTER_BITS)][-1]

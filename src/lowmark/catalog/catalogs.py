@@ -11,6 +11,11 @@ entry by entry; when they are done, the version is ready.
 A version comes into force a delay after its write; the delay gives it time to reach every node.
 `execute` completes when it is in force by every clock: at its time plus the largest skew. Refusals
 wait in the same way, so that who hears "there is a table orders already" can read it at once.
+A node whose wall clock is far behind the metastore's time can't wait for that: it says at once that
+the version is written, and when it is in force (`NotInForce`).
+
+A node that is alone waits for no wall clock, as there is no other clock that could be behind: its
+own follows every version that it makes or finds, so what it gives out next is later than that.
 
 A look-up by time t waits until this node has every update that can be in force at t: those written
 up to t minus the delay. A node that can't know that says so. A time that no clock of the cluster
@@ -215,6 +220,8 @@ class Catalogs:
     def _made(
         self, value: Update | Snapshot, before: Catalog, catalog: Catalog, revision: int
     ) -> None:
+        if self._clock.alone:
+            self._clock.catch_up(catalog.activates_at)
         if isinstance(value, Snapshot):
             request = self._accepting
             if request is not None and before.version < request.tried <= catalog.version:
@@ -597,9 +604,12 @@ class Catalogs:
             left_ms = (until_us - self._loop.elapsed_us()) / 1_000
             if wait_ms <= 0:
                 future.resolve(None)
-            elif wait_ms > patience_ms or left_ms <= 0:
-                # A clock that was put back stands still until the wall has caught up with it.
-                future.reject(NotInForce(catalog.version, wait_ms=wait_ms))
+                return
+            # A clock that was put back stands still until the wall has caught up with it: that is
+            # what has to be waited for.
+            wait_ms = max(wait_ms, due_ms - self._loop.wall_ms())
+            if wait_ms > patience_ms or left_ms <= 0:
+                future.reject(NotInForce(catalog.version, wait_ms=wait_ms, due_ms=due_ms))
             else:
                 self._loop.call_later(min(wait_ms, left_ms), look)
 
@@ -646,7 +656,8 @@ class Catalogs:
 
     def _due_ms(self, catalog: Catalog) -> int:
         """From when on a version is in force by every clock of the cluster, by this node's."""
-        return millis_of(catalog.activates_at) + self._max_skew_ms + 1
+        due_ms = millis_of(catalog.activates_at)
+        return due_ms if self._clock.alone else due_ms + self._max_skew_ms + 1
 
 
 def _closing() -> Unavailable:

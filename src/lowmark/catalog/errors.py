@@ -6,6 +6,7 @@ what is wrong and what to change, and has a short word for programs. Nothing was
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from lowmark.errors import Conflict, Corrupt, Rejected, Unavailable
@@ -23,6 +24,9 @@ __all__ = [
     "VersionCompacted",
     "VersionUnknown",
 ]
+
+_LAST_MS = 253_402_300_799_000
+"""The last second of the year 9999."""
 
 
 class Reason(StrEnum):
@@ -174,10 +178,18 @@ class CatalogBusy(Conflict):
 class NotInForce(Unavailable):
     """A version was written, but by this node's clock it will not be in force for long."""
 
-    def __init__(self, version: int, *, wait_ms: int) -> None:
+    def __init__(self, version: int, *, wait_ms: int, due_ms: int | None = None) -> None:
+        until = "" if due_ms is None else f" until {_utc(due_ms)}"
         super().__init__(
-            f"version {version} of the catalog was written, and is in force in {wait_ms} ms",
+            f"version {version} of the catalog was written, and is not in force{until}:"
+            f" by this node's clock that is in {wait_ms} ms",
             detail="This node's clock is behind the metastore's time: one of the clocks is off.",
             hint="Synchronise the clocks. The change is made: do not repeat it.",
         )
         self.version = version
+        self.wait_ms = wait_ms
+
+
+def _utc(at_ms: int) -> str:
+    at = datetime.fromtimestamp(min(at_ms, _LAST_MS) // 1_000, UTC)
+    return at.strftime("%Y-%m-%d %H:%M:%S UTC")

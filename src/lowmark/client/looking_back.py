@@ -214,7 +214,7 @@ class AsOfReader(Reader):
             if skip:
                 masks[first] = np.arange(int(view.columns.rows[first])) >= skip
             return masks, None
-        fold, reader = Fold(), KeyReader(table)
+        fold, reader = Fold(), KeyReader(table, newest=self._reading.newest)
         chunks: list[Keys] = []
         for low, high in _chunks(view, first, count):
             for some in reader.read(view, low, self._fetch_held(part, low, high)):

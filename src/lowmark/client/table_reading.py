@@ -22,7 +22,7 @@ from lowmark.client.reading import Reader, Reading, horizon_of
 from lowmark.client.times import TimeLike, is_hybrid, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.group import Future, when_all
-from lowmark.runtime import COUNTER_BITS
+from lowmark.runtime import COUNTER_BITS, HybridTime
 from lowmark.table import AsOfHold, CursorOverdue, Partition, Shape, TimeInFuture, View
 
 __all__ = ["Snapshot", "Start", "TableReaders"]
@@ -143,7 +143,9 @@ class TableReaders:
             views = self._closed(wanted, time)
             ends = {number: view.offset_after(time) for number, view in views.items()}
             starts = {number: horizon_of(view) for number, view in views.items()}
-            shape = Shape(then, columns)
+            # Of the catalog of then are the columns. What rows are stored as, they say themselves,
+            # by a number: one may be of a version that came into force only later.
+            shape = Shape(then, columns, newest=self._described)
             reading = Reading(
                 shape,
                 starts,
@@ -151,6 +153,7 @@ class TableReaders:
                 limit,
                 on_gap=on_gap,
                 name="an as-of reader",
+                newest=self._described,
                 ledgers=self._ledgers,
                 described=self._described,
             )
@@ -199,8 +202,10 @@ class TableReaders:
         return self._embedded.ask_now(self._now_on_loop)
 
     def _now_on_loop(self) -> int:
+        clock = self._embedded.node.runtime.clock
         closed = max((one.view.closed for one in self._tables.of(self._id)), default=0)
-        return max(int(self._embedded.node.runtime.clock.now()), closed)
+        clock.catch_up(HybridTime(closed))  # given by this clock, though it may be behind now
+        return int(clock.now())
 
     def _past(self, given: TimeLike) -> int:
         now = self._now()

@@ -4,6 +4,10 @@ The milliseconds follow the wall clock while it moves forward; the counter order
 within one of them, and everything that happens while the wall clock stands still or has jumped
 back. A message from a node whose clock runs further ahead than `max_skew_ms` is refused: following
 it would drag every clock in the cluster into the future.
+
+A node without peers has the only clock there is (`alone`). Every time that it meets, it gave
+itself, in this life or an earlier one: it follows all of them, however far ahead they are of a wall
+clock that was put back.
 """
 
 from __future__ import annotations
@@ -42,7 +46,11 @@ def millis_of(time: HybridTime) -> int:
 class HybridClock:
     """Gives times that only grow, near the wall clock it is given."""
 
-    def __init__(self, wall_ms: Callable[[], int], *, max_skew_ms: int = 500) -> None:
+    def __init__(
+        self, wall_ms: Callable[[], int], *, max_skew_ms: int = 500, alone: bool = False
+    ) -> None:
+        self.alone = alone
+        """Whether there is no other clock that this one could be ahead of, or behind."""
         self._wall_ms = wall_ms
         self._max_skew_ms = max_skew_ms
         self._last = 0
@@ -66,7 +74,7 @@ class HybridClock:
         """Take note of a peer's time, and give one above it; refuse one too far ahead."""
         wall_ms = self._wall_ms()
         ahead_ms = millis_of(remote) - wall_ms
-        if ahead_ms > self._max_skew_ms:
+        if ahead_ms > self._max_skew_ms and not self.alone:
             raise ClockSkew(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms)
         return self._advance(max(self._last, remote, (wall_ms << COUNTER_BITS) - 1) + 1)
 

@@ -29,7 +29,8 @@ def real_runtime(
 ) -> Runtime:
     """The machine's clock, threads, network and chance, and its disk below `root`.
 
-    With `tls` its network speaks only with those who can prove who they are; `alone`, it has none.
+    With `tls` its network speaks only with those who can prove who they are; `alone`, it has none,
+    and its clock is the only one.
     Whoever builds it closes its loop.
     """
     disk = RealDisk(root)
@@ -45,7 +46,7 @@ def real_runtime(
     return Runtime(
         loop=loop,
         disk=disk,
-        clock=HybridClock(loop.wall_ms),
+        clock=HybridClock(loop.wall_ms, alone=alone),
         random=random,
         network=network,
     )
@@ -57,12 +58,14 @@ def sim_runtime(
     disk: SimDisk | None = None,
     loop: SimLoop | SimNode | None = None,
     network: SimNetwork | None = None,
+    alone: bool = False,
 ) -> Runtime:
     """A world in one thread and in virtual time, decided by its seed.
 
     A disk that outlived a crash is given again, and goes on by the new loop's clock. Nodes of one
     cluster share a network, and each has a disk of its own and, as its loop, a `SimNode` of the
-    world's: then it has its own clock, and everything of it ends when that node crashes.
+    world's: then it has its own clock, and everything of it ends when that node crashes. A node
+    that is `alone` has the only clock.
     """
     if loop is None:
         loop = SimLoop(seed)
@@ -74,7 +77,7 @@ def sim_runtime(
     return Runtime(
         loop=loop,
         disk=disk,
-        clock=HybridClock(loop.wall_ms),
+        clock=HybridClock(loop.wall_ms, alone=alone),
         # A stream of its own: a draw of the node must not shift the world's next delay.
         random=Random(f"node {seed}"),
         network=network.of(loop) if isinstance(loop, SimNode) else network,
