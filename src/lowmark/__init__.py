@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
-
+# mypy takes this name for true; `typing` is one of the imports that would come with every start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from lowmark.client import open_database as open  # noqa: A004
+    from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 
 __all__ = [
     "Conflict",
@@ -22,9 +20,27 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+_FOUND_IN = {
+    "Conflict": ("lowmark.errors", "Conflict"),
+    "Corrupt": ("lowmark.errors", "Corrupt"),
+    "LowmarkError": ("lowmark.errors", "LowmarkError"),
+    "Rejected": ("lowmark.errors", "Rejected"),
+    "Unavailable": ("lowmark.errors", "Unavailable"),
+    "open": ("lowmark.client", "open_database"),
+}
+"""Where a name comes from when it is first used: `import lowmark` imports nothing else, so that the
+command can take care of Ctrl-C before a second of imports, and does without them where it can.
+"""
 
-def __getattr__(name: str) -> Any:
-    # Later, not with `import lowmark`: most of what is here does without pyarrow and the client.
-    if name == "open":
-        return importlib.import_module("lowmark.client").open_database
-    raise AttributeError(f"module 'lowmark' has no attribute {name!r}")
+
+def __getattr__(name: str) -> object:
+    if name not in _FOUND_IN:
+        raise AttributeError(f"module 'lowmark' has no attribute {name!r}")
+    import importlib  # noqa: PLC0415
+
+    module, attribute = _FOUND_IN[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
