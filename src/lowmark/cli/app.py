@@ -1,55 +1,104 @@
-"""The command's root: options that hold for every command, and the list of sub-commands."""
+"""The command's root: options that hold for every command, and the list of sub-commands.
+
+A command's module is imported when that command is called, or its help is shown: one that shows the
+version, or is misspelt, must not wait for Arrow and everything above it.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.main import get_command
 
 import lowmark
-from lowmark.cli import bench, catalog, cursor, ledger, log, meta, runs, table, watermark
-from lowmark.cli.append import append
-from lowmark.cli.compact import compact
-from lowmark.cli.explain import explain
-from lowmark.cli.get import delete, get
-from lowmark.cli.read import read
-from lowmark.cli.serve import serve
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
-from lowmark.cli.status import status
-from lowmark.cli.tide import tide
-from lowmark.node import LogLevel, configure_logging, load_settings
+from lowmark.cli.starting import INTERRUPTED, raise_if_interrupted
 
 __all__ = ["app", "main"]
 
+COMMANDS = {
+    "serve": "serve",
+    "status": "status",
+    "table": "table",
+    "append": "append",
+    "read": "read",
+    "get": "get",
+    "delete": "get",
+    "cursor": "cursor",
+    "explain": "explain",
+    "tide": "tide",
+    "watermark": "watermark",
+    "compact": "compact",
+    "runs": "runs",
+    "ledger": "ledger",
+    "catalog": "catalog",
+    "meta": "meta",
+    "log": "log",
+    "bench": "bench",
+}
+"""The commands in the order of the help text, each with its module. There it is a function of the
+command's name or, if it has commands of its own, `app`.
+"""
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The commands by name, each imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(name, COMMANDS[name])
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+def _load(name: str, module: str) -> Any:
+    found = importlib.import_module(f"lowmark.cli.{module}")
+    commands = getattr(found, "app", None)
+    if commands is None:
+        commands = typer.Typer(add_completion=False)
+        commands.command(name)(getattr(found, name))
+    loaded = get_command(commands)
+    loaded.name = name
+    return loaded
+
+
+class _Root(CommandGroup):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+
 app = typer.Typer(
     name="lowmark",
-    cls=CommandGroup,
+    cls=_Root,
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(serve)
-app.command()(status)
-app.add_typer(table.app, name="table")
-app.command()(append)
-app.command()(read)
-app.command()(get)
-app.command()(delete)
-app.add_typer(cursor.app, name="cursor")
-app.command()(explain)
-app.command()(tide)
-app.add_typer(watermark.app, name="watermark")
-app.command()(compact)
-app.add_typer(runs.app, name="runs")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(catalog.app, name="catalog")
-app.add_typer(meta.app, name="meta")
-app.add_typer(log.app, name="log")
-app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
@@ -59,6 +108,8 @@ def main() -> None:
             app(prog_name="lowmark")
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         _drop_output()  # whoever read our output has seen enough
     except OSError as error:
@@ -89,7 +140,8 @@ def root(
         ),
     ] = None,
     log_level: Annotated[
-        LogLevel | None, typer.Option(help="How much to say on stderr.", show_default="warning")
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(help="How much to say on stderr.", show_default="warning"),
     ] = None,
     version: Annotated[
         bool,
@@ -98,7 +150,10 @@ def root(
 ) -> None:
     """Lowmark: a replicated, versioned table log for Python and Spark."""
     help_if_bare(ctx)
+    from lowmark.node import configure_logging, load_settings  # noqa: PLC0415 (see above)
+
     arguments = {"logging": {"level": log_level}} if log_level else {}
     with wrong_use():
         ctx.obj = load_settings(settings, arguments=arguments)
     configure_logging(ctx.obj.logging)
+    raise_if_interrupted()

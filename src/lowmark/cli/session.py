@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
 from lowmark.cli.output import show_error
 from lowmark.errors import LowmarkError, Rejected, invariant
-from lowmark.node import Settings
+
+if TYPE_CHECKING:
+    from lowmark.node import Settings
 
 __all__ = ["FAILED", "CommandGroup", "WrongUse", "help_if_bare", "settings_of", "wrong_use"]
 
@@ -72,6 +74,8 @@ def help_if_bare(ctx: typer.Context) -> None:
 
 def settings_of(ctx: typer.Context) -> Settings:
     """Give a command the settings of this run."""
+    from lowmark.node import Settings  # noqa: PLC0415 (not to show the version)
+
     settings = ctx.find_root().obj
     invariant(isinstance(settings, Settings), "settings are loaded before any command runs")
     assert isinstance(settings, Settings)  # for mypy, which does not know `invariant`
