@@ -5,6 +5,7 @@ from __future__ import annotations
 # mypy takes this name for true; `typing` is one of the imports that would come with every start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from lowmark import errors as errors
     from lowmark.client import open_database as open  # noqa: A004
     from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 
@@ -15,6 +16,7 @@ __all__ = [
     "Rejected",
     "Unavailable",
     "__version__",
+    "errors",
     "open",
 ]
 
@@ -26,6 +28,7 @@ _FOUND_IN = {
     "LowmarkError": ("lowmark.errors", "LowmarkError"),
     "Rejected": ("lowmark.errors", "Rejected"),
     "Unavailable": ("lowmark.errors", "Unavailable"),
+    "errors": ("lowmark.errors", ""),
     "open": ("lowmark.client", "open_database"),
 }
 """Where a name comes from when it is first used: `import lowmark` imports nothing else, so that the
@@ -39,7 +42,8 @@ def __getattr__(name: str) -> object:
     import importlib  # noqa: PLC0415
 
     module, attribute = _FOUND_IN[name]
-    return getattr(importlib.import_module(module), attribute)
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def __dir__() -> list[str]:

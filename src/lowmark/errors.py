@@ -6,12 +6,18 @@
     ├── Unavailable   retry later: nothing is wrong with the request
     └── Corrupt       stop and call a person: data is not what was written
 
-Each error says what happened (its message), why (`detail`) and what to do (`hint`).
+Each error says what happened (its message), why (`detail`) and what to do (`hint`), each on a line
+of its own.
+
+This module also has every error that a caller may want to catch, by its name, wherever it is
+defined: `lowmark.errors.GapFound`. Its package is imported when the name is first used, so this
+module needs none of the packages above it, and `import lowmark` stays cheap.
 """
 
 from __future__ import annotations
 
-from typing import Self, TypeVar
+import importlib
+from typing import Any, Self, TypeVar
 
 __all__ = [
     "Conflict",
@@ -50,6 +56,11 @@ class LowmarkError(Exception):
         return fresh
 
     def __str__(self) -> str:
+        hint = f"hint: {self.hint}" if self.hint else ""
+        return "\n".join(part for part in (self.message, self.detail, hint) if part)
+
+    def one_line(self) -> str:
+        """All of it on one line, for logs and records."""
         return " ".join(part for part in (self.message, self.detail, self.hint) if part)
 
 
@@ -115,3 +126,132 @@ def named(error: E, *, where: str = "") -> E | LowmarkError:
         return error
     fresh.__cause__ = error
     return fresh
+
+
+# -- by name --------------------------------------------------------------------------------------
+
+_DEFINED_IN = {
+    "lowmark.client": (
+        "AppendFailed",
+        "Cancelled",
+        "Closed",
+        "ColumnRefused",
+        "Ended",
+        "Forked",
+        "GapFound",
+        "LineRefused",
+        "PackageMissing",
+        "ProducerClosed",
+        "RowsLost",
+        "RowsUnrecoverable",
+        "RunUnderWay",
+        "TableUnknown",
+        "ValueRefused",
+    ),
+    "lowmark.spark.errors": (
+        "JavaMissing",
+        "JavaTooOld",
+        "MasterNotReached",
+        "NoExecutors",
+        "SessionRefused",
+        "SparkGone",
+        "SparkMissing",
+        "SparkNotStarted",
+        "TaskFailed",
+        "TaskLost",
+        "WorkersUnfit",
+    ),
+    "lowmark.node": (
+        "AnswerLost",
+        "DataInUse",
+        "NodeUnreachable",
+        "NotADatabase",
+        "NotLoopback",
+    ),
+    "lowmark.ledger.errors": (
+        "LedgerDamaged",
+        "LedgerLost",
+        "NothingLike",
+        "ProofFailed",
+    ),
+    "lowmark.table.errors": (
+        "BatchRefused",
+        "BelowWatermark",
+        "CursorExists",
+        "CursorMovesBack",
+        "CursorOverdue",
+        "CursorUnknown",
+        "DeletesGone",
+        "DeletesHeld",
+        "LeaseExpired",
+        "OffsetExpired",
+        "OffsetToCome",
+        "OutOfSequence",
+        "PartitionNotHere",
+        "ProducerFenced",
+        "ProducerForgotten",
+        "TimeInFuture",
+        "TooMany",
+    ),
+    "lowmark.catalog.errors": (
+        "CatalogBusy",
+        "CatalogRefused",
+        "CatalogTooNew",
+        "CatalogUnreadable",
+        "NotInForce",
+        "VersionCompacted",
+        "VersionUnknown",
+    ),
+    "lowmark.metastore.errors": (
+        "ClusterRefused",
+        "MetastoreUnreachable",
+        "NotInCluster",
+        "RevisionCompacted",
+        "RevisionUnknown",
+    ),
+    "lowmark.group.errors": (
+        "CommandTooLarge",
+        "GroupBusy",
+        "GroupStopped",
+        "GroupUnfinished",
+        "MachineTooOld",
+        "NoQuorum",
+        "NotLeader",
+        "NotWritten",
+        "OutcomeUnknown",
+        "QuarantinedHere",
+        "ReadTimedOut",
+        "ShuttingDown",
+        "Superseded",
+    ),
+    "lowmark.raft.log_view": ("LogDiverged", "LogLost"),
+    "lowmark.log.errors": (
+        "Damaged",
+        "EntryTooLarge",
+        "GroupQuarantined",
+        "GroupUnwritable",
+        "LogBusy",
+        "LogClosed",
+        "NewerFormat",
+        "NotContiguous",
+    ),
+    "lowmark.runtime.clock": ("ClockSkew",),
+    "lowmark.runtime.disk": ("DiskFailed", "DiskFull", "Locked", "NoHandles"),
+    "lowmark.runtime.network": ("AddressInUse", "AddressUnusable"),
+    "lowmark.runtime.tls": ("TlsUnusable",),
+}
+"""Where each error is defined that callers catch; `tests/docs/test_errors.py` keeps it complete."""
+
+_HOMES = {name: module for module, names in _DEFINED_IN.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'lowmark.errors' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(home), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the guide's Python has run, and what it printed."""
     folder = tmp_path_factory.mktemp("guide")
-    [example] = blocks("python")
+    example = "\n".join(blocks("python"))
     ran = subprocess.run(
         [sys.executable, "-c", example], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_python_prints_what_it_says_it_prints(folder: Path) -> None:
-    [example] = blocks("python")
+    example = "\n".join(blocks("python"))
     said = re.findall(r"^ *print\(.*\)  # (.*)$", example, re.MULTILINE)
     assert len(said) == example.count("print(")
     assert (folder / "printed").read_text().splitlines() == said

@@ -101,15 +101,15 @@ class Automatic:
     def _failed(self, table: Table, error: Exception) -> None:
         _, wait_s = self._waits.get(table.id, (0.0, _BACK_OFF_S))
         self._waits[table.id] = (time.monotonic() + wait_s, min(2 * wait_s, _BACK_OFF_S_MAX))
-        known = isinstance(error, LowmarkError)
-        self.problems[table.name] = str(error) if known else repr(error)
+        said = error.one_line() if isinstance(error, LowmarkError) else repr(error)
+        self.problems[table.name] = said
         logger.warning(
             "a table could not be compacted",
             extra={
                 "table": table.name,
                 "reason": error.message if isinstance(error, LowmarkError) else repr(error),
             },
-            exc_info=None if known else error,
+            exc_info=None if isinstance(error, LowmarkError) else error,
         )
 
     def _one(self, table: Table) -> str | None:

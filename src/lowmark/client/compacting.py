@@ -370,7 +370,8 @@ class Run:
                 self._swept()
             else:
                 # Also if it was cancelled in Spark, by somebody who knows nothing of runs.
-                self._ended(record, "failed", str(error))
+                said = error.one_line() if isinstance(error, LowmarkError) else str(error)
+                self._ended(record, "failed", said)
                 self._records.forget_old_runs(self.table.id)
 
     def _swept(self) -> None:

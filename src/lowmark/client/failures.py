@@ -13,6 +13,7 @@ __all__ = [
     "Closed",
     "Ended",
     "Forked",
+    "PackageMissing",
     "ProducerClosed",
     "RowsLost",
     "RowsUnrecoverable",
@@ -57,6 +58,17 @@ class Forked(Rejected):
             detail="Its threads and its lock stayed there; both processes would write one log.",
             hint="Open databases after the fork, or start processes by `spawn`.",
         )
+
+
+class PackageMissing(Rejected):
+    """An optional package that is not installed."""
+
+    def __init__(self, package: str, *, needed_for: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package {package}, which is not installed",
+            hint=f"Install it into the environment of this Python: pip install {package}",
+        )
+        self.package = package
 
 
 class TableUnknown(Rejected):

@@ -27,6 +27,7 @@ nothing else. Quiet unless something needs a person.
 from lowmark.node.addresses import DEFAULT_DOOR, NotLoopback
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.client import AnswerLost, DoorClient, NodeUnreachable
+from lowmark.node.directory import NotADatabase, check_directory, data_path, make_directory
 from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
 from lowmark.node.messages import (
     GetReply,
@@ -61,6 +62,7 @@ __all__ = [
     "NodeRow",
     "NodeSilent",
     "NodeUnreachable",
+    "NotADatabase",
     "NotLoopback",
     "OfflineStore",
     "RangePage",
@@ -69,7 +71,10 @@ __all__ = [
     "StoredEntry",
     "WatchEvent",
     "WatchStarted",
+    "check_directory",
     "configure_logging",
+    "data_path",
     "load_settings",
+    "make_directory",
     "open_offline",
 ]
