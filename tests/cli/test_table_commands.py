@@ -272,6 +272,35 @@ def test_only_creating_a_table_makes_a_directory(shop: Shop, tmp_path: Path) -> 
     (shop.data / "notes.txt").write_text("mine")
     assert "is not a data directory" in shop.refused("append", "t", "-", code=2)
     assert [path.name for path in shop.data.iterdir()] == ["notes.txt"]
+    # Not even creating a table makes a database among files of others.
+    said = shop.refused("table", "create", "t", "--columns", "id int64", code=2)
+    assert "is not a data directory of Lowmark" in said
+    assert "notes.txt" in said
+    assert [path.name for path in shop.data.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("given", ["127.0.0.1:7570", "lowmark://n1", "s3://bucket/shop"])
+def test_an_address_is_no_directory_for_a_command(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    create = ["table", "create", "t", "--columns", "id int64"]
+    for words in (["table", "list"], ["read", "t"], create):
+        done = CliRunner().invoke(app, [*words, "--data", given])
+        assert done.exit_code == 2, done.output
+        assert given in done.stderr
+        assert "hint: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tilde_in_an_option_is_the_home_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    create = ["table", "create", "t", "--columns", "id int64", "--data=~/shop"]
+    done = CliRunner().invoke(app, create)
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
 
 
 def test_the_directory_may_be_named_by_the_environment(

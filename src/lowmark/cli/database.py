@@ -14,13 +14,14 @@ import typer
 
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
-from lowmark.cli.session import WrongUse, settings_of
+from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.client import Database, Table, open_database
 from lowmark.client.coerce_text import from_text
 from lowmark.client.coerce_values import Misfit
 from lowmark.client.table_reading import Start
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.log import is_log
+from lowmark.node import NotADatabase, data_path
 from lowmark.node.values import from_text as setting_from_text
 from lowmark.runtime import RealDisk
 
@@ -70,7 +71,8 @@ def opened_database(
     named = directory_of(data)
     if not create:
         _check_database(Path(named))
-    database = open_database(named, settings=settings_of(ctx))
+    with wrong_use(NotADatabase):
+        database = open_database(named, settings=settings_of(ctx))
     try:
         yield database
     except BaseException:
@@ -88,7 +90,8 @@ def directory_of(data: str | None) -> str:
         raise WrongUse(
             "no directory is named", hint=f"Write --data ./shop, or set {DATA_VARIABLE}."
         )
-    return named
+    with wrong_use():
+        return data_path(named)
 
 
 def _check_database(path: Path) -> None:

@@ -13,7 +13,7 @@ import typer
 from lowmark.cli.output import Json
 from lowmark.cli.session import settings_of, wrong_use
 from lowmark.errors import Rejected
-from lowmark.node import DEFAULT_DOOR, Node, NodeOptions
+from lowmark.node import DEFAULT_DOOR, Node, NodeOptions, check_directory, data_path
 
 __all__ = ["serve"]
 
@@ -58,6 +58,8 @@ def serve(
     Example: lowmark serve --data ./n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    with wrong_use():
+        data = data_path(data) if data.strip() else data
     options = NodeOptions(
         data=data,
         listen=listen,
@@ -71,6 +73,7 @@ def serve(
         if not data.strip():
             raise Rejected("--data names no directory", hint="Write --data ./n1.")
         options.check()
+        check_directory(options.data, create=True)
     node = Node(options, settings_of(ctx))
     for number in (signal.SIGINT, signal.SIGTERM):
         node.loop.asyncio.add_signal_handler(number, node.stop)

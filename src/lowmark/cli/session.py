@@ -27,11 +27,11 @@ class WrongUse(Rejected):
 
 
 @contextlib.contextmanager
-def wrong_use() -> Iterator[None]:
+def wrong_use(kind: type[Rejected] = Rejected) -> Iterator[None]:
     """Count what is refused inside as wrong use: for code that only looks at arguments."""
     try:
         yield
-    except Rejected as error:
+    except kind as error:
         raise WrongUse(error.message, detail=error.detail, hint=error.hint) from error
 
 

@@ -22,6 +22,7 @@ from lowmark.node import (
     Status,
     WatchEvent,
     WatchStarted,
+    data_path,
     open_offline,
 )
 
@@ -80,6 +81,7 @@ def opened_source(
             yield client
         return
     with wrong_use():
+        data = Path(data_path(data))
         if not data.is_dir():
             raise Rejected(f"there is no directory {data}")
     with open_offline(str(data), settings_of(ctx).log) as store:

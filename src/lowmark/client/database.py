@@ -36,7 +36,7 @@ from lowmark.client.times import parse_time
 from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
 from lowmark.log import files
-from lowmark.node import Settings, load_settings
+from lowmark.node import Settings, check_directory, data_path, load_settings, make_directory
 from lowmark.runtime import HybridTime
 from lowmark.runtime.store import Store
 from lowmark.table import Advanced, WatermarkStanding
@@ -54,11 +54,16 @@ _LOOK_S = 0.05
 def open_database(
     data: str | os.PathLike[str],
     *,
+    create: bool = True,
     settings: Settings | None = None,
     watermark_availability_ms: int | None = None,
     spark: object = None,
 ) -> Database:
     """Open a directory, or make a new database in it. Nothing else has to be started.
+
+    `data` is a path of this machine; `~` is expanded. A path that holds other files, or is a file,
+    is refused (`NotADatabase`); so is the address of a server or of an object store. With
+    `create=False` nothing is made: the database must be there.
 
     A directory belongs to one process at a time; another one gets `Locked`. Close the database
     when done, best by `with`; at exit it is closed by itself.
@@ -71,8 +76,7 @@ def open_database(
     thread of this process: on a Spark session of yours, on one of its own (give its master, such
     as `local[*]`), or without Spark (`here`).
     """
-    if not os.fspath(data):
-        raise Rejected("a database needs a directory", hint="Give its path; '.' is this one.")
+    path = data_path(data)
     if settings is not None and watermark_availability_ms is not None:
         raise Rejected(
             "the availability of history is given twice",
@@ -83,7 +87,9 @@ def open_database(
         if watermark_availability_ms is not None:
             watermark["availability_ms"] = watermark_availability_ms
         settings = load_settings(arguments={"watermark": watermark})
-    embedded = Embedded(data, settings)
+    check_directory(path, create=create)
+    make_directory(path)
+    embedded = Embedded(path, settings)
     try:
         _check_settled(embedded, watermark_availability_ms, settings.ledger.location)
         return Database(embedded, spark=spark)
