@@ -93,6 +93,7 @@ def test_columns_are_taken_from_a_file(shop: Shop, tmp_path: Path, kind: str) ->
     ("words", "why"),
     [
         (("--columns", "id strnig"), "there is no type strnig"),
+        (("--columns", "id bigint, size strnig"), "column size: "),
         (("--columns", "id"), "is not a column with its type"),
         (("--columns", ""), "is not a column with its type"),
         (("--columns", "id string, id string"), "id"),

@@ -317,7 +317,9 @@ def test_an_append_leaves_no_gap() -> None:
         with pytest.raises(NotContiguous):
             world.group.append(1, [b"x"], first=first)
     world.append(1, 3)
-    with pytest.raises(NotContiguous, match=r"Its last entry is 3\. Send the entries from 4 on"):
+    with pytest.raises(
+        NotContiguous, match=r"Its last entry is 3\.\nhint: Send the entries from 4 on"
+    ):
         world.put(5, 5)
 
 

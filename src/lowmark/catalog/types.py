@@ -10,6 +10,9 @@ not.
     list<int32>  struct<a: int64, b: string not null>  map<string, float64>
 
 Times are in microseconds. A field's name that is no plain word stands in backticks.
+
+Words of SQL and Spark are read, too (`bigint`, `varchar`, `double`), and mean what they mean there:
+`int` is int32, `float` is float32. A type is always written in the words above.
 """
 
 from __future__ import annotations
@@ -222,6 +225,41 @@ def _walk(column_type: ColumnType) -> Iterator[ColumnType]:
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_]*)|(\d+)|`((?:[^`]|``)*)`|([<>(),:]))")
 _PLAIN = {plain.value: plain for plain in Plain}
+_ALSO: Final = {
+    "boolean": Plain.BOOL,
+    "byte": Plain.INT8,
+    "tinyint": Plain.INT8,
+    "short": Plain.INT16,
+    "smallint": Plain.INT16,
+    "int": Plain.INT32,
+    "integer": Plain.INT32,
+    "bigint": Plain.INT64,
+    "long": Plain.INT64,
+    "float": Plain.FLOAT32,
+    "real": Plain.FLOAT32,
+    "double": Plain.FLOAT64,
+    "str": Plain.STRING,
+    "text": Plain.STRING,
+    "varchar": Plain.STRING,
+    "bytes": Plain.BINARY,
+    "varbinary": Plain.BINARY,
+    "timestamp_ltz": Plain.TIMESTAMP,
+    "timestamptz": Plain.TIMESTAMP,
+}
+"""Words of SQL and Spark; they are read, and never written."""
+_HINTS: Final = {
+    "datetime": "Use timestamp for an instant, or timestamp_ntz for a date and a time of day"
+    " without a zone.",
+    "char": "Use string; it has no length.",
+    "date32": "Use date.",
+    "json": "Use string, or a struct<…> of its fields.",
+    "time": "There is no time of day: use int64 for microseconds, or timestamp_ntz.",
+    "uint8": "Use int16: there are no unsigned integers.",
+    "uint16": "Use int32: there are no unsigned integers.",
+    "uint32": "Use int64: there are no unsigned integers.",
+    "uint64": "Use decimal(20,0), or int64 if the values fit: there are no unsigned integers.",
+}
+"""For words that are types elsewhere."""
 _TEXT_CHARACTERS_MAX = 200_000
 _KNOWN = ", ".join([*_PLAIN, "decimal(p,s)", "list<…>", "struct<…>", "map<…>"])
 
@@ -272,9 +310,9 @@ class _Parser:
             raise self._error(f"it is more than {TYPE_DEPTH_MAX} deep")
         word = self._word().lower()
         match word:
-            case "decimal":
+            case "decimal" | "numeric":
                 return self._decimal()
-            case "list":
+            case "list" | "array":
                 self._sign("<")
                 element = self.type(depth=depth + 1)
                 self._sign(">")
@@ -290,8 +328,12 @@ class _Parser:
                 return self._struct(depth=depth)
             case _ if word in _PLAIN:
                 return _PLAIN[word]
+            case _ if word in _ALSO:
+                if _ALSO[word] is Plain.STRING and self._peek() == "(":
+                    raise self._error("text has no length", hint="Write string without a length.")
+                return _ALSO[word]
             case _:
-                raise self._error(f"there is no type {word}")
+                raise self._error(f"there is no type {word}", hint=_HINTS.get(word, ""))
 
     def end(self) -> None:
         if self._text[self._at :].strip():
@@ -358,8 +400,8 @@ class _Parser:
         if self._next()[4] != sign:
             raise self._error(f"{sign!r} is missing before character {self._at}")
 
-    def _error(self, what: str) -> CatalogRefused:
-        return _refused(self._text, what, hint=f"Types are {_KNOWN}.")
+    def _error(self, what: str, *, hint: str = "") -> CatalogRefused:
+        return _refused(self._text, what, hint=hint or f"Types are {_KNOWN}.")
 
 
 def _refused(text: str, what: str, *, hint: str) -> CatalogRefused:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lowmark.catalog import NewColumn, Value, parse_type, parse_value
-from lowmark.catalog.arrow import columns_from_arrow
+from lowmark.catalog import CatalogRefused, NewColumn, Value, parse_type, parse_value
 from lowmark.cli.session import WrongUse
+from lowmark.client.columns import columns_of, of_column
 from lowmark.errors import Rejected
 from lowmark.table import SYSTEM_COLUMNS
 
@@ -73,7 +73,10 @@ def _column(name: str, words: str) -> NewColumn:
     required = _NOT_NULL.search(words) is not None
     if given is not None and not _QUOTED.fullmatch(given) and _NOT_NULL.search(given):
         required, given = True, _NOT_NULL.sub("", given)
-    kind = parse_type(_NOT_NULL.sub("", words).strip())
+    try:
+        kind = parse_type(_NOT_NULL.sub("", words).strip())
+    except CatalogRefused as error:
+        raise of_column(error, name) from error
     default: Value | None = None
     if given is not None:
         quoted = _QUOTED.fullmatch(given)
@@ -106,7 +109,7 @@ def read_columns(path: Path) -> list[NewColumn]:
             hint="Give a .parquet or .arrow file, or .json: an object of names and types.",
         ) from error
     fields = [field for field in schema if field.name not in SYSTEM_COLUMNS]
-    return list(columns_from_arrow(pa.schema(fields)))
+    return list(columns_of(fields, ()))
 
 
 def _arrow_schema(path: Path) -> pa.Schema:

@@ -8,9 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Self, TypeAlias
-
-import pyarrow as pa
+from typing import Self
 
 from lowmark.catalog import (
     DEFAULT_SCHEMA,
@@ -19,13 +17,11 @@ from lowmark.catalog import (
     CreateTable,
     DropTable,
     Executed,
-    NewColumn,
     TableId,
-    parse_type,
 )
 from lowmark.catalog import Table as TableDescriptor
-from lowmark.catalog.arrow import columns_from_arrow
 from lowmark.client.automatic import Automatic
+from lowmark.client.columns import ColumnsLike, columns_of
 from lowmark.client.compactor import Compactor
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import TableUnknown
@@ -43,7 +39,6 @@ from lowmark.table import Advanced, WatermarkStanding
 
 __all__ = ["ColumnsLike", "Database", "open_database"]
 
-ColumnsLike: TypeAlias = Mapping[str, str] | pa.Schema | Sequence[NewColumn]
 LEDGERS = files.LEDGERS
 """The folder in the data directory where ledgers are, if they are nowhere else."""
 _READY_S = 60.0
@@ -209,16 +204,17 @@ class Database:
     ) -> Table:
         """Create a table and give it.
 
-        `columns` are names and types as text (`{"id": "string", "amount": "decimal(12,2)"}`), an
-        Arrow schema, or a list of `NewColumn`. A type followed by `not null` makes a column
-        required; key columns always are. Key and number of partitions never change.
+        `columns` are types by name: as text (`{"id": "string", "amount": "decimal(12,2)"}`, or the
+        words of SQL and Spark), as Python's types (`{"id": int, "name": str}`), or as Arrow's. An
+        Arrow schema, a list of pairs or of `NewColumn` will do, too. Text followed by `not null`
+        makes a column required; key columns always are. Key and number of partitions never change.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         schema, plain = _path(name)
         command = CreateTable(
             name=plain,
             schema=schema,
-            columns=_columns(columns, keys),
+            columns=columns_of(columns, keys),
             key=keys,
             partitions=partitions,
             options=dict(options or {}),
@@ -329,31 +325,3 @@ def _names(catalog: Catalog) -> list[str]:
 def _path(name: str) -> tuple[str, str]:
     schema, dot, plain = name.rpartition(".")
     return (schema, plain) if dot else (DEFAULT_SCHEMA, name)
-
-
-def _columns(columns: ColumnsLike, key: tuple[str, ...]) -> tuple[NewColumn, ...]:
-    if isinstance(columns, pa.Schema):
-        made = columns_from_arrow(columns)
-    elif isinstance(columns, Mapping):
-        made = tuple(_column(name, text) for name, text in columns.items())
-    elif isinstance(columns, Sequence) and not isinstance(columns, str):
-        made = tuple(columns)
-    else:
-        raise Rejected(
-            f"columns can't be given as {type(columns).__name__}",
-            hint='Use {"name": "type", ...}, a pyarrow.Schema, or NewColumn values.',
-        )
-    return tuple(
-        NewColumn(name=one.name, type=one.type, required=True, default=one.default)
-        if one.name in key
-        else one
-        for one in made
-    )
-
-
-def _column(name: str, text: str) -> NewColumn:
-    words = text.strip()
-    required = words.lower().endswith(" not null")
-    if required:
-        words = words[: -len(" not null")]
-    return NewColumn(name=name, type=parse_type(words), required=required)
