@@ -115,8 +115,9 @@ TAKEN: list[tuple[str, pa.Array, list[Any]]] = [
     ("date", pa.array([date(2026, 7, 1)], pa.date64()), [date(2026, 7, 1)]),
     ("date", pa.array([datetime(2026, 7, 1)]), [date(2026, 7, 1)]),  # noqa: DTZ001
     ("date", pa.array(["2026-07-01"], pa.string_view()), [date(2026, 7, 1)]),
-    ("timestamp", pa.array([MINUTE], pa.timestamp("s")), [MINUTE.replace(tzinfo=UTC)]),
-    ("timestamp", pa.array([MINUTE], pa.timestamp("ns")), [MINUTE.replace(tzinfo=UTC)]),
+    ("timestamp", pa.array([MINUTE], pa.timestamp("s", "UTC")), [MINUTE.replace(tzinfo=UTC)]),
+    ("timestamp", pa.array([MINUTE], pa.timestamp("ns", "UTC")), [MINUTE.replace(tzinfo=UTC)]),
+    ("timestamp", pa.array([None, None], pa.timestamp("us")), [None, None]),
     (
         "timestamp",
         pa.array([0], pa.timestamp("ms", "Asia/Tokyo")),
@@ -186,8 +187,10 @@ REFUSED: list[tuple[str, pa.Array, int, str]] = [
     ("date", pa.array([MINUTE], pa.timestamp("us", "UTC")), 0, "time zone"),
     ("date", pa.array([5]), 0, "is of type int"),
     ("timestamp", pa.array([5]), 0, "is of type int"),
-    ("timestamp", pa.array([5_000, 1], pa.timestamp("ns")), 1, "more than microseconds"),
-    ("timestamp", pa.array([2**60]).view(pa.timestamp("s")), 0, "out of range"),
+    ("timestamp", pa.array([5_000, 1], pa.timestamp("ns", "UTC")), 1, "more than microseconds"),
+    ("timestamp", pa.array([2**60]).view(pa.timestamp("s", "UTC")), 0, "out of range"),
+    ("timestamp", pa.array([None, MINUTE], pa.timestamp("us")), 1, "has no time zone"),
+    ("timestamp", pa.array([2**60]).view(pa.timestamp("s")), 0, "has no time zone"),
     ("timestamp_ntz", pa.array([None, MINUTE], pa.timestamp("us", "UTC")), 1, "time zone"),
     ("list<int8>", pa.array([1]), 0, "not a list"),
     ("list<int8>", pa.array([[1], None, [2, 300]]), 2, "element 1"),
@@ -324,6 +327,12 @@ def test_times_of_pandas() -> None:
     in_tokyo = pandas.DataFrame({"v": times.tz_localize("Asia/Tokyo")})
     expected = [datetime(2026, 7, 1, 3, 30, tzinfo=UTC), None]
     assert [row["v"] for row in coerced(in_tokyo, schema_of(v="timestamp"))] == expected
+
+    # and without a zone they are no instants
+    with pytest.raises(ValueRefused, match="has no time zone") as refused:
+        coerced(frame, schema_of(v="timestamp"))
+    assert (refused.value.row, refused.value.column) == (0, "v")
+    assert "timestamp_ntz" in refused.value.hint
 
     # and its scalars in dicts
     stamp = pandas.Timestamp("2026-07-01T12:30:00")

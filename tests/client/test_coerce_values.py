@@ -87,7 +87,6 @@ TAKEN: list[tuple[str, Any, Any]] = [
     ("date", "20260701", date(2026, 7, 1)),
     ("date", datetime(2026, 7, 1), date(2026, 7, 1)),  # noqa: DTZ001
     ("date", np.datetime64("2026-07-01"), date(2026, 7, 1)),
-    ("timestamp", NOON, NOON_UTC),
     ("timestamp", NOON_UTC, NOON_UTC),
     ("timestamp", NOON.replace(tzinfo=BERLIN), NOON_UTC - timedelta(hours=2)),
     ("timestamp", date(2026, 7, 1), datetime(2026, 7, 1, tzinfo=UTC)),
@@ -95,8 +94,7 @@ TAKEN: list[tuple[str, Any, Any]] = [
     ("timestamp", "2026-07-01 12:00:00Z", NOON_UTC),
     ("timestamp", "2026-07-01T14:00:00.000000000+02:00", NOON_UTC),
     ("timestamp", "2026-07-01", datetime(2026, 7, 1, tzinfo=UTC)),
-    ("timestamp", np.datetime64("2026-07-01T12:00:00", "ns"), NOON_UTC),
-    ("timestamp", datetime(1, 1, 1), datetime(1, 1, 1, tzinfo=UTC)),  # noqa: DTZ001
+    ("timestamp", datetime(1, 1, 1, tzinfo=UTC), datetime(1, 1, 1, tzinfo=UTC)),
     ("timestamp_ntz", NOON, NOON),
     ("timestamp_ntz", "2026-07-01T12:00:00", NOON),
     ("timestamp_ntz", date(2026, 7, 1), datetime(2026, 7, 1)),  # noqa: DTZ001
@@ -163,6 +161,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("timestamp", "2026-07-01T12:00:00.0000001Z", "more than microseconds"),
     ("timestamp", np.datetime64(1, "ns"), "more than microseconds"),
     ("timestamp", datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), "out of the range"),
+    ("timestamp", NOON, "has no time zone"),
+    ("timestamp", np.datetime64("2026-07-01T12:00:00", "ns"), "has no time zone"),
+    ("timestamp", datetime(1, 1, 1), "has no time zone"),  # noqa: DTZ001
     ("timestamp_ntz", NOON_UTC, "has a time zone"),
     ("timestamp_ntz", "2026-07-01T12:00:00Z", "has a time zone"),
     ("list<int8>", "ab", "is not a list"),
@@ -215,8 +216,8 @@ def test_a_refusal_says_row_column_and_value() -> None:
     with pytest.raises(ValueRefused) as refused:
         one_column("decimal(12,2)", ["9.50"] * 17 + ["9.505"])
     assert str(refused.value) == (
-        "row 17, column v: '9.505' has more than 2 digits behind the point"
-        " The column is of type decimal(12,2)."
+        "row 17, column v: '9.505' has more than 2 digits behind the point\n"
+        "hint: The column is of type decimal(12,2)."
     )
     assert refused.value.value == "'9.505'"
 

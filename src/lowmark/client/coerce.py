@@ -38,7 +38,7 @@ from lowmark.client.coerce_arrow import from_arrow, is_text, unwrapped
 from lowmark.client.coerce_nested import arrow_of, asks_inside
 from lowmark.client.coerce_objects import from_objects
 from lowmark.client.coerce_text import from_text
-from lowmark.client.coerce_values import Misfit, fit
+from lowmark.client.coerce_values import NO_ZONE, Misfit, fit
 from lowmark.client.errors import ColumnRefused, ValueRefused, near
 from lowmark.client.rows import Columns, pieces
 
@@ -386,6 +386,11 @@ def _refused(
     misfit: Misfit, name: str, first_row: int, column: Column | None = None
 ) -> ValueRefused:
     hint = f"The column is of type {type_text(column.type)}." if column is not None else ""
+    if misfit.why == NO_ZONE:
+        hint = (
+            "Give it a zone: datetime.now(UTC), or frame['at'].dt.tz_localize('UTC') in pandas."
+            " A column of type timestamp_ntz takes times without a zone."
+        )
     return ValueRefused(
         misfit.why,
         row=first_row + misfit.index,

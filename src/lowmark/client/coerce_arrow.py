@@ -25,7 +25,7 @@ from lowmark.client.coerce_nested import (
     map_of,
     struct_of,
 )
-from lowmark.client.coerce_values import Leaf, Misfit, Unfit, fit, fit_all
+from lowmark.client.coerce_values import NO_ZONE, Leaf, Misfit, Unfit, fit, fit_all
 from lowmark.errors import Rejected
 
 __all__ = [
@@ -106,6 +106,8 @@ def _leaf(kind: Leaf, array: pa.Array) -> pa.Array:
     target = arrow_of(kind)
     if array.type == target:
         return array
+    if kind is Plain.TIMESTAMP and pa.types.is_timestamp(array.type) and array.type.tz is None:
+        raise _first_valid(array, NO_ZONE)
     way = vectorised(kind, array.type)
     if way is not None:
         try:
@@ -168,7 +170,7 @@ def vectorised(kind: Leaf, source: pa.DataType) -> _Way | None:
             if text:
                 return lambda array: as_strings(array).cast(target)
         case Plain.TIMESTAMP:
-            if types.is_timestamp(source) or types.is_date(source):
+            if types.is_date(source) or (types.is_timestamp(source) and source.tz is not None):
                 return cast
             if text:
                 return _instants

@@ -96,7 +96,9 @@ def _at_once(kind: Leaf, values: list[Any], types: set[type]) -> pa.Array | None
 
 
 def _as_is(kind: Plain, values: list[Any]) -> pa.Array | None:
-    if kind is Plain.TIMESTAMP_NTZ and _have_zones(values):
+    if kind is Plain.TIMESTAMP_NTZ and _zones(values) != {None}:
+        return None
+    if kind is Plain.TIMESTAMP and None in _zones(values):
         return None
     made = pa.array(values, arrow_of(kind))
     if kind is Plain.FLOAT32 and has_overflown(pa.array(values, pa.float64()), made):
@@ -109,7 +111,7 @@ def _through(kind: Leaf, values: list[Any], types: set[type]) -> pa.Array | None
     if len(types) > 1:
         return None
     (source,) = types
-    if source is datetime and _have_zones(values):
+    if source is datetime and _zones(values) != {None}:
         return None
     through = _THROUGH.get(source)
     way = vectorised(kind, through) if through is not None else None
@@ -126,8 +128,8 @@ def _decimals(kind: DecimalOf, values: list[Any], types: set[type]) -> pa.Array 
     return decimals_of_text(kind, pa.array(texts, pa.string()))
 
 
-def _have_zones(values: list[Any]) -> bool:
-    return set(map(attrgetter("tzinfo"), filter(None, values))) != {None}
+def _zones(values: list[Any]) -> set[Any]:
+    return set(map(attrgetter("tzinfo"), filter(None, values)))
 
 
 # -- nested -------------------------------------------------------------------------------------

@@ -25,10 +25,17 @@ def parse_time(given: TimeLike, *, now: int) -> int:
     """A hybrid time: the last one of the millisecond that a caller means, or exactly the one given.
 
     An integer is a hybrid time, as `_time` gives it; a small one milliseconds since 1970. Text is
-    `now` or ISO 8601; without a zone it is UTC.
+    `now` or ISO 8601; without a zone it is UTC. A datetime without a zone is refused: it may mean
+    local time, as `datetime.now()` does, or UTC.
     """
     if isinstance(given, bool) or not isinstance(given, int | str | datetime):
         raise Rejected(f"{given!r} is not a time", hint=_HINT)
+    if isinstance(given, datetime) and given.tzinfo is None:
+        raise Rejected(
+            f"{given!r} has no time zone, so it is no point in time",
+            hint="Give it its zone: datetime.now(UTC), or moment.replace(tzinfo=UTC) if it is UTC;"
+            " moment.astimezone() if it is local time.",
+        )
     if isinstance(given, int):
         if given < 0:
             raise Rejected(f"{given} is not a time", hint=_HINT)
@@ -40,7 +47,7 @@ def parse_time(given: TimeLike, *, now: int) -> int:
             given = datetime.fromisoformat(given.strip())
         except ValueError as error:
             raise Rejected(f"{given!r} is not a time", hint=_HINT) from error
-    if given.tzinfo is None:
+    if given.tzinfo is None:  # it was text
         given = given.replace(tzinfo=UTC)
     # Whole milliseconds, rounded down: floats lose the last digits.
     since = given - datetime(1970, 1, 1, tzinfo=UTC)
