@@ -76,6 +76,10 @@ def test_show_says_what_a_ledger_consists_of(shop: Shop) -> None:
     assert [Path(file["path"]).stat().st_size for file in zero["files"]] == [
         file["bytes"] for file in zero["files"]
     ]
+    # and the indexes of keys beside them
+    assert [Path(file["keys_path"]).stat().st_size for file in zero["files"]] == [
+        file["keys_bytes"] for file in zero["files"]
+    ]
     shown = shop.run("ledger", "show", "orders", "--partition", "1")
     assert one["manifest"] in shown
     assert zero["manifest"] not in shown

@@ -11,6 +11,8 @@ from pyroaring import BitMap
 from lowmark.ledger import (
     EMPTY,
     Done,
+    Layout,
+    LedgerColumn,
     LedgerFile,
     Manifest,
     PartitionPlan,
@@ -75,6 +77,15 @@ MANIFEST = Manifest(
         ),
     ),
     schemas=(1,),
+    layouts=(
+        Layout(
+            schema=1,
+            columns=(
+                LedgerColumn(id=1, name="id", type="string", key=True),
+                LedgerColumn(id=3, name="amount", type="decimal(12,2)", filling="0.00"),
+            ),
+        ),
+    ),
     digest=_DIGEST,
     made_by=_RUN,
     made_at="2026-07-01T12:00:00.250+00:00",

@@ -33,6 +33,8 @@ from lowmark.client.run_watching import _LOOK_S
 from lowmark.errors import Rejected
 from lowmark.ledger import (
     Done,
+    Layout,
+    LedgerColumn,
     LedgerDamaged,
     LedgerFile,
     Lost,
@@ -64,6 +66,8 @@ TEXT = (FORMATS / PAGE).read_text()
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "Manifest fields": Manifest,
     "File fields": LedgerFile,
+    "Layout fields": Layout,
+    "Column fields": LedgerColumn,
     "Lost fields": Lost,
     "Done": Done,
     "Pointer": Pointer,
@@ -107,7 +111,7 @@ def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
         "16 zero bytes": base64.b64encode(bytes(16)).decode(),
     }
     words |= {"null": None, "false": False}
-    for heading in ("Manifest fields", "File fields", "Lost fields"):
+    for heading in ("Manifest fields", "File fields", "Column fields", "Lost fields"):
         [table] = [one for one in tables(PAGE) if one.heading == heading]
         said = {row[0].strip("`"): row[2] for row in table.rows if row[2]}
         known = {
@@ -175,6 +179,16 @@ def test_a_manifest_that_fails_a_check_of_the_page_is_refused(what: str) -> None
     with pytest.raises(LedgerDamaged) as refused:
         decode_manifest(bad[what], path="the page")
     assert ("format" in refused.value.message) == (what in new)
+
+
+def test_a_manifest_from_before_columns_were_in_it_is_still_read() -> None:
+    # given one as it was written when manifests had no layouts
+    before = json.loads(shown("a manifest").rpartition("# crc32c ")[0])
+    del before["layouts"]
+    body = json.dumps(before, indent=1).encode() + b"\n"
+    # then it says the same, but for that
+    found = decode_manifest(body + b"# crc32c %08x\n" % crc32c(body), path="the page")
+    assert found == msgspec.structs.replace(MANIFEST, layouts=())
 
 
 def test_a_field_that_is_not_known_is_passed_over() -> None:
@@ -583,7 +597,9 @@ def test_both_ways_to_find_the_files_give_the_same(
     folder, _ = shop
     said = run_on(folder, "files by Lowmark", monkeypatch=monkeypatch)["files"]
     found = run_on(folder, "files without Lowmark", monkeypatch=monkeypatch)["files"]
-    assert [Path(path).resolve() for path in said] == [Path(path).resolve() for path in found]
+    assert [(schema, Path(path).resolve()) for schema, path in said] == [
+        (schema, Path(path).resolve()) for schema, path in found
+    ]
     # and not all that lie there are among them
     assert len(set(found)) < len(list(folder.rglob("*.parquet")))
 
@@ -592,7 +608,7 @@ def test_the_query_by_duckdb_comes_to_the_table_s_own_state(
     shop: tuple[Path, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, state = shop
-    infos = ("files without Lowmark", "query by DuckDB")
+    infos = ("files without Lowmark", "columns by their ids", "query by DuckDB")
     assert rows_as_set(run_on(folder, *infos, monkeypatch=monkeypatch)["state"]) == state
 
 
@@ -601,7 +617,7 @@ def test_the_query_by_polars_comes_to_the_table_s_own_state(
     shop: tuple[Path, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, state = shop
-    infos = ("files by Lowmark", "query by Polars")
+    infos = ("files by Lowmark", "columns by their ids", "query by Polars")
     assert rows_as_set(run_on(folder, *infos, monkeypatch=monkeypatch)["state"].to_arrow()) == state
 
 
@@ -627,8 +643,7 @@ def test_the_query_by_spark_comes_to_the_table_s_own_state(
 ) -> None:
     folder, state = shop
     with a_session(monkeypatch):
-        found = run_on(folder, "files without Lowmark", "query by Spark", monkeypatch=monkeypatch)[
-            "state"
-        ]
+        infos = ("files without Lowmark", "columns by their ids", "query by Spark")
+        found = run_on(folder, *infos, monkeypatch=monkeypatch)["state"]
         rows = sorted((row["id"], row["status"], row["amount"]) for row in found.collect())
     assert rows == state

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, opened_database
@@ -59,8 +60,9 @@ def show(
 
     With --json, a list: partition, epoch, published_epoch, horizon, deletes_below, manifest,
     digest, rows, live_rows, bytes, made_by, made_at, release, problem, lost (first, last, rows,
-    stale), files (path, rows, live_rows, bytes, keys_bytes, schema_version, first, last), retired
-    (epoch, manifest, retired_at, by, removable_at, waits_for).
+    stale), layouts (schema, columns: id, name, type, key, filling), files (path, keys_path, rows,
+    live_rows, bytes, keys_bytes, schema_version, first, last), retired (epoch, manifest,
+    retired_at, by, removable_at, waits_for).
 
     Example: lowmark ledger show orders --partition 0 --data ./shop
     """
@@ -226,7 +228,10 @@ def _facts(one: LedgerDescription) -> dict[str, Any]:
     if manifest is not None:
         facts |= _manifest_facts(manifest)
     files = manifest.files if manifest is not None else ()
-    facts["files"] = [_file_facts(path, file) for path, file in zip(one.files, files, strict=True)]
+    facts["files"] = [
+        _file_facts(path, keys, file)
+        for path, keys, file in zip(one.files, one.key_files, files, strict=True)
+    ]
     facts["retired"] = [
         {
             "epoch": old.epoch,
@@ -251,12 +256,14 @@ def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
         "made_at": manifest.made_at,
         "release": manifest.release,
         "lost": [lost_facts(lost) for lost in manifest.lost],
+        "layouts": [msgspec.to_builtins(layout) for layout in manifest.layouts],
     }
 
 
-def _file_facts(path: str, file: LedgerFile) -> dict[str, Any]:
+def _file_facts(path: str, keys: str, file: LedgerFile) -> dict[str, Any]:
     return {
         "path": path,
+        "keys_path": keys or None,
         "rows": file.rows,
         "live_rows": file.live_rows,
         "bytes": file.bytes,

@@ -49,6 +49,8 @@ class LedgerDescription:
     """Why the manifest can't be read."""
     files: tuple[str, ...] = ()
     """The manifest's files, in its order, as other programs open them."""
+    key_files: tuple[str, ...] = ()
+    """The indexes of their keys, in the same order; empty where no row has a key."""
     retired: tuple[RetiredLedger, ...] = ()
 
 
@@ -112,6 +114,9 @@ def _described(
         manifest=manifest,
         problem=problem,
         files=tuple(ledgers.store.url(file.path) for file in files),
+        key_files=tuple(
+            ledgers.store.url(file.keys_path) if file.keys_path else "" for file in files
+        ),
         retired=retired,
     )
 

@@ -52,6 +52,8 @@ from lowmark.ledger.expected import Expected, read_adopted, read_manifest
 from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, file_schema
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import (
+    Layout,
+    LedgerColumn,
     LedgerFile,
     Lost,
     Manifest,
@@ -108,6 +110,8 @@ __all__ = [
     "FileWriter",
     "Here",
     "KeyFile",
+    "Layout",
+    "LedgerColumn",
     "LedgerDamaged",
     "LedgerFile",
     "LedgerLost",

@@ -25,6 +25,8 @@ from lowmark.ledger.errors import LedgerDamaged
 
 __all__ = [
     "FORMAT",
+    "Layout",
+    "LedgerColumn",
     "LedgerFile",
     "Lost",
     "Manifest",
@@ -127,6 +129,27 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether rows before it are as they were then: a later row of their key may be among these."""
 
 
+class LedgerColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A column as a schema version has it. Ids tell columns of several versions apart, or that two
+    are the same; names may be used again, and types may be widened.
+    """
+
+    id: int
+    name: str
+    type: str
+    key: bool = False
+    """Whether it is in the key."""
+    filling: bool | int | float | str | None = None
+    """What rows show that were written before the column was there."""
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns of a schema version, in their order."""
+
+    schema: int
+    columns: tuple[LedgerColumn, ...]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One ledger of one partition."""
 
@@ -145,6 +168,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """In the order of offsets; their ranges do not overlap."""
     schemas: tuple[int, ...] = ()
     """The schema versions of its files."""
+    layouts: tuple[Layout, ...] = ()
+    """The columns of each of them, for programs that have no catalog."""
     digest: str = _NOTHING
     """Of all live rows, in base64."""
     made_by: str

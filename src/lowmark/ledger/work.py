@@ -43,6 +43,7 @@ from lowmark.ledger.expected import Expected, read_manifest
 from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, schema_of
 from lowmark.ledger.kernel import Folded, KeyRange, Sample, Second, Survivors, fold_tail
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
+from lowmark.ledger.layouts import layout_of
 from lowmark.ledger.manifest import (
     LedgerFile,
     Manifest,
@@ -520,6 +521,9 @@ class _Job:
             based_on=work.base if base is not None else "",
             release=work.release,
             lost=base.lost if base is not None else (),
+            layouts=tuple(
+                layout_of(self.table, number) for number in sorted({file.schema for file in files})
+            ),
         )
         return manifest.summed_up()
 
