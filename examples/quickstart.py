@@ -390,7 +390,7 @@ def compacted(orders: Table, spark: Any) -> RunRecord:
             progress.update(bar, completed=seen.bytes_done >> 10, total=seen.bytes_total >> 10)
 
         if spark is None:
-            record = orders.compact(here=True, progress=tell)
+            record = orders.compact(engine="local", progress=tell)
         else:
             record = orders.compact(spark=spark, progress=tell)
         total = sum(one.bytes for one in record.partitions) >> 10

@@ -50,6 +50,7 @@ RUN = {
     "began",
     "ended",
     "seconds",
+    "engine",
     "where",
     "watermark",
     "verify",
@@ -114,27 +115,30 @@ EXPECTED = {f"o-{n % KEYS}": f"new-{n}" for n in range(ROWS)}
 
 def test_people_get_each_partition_and_a_line_of_what_was_done(shop: Shop) -> None:
     # when a table with a history is compacted
-    said = shop.run("compact", "orders", "--here")
+    said = shop.run("compact", "orders", "--engine", "local")
     # then what was done to each partition is said, and what it came to
     head, *_ = said.splitlines()
     assert head.split()[:2] == ["partition", "rows"]
     last = said.splitlines()[-1]
     assert f"{ROWS:,} rows read → {KEYS:,} live" in last
-    assert "(here)" in last
+    assert "(in this process)" in last
     # and of each key the last row is left
     assert state_of(shop) == EXPECTED
     # and once more there is nothing to do, which is no run
-    assert "nothing to do for orders: nothing is new" in shop.run("compact", "orders", "--here")
+    assert "nothing to do for orders: nothing is new" in shop.run(
+        "compact", "orders", "--engine", "local"
+    )
     assert len(shop.json("runs")) == 1
 
 
 def test_programs_get_every_documented_field_and_no_other(shop: Shop) -> None:
-    done = shop.json("compact", "orders", "--here")
+    done = shop.json("compact", "orders", "--engine", "local")
     assert set(done) == RUN | NUMBERS | {"partitions"}
     assert [set(one) for one in done["partitions"]] == [PARTITION, PARTITION]
     words = set(re.findall(r"\w+", compact.__doc__ or ""))
     assert set(done) | PARTITION <= words
-    assert (done["table"], done["state"], done["where"]) == ("orders", "done", "here")
+    assert (done["table"], done["state"]) == ("orders", "done")
+    assert (done["engine"], done["where"]) == ("local", "this process")
     assert (done["rows_read"], done["rows_live"], done["held_rows"]) == (ROWS, KEYS, 0)
     assert (done["error"], done["resumed"], done["trigger"]) == (None, 0, "by hand")
     assert done["began"] <= done["ended"]
@@ -149,7 +153,7 @@ def test_programs_get_every_documented_field_and_no_other(shop: Shop) -> None:
 def test_options_are_noted_and_reach_the_run(shop: Shop) -> None:
     # given a run of one partition that leaves the backlog, and checks everything
     words = ("--partitions", "1", "--verify", "--no-trim", "--memory", "2MiB")
-    done = shop.json("compact", "orders", "--here", *words)
+    done = shop.json("compact", "orders", "--engine", "local", *words)
     assert (done["verify"], done["trim"], done["rewrite"]) == (True, False, False)
     [one] = done["partitions"]
     assert (one["partition"], one["trimmed_bytes"]) == (1, 0)
@@ -158,12 +162,12 @@ def test_options_are_noted_and_reach_the_run(shop: Shop) -> None:
     assert before[0]["ledger"] is None
     assert (before[1]["start"], before[1]["horizon"]) == (0, one["horizon"])
     # when the rest is done
-    rest = shop.json("compact", "orders", "--here")
+    rest = shop.json("compact", "orders", "--engine", "local")
     # then what was left is cut as well, once the other one is compacted
     assert [part["state"] for part in rest["partitions"]] == ["adopted", "skipped"]
     # and files are written anew only if that is wanted
-    assert shop.json("compact", "orders", "--here")["bytes_written"] == 0
-    again = shop.json("compact", "orders", "--here", "--rewrite")
+    assert shop.json("compact", "orders", "--engine", "local")["bytes_written"] == 0
+    again = shop.json("compact", "orders", "--engine", "local", "--rewrite")
     assert again["rewrite"] is True
     assert [part["files_written"] for part in again["partitions"]] == [1, 1]
     assert state_of(shop) == EXPECTED
@@ -173,9 +177,9 @@ def test_options_are_noted_and_reach_the_run(shop: Shop) -> None:
 
 
 def test_a_dry_run_has_the_numbers_of_the_run(shop: Shop) -> None:
-    plan = shop.json("compact", "orders", "--here", "--dry-run")
-    said = shop.run("compact", "orders", "--here", "--dry-run")
-    done = shop.json("compact", "orders", "--here")
+    plan = shop.json("compact", "orders", "--engine", "local", "--dry-run")
+    said = shop.run("compact", "orders", "--engine", "local", "--dry-run")
+    done = shop.json("compact", "orders", "--engine", "local")
     assert (plan["state"], plan["ended"]) == ("planned", None)
     assert set(plan) == set(done)
     planned = ("partition", "low", "horizon", "rows", "bytes", "held_rows", "held_until")
@@ -200,8 +204,8 @@ def test_a_dry_run_changes_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) 
             return logs, revision, files_of(shop), found, database.runs()
 
         before = everything()
-        shop.run("compact", "orders", "--here", "--dry-run")
-        shop.json("compact", "orders", "--here", "--dry-run", "--verify", "--rewrite")
+        shop.run("compact", "orders", "--engine", "local", "--dry-run")
+        shop.json("compact", "orders", "--engine", "local", "--dry-run", "--verify", "--rewrite")
         assert everything() == before
 
 
@@ -215,13 +219,13 @@ def test_a_dry_run_adopts_nothing_that_was_published(shop: Shop) -> None:
             raise Stopped
 
     with lowmark.open(shop.data) as database, pytest.raises(Stopped):
-        database["orders"].compact(here=True, step=stop)
+        database["orders"].compact(engine="local", step=stop)
     # when somebody only looks
-    plan = shop.json("compact", "orders", "--here", "--dry-run")
+    plan = shop.json("compact", "orders", "--engine", "local", "--dry-run")
     # then nothing is adopted, and the plan is what a run would find once it has adopted that
     ledgers = [part["ledger"] for part in shop.json("explain", "orders")["partitions"]]
     assert ledgers[1] is None
-    done = shop.json("compact", "orders", "--here")
+    done = shop.json("compact", "orders", "--engine", "local")
     for before, after in zip(plan["partitions"], done["partitions"], strict=True):
         assert (before["low"], before["rows"]) == (after["low"], after["rows"])
     assert state_of(shop) == EXPECTED
@@ -234,27 +238,29 @@ def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> 
     # given a few rows later than the low watermark
     fill(shop, 30, 30)
     # when the table is planned, and compacted
-    plan = shop.run("compact", "orders", "--here", "--dry-run")
-    done = shop.json("compact", "orders", "--here")
+    plan = shop.run("compact", "orders", "--engine", "local", "--dry-run")
+    done = shop.json("compact", "orders", "--engine", "local")
     # then they are said: how many, and until when
     until = min(one["held_until"] for one in done["partitions"])
     assert (done["held_rows"], done["rows_read"]) == (30, ROWS)
-    for said in (plan, shop.run("compact", "orders", "--here")):
+    for said in (plan, shop.run("compact", "orders", "--engine", "local")):
         assert "30 rows are too young" in said
         assert f"until the low watermark has passed {until}" in said
-    assert "every row is later than the low watermark" in shop.run("compact", "orders", "--here")
+    assert "every row is later than the low watermark" in shop.run(
+        "compact", "orders", "--engine", "local"
+    )
     # and when it has passed, they go
     settle(shop)
-    assert shop.json("compact", "orders", "--here")["rows_read"] == 30
+    assert shop.json("compact", "orders", "--engine", "local")["rows_read"] == 30
 
 
 def test_whoever_keeps_the_backlog_is_named(shop: Shop) -> None:
     shop.run("cursor", "create", "orders", "billing")
-    said = shop.run("compact", "orders", "--here")
+    said = shop.run("compact", "orders", "--engine", "local")
     assert "the backlog below the horizon is kept for cursor billing" in said
     # when the reader has gone, a run has nothing to read, and cuts
     shop.run("cursor", "delete", "orders", "billing")
-    said = shop.run("compact", "orders", "--here")
+    said = shop.run("compact", "orders", "--engine", "local")
     assert "nothing to do for orders" in said
     assert "of the backlog were trimmed" in said
 
@@ -263,7 +269,7 @@ def test_an_empty_table_has_nothing_to_do(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "shop").with_orders(2)
     for words in ((), ("--dry-run",), ("--rewrite",)):
         assert "nothing to do for orders: nothing is new" in shop.run(
-            "compact", "orders", "--here", *words
+            "compact", "orders", "--engine", "local", *words
         )
     assert shop.json("runs") == []
     assert files_of(shop) == []
@@ -275,25 +281,61 @@ def test_an_empty_table_has_nothing_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (("ordrs", "--here"), 1, "Did you mean orders?"),
-        (("orders", "--here", "--partitions", "0,7"), 1, "no partition 7"),
-        (("orders", "--here", "--partitions", "first"), 2, "--partitions can't be 'first'"),
-        (("orders", "--here", "--partitions", ","), 2, "--partitions can't be ','"),
-        (("orders", "--here", "--partitions", "-1"), 2, "--partitions can't be '-1'"),
-        (("orders", "--here", "--read-rate", "fast"), 2, "--read-rate: 'fast' is not a size"),
-        (("orders", "--here", "--read-rate", ""), 2, "--read-rate: '' is not a size"),
-        (("orders", "--here", "--read-rate", "5M"), 2, "is not a size"),
-        (("orders", "--here", "--write-rate", "-1"), 2, "--write-rate can't be less than 0 B"),
-        (("orders", "--here", "--write-rate", "9" * 30), 2, "--write-rate can't be more than"),
-        (("orders", "--here", "--memory", "1KiB"), 2, "--memory can't be less than 1.0 MiB"),
-        (("orders", "--here", "--memory", "99999999TiB"), 2, "--memory can't be more than"),
-        (("orders", "--here", "--spark-master", "local"), 2, "a run is made in one place"),
-        (("orders", "--here", "--resume", "nobody"), 1, "there is no run nobody"),
-        (("orders", "--here", "--resume", "x", "--dry-run"), 2, "goes on as it was planned"),
-        (("orders", "--here", "--resume", "x", "--partitions", "0"), 2, "as it was planned"),
-        (("orders", "--here", "--resume", "x", "--verify"), 2, "as it was planned"),
-        (("orders", "--here", "--resume", "x", "--no-trim"), 2, "as it was planned"),
-        (("orders", "--here", "--resume", "x", "--rewrite"), 2, "as it was planned"),
+        (("ordrs", "--engine", "local"), 1, "Did you mean orders?"),
+        (("orders", "--engine", "local", "--partitions", "0,7"), 1, "no partition 7"),
+        (
+            ("orders", "--engine", "local", "--partitions", "first"),
+            2,
+            "--partitions can't be 'first'",
+        ),
+        (("orders", "--engine", "local", "--partitions", ","), 2, "--partitions can't be ','"),
+        (("orders", "--engine", "local", "--partitions", "-1"), 2, "--partitions can't be '-1'"),
+        (
+            ("orders", "--engine", "local", "--read-rate", "fast"),
+            2,
+            "--read-rate: 'fast' is not a size",
+        ),
+        (("orders", "--engine", "local", "--read-rate", ""), 2, "--read-rate: '' is not a size"),
+        (("orders", "--engine", "local", "--read-rate", "5M"), 2, "is not a size"),
+        (
+            ("orders", "--engine", "local", "--write-rate", "-1"),
+            2,
+            "--write-rate can't be less than 0 B",
+        ),
+        (
+            ("orders", "--engine", "local", "--write-rate", "9" * 30),
+            2,
+            "--write-rate can't be more than",
+        ),
+        (
+            ("orders", "--engine", "local", "--memory", "1KiB"),
+            2,
+            "--memory can't be less than 1.0 MiB",
+        ),
+        (
+            ("orders", "--engine", "local", "--memory", "99999999TiB"),
+            2,
+            "--memory can't be more than",
+        ),
+        (
+            ("orders", "--engine", "local", "--spark-master", "local"),
+            2,
+            "a run is made in one place",
+        ),
+        (("orders", "--engine", "local", "--resume", "nobody"), 1, "there is no run nobody"),
+        (
+            ("orders", "--engine", "local", "--resume", "x", "--dry-run"),
+            2,
+            "goes on as it was planned",
+        ),
+        (
+            ("orders", "--engine", "local", "--resume", "x", "--partitions", "0"),
+            2,
+            "as it was planned",
+        ),
+        (("orders", "--engine", "local", "--resume", "x", "--verify"), 2, "as it was planned"),
+        (("orders", "--engine", "local", "--resume", "x", "--no-trim"), 2, "as it was planned"),
+        (("orders", "--engine", "local", "--resume", "x", "--rewrite"), 2, "as it was planned"),
         ((), 2, "TABLE"),
     ],
 )
@@ -307,47 +349,71 @@ def test_what_can_not_be_done_is_refused_before_anything_is(
 
 
 def test_a_run_that_is_done_is_not_resumed(shop: Shop) -> None:
-    run = shop.json("compact", "orders", "--here")["run"]
-    said = shop.refused("compact", "orders", "--here", "--resume", run)
+    run = shop.json("compact", "orders", "--engine", "local")["run"]
+    said = shop.refused("compact", "orders", "--engine", "local", "--resume", run)
     assert f"run {run} is done" in said
-    assert f"run {run} is done" in shop.refused("runs", "resume", run, "--here")
+    assert f"run {run} is done" in shop.refused("runs", "resume", run, "--engine", "local")
 
 
 def test_a_table_may_be_left_alone(shop: Shop) -> None:
     shop.run("table", "alter", "orders", "--set", "compaction=off")
     for words in ((), ("--dry-run",)):
-        assert "compaction=off" in shop.refused("compact", "orders", "--here", *words)
+        assert "compaction=off" in shop.refused("compact", "orders", "--engine", "local", *words)
     assert shop.json("runs") == []
 
 
 def test_a_table_that_is_open_elsewhere_is_not_touched(shop: Shop) -> None:
     with lowmark.open(shop.data) as database:
-        assert "is open in " in shop.refused("compact", "orders", "--here")
-        told = shop.refused("compact", "orders", "--here", "--dry-run", "--json")
+        assert "is open in " in shop.refused("compact", "orders", "--engine", "local")
+        told = shop.refused("compact", "orders", "--engine", "local", "--dry-run", "--json")
         assert json.loads(told)["kind"] == "Locked"
         assert database.runs() == []
 
 
 def test_only_a_database_is_compacted(tmp_path: Path) -> None:
-    words = ["compact", "orders", "--here", "--data", str(tmp_path / "nowhere")]
+    words = ["compact", "orders", "--engine", "local", "--data", str(tmp_path / "nowhere")]
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "there is no directory" in done.stderr
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_without_spark_a_run_is_made_in_this_process_and_says_so(shop: Shop) -> None:
+    # given a Python without PySpark, when nothing is said about where
+    done = without("pyspark", "compact", "orders", "--data", str(shop.data))
+    # then it is done here, and that is said, and why
+    assert done.returncode == 0, done.stderr
+    assert "(in this process: PySpark can't be imported)" in done.stdout
+    [run] = shop.json("runs")
+    assert (run["state"], run["engine"]) == ("done", "local")
+    assert run["where"] == "this process: PySpark can't be imported"
+    assert state_of(shop) == EXPECTED
+
+
+def test_without_java_a_run_is_made_in_this_process_and_says_so(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no java"))
+    done = shop.json("compact", "orders")
+    assert (done["state"], done["engine"]) == ("done", "local")
+    assert done["where"] == "this process: Spark needs Java, and there is none"
+    assert state_of(shop) == EXPECTED
+
+
 def test_without_spark_it_is_said_what_to_install_and_how_to_go_on(shop: Shop) -> None:
     # given a Python without PySpark
-    done = without("pyspark", "compact", "orders", "--data", str(shop.data))
+    words = ("compact", "orders", "--engine", "spark", "--data", str(shop.data))
+    done = without("pyspark", *words)
     # then it is said what is missing
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" not in done.stderr
-    assert "lowmark[spark]" in done.stderr
+    assert "pip install 'pyspark>=4.1'" in done.stderr
+    assert "--engine local" in done.stderr
     # and how to go on with the run, which goes on without Spark as well
     [run] = shop.json("runs")
     assert run["state"] == "failed"
     assert f"lowmark runs resume {run['run']}" in done.stderr
-    assert shop.json("runs", "resume", run["run"], "--here")["state"] == "done"
+    assert shop.json("runs", "resume", run["run"], "--engine", "local")["state"] == "done"
     assert state_of(shop) == EXPECTED
 
 
@@ -391,7 +457,7 @@ def test_rates_have_units_and_reach_the_work(shop: Shop, monkeypatch: pytest.Mon
     monkeypatch.setattr("lowmark.client.run_work.work_off", looked_at)
     # when a run is made with rates
     words = ("--read-rate", "64 MiB", "--write-rate", "32mb")
-    done = shop.json("compact", "orders", "--here", *words)
+    done = shop.json("compact", "orders", "--engine", "local", *words)
     # then they are noted, and each task has its share
     assert (done["read_rate"], done["write_rate"]) == (64 << 20, 32_000_000)
     assert [(one.read_rate, one.write_rate) for one in works] == [(64 << 20, 32_000_000)] * 2
@@ -406,7 +472,7 @@ def test_rates_have_units_and_reach_the_work(shop: Shop, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_an_interrupt_cancels_the_run_and_leaves_nothing_behind(shop: Shop) -> None:
     # given a run that has finished one partition, and is at the other one
-    with started(shop, "compact", "orders", "--here", "--read-rate", "60KiB") as process:
+    with started(shop, "compact", "orders", "--engine", "local", "--read-rate", "60KiB") as process:
         run = begun(shop, process, mark="*.done")
         # when somebody presses Ctrl-C
         process.send_signal(signal.SIGINT)
@@ -422,8 +488,8 @@ def test_an_interrupt_cancels_the_run_and_leaves_nothing_behind(shop: Shop) -> N
     found = shop.json("explain", "orders")
     assert (found["rows"], found["holders"]) == (ROWS, [])
     # and it can't be resumed, but begun again
-    assert f"run {run} is cancelled" in shop.refused("runs", "resume", run, "--here")
-    assert shop.json("compact", "orders", "--here")["rows_live"] == KEYS
+    assert f"run {run} is cancelled" in shop.refused("runs", "resume", run, "--engine", "local")
+    assert shop.json("compact", "orders", "--engine", "local")["rows_live"] == KEYS
     assert state_of(shop) == EXPECTED
 
 
@@ -457,7 +523,16 @@ def on_a_terminal(*words: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_terminal_shows_a_bar_while_it_goes_on(shop: Shop) -> None:
-    words = ("compact", "orders", "--here", "--read-rate", "150KiB", "--data", str(shop.data))
+    words = (
+        "compact",
+        "orders",
+        "--engine",
+        "local",
+        "--read-rate",
+        "150KiB",
+        "--data",
+        str(shop.data),
+    )
     code, shown = on_a_terminal(*words)
     assert code == 0, shown
     assert "compacting" in shown
@@ -468,7 +543,9 @@ def test_a_terminal_shows_a_bar_while_it_goes_on(shop: Shop) -> None:
 
 @pytest.mark.slow
 def test_without_a_terminal_nothing_is_said_on_the_way(shop: Shop) -> None:
-    with started(shop, "compact", "orders", "--here", "--read-rate", "150KiB") as process:
+    with started(
+        shop, "compact", "orders", "--engine", "local", "--read-rate", "150KiB"
+    ) as process:
         out, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "")
     assert "compacting" not in out

@@ -24,6 +24,7 @@ ROW = {
     "began",
     "ended",
     "seconds",
+    "engine",
     "where",
     "watermark",
     "verify",
@@ -58,7 +59,7 @@ def stopped_before(database: Database, step: str) -> str:
             raise Stopped
 
     with pytest.raises(Stopped):
-        database["orders"].compact(here=True, step=stop)
+        database["orders"].compact(engine="local", step=stop)
     return database.runs()[0].run
 
 
@@ -81,7 +82,7 @@ def test_runs_are_listed_and_shown(shop: Shop) -> None:
     assert shop.run("runs", "orders") == "no run of orders is known\n"
     assert shop.json("runs") == []
     # when its table is compacted
-    done = shop.json("compact", "orders", "--here")
+    done = shop.json("compact", "orders", "--engine", "local")
     # then the run is listed: of all tables, of this one, and by the long form
     [row] = shop.json("runs")
     assert set(row) == ROW
@@ -90,7 +91,7 @@ def test_runs_are_listed_and_shown(shop: Shop) -> None:
     for words in (("orders",), ("list",), ("list", "orders")):
         assert shop.json("runs", *words) == [row]
     shown = shop.run("runs")
-    for word in (row["run"], "orders", "done", "by hand", "here", f"{ROWS:,}", f"{KEYS:,}"):
+    for word in (row["run"], "orders", "done", "by hand", "local", f"{ROWS:,}", f"{KEYS:,}"):
         assert word in shown
     # and shown with all that was done
     assert shop.json("runs", "show", row["run"]) == done
@@ -100,7 +101,7 @@ def test_runs_are_listed_and_shown(shop: Shop) -> None:
 
 
 def test_options_may_stand_before_the_command(shop: Shop) -> None:
-    run = shop.json("compact", "orders", "--here")["run"]
+    run = shop.json("compact", "orders", "--engine", "local")["run"]
     words = ["runs", "--data", str(shop.data), "--json", "show", run]
     assert json.loads(CliRunner().invoke(app, words).stdout)["run"] == run
     words = ["runs", "--data", str(shop.data), "--json", "orders"]
@@ -108,8 +109,8 @@ def test_options_may_stand_before_the_command(shop: Shop) -> None:
 
 
 def test_the_newest_run_comes_first_and_has_the_name_that_the_table_had(shop: Shop) -> None:
-    first = shop.json("compact", "orders", "--here", "--partitions", "0")["run"]
-    second = shop.json("compact", "orders", "--here", "--partitions", "1")["run"]
+    first = shop.json("compact", "orders", "--engine", "local", "--partitions", "0")["run"]
+    second = shop.json("compact", "orders", "--engine", "local", "--partitions", "1")["run"]
     assert [row["run"] for row in shop.json("runs")] == [second, first]
 
 
@@ -119,12 +120,12 @@ def test_the_newest_run_comes_first_and_has_the_name_that_the_table_had(shop: Sh
         (("ordrs",), 1, "Did you mean orders?"),
         (("show", "nobody"), 1, "there is no run nobody"),
         (("cancel", "nobody"), 1, "there is no run nobody"),
-        (("resume", "nobody", "--here"), 1, "there is no run nobody"),
-        (("resume", "nobody", "--here", "--spark-master", "local"), 2, "in one place"),
-        (("resume", "nobody", "--here", "--read-rate", "fast"), 2, "is not a size"),
+        (("resume", "nobody", "--engine", "local"), 1, "there is no run nobody"),
+        (("resume", "nobody", "--engine", "local", "--spark-master", "local"), 2, "in one place"),
+        (("resume", "nobody", "--engine", "local", "--read-rate", "fast"), 2, "is not a size"),
         (("show",), 2, "RUN"),
         (("orders", "customers"), 2, "customers"),
-        (("list", "--here"), 2, "--here"),
+        (("list", "--engine", "local"), 2, "--engine"),
     ],
 )
 def test_what_there_is_not_is_refused(
@@ -154,7 +155,7 @@ def test_a_run_that_is_given_up_leaves_nothing(shop: Shop) -> None:
     assert list((shop.data / "ledgers").glob("*/runs/*")) == []
     assert shop.json("explain", "orders")["holders"] == []
     # and not a second time
-    for words in (("cancel", run), ("resume", run, "--here")):
+    for words in (("cancel", run), ("resume", run, "--engine", "local")):
         assert f"run {run} is cancelled" in shop.refused("runs", *words)
 
 
@@ -165,7 +166,7 @@ def test_a_run_goes_on_with_what_is_finished(shop: Shop) -> None:
     written = {name for name in files_of(shop) if name.endswith(".parquet")}
     assert len(written) == 2
     # when it goes on
-    done = shop.json("runs", "resume", run, "--here")
+    done = shop.json("runs", "resume", run, "--engine", "local")
     # then it is the same run, and it has not written anything again
     assert (done["run"], done["state"], done["resumed"]) == (run, "done", 1)
     assert (done["rows_read"], done["rows_live"]) == (ROWS, KEYS)
@@ -179,7 +180,7 @@ def test_a_word_to_end_a_run_does_not_end_it_when_it_is_resumed(shop: Shop) -> N
         run = stopped_before(database, "carry out the work")
         assert shop.json("runs", "cancel", run)["state"] == "asked"
     # when somebody else goes on with it, and it has the time to look for such a word
-    done = shop.json("runs", "resume", run, "--here", "--read-rate", "100KiB")
+    done = shop.json("runs", "resume", run, "--engine", "local", "--read-rate", "100KiB")
     # then it is done
     assert done["state"] == "done"
 
@@ -187,7 +188,7 @@ def test_a_word_to_end_a_run_does_not_end_it_when_it_is_resumed(shop: Shop) -> N
 def test_another_run_does_what_an_interrupted_one_would_have_done(shop: Shop) -> None:
     with lowmark.open(shop.data) as database:
         run = stopped_before(database, "publish partition 0")
-    done = shop.json("compact", "orders", "--here")
+    done = shop.json("compact", "orders", "--engine", "local")
     assert (done["state"], done["rows_live"]) == ("done", KEYS)
     other = shop.json("runs", "show", run)
     assert other["state"] == "cancelled"
@@ -200,7 +201,7 @@ def test_one_that_was_all_but_over_is_given_up_without_a_trace(shop: Shop) -> No
     with lowmark.open(shop.data) as database:
         run = stopped_before(database, "note the end")
     # when the table is compacted again, and nothing is new
-    assert "nothing is new" in shop.run("compact", "orders", "--here")
+    assert "nothing is new" in shop.run("compact", "orders", "--engine", "local")
     # then nothing waits for it any more
     assert shop.json("runs", "show", run)["state"] == "cancelled"
     assert not [name for name in files_of(shop) if "/runs/" in name]
@@ -208,9 +209,9 @@ def test_one_that_was_all_but_over_is_given_up_without_a_trace(shop: Shop) -> No
 
 
 def test_a_run_of_a_table_that_was_dropped_has_nothing_to_be_done(shop: Shop) -> None:
-    run = shop.json("compact", "orders", "--here")["run"]
+    run = shop.json("compact", "orders", "--engine", "local")["run"]
     shop.run("table", "drop", "orders", "--yes")
-    for words in (("cancel", run), ("resume", run, "--here")):
+    for words in (("cancel", run), ("resume", run, "--engine", "local")):
         said = shop.refused("runs", *words)
         assert "was dropped" in said or f"there is no run {run}" in said
 
@@ -221,7 +222,7 @@ def test_a_run_of_a_table_that_was_dropped_has_nothing_to_be_done(shop: Shop) ->
 @pytest.mark.slow
 def test_a_killed_run_is_shown_as_interrupted_and_goes_on(shop: Shop) -> None:
     # given a run that is killed when one of two partitions is finished
-    with started(shop, "compact", "orders", "--here", "--read-rate", "60KiB") as process:
+    with started(shop, "compact", "orders", "--engine", "local", "--read-rate", "60KiB") as process:
         run = begun(shop, process, mark="*.done")
         process.kill()
         process.communicate(timeout=60)
@@ -233,7 +234,7 @@ def test_a_killed_run_is_shown_as_interrupted_and_goes_on(shop: Shop) -> None:
     assert holders == {f"compaction {run}"}
     written = {name for name in files_of(shop) if name.endswith(".parquet")}
     # when it goes on, as fast as it can
-    done = shop.json("runs", "resume", run, "--here", "--read-rate", "0")
+    done = shop.json("runs", "resume", run, "--engine", "local", "--read-rate", "0")
     # then it is done, what was finished was not done again, and nothing is held
     assert (done["run"], done["state"], done["resumed"]) == (run, "done", 1)
     assert (done["read_rate"], done["rows_read"], done["rows_live"]) == (0, ROWS, KEYS)
@@ -245,7 +246,7 @@ def test_a_killed_run_is_shown_as_interrupted_and_goes_on(shop: Shop) -> None:
 @pytest.mark.slow
 def test_another_process_ends_a_run_that_goes_on(shop: Shop) -> None:
     # given a run that will take minutes
-    with started(shop, "compact", "orders", "--here", "--read-rate", SLOWLY) as process:
+    with started(shop, "compact", "orders", "--engine", "local", "--read-rate", SLOWLY) as process:
         run = begun(shop, process)
         # when somebody else looks for its name
         said = shop.refused("runs")

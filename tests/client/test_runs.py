@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +53,7 @@ def test_progress_only_grows_and_ends_with_all_of_it(history: Table) -> None:
     plan = history.compact(dry_run=True)
     # when a run goes so slowly that it is told of on the way
     rate = 2 * sum(one.bytes for one in plan.partitions)
-    history.compact(here=True, read_rate=rate, progress=told.append)
+    history.compact(engine="local", read_rate=rate, progress=told.append)
     # then it was
     assert len(told) > 1
     assert told[-1].bytes_total == sum(one.bytes for one in plan.partitions)
@@ -60,16 +62,16 @@ def test_progress_only_grows_and_ends_with_all_of_it(history: Table) -> None:
 
 
 def test_one_that_is_quick_or_has_little_to_do_is_told_of_as_well(history: Table) -> None:
-    history.compact(here=True, partitions=[0, 2])
+    history.compact(engine="local", partitions=[0, 2])
     told: list[Progress] = []
     # when only one partition has anything to be done
-    history.compact(here=True, progress=told.append)
+    history.compact(engine="local", progress=told.append)
     # then the others do not count
     assert only_forward(told)
     assert told[-1].partitions == 1
     # and where nothing is done, nothing is told
     told.clear()
-    assert history.compact(here=True, progress=told.append).rows_read == 0
+    assert history.compact(engine="local", progress=told.append).rows_read == 0
     assert told == []
 
 
@@ -80,7 +82,7 @@ def test_a_run_that_goes_on_is_cancelled_from_another_thread(history: Table) -> 
     def compact() -> None:
         try:
             history.compact(
-                here=True,
+                engine="local",
                 read_rate=SLOWLY,
                 step=lambda name: working.set() if name == "carry out the work" else None,
             )
@@ -96,7 +98,7 @@ def test_a_run_that_goes_on_is_cancelled_from_another_thread(history: Table) -> 
         assert run.state == "running"
         # then there is no room for another one
         with pytest.raises(RunUnderWay, match=run.run):
-            history.compact(here=True)
+            history.compact(engine="local")
         # when it is cancelled
         history.cancel_run(run.run)
     finally:
@@ -106,7 +108,7 @@ def test_a_run_that_goes_on_is_cancelled_from_another_thread(history: Table) -> 
     assert len(failed) == 1
     assert [one.state for one in history.runs()] == ["cancelled"]
     assert history.explain().holders == ()
-    assert history.compact(here=True).rows_live == 300
+    assert history.compact(engine="local").rows_live == 300
 
 
 def test_it_is_too_late_to_cancel_what_is_done(db: Database, history: Table) -> None:
@@ -115,7 +117,7 @@ def test_it_is_too_late_to_cancel_what_is_done(db: Database, history: Table) -> 
         if name == "note the end":
             history.cancel_run(history.runs()[0].run)
 
-    done = history.compact(here=True, step=cancel)
+    done = history.compact(engine="local", step=cancel)
     # then it is done all the same, and noted so
     assert done.state == "done"
     assert [one.state for one in history.runs()] == ["done"]
@@ -124,8 +126,8 @@ def test_it_is_too_late_to_cancel_what_is_done(db: Database, history: Table) -> 
 
 def test_runs_are_listed_by_table_the_newest_first(db: Database, history: Table) -> None:
     other = db.create_table("other", {"id": "int64"}, key="id", partitions=1)
-    first = history.compact(here=True, partitions=[0])
-    second = history.compact(here=True, partitions=[1])
+    first = history.compact(engine="local", partitions=[0])
+    second = history.compact(engine="local", partitions=[1])
     assert [one.run for one in history.runs()] == [second.run, first.run]
     assert other.runs() == []
     assert len(db.runs()) == 2
@@ -133,7 +135,7 @@ def test_runs_are_listed_by_table_the_newest_first(db: Database, history: Table)
         with pytest.raises(Rejected):
             history.cancel_run(wrong)
         with pytest.raises(Rejected):
-            history.compact(here=True, resume=wrong)
+            history.compact(engine="local", resume=wrong)
     with pytest.raises(Rejected, match="there is no run"):
         other.cancel_run(first.run)
 
@@ -142,22 +144,99 @@ class Stopped(BaseException):
     """The process ends here."""
 
 
-def stopped(table: Table, step: str, *, rate: int) -> RunRecord:
+def stopped(table: Table, step: str, *, rate: int = 0, **how: Any) -> RunRecord:
     def stop(name: str) -> None:
         if name == step:
             raise Stopped
 
     with pytest.raises(Stopped):
-        table.compact(here=True, step=stop, read_rate=rate, write_rate=rate)
+        table.compact(step=stop, read_rate=rate, write_rate=rate, **how)
     return table.runs()[0]
+
+
+def test_a_run_is_listed_as_running_while_it_goes_on_and_then_as_interrupted(
+    history: Table, db: Database
+) -> None:
+    # given a run whose process ends in the middle
+    seen: list[str] = []
+
+    def look(name: str) -> None:
+        seen.extend(one.state for one in (*history.runs(), *db.runs()))
+        if name == "publish partition 0":
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        history.compact(engine="local", step=look)
+    # then while it went on, it was listed as that
+    assert set(seen) == {"running"}
+    # and now as interrupted, by the table and by the database
+    assert [one.state for one in (*history.runs(), *db.runs())] == ["interrupted"] * 2
+    # until it has gone on
+    assert history.compact(resume=history.runs()[0].run).state == "done"
+    assert [one.state for one in history.runs()] == ["done"]
+
+
+def test_a_run_goes_on_with_the_engine_that_it_was_made_with(history: Table) -> None:
+    # given a run in this process, where there is Spark, too
+    assert history.compact(dry_run=True).engine == "spark"
+    run = stopped(history, "publish partition 0", engine="local")
+    # when it is resumed, and nothing is said about where
+    done = history.compact(resume=run.run)
+    # then it has gone on in this process
+    assert (done.state, done.engine, done.where) == ("done", "local", "this process")
+
+
+def test_a_run_on_a_master_goes_on_there_unless_something_else_is_said(history: Table) -> None:
+    # given a run on a master that it never asked
+    run = stopped(history, "carry out the work", master="local[3]")
+    assert (run.engine, run.where) == ("spark", "local[3]")
+    # when it is resumed, and is stopped before it asks for the master again
+    again = stopped(history, "carry out the work", resume=run.run)
+    # then it was about to go on there
+    assert (again.run, again.resumed) == (run.run, 1)
+    assert (again.engine, again.where) == ("spark", "local[3]")
+    # and elsewhere, if that is said
+    done = history.compact(engine="local", resume=run.run)
+    assert (done.state, done.resumed, done.engine) == ("done", 2, "local")
+
+
+def test_the_plan_says_where_a_run_would_be_made(
+    history: Table, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def planned(**how: Any) -> tuple[str, str]:
+        plan = history.compact(dry_run=True, **how)
+        return plan.engine, plan.where
+
+    # given PySpark and Java
+    assert planned() == planned(engine="spark") == ("spark", "local[*]")
+    assert planned(master="local[2]") == ("spark", "local[2]")
+    assert planned(engine="local") == ("local", "this process")
+    # when there is no Java
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    # then it would be this process, which says why; but not if Spark was asked for
+    assert planned() == ("local", "this process: Spark needs Java, and there is none")
+    assert planned(engine="spark") == planned(spark_config={"spark.ui.port": "1"})
+    assert planned(engine="spark") == ("spark", "local[*]")
+
+
+def test_an_engine_that_is_none_is_refused_by_name(history: Table) -> None:
+    for how, said in (
+        ({"engine": "duckdb"}, "engine can't be 'duckdb'"),
+        ({"engine": "here"}, "'local' is what was called 'here'"),
+        ({"spark": "here"}, "'local' is what was called 'here'"),
+        ({"here": True}, "engine='local'"),
+        ({"engine": "local", "master": "local[2]"}, "made in one place"),
+    ):
+        with pytest.raises(Rejected, match=said):
+            history.compact(dry_run=True, **how)
 
 
 def test_a_run_that_is_resumed_keeps_its_rates_unless_others_are_given(history: Table) -> None:
     fast = 1 << 40
-    run = stopped(history, "publish partition 0", rate=fast)
-    assert (run.state, run.read_rate, run.write_rate) == ("running", fast, fast)
+    run = stopped(history, "publish partition 0", rate=fast, engine="local")
+    assert (run.state, run.read_rate, run.write_rate) == ("interrupted", fast, fast)
     told: list[Progress] = []
-    done = history.compact(here=True, resume=run.run, read_rate=0, progress=told.append)
+    done = history.compact(engine="local", resume=run.run, read_rate=0, progress=told.append)
     assert (done.run, done.state, done.resumed) == (run.run, "done", 1)
     assert (done.read_rate, done.write_rate) == (0, fast)
     assert only_forward(told)
@@ -166,5 +245,5 @@ def test_a_run_that_is_resumed_keeps_its_rates_unless_others_are_given(history: 
 def test_a_rate_that_is_none_is_refused(history: Table) -> None:
     for wrong in (-1, "50MiB", 1.5, True):
         with pytest.raises(Rejected, match="read_rate"):
-            history.compact(here=True, read_rate=wrong)  # type: ignore[arg-type]
+            history.compact(engine="local", read_rate=wrong)  # type: ignore[arg-type]
     assert history.runs() == []

@@ -520,7 +520,7 @@ class Life:
         memory_bytes: int = 1 << 30,
         meanwhile: bool = False,
     ) -> RunRecord:
-        plan = self.table.compact(here=True, dry_run=True, partitions=partitions)
+        plan = self.table.compact(engine="local", dry_run=True, partitions=partitions)
         before = self.look()
         self._check_plan(plan, before)
         words = [word for word, said in (("verify", verify), ("rewrite", rewrite)) if said]
@@ -532,7 +532,8 @@ class Life:
             trim=trim,
             rewrite=rewrite,
             memory_bytes=memory_bytes,
-            where="here",
+            engine="local",
+            where="this process",
             step=self._meanwhile if meanwhile else lambda step: None,
         )
         record = self._run(self.table._compactor, wishes, partitions)
@@ -583,7 +584,7 @@ class Life:
         """
         table = self.table
         rival = Compactor(table._embedded, table._compactor.ledgers, grace_ms=0)
-        wishes = Wishes(trim=self.dice.random() < 0.5, where="here")
+        wishes = Wishes(trim=self.dice.random() < 0.5, engine="local", where="this process")
         with replaced(rival, "give_up_others", lambda record: False):
             self._run(rival, wishes)
 
@@ -612,7 +613,11 @@ class Life:
             raise Stopped
 
         wishes = Wishes(
-            trim=dice.random() < 0.75, rewrite=dice.random() < 0.2, where="here", step=stop
+            trim=dice.random() < 0.75,
+            rewrite=dice.random() < 0.2,
+            engine="local",
+            where="this process",
+            step=stop,
         )
         self.tell("compact all, with an end before its end")
         with contextlib.suppress(Stopped):
@@ -628,7 +633,7 @@ class Life:
 
     def resume(self) -> None:
         """Go on with a run that was interrupted, or give it up."""
-        left = [one.run for one in self.table.runs() if one.state == "running"]
+        left = [one.run for one in self.table.runs() if one.state == "interrupted"]
         if not left:
             return
         confirm(len(left) == 1, f"runs {left} wait to be resumed, all at once")
@@ -637,7 +642,7 @@ class Life:
             confirm(record.state == "cancelled", f"a run that was cancelled is {record.state}")
             self.tell("give the run up")
         else:
-            record = self.table.compact(here=True, resume=left[0])
+            record = self.table.compact(engine="local", resume=left[0])
             self.tell("resume the run")
             confirm(record.state == "done", f"a run that was resumed is {record.state}")
             states = {one.state for one in record.partitions}
@@ -1039,7 +1044,7 @@ class Life:
         """After a sweep: the files that are there are those that somebody names."""
         compactor = self.table._compactor
         store, table = compactor.ledgers.store, self.table.descriptor.id
-        runs = [one.run for one in self.table.runs() if one.state == "running"]
+        runs = [one.run for one in self.table.runs() if one.state in {"running", "interrupted"}]
 
         def of_runs() -> set[str]:
             there = {one.path for one in store.files(table_folder(table))}

@@ -90,7 +90,7 @@ def check_one_ledger(world: World) -> None:
         assert (pointer.manifest, pointer.epoch) == (adopted.manifest, adopted.epoch)
         assert view.start == adopted.horizon == view.end
         assert leases(world, number) == []
-    assert [one.state for one in world.table.runs() if one.state in {"running", "failed"}] == []
+    assert [one.state for one in world.table.runs() if one.state in {"interrupted", "failed"}] == []
 
 
 def leases(world: World, number: int) -> list[str]:
@@ -126,12 +126,12 @@ def test_a_run_killed_before_any_step_is_resumed(two: World, number: int) -> Non
         case "sweep":
             assert run is not None
             with pytest.raises(Rejected, match="is done"):
-                two.table.compact(here=True, resume=run.run)
+                two.table.compact(engine="local", resume=run.run)
             done = run
         case _:
             assert run is not None
-            assert run.state == "running"
-            done = two.table.compact(here=True, resume=run.run, step=told.append)
+            assert run.state == "interrupted"
+            done = two.table.compact(engine="local", resume=run.run, step=told.append)
             assert done.run == run.run
             assert done.resumed == 1
             # and no work that was finished before is done again
@@ -153,7 +153,7 @@ def test_after_a_run_killed_before_any_step_another_one_is_made(two: World, numb
         known = {one.run: one.state for one in two.table.runs()}
         assert known == {**known, killed.run: "cancelled", done.run: "done"}
         with pytest.raises(Rejected, match="is cancelled"):
-            two.table.compact(here=True, resume=killed.run)
+            two.table.compact(engine="local", resume=killed.run)
     check_over(two, done)
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_is_killed_again_and_again_comes_to_its_end(two: World) -> No
         killed_before_step(two, step, resume=first.run)
         two.check()
     # when it is left in peace, then it is done
-    done = two.table.compact(here=True, resume=first.run)
+    done = two.table.compact(engine="local", resume=first.run)
     assert done.resumed == 6
     check_over(two, done)
 
@@ -218,8 +218,8 @@ def test_killed_before_any_call_to_the_store_a_run_is_resumed(
             # then all that was written is there, with what is left of the run or without
             world.check()
             killed = world.table.runs()[0]
-            if number % 2 and killed.state == "running":
-                done = world.table.compact(here=True, resume=killed.run)
+            if number % 2 and killed.state == "interrupted":
+                done = world.table.compact(engine="local", resume=killed.run)
             else:
                 world.write(("k3", 103), ("later", 1))
                 done = world.compact()
@@ -241,7 +241,7 @@ def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 """
 COMPACTS_SLOWLY = """
-table.compact(here=True, step=say, read_rate=200)
+table.compact(engine="local", step=say, read_rate=200)
 """
 WRITES_AND_COMPACTS = """
 number = int(sys.argv[2])
@@ -254,7 +254,7 @@ while True:
     number += 1
     if number % 4 == 0:
         db.advance_watermark()
-        table.compact(here=True, rewrite=number % 3 == 0)
+        table.compact(engine="local", rewrite=number % 3 == 0)
         say("compacted")
 """
 
@@ -301,10 +301,10 @@ def test_a_process_killed_in_the_middle_of_the_work(one: World, how: str) -> Non
     # then all is there
     one.check()
     killed = one.table.runs()[0]
-    assert killed.state == "running"
+    assert killed.state == "interrupted"
     # and the work is done in this process, without any wait for what the other one held
     if how == "resume":
-        check_over(one, one.table.compact(here=True, resume=killed.run, read_rate=0))
+        check_over(one, one.table.compact(engine="local", resume=killed.run, read_rate=0))
     else:
         check_over(one, one.compact())
 

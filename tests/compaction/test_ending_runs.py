@@ -30,7 +30,7 @@ class Slow:
 
         def run() -> None:
             try:
-                world.table.compact(here=True, step=self._wait, **how)  # type: ignore[arg-type]
+                world.table.compact(engine="local", step=self._wait, **how)  # type: ignore[arg-type]
             except BaseException as error:
                 self.error = error
 
@@ -58,11 +58,11 @@ def test_a_callers_error_in_its_word_for_progress_ends_the_run_and_comes_out(wor
 
     # when it is slow enough to be told of
     with pytest.raises(KeyError, match="a bug of the caller"):
-        world.table.compact(here=True, progress=tell, read_rate=5_000)
+        world.table.compact(engine="local", progress=tell, read_rate=5_000)
     # then it has failed, and goes on when it is resumed
     [failed] = world.table.runs()
     assert failed.state == "failed"
-    assert world.table.compact(here=True, resume=failed.run, read_rate=0).state == "done"
+    assert world.table.compact(engine="local", resume=failed.run, read_rate=0).state == "done"
     world.check()
     world.check_tidy()
 
@@ -75,7 +75,7 @@ def test_a_word_for_progress_that_fails_at_the_end_does_not_undo_what_is_done(wo
         if progress.bytes_done == progress.bytes_total:
             raise KeyError("a bug of the caller")
 
-    assert world.table.compact(here=True, progress=tell).state == "done"
+    assert world.table.compact(engine="local", progress=tell).state == "done"
     world.check()
 
 
@@ -92,8 +92,8 @@ def test_closing_the_database_leaves_a_run_to_be_resumed(world: World) -> None:
     # then the run was interrupted, not given up, and can be resumed
     table = world.reopen()
     [left] = table.runs()
-    assert left.state == "running"
-    assert table.compact(here=True, resume=left.run, read_rate=0).state == "done"
+    assert left.state == "interrupted"
+    assert table.compact(engine="local", resume=left.run, read_rate=0).state == "done"
     world.check()
     world.check_tidy()
 
@@ -125,7 +125,7 @@ def test_a_published_ledger_that_is_gone_keeps_no_other_partition_from_being_com
         # when the table is compacted, then that is told, and the other partition is compacted
         world.settle()
         with pytest.raises(LedgerLost):
-            world.table.compact(here=True)
+            world.table.compact(engine="local")
         assert world.view(0).ledger is None
         assert world.adopted(1).horizon == world.view(1).end
         world.check()
@@ -162,9 +162,9 @@ def test_one_ledger_that_can_not_be_read_does_not_stop_the_sweep_of_the_others(
     ("how", "said"),
     [
         ({"spark": 42}, "is no Spark session"),
-        ({"spark": "local[2]", "here": True}, "made in one place"),
-        ({"here": True, "partitions": []}, "no partition is named"),
-        ({"here": True, "spark_config": {"spark.ui.port": "1"}}, "spark_config"),
+        ({"spark": "local[2]", "engine": "local"}, "made in one place"),
+        ({"engine": "local", "partitions": []}, "no partition is named"),
+        ({"engine": "local", "spark_config": {"spark.ui.port": "1"}}, "spark_config"),
     ],
 )
 def test_what_can_not_be_meant_is_refused_before_anything_is_noted(
@@ -192,7 +192,7 @@ def test_ledgers_are_where_they_were_from_whatever_folder_a_database_is_opened(
 
         def compacted() -> bool:
             db.advance_watermark()
-            return table.compact(here=True).rows_live == 1
+            return table.compact(engine="local").rows_live == 1
 
         eventually(compacted)
     # when it is opened elsewhere

@@ -76,13 +76,13 @@ def test_a_run_that_ended_before_a_step_is_resumed_or_begun_anew(
     world.check()
     assert world.adopted().horizon >= horizon
     # when it is resumed, or another one is begun
-    if how == "resumed" and run.state == "running":
-        assert world.table.compact(here=True, resume=run.run).state == "done"
+    if how == "resumed" and run.state == "interrupted":
+        assert world.table.compact(engine="local", resume=run.run).state == "done"
     world.compact()
     # then the ledger has every key once, the backlog is cut, and no file too many is there
     assert world.adopted().horizon == world.view().start == world.view().end
     assert len(world.offsets(compacted=True)) == len(world.model)
-    assert not [one for one in world.table.runs() if one.state == "running"]
+    assert not [one for one in world.table.runs() if one.state == "interrupted"]
     world.check()
     world.check_tidy()
 
@@ -142,7 +142,7 @@ def test_a_source_that_is_never_where_it_was_ends_the_run_and_leaves_no_file(
     with monkeypatch.context() as patch:
         patch.setattr(running.HereRunner, "run", always_moved)
         with pytest.raises(Conflict):
-            world.table.compact(here=True)
+            world.table.compact(engine="local")
     # then the log is whole, and the next run is a good one
     assert world.adopted() == before
     world.check()
@@ -213,7 +213,7 @@ def test_horizon_and_ledger_are_one_pair_whoever_looks_whenever(world: World) ->
     while not problems and (runs < 10 or len(pairs) < 4):
         runs += 1
         world.db.advance_watermark()
-        world.table.compact(here=True)
+        world.table.compact(engine="local")
         # then what was adopted is what its manifest says, and no row of it is above its horizon
         adopted, manifest = world.adopted(), world.manifest()
         assert (manifest.epoch, manifest.horizon) == (adopted.epoch, adopted.horizon)
@@ -261,7 +261,7 @@ def test_a_run_that_could_not_publish_leaves_the_ledger_before_and_can_be_given_
 
     world.settle()
     with pytest.raises(Unavailable):
-        world.table.compact(here=True, step=at_step(step, refuse))
+        world.table.compact(engine="local", step=at_step(step, refuse))
     # then what is read is the old one, whose files are all there
     assert world.adopted() == before
     assert files <= world.files()
@@ -285,7 +285,7 @@ def test_a_second_run_of_a_table_is_refused_while_one_goes_on(world: World, step
     with run_aside(world, until=step) as end:
         # when another one is begun, then it is told which one goes on
         with pytest.raises(RunUnderWay, match="is being compacted by run"):
-            world.table.compact(here=True)
+            world.table.compact(engine="local")
         world.check()
         outcome = end()
     assert isinstance(outcome, RunRecord)
@@ -298,7 +298,7 @@ def test_a_run_with_nothing_new_makes_no_ledger_and_leaves_no_trace(world: World
     world.compact()
     before, files, runs = world.adopted(), world.files(), world.table.runs()
     for _ in range(3):
-        run = world.table.compact(here=True)
+        run = world.table.compact(engine="local")
         assert [(one.state, one.why) for one in run.partitions] == [("skipped", "nothing is new")]
     assert (world.adopted(), world.files(), world.table.runs()) == (before, files, runs)
 
@@ -328,7 +328,7 @@ def test_a_damaged_partition_is_told_by_name_and_the_others_are_compacted(
             # when the table is compacted, again and again
             world.settle()
             with pytest.raises(LedgerDamaged, match=f"/1/.*{bad.suffix}"):
-                world.table.compact(here=True, rewrite=True)
+                world.table.compact(engine="local", rewrite=True)
             # then the others go on each time, and the run says which one it was
             assert [world.adopted(number).epoch for number in range(4)] == [
                 1 + turn if number != 1 else 1 for number in range(4)
@@ -342,7 +342,7 @@ def test_a_damaged_partition_is_told_by_name_and_the_others_are_compacted(
             failed = run.run
         # and once it is whole again, it is made up for, without a restart
         flip(bad)
-        assert world.table.compact(here=True, resume=failed).state == "done"
+        assert world.table.compact(engine="local", resume=failed).state == "done"
         assert world.adopted(1).horizon == world.view(1).end
         world.check()
         world.check_tidy()

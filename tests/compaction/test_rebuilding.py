@@ -184,11 +184,11 @@ def test_the_backlog_is_not_cut_while_nothing_else_has_its_rows(world: World, ki
     damage(world, kind)
     # when there is nothing new, and what is in the ledger could be cut
     with pytest.raises(NAMED):
-        world.table.compact(here=True)
+        world.table.compact(engine="local")
     # then it was not, and brings everything back
     assert world.view().start == 0
     world.table.rebuild_ledger()
-    world.table.compact(here=True)
+    world.table.compact(engine="local")
     assert world.view().start == 3
     world.check()
 
@@ -495,7 +495,7 @@ def test_a_rebuild_that_is_killed_is_made_again(tmp_path: Path, kind: str, step:
         assert world.adopted().epoch == 2
         world.check()
         world.check_tidy()
-        assert not [run for run in world.table.runs() if run.state == "running"]
+        assert not [run for run in world.table.runs() if run.state == "interrupted"]
         world.write(("k4", None))
         world.compact()
         world.check()
@@ -506,9 +506,9 @@ def test_a_rebuild_that_was_killed_is_not_resumed_as_a_run(world: World) -> None
     damage(world, "file missing")
     _stopped(world, "publish partition 0")
     run = world.table.runs()[0]
-    assert run.state == "running"
+    assert run.state == "interrupted"
     with pytest.raises(Rejected, match="rebuild"):
-        world.table.compact(here=True, resume=run.run)
+        world.table.compact(engine="local", resume=run.run)
     assert world.table.cancel_run(run.run).state == "cancelled"
     world.table.rebuild_ledger()
     world.check()
@@ -548,7 +548,7 @@ def test_a_published_ledger_that_is_damaged_does_not_stop_compaction_for_good(
     (world.path / "ledgers" / pointer.manifest).unlink()
     world.check()  # reads go by what was adopted
     with pytest.raises(NAMED):
-        world.table.compact(here=True)
+        world.table.compact(engine="local")
     # when it is rebuilt, then what was adopted is published again, and compaction goes on
     assert _only(world.table.rebuild_ledger()).source == "adopted"
     assert world.adopted().epoch == 3
@@ -565,7 +565,7 @@ def test_a_first_ledger_that_was_never_adopted_is_made_from_the_backlog(world: W
     assert pointer is not None
     (world.path / "ledgers" / pointer.manifest).unlink()
     with pytest.raises(NAMED):
-        world.table.compact(here=True)
+        world.table.compact(engine="local")
     assert _only(world.table.rebuild_ledger()).source == "backlog"
     world.check()
     world.write(("c", 3))

@@ -93,7 +93,7 @@ class AutoWorld(World):
     """Nothing happens until somebody has it look."""
 
     def _open(self) -> Database:
-        return lowmark.open(self.path, settings=self.settings, spark="here")
+        return lowmark.open(self.path, settings=self.settings, engine="local")
 
     @property
     def auto(self) -> Automatic:
@@ -121,7 +121,7 @@ def test_a_table_that_is_due_is_compacted_and_the_run_says_why(auto: AutoWorld) 
     auto.write(*[(f"k{number % 5}", number) for number in range(20)])
     (run,) = auto.look()
     (record,) = auto.table.runs()
-    assert (record.run, record.state, record.where) == (run, "done", "here")
+    assert (record.run, record.state, record.where) == (run, "done", "this process")
     assert record.trigger.endswith("100 % of all")
     auto.check()
     # and once it is clean, there is nothing to do
@@ -340,7 +340,7 @@ def test_what_a_process_left_in_the_middle_is_resumed_by_the_next_one(
     # given a run whose process has ended
     auto.write(*[(f"k{number % 5}", number) for number in range(20)])
     left = auto.stopped_before(step)
-    assert left.state == "running"
+    assert left.state == "interrupted"
     # when the next one looks, then that run goes on, though the table may not be due any more
     assert auto.look() == [left.run]
     (record,) = auto.table.runs()
@@ -391,7 +391,7 @@ def test_a_run_under_way_when_the_database_is_closed_is_left_to_be_resumed(
     # when the database is opened again, then it can be resumed, and is
     auto.reopen()
     (left,) = auto.table.runs()
-    assert left.state == "running"
+    assert left.state == "interrupted"
     assert auto.look() == [left.run]
     auto.check()
     auto.check_tidy()

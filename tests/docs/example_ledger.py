@@ -110,6 +110,7 @@ RUN = RunRecord(
     began_at_ms=1_782_907_200_000,
     ended_at_ms=1_782_907_200_400,
     watermark=MANIFEST.watermark,
+    engine="spark",
     where="local[*]",
     seconds=0.4,
     partitions=(

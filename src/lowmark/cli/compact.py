@@ -15,10 +15,11 @@ from lowmark.cli.database import (
 )
 from lowmark.cli.making_runs import (
     ConfOption,
-    HereOption,
+    EngineOption,
     MasterOption,
     ReadRateOption,
     WriteRateOption,
+    is_local,
     made,
     place_of,
     rates_of,
@@ -52,9 +53,9 @@ def compact(
     rewrite: Annotated[
         bool, typer.Option("--rewrite", help="Write every file of the ledgers anew.")
     ] = False,
+    engine: EngineOption = "auto",
     spark_master: MasterOption = None,
     spark_conf: ConfOption = None,
-    here: HereOption = False,
     read_rate: ReadRateOption = None,
     write_rate: WriteRateOption = None,
     memory: Annotated[
@@ -80,15 +81,15 @@ def compact(
     cancels the run, and leaves nothing behind; what was published by then stays.
 
     With --json, one object: run, table, state (done; planned, if it is a dry run), trigger, began,
-    ended, seconds, where, watermark, verify, trim, rewrite, read_rate, write_rate, resumed, error;
-    of all partitions rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read,
-    bytes_written, ledger_bytes, trimmed_bytes, held_rows; and partitions, each with these and its
-    partition, state, why, base, base_epoch, low, horizon, rows, bytes, manifest, files_written,
-    rows_checked, trimmed_to, held_by, held_until.
+    ended, seconds, engine (spark or local), where, watermark, verify, trim, rewrite, read_rate,
+    write_rate, resumed, error; of all partitions rows_read, rows_live, rows_died, deletes,
+    deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes, held_rows; and
+    partitions, each with these and its partition, state, why, base, base_epoch, low, horizon, rows,
+    bytes, manifest, files_written, rows_checked, trimmed_to, held_by, held_until.
 
-    Example: lowmark compact orders --here --data ./shop
+    Example: lowmark compact orders --engine local --data ./shop
     """
-    place = place_of(spark_master, spark_conf, here=here)
+    place = place_of(spark_master, spark_conf, engine=engine)
     if resume is not None and (dry_run or partitions or verify or no_trim or rewrite):
         raise WrongUse(
             "a run that is resumed goes on as it was planned",
@@ -108,7 +109,8 @@ def compact(
         wishes["memory_bytes"] = memory_bytes
     with opened_database(ctx, data) as database:
         one = database.table(table)
-        with shown_progress(here=here) as told:
+        resumed = next((run for run in one.runs() if run.run == resume), None)
+        with shown_progress(here=is_local(place, resumed)) as told:
             record = made(
                 one,
                 lambda: one.compact(progress=told.progress, step=told.step, **place, **wishes),

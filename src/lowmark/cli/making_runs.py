@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -23,16 +23,17 @@ from rich.progress import Progress as Bar
 
 from lowmark.cli.database import parse_size
 from lowmark.cli.session import WrongUse
-from lowmark.client import Progress, RunRecord, Table
+from lowmark.client import Engine, Progress, RunRecord, Table, why_no_spark
 from lowmark.errors import LowmarkError
 
 __all__ = [
     "ConfOption",
-    "HereOption",
+    "EngineOption",
     "MasterOption",
     "ReadRateOption",
     "Told",
     "WriteRateOption",
+    "is_local",
     "made",
     "place_of",
     "rates_of",
@@ -57,10 +58,14 @@ ConfOption = Annotated[
         " be given several times.",
     ),
 ]
-HereOption = Annotated[
-    bool,
+EngineOption = Annotated[
+    str,
     typer.Option(
-        "--here", help="In this process, without Spark: quicker for less than a million rows."
+        "--engine",
+        metavar="auto|spark|local",
+        help="What does the work: Spark; or this process, without Spark, which is quicker for less"
+        " than a million rows. auto is Spark where PySpark and Java are installed, else this"
+        " process; for a run that is resumed, what it had.",
     ),
 ]
 _RATE = "Bytes a second, for all tasks together: 50MiB; else as fast as it goes."
@@ -75,11 +80,13 @@ _STARTING, _COMPACTING = "starting Spark", "compacting"
 
 
 def place_of(
-    master: str | None, conf: Sequence[str] | None = None, *, here: bool
+    master: str | None, conf: Sequence[str] | None = None, *, engine: str
 ) -> dict[str, Any]:
     """Where a run is made, as `Table.compact` takes it."""
-    if here and (master is not None or conf):
-        words = "Leave --here, or --spark-master and --spark-conf, out."
+    if engine not in get_args(Engine):
+        raise WrongUse(f"--engine can't be {engine!r}", hint="Use auto, spark or local.")
+    if engine == "local" and (master is not None or conf):
+        words = "Leave --engine local, or --spark-master and --spark-conf, out."
         raise WrongUse("a run is made in one place", hint=words)
     config = {}
     for one in conf or ():
@@ -89,7 +96,14 @@ def place_of(
                 f"--spark-conf can't be {one!r}", hint="Write spark.driver.host=10.1.2.3."
             )
         config[name] = value
-    return {"here": True} if here else {"master": master, "spark_config": config}
+    return {"engine": engine, "master": master, "spark_config": config}
+
+
+def is_local(place: Mapping[str, Any], resumed: RunRecord | None = None) -> bool:
+    """Whether a run is going to be made in this process."""
+    if place["engine"] != "auto" or place["master"] or place["spark_config"]:
+        return bool(place["engine"] == "local")
+    return resumed.engine == "local" if resumed is not None else bool(why_no_spark())
 
 
 def rates_of(read_rate: str | None, write_rate: str | None) -> dict[str, int | None]:
@@ -116,8 +130,7 @@ def made(table: Table, make: Callable[[], RunRecord], *, resumed: str | None = N
     except KeyboardInterrupt:
         for one in table.runs():
             if one.run not in before:
-                state = "interrupted" if one.state == "running" else one.state
-                print(f"run {one.run} was {state}", file=sys.stderr)
+                print(f"run {one.run} was {one.state}", file=sys.stderr)
         raise
 
 

@@ -33,17 +33,16 @@ _TOTALS = (
 
 def run_row(record: RunRecord) -> dict[str, Any]:
     """A run in one row: what it was, what it did, what it cost."""
-    # Whoever has the directory open has it alone: what is noted as running goes on nowhere.
-    state = "interrupted" if record.state == "running" else record.state
     totals = {name: sum(getattr(one, name) for one in record.partitions) for name in _TOTALS}
     return {
         "run": record.run,
         "table": record.table_name,
-        "state": state,
+        "state": record.state,
         "trigger": record.trigger,
         "began": time_text(record.began_at_ms),
         "ended": time_text(record.ended_at_ms) if record.ended_at_ms else None,
         "seconds": round(record.seconds, 3),
+        "engine": record.engine or None,
         "where": record.where,
         "watermark": time_text(millis_of(HybridTime(record.watermark)))
         if record.watermark
@@ -87,6 +86,7 @@ def show_runs(rows: Sequence[dict[str, Any]]) -> None:
         "rows_live",
         "read",
         "written",
+        "engine",
         "where",
     )
     shown = [
@@ -187,12 +187,16 @@ def _summary(record: RunRecord) -> str:
             words += f"; {bytes_text(record.trimmed_bytes)} of the backlog were trimmed"
         return words
     return (
-        f"compacted {record.table_name} in {record.seconds:.2f} s ({record.where}):"
+        f"compacted {record.table_name} in {record.seconds:.2f} s ({_place(record)}):"
         f" {record.rows_read:,} rows read → {record.rows_live:,} live,"
         f" {bytes_text(record.bytes_read)} read, {bytes_text(record.bytes_written)} written,"
         f" ledgers take {bytes_text(record.ledger_bytes)},"
         f" {bytes_text(record.trimmed_bytes)} trimmed; run {record.run}"
     )
+
+
+def _place(record: RunRecord) -> str:
+    return f"in {record.where}" if record.engine == "local" else f"on Spark, {record.where}"
 
 
 def _nothing(record: RunRecord) -> str:
@@ -230,6 +234,7 @@ def show_noted(record: RunRecord) -> None:
         "began": row["began"],
         "ended": row["ended"],
         "took": times_text(round(record.seconds * 1_000)),
+        "engine": row["engine"],
         "where": row["where"],
         "low_watermark": row["watermark"],
         "verify": row["verify"],

@@ -10,10 +10,11 @@ from typer.core import TyperGroup
 from lowmark.cli.database import DatabaseOption, directory_of, opened_database
 from lowmark.cli.making_runs import (
     ConfOption,
-    HereOption,
+    EngineOption,
     MasterOption,
     ReadRateOption,
     WriteRateOption,
+    is_local,
     made,
     place_of,
     rates_of,
@@ -52,8 +53,8 @@ def runs(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False)
     The last 50 of a table are kept. One that was interrupted can be resumed, or cancelled.
 
     With --json, a list: run, table, state (done, failed, cancelled or interrupted), trigger,
-    began, ended, seconds, where, watermark, verify, trim, rewrite, read_rate, write_rate, resumed,
-    error, and of all partitions rows_read, rows_live, rows_died, deletes, deletes_dropped,
+    began, ended, seconds, engine, where, watermark, verify, trim, rewrite, read_rate, write_rate,
+    resumed, error, and of all partitions rows_read, rows_live, rows_died, deletes, deletes_dropped,
     bytes_read, bytes_written, ledger_bytes, trimmed_bytes, held_rows.
 
     Example: lowmark runs orders --data ./shop
@@ -148,9 +149,9 @@ def cancel(
 def resume(
     ctx: typer.Context,
     run: RunArgument,
+    engine: EngineOption = "auto",
     spark_master: MasterOption = None,
     spark_conf: ConfOption = None,
-    here: HereOption = False,
     read_rate: ReadRateOption = None,
     write_rate: WriteRateOption = None,
     data: DatabaseOption = None,
@@ -158,16 +159,20 @@ def resume(
 ) -> None:
     """Go on with a run that was interrupted or has failed; what is finished is not done again.
 
-    It is as fast as it was allowed to be before, unless other rates are given; 0 is no limit.
+    It goes on with the engine that it had, on the same master, unless another one is named;
+    settings by --spark-conf are not kept. It is as fast as it was allowed to be before, unless
+    other rates are given; 0 is no limit.
 
     With --json, one object: what `compact` gives.
 
-    Example: lowmark runs resume 20260701T120000-1a2b3c --here --data ./shop
+    Example: lowmark runs resume 20260701T120000-1a2b3c --data ./shop
     """
-    wishes = place_of(spark_master, spark_conf, here=here) | rates_of(read_rate, write_rate)
+    place = place_of(spark_master, spark_conf, engine=engine)
+    wishes = place | rates_of(read_rate, write_rate)
     with opened_database(ctx, _data(ctx, data)) as database:
-        table = _table_of(database, _run(database, run))
-        with shown_progress(here=here) as told:
+        resumed = _run(database, run)
+        table = _table_of(database, resumed)
+        with shown_progress(here=is_local(place, resumed)) as told:
             record = made(
                 table,
                 lambda: table.compact(resume=run, progress=told.progress, step=told.step, **wishes),

@@ -52,6 +52,7 @@ from lowmark.client.reading import Gap, GapFound, Reader
 from lowmark.client.rebuilding import Rebuilt
 from lowmark.client.reconciling import Reconciled
 from lowmark.client.run_wishes import Progress
+from lowmark.client.running import Engine, why_no_spark
 from lowmark.client.table import Table
 from lowmark.client.table_reading import Snapshot
 from lowmark.client.tide import Tide
@@ -88,6 +89,7 @@ __all__ = [
     "DiskFailed",
     "DiskFull",
     "Ended",
+    "Engine",
     "Explanation",
     "Forked",
     "Gap",
@@ -139,4 +141,5 @@ __all__ = [
     "open_database",
     "parse_time",
     "time_text",
+    "why_no_spark",
 ]

@@ -37,19 +37,12 @@ class Automatic:
     """Looks every few seconds; `look` looks at once."""
 
     def __init__(
-        self, embedded: Embedded, compactor: Compactor, catalogs: Catalogs, spark: object
+        self, embedded: Embedded, compactor: Compactor, catalogs: Catalogs, runners: Runners
     ) -> None:
         self._embedded = embedded
         self._compactor = compactor
         self._catalogs = catalogs
-        here, master = spark == "here", spark if isinstance(spark, str) else None
-        self._runners = Runners(
-            compactor.spark,
-            session=None if master is not None else spark,
-            master=None if here else master,
-            here=here,
-        )
-        self._where = "here" if here else "Spark"
+        self._runners = runners
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lowmark compaction", daemon=True)
         self._waits: dict[int, tuple[float, float]] = {}
@@ -119,13 +112,17 @@ class Automatic:
         left = self._left_over(table)
         if left is not None:
             record = self._compactor.resume(
-                table, partitions, self._runners.get, Wishes(where=self._where), run=left
+                table,
+                partitions,
+                self._runners.get,
+                Wishes(engine=self._runners.engine, where=self._runners.where),
+                run=left,
             )
         else:
             why = due(table.settings, [self._dirt(table, one) for one in partitions.values()])
             if why is None:
                 return None
-            wishes = Wishes(trigger=why, where=self._where)
+            wishes = Wishes(trigger=why, engine=self._runners.engine, where=self._runners.where)
             record = self._compactor.compact(table, partitions, self._runners.get, wishes)
         return record.run
 

@@ -130,6 +130,7 @@ class Run:
             rewrite=wishes.rewrite,
             read_rate=wishes.read_rate or 0,
             write_rate=wishes.write_rate or 0,
+            engine=wishes.engine,
             where=wishes.where,
             partitions=tuple(plans),
         )
@@ -171,7 +172,10 @@ class Run:
     def go(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
         """Steps 1 to 7."""
         self.name = record.run
-        record = msgspec.structs.replace(record, state="running", where=self._wishes.where)
+        wishes = self._wishes
+        record = msgspec.structs.replace(
+            record, state="running", engine=wishes.engine, where=wishes.where
+        )
         self._step("note the run")
         planned = record
         try:

@@ -203,6 +203,25 @@ class Compactor:
             grace_ms=self._grace_ms,
         )
 
+    def run(self, table: int, run: str) -> RunRecord:
+        """A run by its name."""
+        return self._as_it_is(self.records.run(table, run))
+
+    def runs(self, table: int | None = None) -> list[RunRecord]:
+        """All runs that are known, of one table or of all; the newest first."""
+        return [self._as_it_is(one) for one in self.records.runs(table)]
+
+    def _as_it_is(self, record: RunRecord) -> RunRecord:
+        """One that is noted as running goes on in this process, or nowhere: a process that has the
+        directory open has it alone.
+        """
+        for _ in range(2):
+            if record.state != "running" or self.active(record.table) == record.run:
+                return record
+            # It may have ended since it was read, and before it was asked for.
+            record = self.records.run(record.table, record.run)
+        return msgspec.structs.replace(record, state="interrupted")
+
     def active(self, table: int) -> str | None:
         """The run that compacts a table right now."""
         run = self._active.get(table)
@@ -251,6 +270,7 @@ def _as_before(wishes: Wishes, record: RunRecord) -> Wishes:
         write_rate=record.write_rate if wishes.write_rate is None else wishes.write_rate,
         memory_bytes=wishes.memory_bytes,
         trigger=record.trigger,
+        engine=wishes.engine,
         where=wishes.where,
         progress=wishes.progress,
         step=wishes.step,

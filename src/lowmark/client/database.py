@@ -26,6 +26,7 @@ from lowmark.client.compactor import Compactor
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import TableUnknown
 from lowmark.client.ledgers import Ledgers
+from lowmark.client.running import Engine, Runners
 from lowmark.client.sweeping import claim
 from lowmark.client.table import Table
 from lowmark.client.times import parse_time
@@ -53,6 +54,7 @@ def open_database(
     settings: Settings | None = None,
     watermark_availability_ms: int | None = None,
     spark: object = None,
+    engine: Engine | None = None,
 ) -> Database:
     """Open a directory, or make a new database in it. Nothing else has to be started.
 
@@ -67,9 +69,10 @@ def open_database(
     exact (`watermark_availability_ms`, ten minutes if not given) is settled when the database is
     made.
 
-    With `spark`, tables with the option `compaction=auto` are compacted when they are due, by a
-    thread of this process: on a Spark session of yours, on one of its own (give its master, such
-    as `local[*]`), or without Spark (`here`).
+    With `engine` or `spark`, tables with the option `compaction=auto` are compacted when they are
+    due, by a thread of this process: `spark` is a Spark session of yours, or the master of one of
+    its own, such as `local[*]`; `engine` is as `Table.compact` has it, and `local` is without
+    Spark.
     """
     path = data_path(data)
     if settings is not None and watermark_availability_ms is not None:
@@ -87,7 +90,7 @@ def open_database(
     embedded = Embedded(path, settings)
     try:
         _check_settled(embedded, watermark_availability_ms, settings.ledger.location)
-        return Database(embedded, spark=spark)
+        return Database(embedded, spark=spark, engine=engine)
     except BaseException:
         embedded.abandon()
         raise
@@ -115,7 +118,9 @@ def _check_settled(embedded: Embedded, availability_ms: int | None, location: st
 class Database:
     """Tables by name. Safe to use from any thread; not after a fork."""
 
-    def __init__(self, embedded: Embedded, *, spark: object = None) -> None:
+    def __init__(
+        self, embedded: Embedded, *, spark: object = None, engine: Engine | None = None
+    ) -> None:
         self._embedded = embedded
         node = embedded.node
         assert node.catalogs is not None
@@ -135,8 +140,9 @@ class Database:
         embedded.ask_now(self._catch_up)
         self._check_ledgers(store)
         self.auto: Automatic | None = None
-        if spark is not None:
-            self.auto = Automatic(embedded, self._compactor, self._catalogs, spark)
+        if spark is not None or engine is not None:
+            runners = Runners(self._compactor.spark, session=spark, engine=engine or "auto")
+            self.auto = Automatic(embedded, self._compactor, self._catalogs, runners)
             self.auto.start()
             embedded.before_close.add(self.auto)
 
@@ -271,7 +277,7 @@ class Database:
     def runs(self) -> list[RunRecord]:
         """The runs of compaction that are known, of all tables; the newest first."""
         self._embedded.check()
-        return self._compactor.records.runs()
+        return self._compactor.runs()
 
     # -- the low watermark ----------------------------------------------------------------------
 

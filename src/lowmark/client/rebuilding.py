@@ -309,6 +309,7 @@ class _Rebuild(Run):
             began_at_ms=self._embedded.node.loop.wall_ms(),
             watermark=self._watermark(),
             trim=False,
+            engine=self._wishes.engine,
             where=self._wishes.where,
             partitions=tuple(_plan(number, one) for number, one in self._remedies.items()),
         )

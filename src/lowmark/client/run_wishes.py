@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 __all__ = ["Progress", "Wishes"]
 
@@ -35,6 +36,7 @@ class Wishes:
     write_rate: int | None = None
     memory_bytes: int = _TASK_BYTES
     trigger: str = "by hand"
+    engine: Literal["", "spark", "local"] = ""
     where: str = ""
     progress: Callable[[Progress], None] | None = None
     step: Callable[[str], None] = field(default=lambda name: None)

@@ -14,15 +14,30 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from lowmark.client.failures import Cancelled
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
-from lowmark.ledger import carry_out
+from lowmark.ledger import RunRecord, carry_out
 from lowmark.node.faults import encode_fault
 from lowmark.runtime import Disk, RealDisk
 
-__all__ = ["HereRunner", "OwnSpark", "Runner", "Runners", "work_off"]
+__all__ = [
+    "Engine",
+    "HereRunner",
+    "OwnSpark",
+    "Runner",
+    "Runners",
+    "why_no_spark",
+    "work_off",
+]
+
+Engine: TypeAlias = Literal["auto", "spark", "local"]
+"""What carries the work of a run out: Spark, this process, or Spark where it is installed and else
+this process."""
+_THEIRS = "your Spark session"
+_HERE = "here"
+"""What was noted of runs in a process before engines had names."""
 
 
 class Runner(Protocol):
@@ -140,6 +155,11 @@ def _answers(runner: Runner) -> bool:
         return False
 
 
+def why_no_spark() -> str:
+    """Why nothing can be carried out on Spark here; empty if it can. Nothing is started."""
+    return str(importlib.import_module("lowmark.spark").why_not())
+
+
 class Runners:
     """Makes the runner that was asked for, when it is needed: in this process, on a Spark session
     of the caller's, or on one of our own.
@@ -152,39 +172,75 @@ class Runners:
         session: object = None,
         master: str | None = None,
         config: Mapping[str, str] | None = None,
-        here: bool = False,
+        engine: Engine = "auto",
     ) -> None:
         if isinstance(session, str) and master is None:
             session, master = None, session  # as a database is opened with either, too
-        if sum([session is not None, master is not None, here]) > 1:
-            raise Rejected(
-                "a run is made in one place",
-                hint="Give a session, or a master, or here=True.",
-            )
-        if session is not None and not hasattr(session, "sparkContext"):
-            raise Rejected(
-                f"{session!r} is no Spark session",
-                hint="Give a SparkSession, or the name of a master such as local[2].",
-            )
-        if config and (session is not None or here):
-            raise Rejected(
-                "spark_config is for a session that is opened here",
-                hint="Give a master, or leave it out: a session of yours has its own settings.",
-            )
+        _check_place(session, master, config, engine)
         self._own = own
         self._session = session
         self._master = master or "local[*]"
         self._config = config
-        self._here = here
-        self.where = "here" if here else "your Spark session" if session else self._master
+        self.engine, self.where = self._chosen(engine, named=bool(session or master or config))
+
+    @classmethod
+    def as_before(cls, own: OwnSpark, record: RunRecord) -> Runners:
+        """For a run that is resumed, and of which nothing else was said. A session of the caller's
+        is not there any more: one of our own takes its place.
+        """
+        local = record.engine == "local" or record.where == _HERE
+        if local:
+            return cls(own, engine="local")
+        theirs = record.where in {"", _THEIRS}
+        return cls(own, master=None if theirs else record.where, engine="spark")
+
+    def _chosen(self, engine: Engine, *, named: bool) -> tuple[Literal["spark", "local"], str]:
+        """What carries the work out, and where that is, in words."""
+        if engine == "auto" and not named:
+            missing = why_no_spark()
+            if missing:
+                return "local", f"this process: {missing}"
+        if engine == "local":
+            return "local", "this process"
+        return "spark", _THEIRS if self._session is not None else self._master
 
     def get(self) -> Runner:
         """A runner for one run."""
-        if self._here:
+        if self.engine == "local":
             return HereRunner()
         if self._session is not None:
             return _on_session(self._session)
         return self._own.get(self._master, self._config)
+
+
+def _check_place(
+    session: object, master: str | None, config: Mapping[str, str] | None, engine: Engine
+) -> None:
+    if engine not in get_args(Engine) or master == _HERE:
+        wrong = engine if engine not in get_args(Engine) else _HERE
+        words = " 'local' is what was called 'here'." if wrong == _HERE else ""
+        raise Rejected(
+            f"engine can't be {wrong!r}",
+            hint=f"It is 'spark', 'local' for this process, or 'auto' for either.{words}",
+        )
+    if session is not None and master is not None:
+        raise Rejected("a run is made in one place", hint="Give a session, or a master.")
+    if engine == "local" and (session is not None or master is not None or config):
+        raise Rejected(
+            "a run is made in one place",
+            detail="engine='local' is this process, without Spark.",
+            hint="Leave it out, or leave spark, master and spark_config out.",
+        )
+    if session is not None and not hasattr(session, "sparkContext"):
+        raise Rejected(
+            f"{session!r} is no Spark session",
+            hint="Give a SparkSession, or the name of a master such as local[2].",
+        )
+    if config and session is not None:
+        raise Rejected(
+            "spark_config is for a session that is opened here",
+            hint="Give a master, or leave it out: a session of yours has its own settings.",
+        )
 
 
 def _on_session(session: object) -> Runner:

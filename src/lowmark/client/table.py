@@ -34,7 +34,7 @@ from lowmark.client.reading import BATCH_BYTES, Reader
 from lowmark.client.rebuilding import Rebuilt, rebuild_ledgers
 from lowmark.client.reconciling import Reconciled, reconcile_ledgers
 from lowmark.client.run_wishes import Progress, Wishes
-from lowmark.client.running import Runners
+from lowmark.client.running import Engine, Runners
 from lowmark.client.table_keys import check_key, coerced_key, key_coercion, key_values
 from lowmark.client.table_reading import Snapshot, Start, TableReaders
 from lowmark.client.table_writing import TableWriter
@@ -400,7 +400,7 @@ class Table:
         spark: object = None,
         master: str | None = None,
         spark_config: Mapping[str, str] | None = None,
-        here: bool = False,
+        engine: Engine = "auto",
         partitions: Sequence[int] | None = None,
         dry_run: bool = False,
         verify: bool = False,
@@ -412,25 +412,35 @@ class Table:
         progress: Callable[[Progress], None] | None = None,
         resume: str | None = None,
         step: Callable[[str], None] | None = None,
+        here: object = None,
     ) -> RunRecord:
         """Put all rows up to the low watermark into ledgers, of each key the last one; then cut the
         backlog as far as nobody holds it. Gives what was done, and what it cost.
 
-        It runs on a Spark session of yours (`spark`), on one of its own (`master`, `local[*]` if
-        nothing is said, with settings of Spark's in `spark_config`; it stays for the next run,
-        until the database is closed), or in this process without Spark (`here`), which is quicker
-        for less than a million rows. `dry_run` gives the plan. `verify` finds every survivor by a
-        second algorithm, not only those of a sample of keys. Without `trim` the backlog stays as it
-        is. `rewrite` writes every file of the ledgers anew. `read_rate` and `write_rate` are bytes
-        a second, `memory_bytes` is what the keys of one partition may take in a task. `resume` goes
-        on with a run that was interrupted, as it was planned, at the same rates unless others are
-        given. `step` is told the name of every step before it is made.
+        With `engine="spark"` it runs on a Spark session of yours (`spark`), or on one of its own
+        (`master`, `local[*]` if nothing is said, with settings of Spark's in `spark_config`; it
+        stays for the next run, until the database is closed). With `engine="local"` it runs in this
+        process, without Spark, which is quicker for less than a million rows. `"auto"` is Spark
+        where PySpark and Java are installed, else this process; the answer says which (`engine`,
+        `where`). `dry_run` gives the plan. `verify` finds every survivor by a second algorithm, not
+        only those of a sample of keys. Without `trim` the backlog stays as it is. `rewrite` writes
+        every file of the ledgers anew. `read_rate` and `write_rate` are bytes a second,
+        `memory_bytes` is what the keys of one partition may take in a task. `resume` goes on with a
+        run that was interrupted, as it was planned, with the engine and at the rates that it had,
+        unless others are given. `step` is told the name of every step before it is made.
         """
+        if here is not None:
+            raise Rejected(
+                "compact has no here any more",
+                hint="Say engine='local' for this process; engine='spark' for Spark.",
+            )
         table = self._current()
         wanted = self._wanted(partitions)
-        runners = Runners(
-            self._compactor.spark, session=spark, master=master, config=spark_config, here=here
-        )
+        own = self._compactor.spark
+        if resume is not None and engine == "auto" and not (spark or master or spark_config):
+            runners = Runners.as_before(own, self._compactor.run(table.id, resume))
+        else:
+            runners = Runners(own, session=spark, master=master, config=spark_config, engine=engine)
         wishes = Wishes(
             verify=verify,
             trim=trim,
@@ -438,6 +448,7 @@ class Table:
             read_rate=None if read_rate is None else whole(read_rate, "read_rate"),
             write_rate=None if write_rate is None else whole(write_rate, "write_rate"),
             memory_bytes=whole(memory_bytes, "memory_bytes", least=1 << 20),
+            engine=runners.engine,
             where=runners.where,
             progress=progress,
             **({} if step is None else {"step": step}),  # type: ignore[arg-type]
@@ -452,7 +463,7 @@ class Table:
 
     def runs(self) -> list[RunRecord]:
         """The runs of this table that are known, the newest first."""
-        return self._compactor.records.runs(self._current().id)
+        return self._compactor.runs(self._current().id)
 
     def cancel_run(self, run: str) -> RunRecord:
         """End a run that goes on, or give up one that was interrupted."""
@@ -492,7 +503,8 @@ class Table:
         """
         wishes = Wishes(
             trim=False,
-            where="here",
+            engine="local",
+            where="this process",
             progress=progress,
             **({} if step is None else {"step": step}),  # type: ignore[arg-type]
         )

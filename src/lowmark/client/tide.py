@@ -127,7 +127,7 @@ class Tide:
     ) -> None:
         """Draw it into a PNG file of so many pixels; what is there under that name is replaced.
 
-        Needs matplotlib (`pip install 'lowmark[pictures]'`), and no display.
+        Needs matplotlib (`pip install matplotlib`), and no display.
         """
         if not (400 <= width <= 10_000 and 300 <= height <= 10_000):
             raise Rejected(
@@ -154,8 +154,8 @@ def _picture() -> Any:
             raise
         raise Rejected(
             "a picture needs matplotlib, and it is not installed",
-            hint="Install it: pip install 'lowmark[pictures]'. Without it, `lowmark tide` draws"
-            " with letters.",
+            hint="Install it: `pip install matplotlib`. Without it, `lowmark tide` draws with"
+            " letters.",
         ) from error
 
 

@@ -48,8 +48,9 @@ REBUILD = "a ledger is missing or damaged"
 """The trigger of a run that rebuilds ledgers; it can't be resumed, only made again."""
 T = TypeVar("T")
 
-RunState = Literal["planned", "running", "done", "failed", "cancelled"]
-"""`planned` is what a dry run gives; it is never written down."""
+RunState = Literal["planned", "running", "done", "failed", "cancelled", "interrupted"]
+"""`planned` is what a dry run gives; `interrupted` is one that is noted as running, by a process
+that is gone. Neither is ever written down."""
 PartitionState = Literal["planned", "written", "adopted", "skipped", "overtaken"]
 
 
@@ -123,8 +124,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rewrite: bool = False
     read_rate: int = 0
     write_rate: int = 0
+    engine: Literal["", "spark", "local"] = ""
+    """What carries the work out: Spark, or the process itself."""
     where: str = ""
-    """On which Spark, or in which process."""
+    """On which Spark, or in which process; for people."""
     resumed: int = 0
     seconds: float = 0.0
     error: str = ""

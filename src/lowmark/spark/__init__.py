@@ -39,6 +39,7 @@ from lowmark.spark.errors import (
 )
 from lowmark.spark.runner import SparkRunner
 from lowmark.spark.session import close_session, open_session
+from lowmark.spark.there import why_not
 
 __all__ = [
     "JavaMissing",
@@ -57,4 +58,5 @@ __all__ = [
     "close_session",
     "make_archive",
     "open_session",
+    "why_not",
 ]

@@ -28,7 +28,8 @@ class SparkMissing(Rejected):
         super().__init__(
             "PySpark can't be imported",
             detail=f"{why}.",
-            hint="Install it with `pip install 'lowmark[spark]'`; Java 17 or newer is needed, too.",
+            hint="Install it: `pip install 'pyspark>=4.1'`; Java 17 or newer is needed, too. Or"
+            " compact without Spark: `--engine local`, in Python `engine='local'`.",
         )
 
 
@@ -39,7 +40,8 @@ class JavaMissing(Rejected):
         super().__init__(
             "Spark needs Java, and there is none",
             detail=f"Looked for {where}.",
-            hint=f"Install Java {JAVA_NEEDED} or newer, or set JAVA_HOME to where it is.",
+            hint=f"Install Java {JAVA_NEEDED} or newer, or set JAVA_HOME to where it is. Or compact"
+            " without Spark: `--engine local`, in Python `engine='local'`.",
         )
 
 

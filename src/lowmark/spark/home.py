@@ -22,6 +22,6 @@ def spark_home() -> Path:
         raise SessionRefused(
             f"there is no Spark in {home}",
             detail="SPARK_HOME names that folder." if told else "PySpark was installed without it.",
-            hint="Unset SPARK_HOME, and install Spark with `pip install 'lowmark[spark]'`.",
+            hint="Unset SPARK_HOME, and install Spark with `pip install 'pyspark>=4.1'`.",
         )
     return home
