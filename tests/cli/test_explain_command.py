@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     shop.run("cursor", "create", "orders", "billing", "--start", "0:100,1:0")
     shop.run("cursor", "create", "orders", "search", "--kind", "compacted")
     settle(shop)
-    shop.run("compact", "orders", "--here")
+    shop.run("compact", "orders", "--engine", "local")
     return shop
 
 
@@ -100,7 +100,7 @@ def test_before_a_compaction_there_is_no_ledger(tmp_path: Path) -> None:
 def test_a_key_is_found_where_its_last_change_is(shop: Shop) -> None:
     # given a backlog that nobody holds any more, and that is cut; and one change after that
     shop.run("cursor", "delete", "orders", "billing")
-    shop.run("compact", "orders", "--here")
+    shop.run("compact", "orders", "--engine", "local")
     fill(shop, 1, status="later")
     # then each key is where its last change is
     states = {}
@@ -118,7 +118,7 @@ def test_a_key_is_found_where_its_last_change_is(shop: Shop) -> None:
     # and once nobody has to be told of the delete, it goes
     shop.run("cursor", "delete", "orders", "search")
     settle(shop)
-    assert shop.json("compact", "orders", "--here", "--rewrite")["deletes_dropped"] == 1
+    assert shop.json("compact", "orders", "--engine", "local", "--rewrite")["deletes_dropped"] == 1
     assert shop.json("explain", "orders", "--key", "o-3")["state"] == "unknown"
 
 

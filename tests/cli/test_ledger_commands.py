@@ -36,11 +36,11 @@ def _append(shop: Shop, numbers: range) -> None:
 def _compact(shop: Shop, *words: str) -> None:
     def old_enough() -> bool:
         shop.run("watermark", "advance")
-        plan = shop.json("compact", "orders", "--here", "--dry-run")
+        plan = shop.json("compact", "orders", "--engine", "local", "--dry-run")
         return not plan["held_rows"]
 
     eventually(old_enough)
-    shop.run("compact", "orders", "--here", *words)
+    shop.run("compact", "orders", "--engine", "local", *words)
 
 
 def _shown(shop: Shop, partition: int = 0) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def test_reconcile_sets_a_metastore_that_is_behind(
         # when a backup is restored, then compaction says what to do
         _put_back(database, table, msgspec.json.encode(older))
         _append(shop, range(60, 80))
-        assert "lowmark ledger reconcile" in shop.refused("compact", "orders", "--here")
+        assert "lowmark ledger reconcile" in shop.refused("compact", "orders", "--engine", "local")
         # when that is done, then it tells what it changed, and compaction goes on
         zero, one = shop.json("ledger", "reconcile", "orders")
         assert (zero["state"], zero["before_epoch"], zero["after_epoch"]) == ("changed", 1, adopted)

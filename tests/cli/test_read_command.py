@@ -381,7 +381,7 @@ def compacted(shop: Shop) -> Shop:
         shop.run("append", "orders", "-", stdin=f"id,status\n{rows}")
     shop.run("delete", "orders", "o-9")
     shop.run("watermark", "advance", "--to", "now")
-    shop.run("compact", "orders", "--here")
+    shop.run("compact", "orders", "--engine", "local")
     shop.run("append", "orders", "-", stdin="id,status\no-0,later\no-1,later\n")
     return shop
 

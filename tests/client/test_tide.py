@@ -39,7 +39,7 @@ def test_rows_go_from_young_to_next_to_kept_to_cut(db: Database, history: Table)
     assert sum(one.young_rows for one in seen.partitions) == 10
     # when it is compacted while somebody reads from the beginning
     history.cursors.create("slow")
-    history.compact(here=True)
+    history.compact(engine="local")
     seen = history.tide()
     # then it is kept for that one alone
     assert sum(one.kept_rows for one in seen.partitions) == 900
@@ -48,7 +48,7 @@ def test_rows_go_from_young_to_next_to_kept_to_cut(db: Database, history: Table)
     assert (slow.name, slow.keeps_rows, slow.keeps_bytes) == ("slow", 900, seen.kept_bytes)
     # and cut when that one is gone
     history.cursors.delete("slow")
-    history.compact(here=True)
+    history.compact(engine="local")
     seen = history.tide()
     assert (seen.kept_bytes, seen.backlog_rows, seen.holders) == (0, 10, ())
     assert [one.start for one in seen.partitions] == [one.horizon for one in seen.partitions]
@@ -56,7 +56,7 @@ def test_rows_go_from_young_to_next_to_kept_to_cut(db: Database, history: Table)
 
 
 def test_every_row_that_is_left_is_counted_where_it_was_written(history: Table) -> None:
-    history.compact(here=True)
+    history.compact(engine="local")
     for stretches in (1, 7, 200, 10_000):
         for one in history.tide(stretches=stretches).partitions:
             assert one.ledger is not None
@@ -106,7 +106,7 @@ def test_many_partitions_and_readers_fit_into_a_picture(db: Database, tmp_path: 
     for n in range(9):
         table.cursors.create(f"$reader_{n}^{'x' * 40}")
     settle(db, table)
-    table.compact(here=True)
+    table.compact(engine="local")
     # then they are drawn all the same
     table.tide().save(tmp_path / "tide.png")
     assert (tmp_path / "tide.png").stat().st_size > 20_000
@@ -115,7 +115,7 @@ def test_many_partitions_and_readers_fit_into_a_picture(db: Database, tmp_path: 
 def test_an_explanation_says_who_holds_what_in_words(history: Table) -> None:
     history.cursors.create("slow")
     history.cursors.create("index", kind="compacted")
-    history.compact(here=True)
+    history.compact(engine="local")
     found = history.explain()
     assert [one.name for one in found.holders] == ["slow", "slow"]
     assert {one.name for one in found.delete_holders} == {"slow", "index"}

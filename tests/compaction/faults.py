@@ -111,7 +111,7 @@ def killed_at_call(world: World, number: int, *, loses: bool) -> str:
 
     with store_calls(hook) as calls:
         try:
-            world.table.compact(here=True)
+            world.table.compact(engine="local")
         except Stopped:
             pass
         else:
@@ -144,7 +144,7 @@ def killed_before_step(world: World, number: int, *, resume: str | None = None) 
 
     known = {one.run for one in world.table.runs()}
     try:
-        world.table.compact(here=True, resume=resume, step=step)
+        world.table.compact(engine="local", resume=resume, step=step)
     except Stopped:
         pass
     else:

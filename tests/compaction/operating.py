@@ -118,7 +118,7 @@ def stopped_within_work(world: World, monkeypatch: pytest.MonkeyPatch, *, nth: i
     with monkeypatch.context() as patch:
         patch.setattr(running._ThisProcess, "check", check)
         try:
-            world.table.compact(here=True)
+            world.table.compact(engine="local")
         except Stopped:
             world.reopen()
             return True
@@ -140,7 +140,7 @@ def run_aside(world: World, *, until: str) -> Iterator[Callable[[], RunRecord | 
 
     def run() -> None:
         try:
-            outcome.append(world.table.compact(here=True, step=at_step(until, wait)))
+            outcome.append(world.table.compact(engine="local", step=at_step(until, wait)))
         except BaseException as error:
             outcome.append(error)
         finally:

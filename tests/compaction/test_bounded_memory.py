@@ -31,7 +31,7 @@ path, width, count, budget = sys.argv[1], *map(int, sys.argv[2:])
 def settle(db, table):
     while True:
         db.advance_watermark()
-        if not table.compact(here=True, dry_run=True).held_rows:
+        if not table.compact(engine="local", dry_run=True).held_rows:
             return
 
 def batches():
@@ -70,7 +70,7 @@ with lowmark.open(path, settings=settings) as db:
 
     looking = threading.Thread(target=look)
     looking.start()
-    run = table.compact(here=True, memory_bytes=budget)
+    run = table.compact(engine="local", memory_bytes=budget)
     over.set()
     looking.join()
     (one,) = run.partitions

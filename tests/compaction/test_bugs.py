@@ -61,7 +61,7 @@ def test_at_every_step_of_a_run_everybody_reads_the_same(world: World) -> None:
         assert view.ledger is not None
         assert view.start <= view.ledger.horizon
 
-    world.table.compact(here=True, step=look)
+    world.table.compact(engine="local", step=look)
     assert [step for step in steps if step in STEPS] == list(STEPS)
     world.check()
 
@@ -177,7 +177,7 @@ def test_a_pointer_that_is_wrong_stops_runs_by_name_and_nothing_is_read_from_it(
             # when a table is compacted, then it is refused, and what was adopted is read
             world.db.advance_watermark()
             with pytest.raises(expected):
-                world.table.compact(here=True)
+                world.table.compact(engine="local")
             assert world.adopted() == adopted
             world.check()
             world.reopen()
@@ -229,7 +229,7 @@ def test_a_ledger_that_can_not_be_read_is_an_error_and_never_a_part_of_an_answer
                 read(world)
         # and a run makes nothing of it permanent
         with pytest.raises(Corrupt):
-            world.table.compact(here=True, rewrite=True)
+            world.table.compact(engine="local", rewrite=True)
         assert world.adopted() == adopted
         # when it is back, then everything is
         if harm == "missing":
@@ -383,7 +383,7 @@ def test_rows_written_at_every_step_of_a_run_are_there(world: World, verify: boo
         count += 1
         world.write(("k1", 1_000 + count), (f"during {count}", count), ("k2", None))
 
-    world.table.compact(here=True, step=write, verify=verify)
+    world.table.compact(engine="local", step=write, verify=verify)
     world.check()
     world.reopen()
     world.check()
@@ -411,7 +411,7 @@ def test_a_file_that_is_not_whole_is_not_published(
     with monkeypatch.context() as patch:
         patch.setattr(store, "_sync", fails)
         with pytest.raises(LowmarkError):
-            world.table.compact(here=True)
+            world.table.compact(engine="local")
     assert world.adopted() == before
     world.check()
     world.compact()

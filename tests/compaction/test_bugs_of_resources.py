@@ -75,7 +75,7 @@ def test_a_sweep_takes_nothing_of_a_run_that_is_not_over(world: World, step: str
     world.table.sweep()
     assert world.files() == files
     # then it can be resumed
-    assert world.table.compact(here=True, resume=left.run).state == "done"
+    assert world.table.compact(engine="local", resume=left.run).state == "done"
     world.check()
     world.check_tidy()
 
@@ -105,7 +105,7 @@ def _fails(world: World) -> None:
         raise Unavailable("the disk is full")
 
     with pytest.raises(Unavailable):
-        world.table.compact(here=True, step=at_step("publish partition 0", fail))
+        world.table.compact(engine="local", step=at_step("publish partition 0", fail))
 
 
 def _is_cancelled(world: World) -> None:
@@ -113,11 +113,11 @@ def _is_cancelled(world: World) -> None:
         world.table.cancel_run(world.table.runs()[0].run)
 
     with pytest.raises(Cancelled):
-        world.table.compact(here=True, step=at_step("carry out the work", cancel))
+        world.table.compact(engine="local", step=at_step("carry out the work", cancel))
 
 
 def _is_done(world: World) -> None:
-    world.table.compact(here=True)
+    world.table.compact(engine="local")
 
 
 def _was_killed_and_given_up(world: World) -> None:
@@ -127,7 +127,7 @@ def _was_killed_and_given_up(world: World) -> None:
 
 def _was_killed_and_resumed(world: World) -> None:
     run = world.stopped_before("publish partition 0").run
-    world.table.compact(here=True, resume=run)
+    world.table.compact(engine="local", resume=run)
 
 
 @pytest.mark.parametrize(
@@ -300,9 +300,9 @@ def test_each_run_has_the_rates_that_it_was_given_and_a_resumed_one_keeps_them(
         world.settle()
         step = at_step("publish partition 0", fail)
         with pytest.raises(Unavailable):
-            world.table.compact(here=True, read_rate=10**7, step=step)
+            world.table.compact(engine="local", read_rate=10**7, step=step)
         more = {} if given is None else {"read_rate": given}
-        run = world.table.compact(here=True, resume=world.table.runs()[0].run, **more)  # type: ignore[arg-type]
+        run = world.table.compact(engine="local", resume=world.table.runs()[0].run, **more)  # type: ignore[arg-type]
         assert (run.read_rate, run.write_rate) == (rate, 0)
         world.check()
 

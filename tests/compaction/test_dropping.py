@@ -58,7 +58,7 @@ def test_a_table_is_dropped_at_once_at_every_step_of_a_run(world: World, step: s
     world.settle()
     # when it is dropped in the middle of a run, then the run ends, well or with a named error
     with suppress(LowmarkError):
-        world.table.compact(here=True, step=at_step(step, lambda: drop(world)))
+        world.table.compact(engine="local", step=at_step(step, lambda: drop(world)))
     # and nothing is left of it
     check_nothing_is_left(world)
 
@@ -76,7 +76,7 @@ def test_a_run_whose_table_is_destroyed_under_it_ends_and_leaves_nothing(
         pass_the_drop(world)
 
     with suppress(LowmarkError):
-        world.table.compact(here=True, step=at_step(step, destroy))
+        world.table.compact(engine="local", step=at_step(step, destroy))
     # then what it still wrote, files or notes, goes as well
     check_nothing_is_left(world)
 
@@ -102,7 +102,7 @@ def test_a_table_is_dropped_whose_run_has_failed(world: World) -> None:
         raise Unavailable("the disk is full")
 
     with pytest.raises(Unavailable):
-        world.table.compact(here=True, step=at_step("publish partition 0", fail))
+        world.table.compact(engine="local", step=at_step("publish partition 0", fail))
     assert world.table.runs()[0].state == "failed"
     drop(world)
     check_nothing_is_left(world)

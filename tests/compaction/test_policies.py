@@ -31,7 +31,7 @@ def test_compaction_may_be_switched_off_at_every_step_of_a_run(world: World, ste
     world.settle()
     # when it is switched off in the middle, then the run ends as it would have
     run = world.table.compact(
-        here=True, step=at_step(step, lambda: set_options(world, compaction="off"))
+        engine="local", step=at_step(step, lambda: set_options(world, compaction="off"))
     )
     assert run.state == "done"
     assert world.adopted().horizon == world.view().start == 26
@@ -68,12 +68,12 @@ def test_with_compaction_off_no_run_is_begun_and_none_resumed(world: World) -> N
     # then nobody compacts it in any way
     for how in [{}, {"dry_run": True}, {"rewrite": True}, {"resume": run.run}]:
         with pytest.raises(Rejected, match="compaction=off"):
-            world.table.compact(here=True, **how)  # type: ignore[arg-type]
+            world.table.compact(engine="local", **how)  # type: ignore[arg-type]
     assert world.view().ledger is None
     world.check()
     # and when it is on again, that run is resumed
     set_options(world, compaction="manual")
-    assert world.table.compact(here=True, resume=run.run).state == "done"
+    assert world.table.compact(engine="local", resume=run.run).state == "done"
     world.check()
     world.check_tidy()
 
@@ -304,7 +304,7 @@ def test_nothing_above_the_watermark_takes_a_row_away_that_lies_below_it(world: 
     world.write(("a", 2), ("b", None))
     # when it is compacted, then only what is older is, and what is younger changes nothing of it
     world.db.advance_watermark()
-    run = world.table.compact(here=True)
+    run = world.table.compact(engine="local")
     assert (run.rows_live, run.held_rows, world.adopted().horizon) == (3, 2, 3)
     assert {row["id"]: row["v"] for row in world.table.read(as_of=then).to_pylist()} == before
     assert {row["id"]: row["v"] for row in looking.to_pylist()} == before
@@ -347,7 +347,7 @@ def test_a_run_says_how_many_rows_are_too_young_and_takes_the_others(world: Worl
     world.write(("k", 1), ("k", 2))
     set_options(world, min_lag_ms=3_600_000)
     world.db.advance_watermark()
-    run = world.table.compact(here=True)
+    run = world.table.compact(engine="local")
     assert [(one.state, one.held_rows) for one in run.partitions] == [("skipped", 2)]
     assert world.view().ledger is None
     world.check()

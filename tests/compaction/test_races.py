@@ -75,7 +75,7 @@ def test_of_two_runs_at_once_the_second_one_is_refused_by_name(world: World) -> 
         active = world.table.runs()[0].run
         for resumed in (None, active):
             with pytest.raises(RunUnderWay, match=f"table t is being compacted by run {active}"):
-                world.table.compact(here=True, resume=resumed)
+                world.table.compact(engine="local", resume=resumed)
             refused.append(active)
 
     # then it is refused, and the first one does not notice
@@ -100,7 +100,7 @@ def test_of_many_threads_that_compact_at_once_one_does_and_nothing_is_done_twice
     def compact() -> None:
         ready.wait()
         try:
-            outcomes.append(world.table.compact(here=True).partitions[0].state)
+            outcomes.append(world.table.compact(engine="local").partitions[0].state)
         except RunUnderWay:
             outcomes.append("refused")
 
@@ -128,7 +128,7 @@ def compact_by(rival: Compactor, world: World) -> RunRecord:
             world.table.descriptor,
             world.table._all_partitions(),
             HereRunner,
-            Wishes(where="here"),
+            Wishes(engine="local", where="this process"),
         )
 
 
@@ -190,7 +190,7 @@ def test_a_disk_that_is_full_at_any_moment_fails_the_run_by_name_and_hurts_nothi
 
             # then the run fails by name
             with store_calls(full) as made, pytest.raises(DiskFull, match="no space left"):
-                world.table.compact(here=True)
+                world.table.compact(engine="local")
             failed = world.table.runs()[0]
             assert failed.state == "failed"
             assert "no space left" in failed.error
@@ -200,7 +200,7 @@ def test_a_disk_that_is_full_at_any_moment_fails_the_run_by_name_and_hurts_nothi
             world.check()
             # when there is space again, then the run is resumed, or another one made
             if number % 2:
-                assert world.table.compact(here=True, resume=failed.run).state == "done"
+                assert world.table.compact(engine="local", resume=failed.run).state == "done"
                 world.check()
             world.write(("k4", 2_000), ("k5", None))
             world.compact()
@@ -261,7 +261,7 @@ def test_a_lost_answer_to_the_publication_is_looked_up(
     world.write(("a", 3), ("b", None), ("c", 4))
     world.settle()
     with lost_answers(world, fate) as said:
-        run = world.table.compact(here=True)
+        run = world.table.compact(engine="local")
     assert said == [fate]
     # then it is looked up what became of it, and the ledger is published once
     assert run.state == "done"
@@ -285,7 +285,7 @@ def test_when_nothing_is_known_of_the_publication_the_run_fails_and_keeps_its_fi
     world.settle()
     told: list[str] = []
     with lost_answers(world, "lost", times=100), pytest.raises(OutcomeUnknown):
-        world.table.compact(here=True)
+        world.table.compact(engine="local")
     failed = world.table.runs()[0]
     assert failed.state == "failed"
     # then nothing that may still be published is swept
@@ -296,7 +296,7 @@ def test_when_nothing_is_known_of_the_publication_the_run_fails_and_keeps_its_fi
     # when it answers again, then the run is resumed, without any work
     if again:
         world.reopen()
-    done = world.table.compact(here=True, resume=failed.run, step=told.append)
+    done = world.table.compact(engine="local", resume=failed.run, step=told.append)
     assert done.state == "done"
     assert "carry out the work" not in told
     check_one_ledger(world)
@@ -467,7 +467,7 @@ def test_readers_are_right_while_another_thread_writes_and_compacts(world: World
                 world.write((f"k{number % 13}", number))
                 if number % 8 == 7:
                     world.db.advance_watermark()
-                    world.table.compact(here=True, rewrite=number % 3 == 0)
+                    world.table.compact(engine="local", rewrite=number % 3 == 0)
         except BaseException as error:
             trouble.append(error)
         finally:
@@ -587,7 +587,7 @@ def test_a_run_that_failed_is_not_swept_until_it_is_given_up(world: World) -> No
         raise Rejected("for a test")
 
     with pytest.raises(Rejected, match="for a test"):
-        world.table.compact(here=True, step=before("publish partition 0", fail))
+        world.table.compact(engine="local", step=before("publish partition 0", fail))
     failed = world.table.runs()[0]
     assert failed.state == "failed"
     left = world.files()

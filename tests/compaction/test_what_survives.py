@@ -354,7 +354,7 @@ def test_rows_without_a_key_stay_in_their_order_or_are_refused(
 
 def _compact(world: World, table: Table) -> None:
     world.settle(table)
-    table.compact(here=True, verify=True)
+    table.compact(engine="local", verify=True)
 
 
 # -- memory, and large rows -----------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_keys_that_do_not_fit_into_the_memory_are_worked_off_in_ranges(tmp_path:
             other.append(world.table.read(columns=["id", "v"], end=len(keys)).to_arrow())
             other.delete(deleted)
             world.settle(other)
-            run = other.compact(here=True, memory_bytes=memory, verify=True)
+            run = other.compact(engine="local", memory_bytes=memory, verify=True)
             cost[memory] = run.bytes_read
             # then both say the same
             assert folded(other.read(compacted=True)) == world.model

@@ -134,14 +134,14 @@ class World:
 
         def passed() -> bool:
             self.db.advance_watermark()
-            return not one.compact(here=True, dry_run=True).held_rows
+            return not one.compact(engine="local", dry_run=True).held_rows
 
         eventually(passed)
 
     def compact(self, **more: Any) -> RunRecord:
         """Compact everything that is there."""
         self.settle()
-        run = self.table.compact(here=True, **more)
+        run = self.table.compact(engine="local", **more)
         assert run.state == "done", run.error
         return run
 
@@ -162,7 +162,7 @@ class World:
                 raise
 
         try:
-            self.table.compact(here=True, step=told)
+            self.table.compact(engine="local", step=told)
         except Stopped:
             pass
         else:

@@ -366,7 +366,7 @@ def rows_of_every_type() -> list[dict[str, Any]]:
 def settle(db: Database, table: Table) -> None:
     """Compact all that is there."""
     db.advance_watermark(table.snapshot().time)
-    done = table.compact(here=True, verify=True)
+    done = table.compact(engine="local", verify=True)
     assert (done.state, done.held_rows) == ("done", 0)
 
 
@@ -516,7 +516,7 @@ def test_every_name_in_a_store_is_on_the_page(tmp_path: Path) -> None:
         table.append([{"id": at, "v": bytes(4 << 10)} for at in range(200)])
         db.advance_watermark(table.snapshot().time)
         # when a run goes on so slowly that it says how far it is, and is looked at all the time
-        run = table.compact(here=True, read_rate=500_000, progress=look, step=look)
+        run = table.compact(engine="local", read_rate=500_000, progress=look, step=look)
         look(None)
         # and an index of keys is lost, and made again
         next(store.rglob("*.keys")).unlink()

@@ -32,7 +32,7 @@ def fill(table: Table) -> None:
 def settle(db: Database, *tables: Table) -> None:
     def passed() -> bool:
         db.advance_watermark()
-        return not any(one.compact(here=True, dry_run=True).held_rows for one in tables)
+        return not any(one.compact(engine="local", dry_run=True).held_rows for one in tables)
 
     eventually(passed)
 
@@ -88,7 +88,7 @@ def main(path: Path) -> dict[str, Any]:
     b = db.table("b")
     left = b.runs()[0]
     facts["after closing"] = left.state
-    facts["resumed"] = b.compact(here=True, resume=left.run, read_rate=0).state
+    facts["resumed"] = b.compact(engine="local", resume=left.run, read_rate=0).state
     facts["right"] = all(
         sorted(row["v"] for row in table.read(as_of="now").to_pylist())
         == list(range(ROWS - 100, ROWS))
