@@ -185,7 +185,7 @@ class GroupLog:
     @property
     def trouble(self) -> LowmarkError | None:
         """What keeps all that is appended from becoming durable, and not just this once."""
-        return self._services.trouble
+        return self.unwritable or self._services.trouble
 
     def append(
         self,
