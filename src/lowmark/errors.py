@@ -42,6 +42,11 @@ _NO_THREAD = "can't start new thread"
 class LowmarkError(Exception):
     """The root of everything that Lowmark raises on purpose."""
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if cls.__module__ != __name__ and cls.__module__.startswith(_HOMES.get(cls.__name__, "?")):
+            cls.__module__ = __name__  # a traceback shows the name by which it can be caught
+
     def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
         super().__init__(message)
         self.message = message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,13 @@ def test_the_hint_of_an_error_is_a_line_of_its_own() -> None:
     assert str(errors.Rejected("it is red", hint="Paint it.")) == "it is red\nhint: Paint it."
     assert str(errors.Rejected("it is red")) == "it is red"
     assert error.one_line() == "it is red It was painted. Paint it blue."
+
+
+def test_a_traceback_shows_the_name_to_catch() -> None:
+    for name in errors._HOMES:
+        kind = getattr(errors, name)
+        assert f"{kind.__module__}.{kind.__qualname__}" == f"lowmark.errors.{name}"
+    shown = traceback.format_exception_only(errors.TableUnknown("ordres", known=["orders"]))
+    assert "".join(shown) == (
+        "lowmark.errors.TableUnknown: there is no table ordres\nhint: Did you mean orders?\n"
+    )
