@@ -67,7 +67,6 @@ def data_path(given: str | os.PathLike[str]) -> str:
 def _no_url(path: str) -> Rejected:
     scheme, _, rest = path.partition(":")
     scheme = scheme.lower()
-    plain = f"For a directory of that name, write './{path}'."
     if scheme == "file":
         local = unquote(urlsplit(path).path) or rest
         return Rejected(
@@ -80,18 +79,19 @@ def _no_url(path: str) -> Rejected:
             detail="A database writes its log to a local disk. Only its ledgers, the compacted"
             " files, may be in an object store.",
             hint=f'Open a local directory, and put [ledger] location = "{path}" into lowmark.toml'
-            f" before you make the database. {plain}",
+            " before you make the database.",
         )
     return _no_address(path, urlsplit(path).netloc or rest.strip("/"))
 
 
 def _no_address(path: str, address: str) -> Rejected:
+    plain = "" if "/" in path else f" For a directory of that name, write './{path}'."
     return Rejected(
         f"{path} is the address of a server, and a database is opened by its directory",
         detail="There is no client for tables over the network yet: a table is used in the process"
         " that has its directory open.",
         hint="Stop the server and open its data directory, or see what it does with"
-        f" `lowmark status --node {address}`. For a directory of that name, write './{path}'.",
+        f" `lowmark status --node {address}`.{plain}",
     )
 
 
