@@ -92,9 +92,9 @@ def test_one_key_is_not_several(db: Database) -> None:
     table.append([{"id": "o"}, {"id": "o-1"}])
     for keys in ("o-1", b"o-1", {"id": "o-1"}, 5, None):
         with pytest.raises(Rejected, match="several"):
-            table.delete(keys)  # type: ignore[arg-type]
+            table.delete(keys)
         with pytest.raises(Rejected, match="several"):
-            table.get_many(keys)  # type: ignore[arg-type]
+            table.get_many(keys)
     table.delete(pa.array(["o-1"]))
     assert table.get_many(pa.array(["o", "o-1"])) == [{"id": "o"}, None]
 

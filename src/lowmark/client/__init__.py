@@ -3,7 +3,7 @@
     import lowmark
 
     db = lowmark.open("./data")
-    orders = db.create_table("orders", {"id": "string", "status": "string"}, key="id")
+    orders = db.create_table("orders", {"id": str, "status": str}, key="id")
     orders.append([{"id": "o-1", "status": "new"}])
     orders.get("o-1")
 
@@ -14,7 +14,10 @@ What it guarantees
     4. Use after `close`, in a child process, or of a directory that is open elsewhere is refused
        by name.
     5. Errors are sorted by what the caller does next: `Rejected` (change the request), `Conflict`
-       (read again, then retry), `Unavailable` (retry later), `Corrupt` (stop, call a person).
+       (read again, then retry), `Unavailable` (retry later), `Corrupt` (stop, call a person). All
+       of them are in `lowmark.errors`, by their names.
+    6. A read that can't give all that was asked for raises `GapFound`; it never gives a part
+       silently.
 
 Callers come from any thread; the node inside this process has one loop. Batches are coerced, split
 and encoded, and read and decoded, on the caller's thread; the loop only numbers and orders them.

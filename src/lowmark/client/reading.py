@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -32,7 +33,7 @@ from pyroaring import BitMap64
 
 from lowmark.catalog import Table
 from lowmark.client.embedded import Embedded
-from lowmark.client.failures import RowsLost
+from lowmark.client.failures import PackageMissing, RowsLost
 from lowmark.client.fetching import Moved, fetch, plan_ahead
 from lowmark.client.ledgers import Ledgers
 from lowmark.errors import Conflict, Rejected
@@ -55,6 +56,7 @@ from lowmark.table import (
 )
 
 if TYPE_CHECKING:
+    import duckdb
     import pandas as pd
     import polars as pl
 
@@ -87,28 +89,33 @@ class GapFound(Conflict):
 
     def __init__(self, gap: Gap) -> None:
         where = f"offsets {gap.first} to {gap.last} of partition {gap.partition}"
-        skip = "or with on_gap='skip', which keeps count of gaps."
+        onward = gap.last + 1
+        skip = 'To go on over gaps and have them listed in `gaps`: on_gap="skip" (--on-gap skip).'
         match gap.kind:
             case "superseded":
-                what = f"{where} are no longer in the backlog, which begins at {gap.last + 1}"
+                what = f"{where} are no longer in the backlog, which begins at {onward}"
                 detail = "They were compacted: the last row of each key is in the ledger."
-                hint = f"Read with compacted=True, or from {gap.last + 1} on, {skip}"
+                hint = "For the last row of each key: read(compacted=True) (--compacted). For the"
+                hint += ' changes that are left: read(start="earliest") (--start earliest).'
+                hint += f" {skip}"
             case "deleted":
                 what = f"deletes at {where} may be gone"
-                detail = "Everybody who was known to read had passed them. Keys that you know from"
-                detail += " before may have been deleted without your hearing of it."
-                hint = "Begin again at the earliest, with an empty state; a compacted cursor holds"
-                hint += f" deletes. {skip.capitalize()}"
+                detail = "Every known reader had passed them. Keys that you know from before may"
+                detail += " have been deleted without your hearing of it."
+                hint = "Begin again with an empty state: read(compacted=True) (--compacted). A"
+                hint += ' cursor of kind="compacted" holds deletes until you have read them.'
+                hint += f" {skip}"
             case "lost":
                 what = f"rows at {where} are lost"
                 detail = "The ledger was damaged; when it was rebuilt, they could not be brought"
-                detail += " back, and somebody has accepted that. They may have replaced rows"
+                detail += " back, and an operator accepted that. They may have replaced rows"
                 detail += " before them."
-                hint = f"Read from {gap.last + 1} on, {skip} `lowmark ledger show` has all of them."
+                hint = f"{skip} `lowmark ledger show` lists all that are lost."
             case _:
                 what = f"{where} are {gap.kind}"
                 detail = "They were cut off by the table's retention."
-                hint = f"Read from the earliest, {skip}"
+                hint = 'For the changes that are left: read(start="earliest") (--start earliest).'
+                hint += f" {skip}"
         super().__init__(what, detail=detail, hint=hint)
         self.gap = gap
 
@@ -179,6 +186,8 @@ class Reading:
     """The table as it is now; raises if it is no more."""
     earliest: bool = False
     """Whether it begins wherever the backlog does: a cut before it is made is no gap."""
+    whole: bool = False
+    """Whether all changes are meant: what was compacted and cut is a gap, what expired is not."""
     ledgers: Ledgers | None = None
     described: Callable[[], Table] | None = None
     """The table as it is now, or as it was when it was dropped."""
@@ -196,6 +205,7 @@ def horizon_of(view: View) -> int:
 class Reader:
     """Iterate for record batches, or take everything at once.
 
+    It is an Arrow stream, too: `pa.table(reader)`, `polars.DataFrame(reader)` and DuckDB take it.
     Close one that you do not read to its end, best by `with`. `position` says where to go on:
     give it as `start` to another reader, today or after a restart.
     """
@@ -238,7 +248,9 @@ class Reader:
         for number, start in sorted(reading.starts.items()):
             partition = partitions[number]
             view = partition.view
-            if reading.earliest and not reading.compacted:
+            if reading.whole and view.readable is not None:
+                start = 0
+            elif reading.earliest and not reading.compacted:
                 start = max(start, view.start)
             end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
             way = Way(partition, start, end, view, given=start > 0 and not reading.trusted)
@@ -477,15 +489,40 @@ class Reader:
         """A stream of batches for whoever speaks Arrow."""
         return pa.RecordBatchReader.from_batches(self.schema, self)
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The rows for whoever takes Arrow's streams, once: `pa.table(reader)`, Polars, DuckDB.
+
+        The first batch is read here, so that a gap at the start is raised as what it is. What goes
+        wrong later comes as an error of the program that reads, with our text in it.
+        """
+        first = next(self._batches, None)
+        rest = self if first is None else chain([first], self)
+        stream = pa.RecordBatchReader.from_batches(self.schema, rest)
+        capsule: object = stream.__arrow_c_stream__(requested_schema)
+        return capsule
+
     def to_pandas(self, **more: Any) -> pd.DataFrame:
         """All rows, as pandas has them."""
+        _imported("pandas")
         return self.to_arrow().to_pandas(**more)
 
     def to_polars(self) -> pl.DataFrame:
         """All rows, as Polars has them."""
-        polars = importlib.import_module("polars")  # optional, and slow to import
+        polars = _imported("polars")
         frame: pl.DataFrame = polars.from_arrow(self.to_arrow())
         return frame
+
+    def to_duckdb(
+        self, connection: duckdb.DuckDBPyConnection | None = None
+    ) -> duckdb.DuckDBPyRelation:
+        """All rows, as a relation of DuckDB that can be queried any number of times.
+
+        Without a connection it is of DuckDB's default one. The rows are held in memory; to query
+        them once as a stream, name the reader itself in the query.
+        """
+        made = _imported("duckdb") if connection is None else connection
+        relation: duckdb.DuckDBPyRelation = made.from_arrow(self.to_arrow())
+        return relation
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """All rows, as dicts."""
@@ -518,6 +555,14 @@ class Reader:
     def __del__(self) -> None:
         if hasattr(self, "_ends"):
             self.close()
+
+
+def _imported(package: str) -> Any:
+    """An optional package: not every installation has it, and some are slow to import."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise PackageMissing(package, needed_for=f"to_{package}()") from error
 
 
 def _has_newer(way: Way) -> bool:

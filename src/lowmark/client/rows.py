@@ -23,7 +23,7 @@ from lowmark.client.coerce_arrow import ARROW_FAILURES
 from lowmark.client.errors import ColumnRefused
 from lowmark.errors import Rejected
 
-__all__ = ["CHUNK_ROWS", "Columns", "Piece", "pieces"]
+__all__ = ["CHUNK_ROWS", "Columns", "Piece", "is_frame", "pieces"]
 
 CHUNK_ROWS = 10_000
 """How many dicts make one batch."""
@@ -58,7 +58,7 @@ def pieces(rows: object) -> Iterator[Piece]:
         yield from rows
     elif _is_pandas(rows):
         yield from _of_pandas(rows)
-    elif hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
+    elif _gives_arrow(rows):
         yield from _of_arrow(rows)
     elif isinstance(rows, str | bytes | bytearray | Mapping) or not isinstance(rows, Iterable):
         raise _not_rows(rows)
@@ -74,21 +74,75 @@ def _not_rows(rows: object) -> Rejected:
     return Rejected(f"{type(rows).__name__} is not rows", hint=hint)
 
 
-def _of_iterable(rows: Iterable[object]) -> Iterator[Piece]:
+def _of_iterable(rows: Iterable[object], before: int = 0) -> Iterator[Piece]:
+    """Rows one after another; `before` came before them, for errors."""
     dicts: list[Mapping[str, Any]] = []
     for item in rows:
         if isinstance(item, Mapping):
             dicts.append(item)
             if len(dicts) == CHUNK_ROWS:
                 yield dicts
+                before += len(dicts)
                 dicts = []
             continue
         if dicts:
             yield dicts
+            before += len(dicts)
             dicts = []
-        yield from pieces(item)
+        if _is_pandas(item) or _gives_arrow(item):
+            parts = pieces(item)
+        elif isinstance(item, Iterable) and not _is_row_without_names(item):
+            parts = _of_iterable(item, before)
+        else:
+            raise _not_a_row(item, before)
+        for part in parts:
+            before += _rows_in(part)
+            yield part
     if dicts:
         yield dicts
+
+
+def is_frame(rows: object) -> bool:
+    """Whether something has columns with names: a table of Arrow, pandas, Polars or the like."""
+    # A single column can be an Arrow stream, too; only what has columns says which.
+    named = hasattr(rows, "columns") or hasattr(rows, "schema")
+    return _is_pandas(rows) or (_gives_arrow(rows) and named)
+
+
+def _gives_arrow(rows: object) -> bool:
+    return hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")
+
+
+def _rows_in(piece: Piece) -> int:
+    if isinstance(piece, pa.RecordBatch):
+        return int(piece.num_rows)
+    return piece.rows if isinstance(piece, Columns) else len(piece)
+
+
+def _is_row_without_names(item: Iterable[object]) -> bool:
+    """Whether it is values side by side, not rows one after another."""
+    if isinstance(item, str | bytes | bytearray) or hasattr(item, "_fields"):
+        return True
+    if not isinstance(item, list | tuple) and not hasattr(item, "__array__"):
+        return False
+    for first in item:
+        return not (isinstance(first, Mapping | list | tuple) or is_frame(first))
+    return False
+
+
+def _not_a_row(item: object, row: int) -> Rejected:
+    kind = type(item).__name__
+    article = "an" if kind[0].lower() in "aeiou" else "a"
+    how = ""
+    if hasattr(item, "_asdict"):
+        how = " Write row._asdict() for each row."
+    elif isinstance(item, list | tuple):
+        how = " For values without names: [dict(zip(table.schema.names, row)) for row in rows]."
+    return Rejected(
+        f"row {row} is {article} {kind}: {item!r:.100}",
+        detail="A row is a dict of values by column.",
+        hint=f"{_HINT}{how}",
+    )
 
 
 def _of_arrow(rows: Any) -> Iterator[pa.RecordBatch]:

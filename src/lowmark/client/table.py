@@ -7,7 +7,7 @@ hands over to whoever does it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ from lowmark.client.rebuilding import Rebuilt, rebuild_ledgers
 from lowmark.client.reconciling import Reconciled, reconcile_ledgers
 from lowmark.client.run_wishes import Progress, Wishes
 from lowmark.client.running import Engine, Runners
-from lowmark.client.table_keys import check_key, coerced_key, key_coercion, key_values
+from lowmark.client.table_keys import check_key, coerced_key, key_batches, key_values
 from lowmark.client.table_reading import Snapshot, Start, TableReaders
 from lowmark.client.table_writing import TableWriter
 from lowmark.client.tide import STRETCHES, Tide, tide_of
@@ -170,8 +170,9 @@ class Table:
         """
         return self._writer.append(rows, schema_version=schema_version)
 
-    def delete(self, keys: Iterable[object]) -> Result:
-        """Delete rows by their keys: a list of keys, each a value, or a tuple for several columns.
+    def delete(self, keys: object) -> Result:
+        """Delete rows by their keys: a list of keys, each a value, or a tuple for several columns;
+        or a frame with the key's columns (pandas, Polars, Arrow), whose other columns are ignored.
 
         Deleting is a change like any other: it has an offset, and readers see it. A key that was
         never there can be deleted, too.
@@ -207,7 +208,7 @@ class Table:
         self,
         *,
         columns: Sequence[str] | None = None,
-        start: Start = "earliest",
+        start: Start | None = None,
         end: Start | Snapshot | None = None,
         follow: bool = False,
         as_of: TimeLike | None = None,
@@ -230,9 +231,12 @@ class Table:
         Without `as_of` every change is given in the order of its offset, one partition after
         another in turns. `start` and `end` are `"earliest"`, `"latest"`, a time, or offsets by
         partition (a plain offset, if there is only one); `end` may be a `snapshot()`. Rows of a
-        time are read from it on, and up to it; an end by offset is the first that is not. Bounded,
-        the
-        reader ends with what was there when it was made; with `follow` it waits for more.
+        time are read from it on, and up to it; an end by offset is the first that is not. A time is
+        a `datetime` with its zone, ISO 8601 text, or a row's `_time`. Bounded, the reader ends with
+        what was there when it was made; with `follow` it waits for more.
+
+        Without `start` all changes are meant: if some were compacted and cut, the reader raises
+        `GapFound` instead of giving a part. `"earliest"` means the changes that are left.
 
         `columns` may name system columns (`_partition`, `_offset`, `_time`, `_change`); without
         any, all of the table's are given, and `_change` if it has a key. Deletes are given only
@@ -250,7 +254,7 @@ class Table:
             raise Rejected(f"on_gap can't be {on_gap!r}", hint="Use 'raise' or 'skip'.")
         wanted = self._wanted(partitions)
         if as_of is not None:
-            if follow or start != "earliest" or end is not None:
+            if follow or (start is not None and start != "earliest") or end is not None:
                 raise Rejected(
                     "a table as of a time has no start, no end and no tail",
                     hint="Leave start, end and follow out, or as_of.",
@@ -303,13 +307,10 @@ class Table:
         except Rejected:
             return lookup.get(coerced_key(lookup.table, values))
 
-    def get_many(self, keys: Iterable[object]) -> list[dict[str, Any] | None]:
-        """The latest rows of keys, in the order of the keys."""
-        keys = many(keys, "get_many")
+    def get_many(self, keys: object) -> list[dict[str, Any] | None]:
+        """The latest rows of keys, in the order of the keys; they are given as to `delete`."""
         lookup = self._looking_up()
-        table = lookup.table
-        rows = [dict(zip(lookup.key_names, key_values(table, key), strict=True)) for key in keys]
-        batches = list(key_coercion(table).batches(rows))
+        batches = list(key_batches(lookup.table, keys, "get_many"))
         return [row for batch in batches for row in lookup.get_many(batch)]
 
     def _looking_up(self) -> Lookup:

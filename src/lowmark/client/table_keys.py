@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
 
 from lowmark.catalog import Table, TableSchema
+from lowmark.client.checking import many
 from lowmark.client.coerce import Coercion
+from lowmark.client.errors import ColumnRefused
+from lowmark.client.rows import Columns, is_frame, pieces
 from lowmark.errors import Rejected
 
-__all__ = ["check_key", "coerced_key", "key_coercion", "key_schema", "key_values"]
+__all__ = [
+    "check_key",
+    "coerced_key",
+    "key_batches",
+    "key_coercion",
+    "key_schema",
+    "key_values",
+]
 
 
 def check_key(table: Table) -> None:
@@ -48,6 +60,33 @@ def key_schema(table: Table) -> TableSchema:
 def key_coercion(table: Table) -> Coercion:
     """For rows that have nothing but their key."""
     return Coercion(key_schema(table), keyless_ok=False, key=frozenset(table.key))
+
+
+def key_batches(table: Table, keys: object, what: str) -> Iterator[pa.RecordBatch]:
+    """Several keys, each alone or in a frame, whose other columns do not count."""
+    coercion = key_coercion(table)
+    names = [column.name for column in table.key_columns]
+    if not is_frame(keys):
+        keys = many(keys, what)
+        rows = [dict(zip(names, key_values(table, key), strict=True)) for key in keys]
+        yield from coercion.batches(rows)
+        return
+    first_row = 0
+    for piece in pieces(keys):
+        assert not isinstance(piece, list)  # those are dicts, and no frame has any
+        if isinstance(piece, pa.RecordBatch):
+            piece = Columns(dict(zip(piece.schema.names, piece.columns, strict=True)), len(piece))
+        missing = [name for name in names if name not in piece.given]
+        if missing:
+            raise ColumnRefused(
+                f"the frame has no column {missing[0]}, which is in the key of table {table.name}",
+                column=missing[0],
+                hint=f"The key is ({', '.join(names)}); the frame needs all of these columns.",
+            )
+        given = {name: piece.given[name] for name in names}
+        if piece.rows:
+            yield coercion.columns(given, piece.rows, first_row=first_row)
+        first_row += piece.rows
 
 
 def coerced_key(table: Table, values: tuple[object, ...]) -> tuple[object, ...]:

@@ -73,7 +73,7 @@ class TableReaders:
         wanted: dict[int, Partition],
         *,
         columns: Sequence[str] | None,
-        start: Start,
+        start: Start | None,
         end: Start | Snapshot | None,
         follow: bool,
         limit: int | None,
@@ -87,6 +87,8 @@ class TableReaders:
         if follow and end is not None:
             raise Rejected("a reader that follows has no end", hint="Leave one of both out.")
         shape = Shape(self._current(), columns, newest=self._current)
+        whole_table = start is None and cursor is None and not compacted
+        start = "earliest" if start is None else start
         if cursor is not None:
             if start != "earliest":
                 raise Rejected("a reader has one start", hint="Leave start or cursor out.")
@@ -110,6 +112,7 @@ class TableReaders:
             name=f"a reader of {self._described().name}",
             lease_ms=lease_ms,
             earliest=isinstance(start, str) and start == "earliest",
+            whole=whole_table,
             newest=self._current,
             ledgers=self._ledgers,
             described=self._described,

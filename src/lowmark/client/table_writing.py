@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 
 from lowmark.catalog import Table, TableSchema
 from lowmark.client.appending import Appender, Part, Parts, Pending, Result
-from lowmark.client.checking import check_values, many
+from lowmark.client.checking import check_values
 from lowmark.client.coerce import Coercion
 from lowmark.client.embedded import Embedded
 from lowmark.client.producer import Sink
-from lowmark.client.table_keys import check_key, key_coercion, key_schema, key_values
+from lowmark.client.rows import is_frame
+from lowmark.client.table_keys import check_key, key_batches, key_schema
 from lowmark.errors import Rejected
 from lowmark.group import when_all
 from lowmark.table import (
@@ -71,14 +72,12 @@ class TableWriter:
             batches = iter(list(batches))  # all of it is checked before any of it is stored
         return self._appender.append(self._parted(table, schema, batches))
 
-    def delete(self, keys: Iterable[object]) -> Result:
+    def delete(self, keys: object) -> Result:
         """Delete rows by their keys; see `Table.delete`."""
         table = self._current()
         check_key(table)
-        keys = many(keys, "delete")
-        names = [column.name for column in table.key_columns]
-        rows = [dict(zip(names, key_values(table, key), strict=True)) for key in keys]
-        batches = list(key_coercion(table).batches(rows))
+        made = key_batches(table, keys, "delete")
+        batches = list(_checked(made, made_here=False) if is_frame(keys) else made)
         schema = key_schema(table)
         return self._appender.append(self._parted(table, schema, iter(batches), Change.DELETE))
 

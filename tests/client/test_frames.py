@@ -1,0 +1,164 @@
+"""Frames on their way in and out: keys to delete, Arrow streams, Polars and DuckDB."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from lowmark.client import ColumnRefused, Database, GapFound, PackageMissing, Table, ValueRefused
+from lowmark.errors import Rejected
+
+IDS = ["o-1", "o-2", "o-3"]
+NAIVE = datetime(2026, 7, 1, 12)  # noqa: DTZ001 - that is what is refused
+
+
+@pytest.fixture
+def stocked(orders: Table) -> Table:
+    orders.append([{"id": name, "status": "new"} for name in IDS])
+    return orders
+
+
+def left(table: Table) -> list[str]:
+    return sorted(row["id"] for row in table.read(as_of="now").to_pylist())
+
+
+# -- deleting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pa.table, pa.RecordBatch.from_pydict, pd.DataFrame, pl.DataFrame])
+def test_a_frame_deletes_by_its_key_columns(stocked: Table, kind: Any) -> None:
+    # given keys in a frame, among other columns that the table may not even have
+    frame = kind({"status": ["x", "y"], "id": ["o-1", "o-3"], "note": [1, 2]})
+    # when they are deleted
+    assert stocked.delete(frame).rows == 2
+    # then the rows with those keys are gone, and no other
+    assert left(stocked) == ["o-2"]
+
+
+def test_a_reader_is_a_frame_too(stocked: Table) -> None:
+    stocked.delete(stocked.read(columns=["id", "status"], limit=2))
+    assert len(left(stocked)) == 1
+
+
+def test_a_frame_deletes_by_a_key_of_several_columns(db: Database) -> None:
+    table = db.create_table("lines", {"order": str, "line": int, "n": int}, key=["order", "line"])
+    table.append([{"order": "a", "line": line, "n": 1} for line in range(3)])
+    table.delete(pd.DataFrame({"line": [0, 2], "n": [7, 7], "order": ["a", "a"]}))
+    assert [row["line"] for row in table.read(as_of="now").to_pylist()] == [1]
+
+
+def test_keys_still_come_as_columns_of_their_own(stocked: Table) -> None:
+    stocked.delete(pl.Series("id", ["o-1"]))
+    stocked.delete(pd.Series(["o-2"]))
+    stocked.delete(pa.array(["o-3"]))
+    assert left(stocked) == []
+
+
+def test_a_frame_without_the_key_or_with_a_null_in_it_deletes_nothing(stocked: Table) -> None:
+    with pytest.raises(ColumnRefused, match="id") as refused:
+        stocked.delete(pd.DataFrame({"key": ["o-1"]}))
+    assert refused.value.column == "id"
+    with pytest.raises(ValueRefused) as null:
+        stocked.delete(pl.DataFrame({"id": ["o-1", None]}))
+    assert (null.value.row, null.value.column) == (1, "id")
+    assert left(stocked) == IDS
+
+
+def test_many_keys_are_looked_up_by_a_frame(stocked: Table) -> None:
+    found = stocked.get_many(pd.DataFrame({"id": ["o-2", "o-9"], "note": [1, 2]}))
+    assert [row and row["id"] for row in found] == ["o-2", None]
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def test_a_reader_is_an_arrow_stream(stocked: Table) -> None:
+    read = stocked.read(columns=["id", "status"])
+    assert sorted(pa.table(read)["id"].to_pylist()) == IDS
+    frame = pl.DataFrame(stocked.read(columns=["id"]))
+    assert sorted(frame["id"].to_list()) == IDS
+    stream = pa.RecordBatchReader.from_stream(stocked.read(as_of="now", columns=["id"]))
+    assert stream.read_all().num_rows == 3
+
+
+def test_an_arrow_stream_of_nothing_has_its_columns(orders: Table) -> None:
+    made = pa.table(orders.read(columns=["id", "amount"]))
+    assert made.schema == orders.read(columns=["id", "amount"]).schema
+    assert made.num_rows == 0
+
+
+def test_duckdb_takes_a_reader(stocked: Table) -> None:
+    reader = stocked.read(columns=["id"])  # noqa: F841 - DuckDB finds it by its name
+    counted = duckdb.sql("select count(*) from reader")
+    assert counted is not None
+    assert counted.fetchall() == [(3,)]
+    relation = stocked.read(columns=["id"]).to_duckdb()
+    # It can be asked more than once, unlike a stream.
+    assert relation.aggregate("count(*)").fetchall() == [(3,)]
+    assert relation.aggregate("max(id)").fetchall() == [("o-3",)]
+    with duckdb.connect() as connection:
+        mine = stocked.read(columns=["id"]).to_duckdb(connection)
+        assert mine.filter("id > 'o-1'").aggregate("count(*)").fetchall() == [(2,)]
+
+
+def test_a_gap_at_the_start_of_a_stream_is_told_as_what_it_is(db: Database, stocked: Table) -> None:
+    db.advance_watermark("now")
+    stocked.compact(here=True)
+    with pytest.raises(GapFound):
+        pa.table(stocked.read(start=dict.fromkeys(range(4), 0)))
+
+
+def test_polars_and_duckdb_are_asked_for_by_name(
+    stocked: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sorted(stocked.read().to_polars()["id"].to_list()) == IDS
+    # given an environment without them
+    for name in ("polars", "duckdb", "pandas"):
+        monkeypatch.setitem(sys.modules, name, None)
+    # when they are needed, then the error says what to install
+    with pytest.raises(PackageMissing, match="pip install polars"):
+        stocked.read().to_polars()
+    with pytest.raises(PackageMissing, match="pip install duckdb"):
+        stocked.read().to_duckdb()
+    with pytest.raises(PackageMissing, match="pip install pandas"):
+        stocked.read().to_pandas()
+
+
+# -- times --------------------------------------------------------------------------------------
+
+
+def test_a_time_without_a_zone_is_refused_where_a_time_is_meant(
+    db: Database, stocked: Table
+) -> None:
+    for use in (
+        lambda: stocked.read(as_of=NAIVE),
+        lambda: stocked.read(start=NAIVE),
+        lambda: stocked.read(end=NAIVE),
+        lambda: db.advance_watermark(NAIVE),
+        lambda: db.table("orders", as_of=NAIVE),
+        lambda: stocked.read(as_of=pd.Timestamp("2026-07-01")),
+    ):
+        with pytest.raises(Rejected, match="has no time zone") as refused:
+            use()
+        assert "UTC" in refused.value.hint
+    assert stocked.read(start=NAIVE.replace(tzinfo=UTC)).to_arrow().num_rows in {0, 3}
+
+
+def test_rows_and_keys_without_a_zone_are_no_instants(db: Database) -> None:
+    seen = db.create_table("seen", {"at": datetime, "n": int}, key="at")
+    with pytest.raises(ValueRefused, match="has no time zone"):
+        seen.append([{"at": NAIVE, "n": 1}])
+    seen.append([{"at": NAIVE.replace(tzinfo=UTC), "n": 1}])
+    with pytest.raises(Rejected, match="has no time zone"):
+        seen.get(NAIVE)
+    assert seen.get(NAIVE.replace(tzinfo=UTC)) is not None
+    local = db.create_table("local", {"at": "timestamp_ntz", "n": int}, key="at")
+    local.append([{"at": NAIVE, "n": 1}])
+    assert local.get(NAIVE) == {"at": NAIVE, "n": 1}
