@@ -855,7 +855,7 @@ class Life:
     def check_raw(self) -> None:
         stands = self.look()
         starts = {number: one.start for number, one in stands.items()}
-        self.model.check_history(self.rows(), starts, "the backlog")
+        self.model.check_history(self.rows(start="earliest"), starts, "the backlog")
         for number, start in starts.items():
             if not start:
                 continue
@@ -1107,6 +1107,7 @@ class Life:
             how["start"] = somewhere
             consumer = Consumer.at(self.model, somewhere)
         elif kind == "raw":
+            how["start"] = "earliest"
             consumer = Consumer.at(self.model, starts)
         if leased:
             how["lease_ms"] = LONG_MS

@@ -110,7 +110,9 @@ def test_a_reader_that_comes_last_gets_the_ledger_and_the_one_row_behind_it(both
     both.write(("new", 10))
     # when somebody begins with the earliest, then it gets eleven, not what the backlog has
     assert len(both.offsets(compacted=True)) == 11
-    assert both.offsets() == [("new", 10)]
+    assert both.offsets(start="earliest") == [("new", 10)]
+    with pytest.raises(GapFound):
+        both.offsets()  # without a start, all changes are meant
     both.table.cursors.create("c", kind="compacted")
     assert len(both.offsets(compacted=True, cursor="c")) == 11
     both.check()
@@ -182,7 +184,7 @@ def test_a_raw_reader_ends_where_the_backlog_does_though_all_of_it_was_cut(both:
     both.write(*[(f"k{number}", number) for number in range(10)])
     both.compact()
     # when nothing is left, who begins with the earliest is at the end
-    reader = both.table.read()
+    reader = both.table.read(start="earliest")
     assert (reader.to_pylist(), reader.position) == ([], {0: 10})
     # and who begins at an offset that is gone is told which one is the first that is left
     both.write(("new", 1))
