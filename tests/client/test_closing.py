@@ -6,10 +6,11 @@ Whatever was open ends with an error that has a name, soon; nothing hangs.
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -49,7 +50,7 @@ class Working:
         except BaseException as error:
             self.error = error
 
-    def under_way(self) -> Working:
+    def under_way(self) -> Self:
         eventually(lambda: self.times > 2 or self.error is not None)
         assert self.error is None, self.error
         return self
@@ -199,6 +200,162 @@ def test_a_producer_that_fails_names_each_row_once(db: Database) -> None:
         producer.flush()
     # then what was not stored is told, each row once
     assert [one["id"] for one in producer.unsent] == list(range(70_000))
+
+
+class Sending(Working):
+    """Sends one row after another; `sent` are those that were taken for certain."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.sent = 0
+
+        def send() -> None:
+            producer.send(row(self.sent))
+            self.sent += 1
+
+        super().__init__(send)
+
+
+def within(work: Callable[[], object]) -> None:
+    """Do it on a thread of its own: it ends by itself, and soon."""
+    done = threading.Event()
+
+    def run() -> None:
+        work()
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    eventually(done.is_set, deadline_s=SOON_S)
+
+
+def test_flush_waits_for_what_was_sent_before_it_and_not_for_what_comes_after(
+    orders: Table,
+) -> None:
+    # given a thread that sends without a pause
+    producer = orders.producer(linger_ms=0, batch_rows=100)
+    sending = Sending(producer).under_way()
+    stored: list[tuple[int, int]] = []
+
+    def flush() -> None:
+        before = sending.sent
+        producer.flush()
+        stored.append((before, producer.rows))
+
+    # when another one flushes, again and again, then it returns each time
+    for _ in range(20):
+        within(flush)
+    # and by then what had been sent was stored
+    assert all(before <= rows for before, rows in stored)
+    # and what comes after goes on to be taken
+    assert sending.error is None
+    sent = sending.sent
+    eventually(lambda: sending.sent > sent)
+    producer.close()
+    sending.ended_with(Closed)
+
+
+@pytest.mark.parametrize("what", ["producer", "database"])
+def test_closing_waits_for_what_was_sent_before_it_and_takes_nothing_more(
+    db: Database, orders: Table, what: str
+) -> None:
+    # given a thread that sends without a pause
+    producer = orders.producer(linger_ms=0, batch_rows=100)
+    sending = Sending(producer).under_way()
+    # when the producer, or its database, is closed by another one
+    before = sending.sent
+    within(producer.close if what == "producer" else db.close)
+    # then what had been sent was stored, and the one that sends is told
+    sending.ended_with(Closed)
+    assert producer.rows >= before
+    # and each row was stored, or is told as unsent; the one that was refused may be among them
+    eventually(lambda: producer.rows + len(producer.unsent) - sending.sent in {0, 1})
+
+
+def test_rows_sent_together_are_looked_at_together(orders: Table) -> None:
+    """What is done for each row in Python is what sending costs."""
+    rows = [row(number) for number in range(20_000)]
+    producer = orders.producer()
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    # when rows are sent together, and functions called by this thread are counted
+    sys.setprofile(count)
+    try:
+        producer.send_many(rows)
+    finally:
+        sys.setprofile(None)
+    # then there are few for each batch, and none for each row
+    assert calls < 200
+    producer.close()
+    assert producer.rows == 20_000
+    assert orders.read(columns=["id"]).to_arrow().num_rows == 20_000
+
+
+def test_rows_of_a_source_that_pauses_do_not_wait_for_the_next_one(orders: Table) -> None:
+    # given rows from a source that gives three, and waits
+    going_on = threading.Event()
+
+    def source() -> Iterator[dict[str, object]]:
+        yield from (row(number) for number in range(3))
+        going_on.wait(SOON_S)
+        yield row(3)
+
+    producer = orders.producer(linger_ms=1)
+    sending = threading.Thread(target=lambda: producer.send_many(source()), daemon=True)
+    sending.start()
+    # then those three are stored meanwhile
+    eventually(lambda: producer.rows == 3)
+    # and the fourth when it comes
+    going_on.set()
+    sending.join(SOON_S)
+    producer.close()
+    assert producer.rows == 4
+
+
+def test_rows_before_one_that_cannot_be_had_are_sent(orders: Table) -> None:
+    def source() -> Iterator[dict[str, object]]:
+        yield row(1)
+        yield row(2)
+        raise ZeroDivisionError
+
+    with orders.producer() as producer:
+        with pytest.raises(ZeroDivisionError):
+            producer.send_many(source())
+        producer.flush()
+        assert producer.rows == 2
+
+
+def test_rows_that_are_sent_together_may_be_used_again_by_the_caller(orders: Table) -> None:
+    rows = [row(1)]
+    with orders.producer(linger_ms=600_000) as producer:
+        producer.send_many(rows)
+        rows[0]["status"] = "changed"
+    found = orders.get("o-1")
+    assert found is not None
+    assert found["status"] == "new"
+
+
+@pytest.mark.parametrize("what", ["producer", "database"])
+def test_rows_that_come_after_the_end_are_told_as_unsent(
+    db: Database, orders: Table, what: str
+) -> None:
+    # given rows from a source in the middle of which the producer, or its database, is closed
+    producer = orders.producer(linger_ms=1)
+
+    def source() -> Iterator[dict[str, object]]:
+        yield row(1)
+        within(producer.close if what == "producer" else db.close)
+        yield row(2)
+        yield row(3)
+
+    # when they are sent together, then the caller is told
+    with pytest.raises(Closed):
+        producer.send_many(source())
+    # and the first one was stored, and the others were not
+    assert producer.rows == 1
+    assert [one["id"] for one in producer.unsent] == ["o-2", "o-3"]
 
 
 def test_a_reader_that_was_closed_gives_nothing_more(orders: Table) -> None:

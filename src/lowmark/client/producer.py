@@ -4,6 +4,14 @@ A row waits at most `linger_ms`, or until `batch_rows` are there. Batches are ma
 on a thread of the producer's own; a bounded number is under way, and `send` waits when there are
 more. Rows keep their order within a partition.
 
+Rows are stored in the order in which they were sent, so a number says how far that is: `flush` and
+`close` wait until as many are stored as had been sent when they were called. What other threads
+send meanwhile does not hold them up.
+
+`send` takes the lock for each row. `send_many` lets the queue take rows from its source without
+the lock, as many at a time as make a batch, and looks only after that whether it is still the
+producer's queue: one that was closed, or has failed, has a new one that stays empty.
+
 What goes wrong is told at the next call: a producer that has failed takes nothing more, and
 `unsent` are the rows that were not stored, or of which that is not known.
 """
@@ -12,9 +20,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, repeat, starmap
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -28,6 +38,10 @@ __all__ = ["Producer"]
 
 _QUEUED_BATCHES = 4
 """Rows that wait for the producer's thread: so many batches of them."""
+_LOOK_S = 1.0
+_STOP_S = 30.0
+_POUR_S = 0.001
+"""While `send_many` waits for its source, its rows are looked for at least so far apart."""
 
 
 class Sink(Protocol):
@@ -66,10 +80,17 @@ class Producer:
         """There is something to do for the thread."""
         self._room = threading.Condition(self._lock)
         """Something was done."""
-        self._rows: list[Mapping[str, Any]] = []
-        self._under_way: deque[tuple[Pending, list[Mapping[str, Any]]]] = deque()
-        self._busy = False
+        self._rows: deque[Mapping[str, Any]] = deque()
+        """Rows that wait. Others than the thread only add to it."""
+        self._under_way: deque[tuple[Pending, list[Mapping[str, Any]], int]] = deque()
+        """What was handed over, with its rows, and how many rows were taken before those."""
+        self._taken = 0
+        """How many rows the thread has taken, of all that were sent."""
+        self._settled = 0
+        """How many of those were stored: all before the first that are under way."""
         self._flushing = 0
+        self._pouring = 0
+        """How many calls of `send_many` are under way."""
         self._closing = False
         self._error: BaseException | None = None
         self._handing: list[Mapping[str, Any]] = []
@@ -92,7 +113,7 @@ class Producer:
         # The thread may have held the lock when it was left behind.
         self._lock = threading.Lock()
         self._work, self._room = threading.Condition(self._lock), threading.Condition(self._lock)
-        self._rows, self._busy = [], False
+        self._rows, self._settled = deque(), self._taken
         self._under_way.clear()
         try:
             self._sink.check()
@@ -113,49 +134,95 @@ class Producer:
                 self._wait_for_room()
 
     def send_many(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Have rows stored soon."""
-        for row in rows:
-            self.send(row)
+        """Have rows stored soon; much quicker than to `send` each of them.
+
+        Rows that were taken from an iterator are sent, also if it fails after them. If the producer
+        ends meanwhile, those that it no longer takes are in `unsent`.
+        """
+        copies = map(dict, rows)  # the caller may use them again
+        with self._lock:
+            self._pouring += 1
+            self._work.notify()
+        try:
+            while self._pour(copies):
+                pass
+        finally:
+            with self._lock:
+                self._pouring -= 1
+
+    def _pour(self, rows: Iterator[Mapping[str, Any]]) -> bool:
+        """Let the queue take a batch of rows; False when there are no more."""
+        with self._lock:
+            self._wait_for_room()
+            if self._closing or self._sink.closed:
+                self._raise()
+            queue = self._rows
+        try:
+            for first in rows:
+                # Each row is there for the thread as soon as the source has given it.
+                queue.append(first)
+                queue.extend(islice(rows, self._batch_rows - 1))
+                return True
+            return False
+        finally:
+            with self._lock:
+                if queue is not self._rows:
+                    self.unsent += queue
+                    queue.clear()
+                    self._raise()
+                self._work.notify()
 
     def _wait_for_room(self) -> None:
         while len(self._rows) >= self._queued_max and self._error is None:
-            self._room.wait(1.0)
+            self._room.wait(_LOOK_S)
         if self._error is not None:
             self._raise()
 
     def flush(self) -> None:
-        """Wait until all that was sent is stored."""
+        """Wait until all that was sent before is stored."""
         with self._lock:
-            self._flushing += 1
-            self._work.notify()
-            try:
-                while self._error is None and (self._rows or self._busy or self._under_way):
-                    self._room.wait(1.0)
-                    self._sink.check()
-            finally:
-                self._flushing -= 1
-            if self._error is not None:
-                self._raise()
+            self._wait_until_stored(self._taken + len(self._rows))
+
+    def _wait_until_stored(self, rows: int) -> None:
+        """Holding the lock: wait for the first rows of all that were sent."""
+        self._flushing += 1
+        self._work.notify()
+        try:
+            while self._error is None and self._settled < rows:
+                self._room.wait(_LOOK_S)
+                self._sink.check()
+        finally:
+            self._flushing -= 1
+        if self._error is not None:
+            self._raise()
 
     def close(self) -> None:
         """Store what was sent, and take nothing more."""
-        if self._closing:
-            return
+        with self._lock:
+            if self._closing:
+                return
+            self._end_queue()
         try:
-            self.flush()
+            with self._lock:
+                self._wait_until_stored(self._taken + len(self._rows))
         finally:
-            self._stop()
+            self._thread.join(_STOP_S)
 
     def finish(self) -> None:
         """Its database is about to close: store what was sent."""
-        if self._error is None and not self._closing:
+        if self._error is None:
             self.flush()
 
     def _stop(self) -> None:
         with self._lock:
-            self._closing = True
-            self._work.notify()
-        self._thread.join(30.0)
+            self._end_queue()
+        self._thread.join(_STOP_S)
+
+    def _end_queue(self) -> None:
+        """Holding the lock: take nothing more, and leave behind those that still add to it."""
+        self._closing = True
+        self._rows = deque(_some(self._rows, len(self._rows)))
+        self._work.notify()
 
     def _raise(self) -> None:
         if self._error is None:
@@ -174,16 +241,15 @@ class Producer:
             with self._lock:
                 self._error = error
                 last: list[Mapping[str, Any]] | None = None
-                for _, rows in self._under_way:
+                for _, rows, _ in self._under_way:
                     if rows is not last:  # rows that were handed over in several parts
                         self.unsent += rows
                     last = rows
                 if self._handing is not last:
                     self.unsent += self._handing
-                self.unsent += self._rows
-                self._rows = []
+                self.unsent += _some(self._rows, len(self._rows))
+                self._rows = deque()
                 self._under_way.clear()
-                self._busy = False
                 self._room.notify_all()
 
     def _step(self) -> bool:
@@ -192,46 +258,45 @@ class Producer:
             if not self._rows and not self._under_way:
                 if self._closing:
                     return False
-                self._work.wait(1.0)
+                self._work.wait(max(self._linger_s, _POUR_S) if self._pouring else _LOOK_S)
                 if self._sink.closed and not self._rows:
-                    return False  # a database that was closed has no producers
+                    self._rows = deque()  # a database that was closed has no producers
+                    return False
             if self._rows and not self._under_way:
                 self._linger()
+            before = self._taken
             rows = self._take()
-            self._busy = bool(rows)
         if rows:
             self._handing = rows
-            self._hand_over(rows)
+            for pending in self._sink.submit(rows):
+                self._under_way.append((pending, rows, before))
             self._handing = []
         self._collect(wait=not rows)
         with self._lock:
-            self._busy = False
+            self._settled = self._under_way[0][2] if self._under_way else self._taken
             self._room.notify_all()
         return True
 
     def _linger(self) -> None:
         """Wait for more rows, unless somebody waits for these."""
-        if len(self._rows) < self._batch_rows and not self._flushing and not self._closing:
-            self._work.wait(self._linger_s)
+        ends_at = time.monotonic() + self._linger_s
+        while len(self._rows) < self._batch_rows and not self._flushing and not self._closing:
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0:
+                return
+            self._work.wait(left_s)
 
     def _take(self) -> list[Mapping[str, Any]]:
         if len(self._under_way) >= self._in_flight:
             return []
-        rows = self._rows
-        if len(rows) <= self._batch_rows:
-            self._rows = []
-            return rows
-        self._rows = rows[self._batch_rows :]
-        return rows[: self._batch_rows]
-
-    def _hand_over(self, rows: list[Mapping[str, Any]]) -> None:
-        for pending in self._sink.submit(rows):
-            self._under_way.append((pending, rows))
+        rows = _some(self._rows, min(len(self._rows), self._batch_rows))
+        self._taken += len(rows)
+        return rows
 
     def _collect(self, *, wait: bool) -> None:
         """Take the answers that are there; or wait for the first one."""
         while self._under_way:
-            pending, _ = self._under_way[0]
+            pending = self._under_way[0][0]
             if not pending.done and not wait:
                 return
             parts = self._sink.wait(pending)
@@ -255,6 +320,11 @@ class Producer:
         else:
             # Whoever left by an error must not wait, and must not get another error instead.
             self._stop()
+
+
+def _some(queue: deque[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """The first rows of a queue, out of it. Not by a loop over it: others may add to it."""
+    return list(starmap(queue.popleft, repeat((), count)))
 
 
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
