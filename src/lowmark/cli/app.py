@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.main import get_command
+from typer.main import get_command, get_group
 
 import lowmark
+from lowmark.cli.help import as_written
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
 from lowmark.cli.starting import INTERRUPTED, raise_if_interrupted
 
@@ -73,13 +74,15 @@ class _Commands(MutableMapping[str, Any]):
 
 def _load(name: str, module: str) -> Any:
     found = importlib.import_module(f"lowmark.cli.{module}")
-    commands = getattr(found, "app", None)
-    if commands is None:
-        commands = typer.Typer(add_completion=False)
-        commands.command(name)(getattr(found, name))
-    loaded = get_command(commands)
+    loaded: Any
+    if hasattr(found, "app"):
+        loaded = get_group(found.app)
+    else:
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(getattr(found, name))
+        loaded = get_command(alone)
     loaded.name = name
-    return loaded
+    return as_written(loaded)
 
 
 class _Root(CommandGroup):

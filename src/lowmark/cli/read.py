@@ -185,7 +185,7 @@ def read(
     Shown to people are the first 100 rows, unless --limit or --all says otherwise. With --json,
     one object a line, all rows: decimals are text, times ISO 8601, bytes hexadecimal digits.
 
-    Example: lowmark read orders --columns id,status,_offset --start latest --follow --data ./shop
+    Example: lowmark read orders --columns id,_offset --follow --data ./shop
     """
     wanted = _Wanted(
         table,

@@ -55,7 +55,7 @@ def serve(
     When the node is ready it says so in one line on stdout; with --json, as one object: name,
     number, listen, peers, data, pid.
 
-    Example: lowmark serve --data ./n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
+    Example: lowmark serve --data n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with wrong_use():

@@ -90,7 +90,7 @@ def create(
 
     With --json, one object: table, created, columns, key, partitions.
 
-    Example: lowmark table create orders --columns "id string, status string" --key id --data ./shop
+    Example: lowmark table create t --columns "id string" --key id --data ./shop
     """
     command = _creation(
         name,
@@ -339,7 +339,7 @@ def alter(
 
     With --json, one object: table, version, schema_version, changes.
 
-    Example: lowmark table alter orders --add "note string" --widen count=int64 --data ./shop
+    Example: lowmark table alter orders --add "note string" --data ./shop
     """
     schema, plain = _path(name)
     commands = _alterations(
