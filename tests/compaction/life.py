@@ -20,6 +20,7 @@ from random import Random
 from typing import Any, Literal
 from uuid import UUID
 
+import msgspec
 import pyarrow.parquet as pq
 
 import lowmark
@@ -46,7 +47,16 @@ from lowmark.client.run_wishes import Wishes
 from lowmark.client.running import HereRunner
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import GroupConfig
-from lowmark.ledger import RunRecord, files, read_manifest, table_folder, tail, work
+from lowmark.ledger import (
+    RunRecord,
+    decode_manifest,
+    encode_manifest,
+    files,
+    read_manifest,
+    table_folder,
+    tail,
+    work,
+)
 from lowmark.log import LogConfig
 from lowmark.node import Settings
 from lowmark.node.settings import LedgerSettings, SchemaSync, WatermarkSettings
@@ -246,6 +256,11 @@ class Life:
         self.watermark = 0
         self.meddled = False
         """Whether somebody else has cut or compacted during the run."""
+        self.attic: dict[str, bytes] = {}
+        """What ledgers consisted of after runs, by their names."""
+        self.misplacing = Random(f"misplaced in life {seed}")
+        """Decides which file lies in which place: apart, so that all else of a life stays as it
+        is."""
 
     def _created(self) -> tuple[Model, Table]:
         dice = self.dice
@@ -698,6 +713,9 @@ class Life:
             self.count("row died", one.rows_died)
             if not trim and not self.meddled:
                 confirm(stands.start == before[number].start, f"{what} cut, though told not to")
+        for paths in self._adopted_files().values():
+            for path in paths:
+                self.attic[path] = self._ledger_path(path).read_bytes()
 
     def advance(self) -> None:
         """Move the low watermark to some time that was, or as far as it goes."""
@@ -755,6 +773,7 @@ class Life:
                 self._damage(self.dice.choice(self.dice.choice([rows or paths, paths])))
         self.check_compacted()
         self.check_keys()
+        self.misplace()
 
     def _damage(self, path: str) -> None:
         dice, ledgers = self.dice, self.table._compactor.ledgers
@@ -776,6 +795,117 @@ class Life:
             file.seek(at)
             file.write(whole)
         ledgers.forget_all()
+
+    def misplace(self) -> None:
+        """A valid file of another partition, table or epoch lies in the place of one, in a copy of
+        the database that nobody goes on with: everybody is told, or is right.
+        """
+        named = self._adopted_files()
+        if not named:
+            return
+        state, image = self.dice.getstate(), self._image()
+        db, table, path = self.db, self.table, self.path
+        try:
+            self.path = image
+            what = self.misplacing.choice(["manifest", "manifest", "file", "index"])
+            chosen = self._misplaced(what, named)
+            if chosen is not None:
+                number, target, whose, data = chosen
+                self.tell(f"in a copy, put the {what} of another {whose} in place of {target}")
+                self._check_misplaced(number, target, data)
+                self.count(f"{what} of another {whose} in the place of one")
+        finally:
+            self.db, self.table, self.path = db, table, path
+            self.dice.setstate(state)
+            shutil.rmtree(image)
+
+    def _ledger_path(self, path: str) -> Path:
+        return self.path / "ledgers" / path
+
+    def _adopted_files(self) -> dict[int, list[str]]:
+        """What the adopted ledgers consist of: the manifest first."""
+        store, found = self.table._compactor.ledgers.store, {}
+        for number, stands in self.look().items():
+            if stands.ledger is not None:
+                manifest = read_manifest(store, stands.ledger.manifest)
+                found[number] = [stands.ledger.manifest, *sorted(manifest.paths())]
+        return found
+
+    def _misplaced(
+        self, what: str, named: Mapping[int, Sequence[str]]
+    ) -> tuple[int, str, str, bytes] | None:
+        """The partition and the file of it that another one takes the place of, whose, and that."""
+        dice, ending = self.misplacing, {"manifest": ".json", "file": ".parquet"}.get(what, ".keys")
+        mine = {n: [path for path in paths if path.endswith(ending)] for n, paths in named.items()}
+        mine = {number: paths for number, paths in mine.items() if paths}
+        if not mine:
+            return None
+        number = dice.choice(sorted(mine))
+        target = dice.choice(mine[number])
+        right = self._ledger_path(target).read_bytes()
+        found = [
+            ("partition", self._ledger_path(path).read_bytes())
+            for other, paths in mine.items()
+            for path in paths
+            if other != number
+        ]
+        folder = target.rpartition("/")[0]
+        found += [
+            ("epoch", data)
+            for path, data in self.attic.items()
+            if path.startswith(f"{folder}/") and path.endswith(ending) and path != target
+        ]
+        if what == "manifest":
+            manifest = decode_manifest(right, path=target)
+            other = msgspec.structs.replace(manifest, table=manifest.table + 1)
+            found.append(("table", encode_manifest(other)))
+        found = [one for one in found if one[1] != right]
+        if not found:
+            return None
+        kinds = {whose for whose, _ in found}
+        kind = "partition" if "partition" in kinds else dice.choice(sorted(kinds))
+        return number, target, kind, dice.choice([data for whose, data in found if whose == kind])
+
+    def _check_misplaced(self, number: int, target: str, data: bytes) -> None:
+        path = self._ledger_path(target)
+        right = path.read_bytes()
+        path.write_bytes(data)
+        self._open_again()
+        try:
+            for check in (self.check_compacted, self.check_keys, self._check_now):
+                with contextlib.suppress(Corrupt):
+                    check()
+            verdict = self.table.verify_ledgers()[number]
+            confirm(not verdict.sound, f"nobody sees that {target} is another ledger's")
+            before = self.look()[number].ledger
+            try:
+                self.table.compact(here=True, rewrite=True, partitions=[number])
+            except Corrupt:
+                same = self.look()[number].ledger == before
+                confirm(same, f"adopted, though {target} is another ledger's")
+            else:  # nothing of that file is needed any more
+                verdict = self.table.verify_ledgers()[number]
+                confirm(verdict.sound, f"a run has taken what lies in the place of {target}")
+                self.check_compacted()
+                self.check_keys()
+            self.table.sweep()
+            self.db.close()
+            path.write_bytes(right)
+            self._open_again()
+            for one in self._adopted_files()[number]:
+                confirm(self._ledger_path(one).exists(), f"swept, though needed: {one}")
+            self.check_compacted()
+            self.check_keys()
+            sound = self.table.verify_ledgers()[number]
+            confirm(sound.sound, f"not sound again: {sound.problems}")
+        finally:
+            self.db.close()
+
+    def _check_now(self) -> None:
+        schema, now = self.model.schema, self.now()
+        wanted = [row.whole(schema) for row in self.model.as_of(now)]
+        given = self._as_of(now, schema)
+        confirm(given == wanted, f"as of now: {_difference(given, wanted)}")
 
     @property
     def table_id(self) -> int:

@@ -22,6 +22,7 @@ from lowmark.client.reading import Way
 from lowmark.client.run_records import Records
 from lowmark.holds import Hold, SafePoint
 from lowmark.ledger import OpenFile, PartitionPlan, Pointer
+from lowmark.ledger import expected as expected_module
 from lowmark.ledger import work as work_module
 from lowmark.table import U64, Mask, State, Trim
 from lowmark.table import state as state_module
@@ -176,6 +177,15 @@ def reads_without_checking() -> AbstractContextManager[None]:
     return replaced(OpenFile, "_checked", checked)
 
 
+def trusts_any_manifest_with_a_valid_checksum() -> AbstractContextManager[None]:
+    """Whatever ledger it is of."""
+
+    def check_right(*_: object, **__: object) -> None:
+        return None
+
+    return replaced(expected_module, "_check_right", check_right)
+
+
 def leaves_the_leases_of_a_run_that_was_killed() -> AbstractContextManager[None]:
     def release_leases(self: Compactor, run: Any) -> None:
         del self, run
@@ -198,5 +208,6 @@ COMPACTION_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "reads a row below the horizon again": reads_a_row_below_the_horizon_again,
     "stays with an older ledger": stays_with_an_older_ledger,
     "reads without checking": reads_without_checking,
+    "trusts any manifest with a valid checksum": trusts_any_manifest_with_a_valid_checksum,
     "leaves the leases of a run that was killed": leaves_the_leases_of_a_run_that_was_killed,
 }

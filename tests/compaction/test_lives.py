@@ -41,6 +41,10 @@ FOUND_BY = {
     "reads a row below the horizon again": (0, ("gave", "after")),
     "stays with an older ledger": (2, ("did not say that", "did not give")),
     "reads without checking": (3, (" for {",)),
+    "trusts any manifest with a valid checksum": (
+        10,
+        ("reading compacted", "is another ledger's"),
+    ),
     "leaves the leases of a run that was killed": (2, ("has left a lease",)),
 }
 """The seed, and some of what may be said then."""

@@ -85,6 +85,12 @@ def read_manifest(store: Store, path: str, expected: Expected | None = None) -> 
     except FileMissing as missing:
         raise LedgerLost(where) from missing
     manifest = decode_manifest(data, path=where)
+    _check_right(manifest, expected, path=path, where=where)
+    return manifest
+
+
+def _check_right(manifest: Manifest, expected: Expected | None, *, path: str, where: str) -> None:
+    """Raise if a manifest that is whole is not the one that should lie there."""
     found = Expected.of(manifest)
     if expected is not None and found != expected:
         raise LedgerMisplaced(where, found=str(found), expected=str(expected))
@@ -103,7 +109,6 @@ def read_manifest(store: Store, path: str, expected: Expected | None = None) -> 
     for one in sorted(manifest.paths()):
         if not one.startswith(folder):
             raise LedgerDamaged(where, f"it names {one}, which is no file of its partition")
-    return manifest
 
 
 def read_adopted(store: Store, ledger: Adopted) -> Manifest:
