@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import lowmark
+from compaction.life import crash_image
 from eventually import eventually
 from lowmark.client import Database, Table, TableUnknown
 from lowmark.errors import Rejected
 from lowmark.group import Future
-from lowmark.runtime import HybridClock
+from lowmark.runtime import COUNTER_BITS, HybridClock
 from lowmark.table import BatchRefused, Trim
 
 
@@ -80,6 +81,41 @@ def test_a_clock_that_is_put_back_hides_no_table_and_no_row(
         assert [table.get(1), table.get(2)] == [{"id": 1}, {"id": 2}]
         assert sum(table.snapshot().ends.values()) == 2
         assert table.read(as_of="now").to_arrow().num_rows == 2
+
+
+def test_a_clock_that_was_ahead_for_one_append_hides_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ahead_ms = HybridClock.__init__, 0
+
+    def shifted(self: HybridClock, wall_ms: Any, **more: Any) -> None:
+        real(self, lambda: wall_ms() + ahead_ms, **more)
+
+    monkeypatch.setattr(HybridClock, "__init__", shifted)
+    with lowmark.open(tmp_path / "data") as db:
+        table = db.create_table("t", {"id": "int64"}, key="id", partitions=2)
+        metastore, written = db._embedded.node.cluster.metastore, 0
+
+        def only_partitions_know() -> bool:
+            """Write a row an hour ahead, and take what a crash would leave right then."""
+            nonlocal ahead_ms, written
+            ahead_ms += 3_600_000
+            table.append([{"id": written}])
+            written += 1
+            crash_image(tmp_path / "data", tmp_path / "image")
+            last = max(one.view.closed for one in table._all_partitions().values())
+            known = db._embedded.ask_now(lambda: metastore.state.time)
+            return known < last - (1_800_000 << COUNTER_BITS)
+
+        # given rows whose times are an hour ahead of all that the metastore knows
+        eventually(only_partitions_know)
+    # when the clock is right again, and the database opened
+    ahead_ms = 0
+    with lowmark.open(tmp_path / "image") as db:
+        table = db["t"]
+        # then what is there is there now: the times of partitions were given by this clock, too
+        assert table.read(as_of="now").to_arrow().num_rows == written
+        assert sum(table.snapshot().ends.values()) == written
 
 
 def test_threads_that_ask_for_the_time_do_no_harm(db: Database, orders: Table) -> None:

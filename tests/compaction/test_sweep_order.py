@@ -1,0 +1,89 @@
+"""In which order a sweep looks up who needs a file: a reader may come, and a ledger be replaced,
+between any two of its look-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compaction.world import World, folded
+from lowmark.client import Reader, sweeping
+from lowmark.client import compactor as compactor_module
+from lowmark.client.ledgers import Ledgers
+from lowmark.client.run_records import Records
+from lowmark.ledger import LedgerLost
+from lowmark.runtime.store import Store
+from sim.mutants import replaced
+
+LOOK_UPS: dict[str, tuple[Any, str]] = {
+    "the files": (Store, "files"),
+    "runs": (Records, "runs"),
+    "what is adopted": (sweeping, "_adopted"),
+    "pointers": (Records, "pointers"),
+    "readers": (Ledgers, "in_use"),
+    "what was retired": (Records, "retired"),
+}
+
+
+@contextmanager
+def once_after(look_up: str, act: Callable[[], None]) -> Iterator[None]:
+    """Something happens right after a look-up was made for the first time."""
+    owner, name = LOOK_UPS[look_up]
+    original, happened = getattr(owner, name), False
+
+    def look(*given: Any, **more: Any) -> Any:
+        nonlocal happened
+        found = original(*given, **more)
+        if not happened:
+            happened = True
+            act()
+        return found
+
+    with replaced(owner, name, look):
+        yield
+    assert happened, f"nobody looks up {look_up}"
+
+
+def read_through_a_sweep(path: Path, look_up: str) -> None:
+    """A reader comes within a sweep, and another ledger is adopted right after that."""
+    with World(path) as world, ExitStack() as ends:
+        world.write(*[(f"k{number}", number) for number in range(10)])
+        world.compact()
+        world.write(("k1", 100))
+        world.settle()
+        before, readers = dict(world.model), list[Reader]()
+
+        def replace() -> None:
+            readers.append(ends.enter_context(world.table.read(compacted=True)))
+            assert world.table.compact(here=True, rewrite=True).state == "done"
+
+        with once_after(look_up, replace):
+            world.table.sweep()
+        # then the reader gets everything, from the ledger that it came to
+        assert folded(readers[0]) == before
+        world.check()
+
+
+@pytest.mark.parametrize("look_up", LOOK_UPS)
+def test_a_sweep_leaves_what_a_reader_takes_between_any_two_of_its_look_ups(
+    tmp_path: Path, look_up: str
+) -> None:
+    read_through_a_sweep(tmp_path / "data", look_up)
+
+
+def test_a_sweep_that_looks_up_readers_before_what_is_adopted_is_found(tmp_path: Path) -> None:
+    original = sweeping.sweep
+
+    def too_early(embedded: Any, ledgers: Ledgers, *given: Any, **more: Any) -> list[str]:
+        in_use = ledgers.in_use()
+        with replaced(ledgers, "in_use", lambda: in_use):
+            return original(embedded, ledgers, *given, **more)
+
+    # given a sweep with its look-ups in the wrong order; then a reader loses its files
+    with replaced(compactor_module, "sweep", too_early), pytest.raises(LedgerLost):
+        read_through_a_sweep(tmp_path / "data", "runs")
