@@ -22,6 +22,7 @@ from lowmark.runtime import DiskFailed, SimDisk
 from lowmark.runtime.sim_disk import Ailment
 
 GROUPS = ("a", "b")
+ONCE = ("create", "datasync", "rename", "unlink", "write")
 LONG_MS = 120_000
 """Longer than every retry, and than every pause between two of them."""
 
@@ -149,6 +150,10 @@ class LogLife:
         self.world.disk.go_bad(ailment, path)
         self.ailing = self.litter = self.world.may_fail = True
 
+    def fail_once(self, call: str, path: str) -> None:
+        self.world.disk.fail_next(call, path)
+        self.ailing = self.litter = self.world.may_fail = True
+
     def heal(self) -> None:
         self.world.disk.heal()
         self.ailing = False
@@ -204,7 +209,7 @@ class LogLife:
     def any_sick_step(self, dice: Random) -> str:
         """One step of a life in which things go bad for long; give its name."""
         try:
-            match dice.randrange(14):
+            match dice.randrange(16):
                 case 0:
                     name = dice.choice(GROUPS)
                     ailment: Ailment = dice.choice(["unwritable", "unwritable", "broken"])
@@ -230,11 +235,20 @@ class LogLife:
                     self.heal()
                     self.kill_the_process()
                     return "heal, kill the process"
+                case 7 | 8:
+                    call = dice.choice(["sync_dir", "sync_dir", *ONCE])
+                    path = dice.choice(["wal", "wal", f"groups/{dice.choice(GROUPS)}"])
+                    for _ in range(dice.randrange(1, 4)):
+                        self.fail_once(call, path)
+                    return f"{call} of {path} fails once or more"
                 case _:
                     return self.any_step(dice)
-        except (Unavailable, Damaged) as refused:
+        except Unavailable as refused:
+            return f"refused: {refused.message}"
+        except Damaged as refused:
             # An identity with a wrong bit is damage, and its group says so to whoever asks for it.
-            assert isinstance(refused, Unavailable) or self.unreadable, refused
+            if not self.unreadable:
+                raise
             return f"refused: {refused.message}"
 
     def learn(self, name: str) -> None:

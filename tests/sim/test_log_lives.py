@@ -11,6 +11,7 @@ from random import Random
 import pytest
 
 from log.life import LogLife
+from lowmark.log import verify_log
 
 STEPS = 150
 SEEDS = (
@@ -48,6 +49,9 @@ def live_one_life(seed: int, *, sick: bool = False) -> None:
             life.heal()
             life.kill_the_process()
             life.settle()
+            life.world.close()
+            wrong = {"damage", "missing", "quarantine"}
+            assert [f for f in verify_log(life.world.disk) if f.kind in wrong] == []
     except BaseException as failure:
         failure.add_note(f"seed {seed}, after: {', '.join(steps)}")
         failure.add_note(f"replay it: make sim SEED={seed}")

@@ -58,7 +58,14 @@ from lowmark.log.segments import SegmentRef, indexes_within
 from lowmark.log.state import GroupState
 from lowmark.runtime import Buffer, Disk, DiskFailed, DiskFull, Outcome, Runtime
 
-__all__ = ["ClosedFile", "SegmentPlan", "SegmentWriter", "owner_of", "plan_segments", "write_segment"]
+__all__ = [
+    "ClosedFile",
+    "SegmentPlan",
+    "SegmentWriter",
+    "owner_of",
+    "plan_segments",
+    "write_segment",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -303,7 +310,7 @@ class SegmentWriter:
         self._pump()
 
     def look_again(self) -> None:
-        """Something changed for a group that is owed a file: it is gone, or its quarantine saved."""
+        """Something changed for who is owed a file: it is gone, or its quarantine is durable."""
         if self._kept or self._sick:
             self._look_again = True
             self._pump()
@@ -361,7 +368,7 @@ class SegmentWriter:
             elif waits < _TRIES_MAX:
                 # Its segments would be newer than those of the snapshot that voids them.
                 again = partial(self._next_group, file, waits + 1)
-                self._loop.call_later(self._config.retry_ms, lambda: self._unless_closed(again))
+                self._loop.call_later(self._config.retry_ms, partial(self._unless_closed, again))
                 return
             else:
                 self._park(file, state)  # perhaps its folder is what it waits for
@@ -378,7 +385,7 @@ class SegmentWriter:
         wal = file.number
         known = self._numbered.get((state, wal))
         if known is not None:
-            # Some may be on the disk already, under these numbers: they must not stay beside others.
+            # Some may be on the disk already, under these numbers: none may stay beside others.
             self._write(file, state, known)
             return
         runs, row = list(state.memtable.by_wal.get(wal, ())), state.kept_row()

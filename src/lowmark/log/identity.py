@@ -65,7 +65,7 @@ def delete_folder(disk: Disk, name: str) -> None:
     remove_folder(disk, aside)
     disk.rename(files.group_dir(name), aside)
     disk.sync_dir(files.GROUPS)
-    # What stays of the rest does no harm: it carries the incarnation, and the next start removes it.
+    # What stays of the rest does no harm: it has the incarnation, and the next start removes it.
     remove_folder(disk, aside)
     discard(disk, f"{files.QUARANTINE}/{name}")
 

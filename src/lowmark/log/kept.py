@@ -5,8 +5,8 @@ of all others is in segments, and perhaps overwritten since. Such a file is out 
 after it may be gone. It stays because those groups could not take over what is theirs: their folder
 can't be written or read just now, or their quarantine is not durable. A note that names nobody says
 that the file is spent: if it comes back from a removal that was not synced, it is not replayed. A
-file that has a note goes only when the note names nobody; so if a note names groups, and its file is
-not there, those groups have lost entries.
+file that has a note goes only when the note names nobody; so if a note names groups, and its file
+is not there, those groups have lost entries.
 
 A note is written aside, synced, renamed, and `wal/` is synced; so it is there whole or not at all.
 Writing it again is a new change of its name: it is durable when the sync after it works, whatever
@@ -77,7 +77,9 @@ def read_kept(disk: Disk) -> dict[int, Kept]:
         path = files.kept_path(number)
         note = read_note(disk, path, _KeptNote)
         try:
-            owners = frozenset((group.name, bytes.fromhex(group.incarnation)) for group in note.groups)
+            owners = frozenset(
+                (group.name, bytes.fromhex(group.incarnation)) for group in note.groups
+            )
         except ValueError as error:
             what = f"an incarnation can't be read: {error}"
             raise Damaged(disk.describe(path), offset=0, what=what) from error

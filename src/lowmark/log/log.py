@@ -350,11 +350,8 @@ class Log:
 
     def _start(self, opening: Opening) -> None:
         for file in opening.wals:
-            # A killed process may have left bytes that were written but never synced.
             if file.size:
-                handle = self.disk.open(file.path, "read")
-                handle.datasync()
-                handle.close()
+                self._make_durable(file)
         # A floor names a place in the WAL: numbers go on above it, even if the files are gone.
         floors = [s.snapshot.floor.wal for s in opening.states.values() if s.snapshot is not None]
         newest = max([0, *(file.number for file in opening.wals), *floors])
@@ -374,6 +371,21 @@ class Log:
             if state.links:
                 self.compactor.watch_links(state)
         self._plan_timer()
+
+    def _make_durable(self, file: WalFile) -> None:
+        """A killed process may have left bytes that were written but never synced.
+
+        Its last batch may even be one whose sync failed: then the system takes it for saved though
+        it is not, and another sync would do nothing. So that batch is written again, as it stands.
+        """
+        handle = self.disk.open(file.path, "write" if file.unsure_from else "read")
+        try:
+            if file.unsure_from:
+                size = file.durable_bytes - file.unsure_from
+                handle.write_at(file.unsure_from, [handle.read_at(file.unsure_from, size)])
+            handle.datasync()
+        finally:
+            handle.close()
 
     # -- events from below ----------------------------------------------------------------------
 
@@ -487,9 +499,7 @@ class Log:
             extra = {"group": state.name, "reason": reason_of(outcome.error)}
             logger.error("a quarantine could not be written down", extra=extra)
             again = partial(self._save_quarantine, state)
-            self._loop.call_later(
-                self.config.retry_ms, lambda: None if self._closed else again()
-            )
+            self._loop.call_later(self.config.retry_ms, lambda: None if self._closed else again())
 
         self._tasks.run(
             lambda: identity.write_quarantine(self.disk, state.name, state.incarnation, cause), done

@@ -53,7 +53,7 @@ def replay_run(state: GroupState, found: WalRecord, run: Run) -> str | None:
     if state.snapshot is not None and state.snapshot.floor.voids(found.wal, found.sequence):
         return None  # an installed snapshot took the place of all that
     # A run that the snapshot covers is taken, too: it may cut off the tail of an older one.
-    memory, last = state.memtable, state.memtable.last
+    last = state.memtable.last
     previous = found.record.previous if found.record is not None else run.first - 1
     follows = previous <= max(state.last_index, state.row.snapshot_index)
     joins = last is None or run.first <= last + 1
@@ -89,7 +89,9 @@ def extension(state: GroupState, disk: Disk, runs: list[Run]) -> list[Run] | Non
     expected = last + 1
     for run in beyond:
         large = run.large
-        gone = large is not None and not disk.stat(f"{state.folder}/{files.large_name(large.number)}")
+        gone = large is not None and not disk.stat(
+            f"{state.folder}/{files.large_name(large.number)}"
+        )
         if run.first > expected or gone:
             return None
         expected = run.last + 1
@@ -286,9 +288,7 @@ class Opening:
         state.quarantine_lasts = isinstance(damage, Corrupt) and not isinstance(damage, NewerFormat)
         if not self.read_only and state.quarantine_lasts:
             try:
-                identity.write_quarantine(
-                    self.disk, state.name, state.incarnation, damage.message
-                )
+                identity.write_quarantine(self.disk, state.name, state.incarnation, damage.message)
                 state.quarantine_saved = True
             except LowmarkError as error:
                 extra = {"group": state.name, "reason": error.message}

@@ -141,11 +141,15 @@ def _check_kept(disk: Disk, file: WalFile) -> Iterator[Finding]:
     if file.kept is None:
         return
     if file.spent:
-        yield left_over(disk, files.kept_path(file.number), None, "the note of a file that is spent")
+        yield left_over(
+            disk, files.kept_path(file.number), None, "the note of a file that is spent"
+        )
     gone = disk.stat(file.path) is None
     for name, _ in sorted(file.kept.owners):
         if gone:
-            what = "the file is gone, and the note beside it says that it holds entries of this group"
+            what = (
+                "the file is gone, and the note beside it says that it holds entries of this group"
+            )
             yield Finding("missing", name, disk.describe(file.path), None, what, COPY_NEEDED)
         elif not file.aside:
             what = "kept for this group, whose folder could not be written or read"
@@ -161,7 +165,9 @@ def _check_aside(
         first, last = state.last_index + 1, runs[-1].last
         beyond = extension(state, disk, runs)
         if beyond is None:
-            what = f"entries {first} to {last} are in this file alone, and do not follow the group's"
+            what = (
+                f"entries {first} to {last} are in this file alone, and do not follow the group's"
+            )
             yield Finding("missing", name, disk.describe(file.path), None, what, COPY_NEEDED)
         elif beyond:
             what = f"entries {first} to {last} are in this file alone"

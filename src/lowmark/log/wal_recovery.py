@@ -5,9 +5,9 @@ and is dropped. Anything else that does not read back was acknowledged once, so 
 group, when the batch's directory is intact; of every group, when it is not, because then nobody can
 say whose entries are gone.
 
-A note beside a file (`kept`) says for whom it counts; one that counts for nobody is not read. A file
-that was set aside is read, too, unless such a note says that nobody is owed it: releases that wrote
-no notes set files aside that held what was nowhere else.
+A note beside a file (`kept`) says for whom it counts; one that counts for nobody is not read. A
+file that was set aside is read, too, unless such a note says that nobody is owed it: releases that
+wrote no notes set files aside that held what was nowhere else.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class WalFile:
     size: int = 0
     damage: list[Corrupt] = field(default_factory=list)
     """Damage that can't be pinned to one group."""
+    unsure_from: int = 0
+    """Where its last batch begins, if no other file says how much of this one is durable; else 0.
+    Of earlier batches the sync worked, or there would be none after them."""
     aside: bool = False
     """It was set aside: it lies there as `.damaged`."""
     kept: Kept | None = None
@@ -124,7 +127,7 @@ def read_wals(
     limits = {h.previous_number: h.previous_bytes for h in headers.values()}
     for one in found:
         if one.number in headers:
-            # The file that would tell how much of it counts may be gone by now; the note tells, too.
+            # The file that tells how much of it counts may be gone by now; the note tells, too.
             limit = limits.get(one.number, one.kept.bytes or None if one.kept else None)
             yield from _read_file(disk.describe(one.path), maps[one.number], one, limit)
         maps.pop(one.number, None)
@@ -153,6 +156,7 @@ def _read_file(
                 break
             at, sequence = later, wal_format.sequence_at(data, later)
             continue
+        file.unsure_from = batch.offset if limit is None else 0
         yield from _records(where, batch, file.number, writers)
         at, sequence = batch.end, batch.sequence + 1
     if sequence == 0 and not file.damage:
