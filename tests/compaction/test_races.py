@@ -207,6 +207,30 @@ def test_a_disk_that_is_full_at_any_moment_fails_the_run_by_name_and_hurts_nothi
             check_one_ledger(world)
 
 
+def test_a_partition_without_space_is_tried_again_when_others_have_freed_some(
+    tmp_path: Path,
+) -> None:
+    with World(tmp_path / "w", partitions=2) as world:
+        world.write(*[(f"k{number % 6}", number) for number in range(20)])
+        world.settle()
+        steps: list[str] = []
+
+        # given a disk that has no space for the first partition that is tried
+        def full(name: str) -> None:
+            if name == "rename" and not tried:
+                tried.append(name)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        tried: list[str] = []
+        with store_calls(full):
+            run = world.table.compact(here=True, step=steps.append)
+        # then it is tried again when the other one is compacted
+        assert tried
+        assert (run.state, [one.state for one in run.partitions]) == ("done", ["adopted"] * 2)
+        assert steps.count("carry out the work") == 2
+        world.check()
+
+
 # -- answers that are lost ------------------------------------------------------------------------
 
 

@@ -52,7 +52,7 @@ from lowmark.ledger import (
     done_path,
     read_manifest,
 )
-from lowmark.runtime import FileMissing
+from lowmark.runtime import DiskFull, FileMissing
 from lowmark.table import Partition
 
 __all__ = ["Run", "check_wanted"]
@@ -269,6 +269,9 @@ class Run:
                 run=self.name,
                 label=f"compact {self.table.name}",
             )
+            if answers:
+                # These are about to free space: then those that had none are tried again.
+                damaged = {n: e for n, e in damaged.items() if not isinstance(e, DiskFull)}
             self._damaged.update(damaged)
             for answer in answers:
                 finished[answer.partition] = answer, works[answer.partition][1]

@@ -20,7 +20,7 @@ from lowmark.client.failures import Cancelled
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import RunRecord, carry_out
 from lowmark.node.faults import encode_fault
-from lowmark.runtime import Disk, RealDisk
+from lowmark.runtime import Disk, DiskFull, RealDisk
 
 __all__ = [
     "Engine",
@@ -252,12 +252,12 @@ def _on_session(session: object) -> Runner:
 def work_off(data: bytes) -> bytes:
     """One partition's part of a run, in whatever process this is.
 
-    Damage is an answer, too (`decode_fault` reads it): it must not keep other partitions from
-    being compacted.
+    Damage is an answer, too (`decode_fault` reads it), and so is a full disk: neither must keep
+    other partitions from being compacted, which may free space.
     """
     try:
         return carry_out(data, _ThisProcess())
-    except Corrupt as damage:
+    except (Corrupt, DiskFull) as damage:
         return encode_fault(damage)
 
 

@@ -190,6 +190,9 @@ class Compactor:
                 self._end(state, run, None, on_done)
                 return
             merges = deque(phase3_plan.plan_merges(stats, self._config))
+            if run.trigger == "low disk":
+                # What only makes files fewer would take the space that is left.
+                merges = deque(merge for merge in merges if merge.frees_much)
             numbers = (s.ref.number for merge in merges for s in merge.sources)
             state.compacting_numbers = frozenset(numbers)
             self._next_merge(state, run, merges, keep, on_done)

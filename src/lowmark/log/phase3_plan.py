@@ -38,6 +38,12 @@ class Merge:
 
     sources: tuple[SegmentStats, ...]
 
+    @property
+    def frees_much(self) -> bool:
+        """Whether it frees enough for the space that it takes meanwhile."""
+        kept = sum(one.kept_bytes for one in self.sources)
+        return 8 * (sum(one.ref.data_bytes for one in self.sources) - kept) >= kept
+
 
 def eligible(segments: Sequence[SegmentRef], row: LiveRow) -> list[SegmentRef]:
     """The compacting section: segments wholly at or below the snapshot, without the newest."""
