@@ -17,7 +17,7 @@ module needs none of the packages above it, and `import lowmark` stays cheap.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 __all__ = [
     "Conflict",
@@ -29,14 +29,7 @@ __all__ = [
     "Rejected",
     "Unavailable",
     "invariant",
-    "named",
 ]
-
-
-E = TypeVar("E", bound=BaseException)
-
-_NO_THREAD = "can't start new thread"
-"""Python has no error of its own for it."""
 
 
 class LowmarkError(Exception):
@@ -118,19 +111,6 @@ def invariant(ok: object, message: str) -> None:
     """Raise if `ok` is false, also under `python -O`."""
     if not ok:
         raise InvariantBroken(message)
-
-
-def named(error: E, *, where: str = "") -> E | LowmarkError:
-    """What Python raises where memory or threads ran out, by our names; anything else as it is."""
-    fresh: LowmarkError
-    if isinstance(error, MemoryError):  # Arrow's, too
-        fresh = NoMemory(str(error), where=where)
-    elif isinstance(error, RuntimeError) and _NO_THREAD in str(error):
-        fresh = NoThreads(where=where)
-    else:
-        return error
-    fresh.__cause__ = error
-    return fresh
 
 
 # -- by name --------------------------------------------------------------------------------------

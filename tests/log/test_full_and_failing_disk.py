@@ -11,7 +11,7 @@ import pytest
 from log.world import Ended, World, data_of, number
 from lowmark.errors import LowmarkError
 from lowmark.log import CompactionRun, Entry, SnapshotMeta
-from lowmark.runtime import DiskFailed, DiskFull, SimDisk
+from lowmark.runtime import DiskFailed, DiskFull, NoHandles, SimDisk
 
 
 def fill(world: World, *, left: int = 0) -> None:
@@ -389,6 +389,28 @@ def test_a_flush_on_a_full_disk_waits_for_space() -> None:
     world.settle()
     assert world.segments == [(1, 1, 10)]
     world.crash().check(range(1, 11), size=1_000)
+
+
+@pytest.mark.parametrize("part", [".large", ".segment"])
+def test_a_process_without_handles_breaks_no_group(part: str) -> None:
+    world = World()
+    world.append(1, 3)
+
+    def none_left(call: str, path: str) -> None:
+        if call == "create" and part in path:
+            raise NoHandles(path, call="open", reason="Too many open files")
+
+    # given a process without handles, for longer than a broken folder is tried
+    world.disk.before_call = none_left
+    world.put(4, 4, size=20_000)
+    world.log.wal.roll()
+    world.loop.run_for(60_000)
+    assert world.group.quarantined is None
+    # when there are some again, then it goes on by itself
+    world.disk.before_call = None
+    world.settle()
+    world.await_written(4)
+    world.crash().check([4], size=20_000)
 
 
 # -- snapshots, compaction, installations -------------------------------------------------------

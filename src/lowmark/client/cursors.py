@@ -11,6 +11,7 @@ from typing import Literal
 
 from lowmark.catalog import Table
 from lowmark.client.checking import check_offsets, whole
+from lowmark.client.edges import edge
 from lowmark.client.embedded import Embedded
 from lowmark.client.times import time_text
 from lowmark.errors import LowmarkError, Rejected
@@ -78,6 +79,7 @@ class TableCursor:
         return time_text(max(place.moved for place in self.places))
 
 
+@edge()
 class Cursors:
     """The cursors of one table."""
 

@@ -23,6 +23,7 @@ from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.automatic import Automatic
 from lowmark.client.columns import ColumnsLike, columns_of
 from lowmark.client.compactor import Compactor
+from lowmark.client.edges import edge, raise_by_name
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import TableUnknown
 from lowmark.client.ledgers import Ledgers
@@ -91,9 +92,9 @@ def open_database(
     try:
         _check_settled(embedded, watermark_availability_ms, settings.ledger.location)
         return Database(embedded, spark=spark, engine=engine)
-    except BaseException:
+    except BaseException as error:
         embedded.abandon()
-        raise
+        raise_by_name(error, data)
 
 
 def _check_settled(embedded: Embedded, availability_ms: int | None, location: str) -> None:
@@ -115,6 +116,7 @@ def _check_settled(embedded: Embedded, availability_ms: int | None, location: st
         )
 
 
+@edge(but=("close",))
 class Database:
     """Tables by name. Safe to use from any thread; not after a fork."""
 
@@ -165,6 +167,7 @@ class Database:
         """Whoever has opened it can use what is there; what can't be started is told when used."""
         ends_at, pause_s = time.monotonic() + _COPIES_S, 0.001
         while not self._embedded.ask_now(self._copies_are_there) and time.monotonic() < ends_at:
+            self._embedded.check_writes()  # else they would not be there either
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_S)
 

@@ -11,15 +11,17 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from lowmark.client.failures import Closed, Ended, Forked
-from lowmark.errors import LowmarkError, Unavailable
+from lowmark.errors import LowmarkError, NoMemory, NoThreads, Unavailable
 from lowmark.group import Future
-from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, Settings
+from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, NodeSilent, Settings
+from lowmark.runtime import by_name
 
 __all__ = ["Embedded"]
 
@@ -28,6 +30,7 @@ T = TypeVar("T")
 _START_S = 60.0
 _STOP_S = 30.0
 _SLACK_S = 5.0
+_LOOK_S = 0.1
 
 _open: weakref.WeakSet[Embedded] = weakref.WeakSet()
 
@@ -72,8 +75,10 @@ class Embedded:
         self._thread = threading.Thread(target=run, name="lowmark", daemon=True)
         try:
             self._thread.start()
-            if not ready.wait(_START_S):
-                raise Unavailable(f"the node in {data} did not start within {_START_S:g} seconds")
+        except RuntimeError as error:
+            raise by_name(error, where=f"the database {data}") from error
+        try:
+            self._wait_for(ready)
             self._check_started()
         except BaseException:
             # Whoever has no database can't close it, and its directory would stay locked.
@@ -81,10 +86,25 @@ class Embedded:
             raise
         _open.add(self)
 
+    def _wait_for(self, ready: threading.Event) -> None:
+        ends_at = time.monotonic() + _START_S
+        while not ready.wait(_LOOK_S):
+            self.check_writes()  # else it would not be ready either
+            if time.monotonic() > ends_at:
+                raise Unavailable(
+                    f"the node in {self.data} did not start within {_START_S:g} seconds"
+                )
+
     def _check_started(self) -> None:
         if self._failure is not None:
             self._thread.join(_STOP_S)
-            raise self._failure
+            raise by_name(self._failure, where=f"the database {self.data}")
+
+    def check_writes(self) -> None:
+        """Raise what keeps the node from writing anything, and not just this once."""
+        trouble = self.node.log.trouble if self._made.is_set() and not self._failure else None
+        if trouble is not None:
+            raise trouble
 
     def check(self) -> None:
         """Refuse to go on in a child process, or after the end."""
@@ -93,6 +113,11 @@ class Embedded:
         if os.getpid() != self._pid:
             raise Forked(str(self.data))
         if self._failure is not None:
+            where = f"the database {self.data}, and its node has ended"
+            cause = by_name(self._failure, where=where)
+            if isinstance(cause, NoMemory | NoThreads):
+                cause.hint = f"Close the database and open it again. {cause.hint}"
+                raise cause
             raise Unavailable(
                 f"the node in {self.data} has failed: {self._failure!r}",
                 hint="Close the database and open it again.",
@@ -105,6 +130,9 @@ class Embedded:
             return self.node.bridge.ask(
                 function, timeout_s=self._timeout_s if timeout_s is None else timeout_s
             )
+        except NodeSilent:
+            self.check_writes()  # that is why, then
+            raise
         except NodeClosed:
             raise self.ended() from self._failure
         except NodeClosing:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
+from lowmark.runtime import by_name
 
 __all__ = [
     "AppendFailed",
@@ -33,7 +34,9 @@ class Ended(Unavailable):
     """A database that was closed, or failed, before an answer was there."""
 
     def __init__(self, path: str, failure: BaseException | None = None) -> None:
-        why = "was closed" if failure is None else f"has failed ({failure!r})"
+        named = None if failure is None else by_name(failure)
+        said = named.message if isinstance(named, LowmarkError) else repr(failure)
+        why = "was closed" if failure is None else f"has failed ({said})"
         super().__init__(
             f"the database {path} {why} before the answer was there",
             detail="What was asked may have been done all the same.",

@@ -33,6 +33,7 @@ import pyarrow as pa
 from lowmark.client.appending import Part, Pending
 from lowmark.client.failures import ProducerClosed
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.runtime import by_name
 
 __all__ = ["Producer"]
 
@@ -229,6 +230,7 @@ class Producer:
             self._sink.check()
             raise ProducerClosed
         error = self._error
+        error = by_name(error, where="a producer")
         raise error.again() if isinstance(error, LowmarkError) else error
 
     # -- on its own thread ----------------------------------------------------------------------

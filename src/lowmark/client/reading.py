@@ -32,6 +32,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from lowmark.catalog import Table
+from lowmark.client.edges import edge
 from lowmark.client.embedded import Embedded
 from lowmark.client.failures import PackageMissing, RowsLost
 from lowmark.client.fetching import Moved, fetch, plan_ahead
@@ -202,6 +203,7 @@ def horizon_of(view: View) -> int:
     return view.start if view.readable is None else max(view.start, view.readable.horizon)
 
 
+@edge(but=("close",))
 class Reader:
     """Iterate for record batches, or take everything at once.
 

@@ -19,6 +19,7 @@ from lowmark.client.checking import check_offsets, many, whole
 from lowmark.client.compactor import Compactor
 from lowmark.client.cursors import Cursors
 from lowmark.client.describing import LedgerDescription
+from lowmark.client.edges import edge, raise_by_name
 from lowmark.client.embedded import Embedded
 from lowmark.client.explaining import (
     Explanation,
@@ -44,6 +45,7 @@ from lowmark.client.verifying import LedgerVerdict, verify_ledgers
 from lowmark.errors import Rejected
 from lowmark.group import when_all
 from lowmark.ledger import RunRecord
+from lowmark.runtime import RAN_OUT
 from lowmark.table import Partition, Shape, Trim, Trimmed
 
 __all__ = ["Table"]
@@ -52,6 +54,7 @@ MEMORY_BYTES = 1 << 30
 """What the keys of one partition may take in a task, if not told otherwise."""
 
 
+@edge(but=("get",))
 class Table:
     """One table of a database. Safe to use from any thread; not after a fork."""
 
@@ -297,15 +300,18 @@ class Table:
 
     def get(self, key: object) -> dict[str, Any] | None:
         """The latest row of a key; None if it was deleted, or never there (see `explain`)."""
-        lookup = self._lookup
-        if lookup is None or self._catalogs.latest is not self._looks_in:
-            lookup = self._looking_up()
-        short = len(lookup.table.key) == 1 and not isinstance(key, dict | tuple)
-        values = (key,) if short else key_values(lookup.table, key)
-        try:
-            return lookup.get(values)
-        except Rejected:
-            return lookup.get(coerced_key(lookup.table, values))
+        try:  # and no `edge`: a look-up is too quick for one call more
+            lookup = self._lookup
+            if lookup is None or self._catalogs.latest is not self._looks_in:
+                lookup = self._looking_up()
+            short = len(lookup.table.key) == 1 and not isinstance(key, dict | tuple)
+            values = (key,) if short else key_values(lookup.table, key)
+            try:
+                return lookup.get(values)
+            except Rejected:
+                return lookup.get(coerced_key(lookup.table, values))
+        except RAN_OUT as error:
+            raise_by_name(error, self._embedded.data)
 
     def get_many(self, keys: object) -> list[dict[str, Any] | None]:
         """The latest rows of keys, in the order of the keys; they are given as to `delete`."""

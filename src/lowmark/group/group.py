@@ -197,8 +197,10 @@ class Group:
 
     @property
     def trouble(self) -> LowmarkError | None:
-        """What keeps this copy from writing, and not just this once, if it is the only voter."""
-        return self.log.trouble if self.raft.core.singleton else None
+        """Why no member does what is asked: this copy is the only voter, and can't."""
+        if not self.raft.core.singleton:
+            return None
+        return self.log.trouble if self.stopped is None else self.stopped.again()
 
     @property
     def leader(self) -> int:

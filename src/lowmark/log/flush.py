@@ -43,7 +43,7 @@ from functools import partial
 
 import numpy as np
 
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, NoMemory
 from lowmark.log import files, segment_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, U64, fold_checksums
@@ -56,7 +56,16 @@ from lowmark.log.notes import write_whole
 from lowmark.log.segment_format import IN_LARGE, ROW, Rows
 from lowmark.log.segments import SegmentRef, indexes_within
 from lowmark.log.state import GroupState
-from lowmark.runtime import Buffer, Disk, DiskFailed, DiskFull, Outcome, Runtime
+from lowmark.runtime import (
+    Buffer,
+    Disk,
+    DiskFailed,
+    DiskFull,
+    NoHandles,
+    Outcome,
+    Runtime,
+    by_name,
+)
 
 __all__ = [
     "ClosedFile",
@@ -73,6 +82,8 @@ _TRIES_MAX = 5
 _PAUSES_MAX = 10
 """A sick group is tried again after `retry_ms`, then after twice that, up to so many times it."""
 _PROBE = "probe"
+_NOT_THE_FOLDER_S = (DiskFull, NoHandles, NoMemory)
+"""However often these come, they say nothing about one group's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +308,8 @@ class SegmentWriter:
     @property
     def stuck(self) -> LowmarkError | None:
         """What it waits for, if nothing can go on before that is over."""
-        return self.error if self._file_failed or isinstance(self.error, DiskFull) else None
+        everybody = self._file_failed or isinstance(self.error, _NOT_THE_FOLDER_S)
+        return self.error if everybody else None
 
     @property
     def kept(self) -> list[ClosedFile]:
@@ -450,7 +462,7 @@ class SegmentWriter:
                 error = reason_error(outcome.error or unsure)
                 again = lambda: self._write(file, state, numbered, tries=tries + 1)  # noqa: E731
                 tries_max = 1 if state.sick is not None else _TRIES_MAX
-                if isinstance(error, DiskFull) or tries < tries_max:
+                if isinstance(error, _NOT_THE_FOLDER_S) or tries < tries_max:
                     self._failed(error, again)
                     return
                 # Its folder is broken. The WAL file stays for it, and the others go on.
@@ -548,9 +560,10 @@ class SegmentWriter:
 
     def _failed(self, error: Exception, again: Callable[[], None]) -> None:
         """Nothing is lost: the WAL file stays, and the step is tried again."""
-        self.error = reason_error(error)
+        told, self.error = self.error, reason_error(error)
         self._on_error()
-        logger.warning("the segment writer waits", extra={"reason": reason_of(error)})
+        if type(told) is not type(self.error):  # once, and not with every try
+            logger.warning("the segment writer waits", extra={"reason": reason_of(self.error)})
         self._loop.call_later(self._config.retry_ms, lambda: self._unless_closed(again))
 
     def _plan_retry(self) -> None:
@@ -620,7 +633,8 @@ def _write_probe(disk: Disk, state: GroupState) -> None:
 
 
 def reason_error(error: Exception) -> LowmarkError:
-    """A disk's error; anything else is a bug and is raised."""
-    if not isinstance(error, LowmarkError):
+    """A disk's error, or that memory ran out; anything else is a bug and is raised."""
+    cause = by_name(error)
+    if not isinstance(cause, LowmarkError):
         raise error
-    return error
+    return cause

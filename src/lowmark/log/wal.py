@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from lowmark.errors import LowmarkError, invariant, named
+from lowmark.errors import LowmarkError, invariant
 from lowmark.log import files, large_format, wal_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import LargePlace, Run
@@ -40,7 +40,16 @@ from lowmark.log.errors import reason_of, reserve_reached
 from lowmark.log.folders import discard
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Record, WalHeader
-from lowmark.runtime import Buffer, Disk, DiskFull, File, NoHandles, Outcome, Runtime
+from lowmark.runtime import (
+    Buffer,
+    Disk,
+    DiskFull,
+    File,
+    NoHandles,
+    Outcome,
+    Runtime,
+    by_name,
+)
 
 __all__ = ["Fence", "MetaWrite", "RunWrite", "Wal", "Write"]
 
@@ -578,7 +587,7 @@ class Wal:
             self._on_low_disk()
 
     def _stop(self, error: Exception) -> None:
-        cause = named(error)
+        cause = by_name(error)
         if not isinstance(cause, LowmarkError):
             raise error
         if self._told_of is not type(cause):  # once, and not with every try

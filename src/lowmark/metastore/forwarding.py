@@ -146,12 +146,12 @@ class Forwarding:
             group.propose(request.data, timeout_ms=left).then(
                 lambda future: self._proposed(request, future)
             )
+        elif (trouble := group.trouble) is not None:
+            request.future.reject(trouble)  # its only voter is here, and can't: none will lead
         elif group.leader:
             self._calls.ask(group.leader, SERVICE, request.data, timeout_ms=left).then(
                 lambda future: self._answered(request, future)
             )
-        elif (trouble := group.trouble) is not None:
-            request.future.reject(trouble)  # it is its only voter, and can't write: none will lead
         else:
             self._again(request)
 

@@ -28,6 +28,7 @@ What it promises
     9. Nothing that a simulated node has asked for is called after it has crashed.
 """
 
+from lowmark.runtime.causes import RAN_OUT, by_name
 from lowmark.runtime.clock import (
     COUNTER_BITS,
     ClockSkew,
@@ -76,6 +77,7 @@ from lowmark.runtime.worlds import real_runtime, sim_runtime
 
 __all__ = [
     "COUNTER_BITS",
+    "RAN_OUT",
     "AddressInUse",
     "AddressUnusable",
     "Buffer",
@@ -119,6 +121,7 @@ __all__ = [
     "TlsUnusable",
     "Weather",
     "WorldStopped",
+    "by_name",
     "host_and_port",
     "millis_of",
     "real_runtime",
