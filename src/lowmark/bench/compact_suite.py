@@ -54,7 +54,7 @@ def _missing() -> dict[str, str]:
         try:
             find_peer(peer)
         except PeerMissing as error:
-            missing[peer] = str(error)
+            missing[peer] = error.one_line()
     return missing
 
 

@@ -54,7 +54,7 @@ def without_etcd(fields: Iterable[str], *, say: Callable[[str], None]) -> dict[s
     try:
         find_etcd()
     except EtcdMissing as missing:
-        skipped = {name: str(missing) for name in sorted(fields)}
+        skipped = {name: missing.one_line() for name in sorted(fields)}
         for name, why in skipped.items():
             say(f"{name}: skipped: {why}")
         return skipped

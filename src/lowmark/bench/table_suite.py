@@ -61,7 +61,7 @@ def run_tables(
         try:
             figures.append(measure(bench, sizes))
         except PeerMissing as missing:
-            skipped[name] = str(missing)
+            skipped[name] = missing.one_line()
             say(f"{name}: skipped: {missing}")
     return figures, skipped
 
