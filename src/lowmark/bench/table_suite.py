@@ -62,7 +62,7 @@ def run_tables(
             figures.append(measure(bench, sizes))
         except PeerMissing as missing:
             skipped[name] = missing.one_line()
-            say(f"{name}: skipped: {missing}")
+            say(f"{name}: skipped: {missing.one_line()}")
     return figures, skipped
 
 
