@@ -17,12 +17,15 @@ import pyarrow as pa
 import pytest
 
 import lowmark
-from lowmark.client import Database, NoMemory, NoThreads, Table
-from lowmark.group import GroupConfig
-from lowmark.node import Settings
+from eventually import eventually
+from lowmark.client import Database, DiskFailed, NoMemory, NoThreads, Table
+from lowmark.errors import LowmarkError
+from lowmark.group import Future, GroupConfig
+from lowmark.log import Damaged
+from lowmark.node import NodeSilent, Settings
 
 PATIENT = Settings(group=GroupConfig(request_timeout_ms=3_600_000))
-NEVER_SAID = ("majority", "silent", "no answer")
+NEVER_SAID = ("majority", "no answer")
 
 
 @pytest.fixture
@@ -206,3 +209,39 @@ def test_a_process_without_handles_says_so_and_goes_on_when_it_has_some(data: Pa
         assert "Too many open files" in line
         assert str(data) in line
         assert not any(word in line for word in NEVER_SAID)
+
+
+# -- damage and silence ---------------------------------------------------------------------------
+
+
+def test_a_metastore_that_can_not_be_read_any_more_is_named(db: Database, data: Path) -> None:
+    node = db._embedded.node
+    # given a copy of the metastore that turns out to be damaged while it is open
+    damage = Damaged("groups/metastore/1.segment", offset=7, what="a checksum is wrong")
+    db._embedded.ask_now(lambda: node.groups.quarantine("metastore", damage))
+    # when something is asked that needs it, then the cause is told, and not after a deadline
+    eventually(lambda: node.cluster.metastore.group.stopped is not None)
+    for ask in (
+        lambda: db.create_table("t", {"id": "int64"}),
+        lambda: db.advance_watermark("now"),
+    ):
+        with pytest.raises(LowmarkError) as caught:
+            ask()
+        assert "a checksum is wrong" in str(caught.value)
+        assert not any(word in str(caught.value) for word in NEVER_SAID), caught.value
+
+
+def test_a_node_that_is_silent_for_a_cause_names_it(db: Database, data: Path) -> None:
+    # given a node that gives no answer, and a disk that has failed again and again
+    wal = db._embedded.node.log.wal
+    nothing: Future[None] = Future()
+    wal._failures, wal.stopped = 5, DiskFailed("wal/1.wal", call="write", reason="gone")
+    try:
+        with pytest.raises(DiskFailed, match="gone") as caught:
+            db._embedded.ask(lambda: nothing, timeout_s=0.05)
+        check(caught.value, data)
+    finally:
+        wal._failures, wal.stopped = 0, None
+    # and without a cause, it is the node that is silent
+    with pytest.raises(NodeSilent):
+        db._embedded.ask(lambda: nothing, timeout_s=0.05)

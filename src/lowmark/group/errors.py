@@ -123,11 +123,14 @@ class EntryTooNew(Rejected):
 class QuarantinedHere(Unavailable):
     """This copy is damaged; others may serve."""
 
-    def __init__(self, group: str, *, cause: str) -> None:
+    def __init__(self, group: str, *, cause: str, alone: bool = False) -> None:
         super().__init__(
             f"this node's copy of group {group} is in quarantine: {cause}",
             detail="It neither votes nor acknowledges, so that nothing can be lost by it.",
-            hint="Ask another member; rebuild this copy from the others.",
+            hint="It is the only copy: `lowmark log verify` lists the damage; restore the directory"
+            " from a backup."
+            if alone
+            else "Ask another member; rebuild this copy from the others.",
         )
 
 

@@ -144,7 +144,7 @@ class Group:
         """What the observer knows."""
         if log.quarantined is not None:
             self._replay_sound()
-            self.stop(QuarantinedHere(self.name, cause=log.quarantined))
+            self.stop(QuarantinedHere(self.name, cause=log.quarantined, alone=self.alone))
         elif self.raft.core.singleton:
             self._act(self.raft.campaign)  # there is nobody to wait for
 
@@ -376,7 +376,7 @@ class Group:
         if self.stopped is not None:
             return
         if self.log.quarantined is not None:
-            self.stop(QuarantinedHere(self.name, cause=self.log.quarantined))
+            self.stop(QuarantinedHere(self.name, cause=self.log.quarantined, alone=self.alone))
             return
         # Its folder is sick. It goes on from what is durable, and waits until it can write again.
         what = f"entries {event.first} to {event.last} of group {self.name} could not be written"
@@ -392,7 +392,7 @@ class Group:
         if self.stopped is not None:
             return
         if self.log.quarantined is not None:
-            self.stop(QuarantinedHere(self.name, cause=self.log.quarantined))
+            self.stop(QuarantinedHere(self.name, cause=self.log.quarantined, alone=self.alone))
             return
         self._act(self._tick)
 
@@ -570,7 +570,9 @@ class Group:
 
     def _damaged(self, damage: LowmarkError) -> None:
         self._services.quarantine(self.name, damage)
-        self.stop(QuarantinedHere(self.name, cause=damage.message))
+        # The first damage says more than a refusal that came of it.
+        cause = self.log.quarantined or damage.message
+        self.stop(QuarantinedHere(self.name, cause=cause, alone=self.alone))
 
     def stop(self, error: LowmarkError) -> None:
         """Go no further, for this reason."""
@@ -606,7 +608,7 @@ class Group:
         """A long time has passed."""
         now = self._services.now_ms()
         if self.stopped is None and self.log.quarantined is not None:
-            self.stop(QuarantinedHere(self.name, cause=self.log.quarantined))
+            self.stop(QuarantinedHere(self.name, cause=self.log.quarantined, alone=self.alone))
         if self.stopped is None and self.resting.look(self.raft):
             self._versions.ask_whether_it_lives()
         if self.stopped is None and self._snapshots.due(now, follower_close=False):
