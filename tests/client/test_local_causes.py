@@ -240,6 +240,7 @@ def test_a_node_that_is_silent_for_a_cause_names_it(db: Database, data: Path) ->
         with pytest.raises(DiskFailed, match="gone") as caught:
             db._embedded.ask(lambda: nothing, timeout_s=0.05)
         check(caught.value, data)
+        assert "may have been done" in caught.value.detail
     finally:
         wal._failures, wal.stopped = 0, None
     # and without a cause, it is the node that is silent

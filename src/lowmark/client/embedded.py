@@ -102,9 +102,13 @@ class Embedded:
 
     def check_writes(self) -> None:
         """Raise what keeps the node from writing anything, and not just this once."""
-        trouble = self.node.log.trouble if self._made.is_set() and not self._failure else None
+        trouble = self._trouble()
         if trouble is not None:
             raise trouble
+
+    def _trouble(self) -> LowmarkError | None:
+        there = self._made.is_set() and self._failure is None
+        return self.node.log.trouble if there else None
 
     def check(self) -> None:
         """Refuse to go on in a child process, or after the end."""
@@ -130,9 +134,12 @@ class Embedded:
             return self.node.bridge.ask(
                 function, timeout_s=self._timeout_s if timeout_s is None else timeout_s
             )
-        except NodeSilent:
-            self.check_writes()  # that is why, then
-            raise
+        except NodeSilent as silent:
+            trouble = self._trouble()
+            if trouble is None:
+                raise
+            trouble.detail = f"{trouble.detail} {silent.detail}".strip()
+            raise trouble from silent  # that is why, then
         except NodeClosed:
             raise self.ended() from self._failure
         except NodeClosing:

@@ -22,7 +22,10 @@ What it promises
        acknowledges until it was taken out of the group and added again, as a new incarnation.
     6. Proposals are served in every stage of a change of peers; one that fails or is cancelled
        leaves the old voters in force.
-    7. What a peer sends is checked before it is believed; a peer that breaks the rules is cut off.
+    7. What fills a disk (the machine says so) is refused by a leader whose disk is full before it
+       is in the log; everything else may use the reserve. A copy that is the only one and can't
+       write refuses with the cause, instead of waiting for nobody.
+    8. What a peer sends is checked before it is believed; a peer that breaks the rules is cut off.
 
 Not promised: that the leader is the only one who believes to lead. It is the only one who can
 commit.

@@ -34,6 +34,7 @@ Invariants
     8. What a hold pins stays; every decision says what it cut and who held back the rest.
     9. Every entry that was taken, and every callback that waits for an end, has exactly one end,
        and is told of it (see `Log`), also when its group goes away or the disk fails.
+   10. A part of the disk is reserved: an append uses it only if its owner says so (see `wal`).
 
 One loop decides everything; lanes only carry out. So there are no locks here, and each multi-step
 change is described, step by step, at the head of its file: `flush` (roll-over), `snapshots`,

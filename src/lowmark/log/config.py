@@ -70,7 +70,7 @@ class LogConfig:
     link_grace_ms: int = 60_000
     """How long the name of a merged segment stays readable."""
     disk_reserved_bytes: int = 64 * MIB
-    """Appends stop when less than this is free, so that compaction and deletes can go on."""
+    """Appends that would leave less than this free are refused; what frees space may use it."""
     disk_low_bytes: int = 1 * GIB
     """Phase 3 runs when less than this is free."""
     retry_ms: int = 1_000
