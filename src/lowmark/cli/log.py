@@ -36,6 +36,7 @@ from lowmark.log import (
     is_log,
     verify_log,
 )
+from lowmark.metastore import verify_node
 from lowmark.runtime import RealDisk, Runtime, real_runtime
 
 __all__ = ["app"]
@@ -75,6 +76,7 @@ def verify(path: DataPath, as_json: Json = False) -> None:
 
     with _bar("verifying") as tell:
         findings = list(verify_log(disk, seen))
+        findings += list(verify_node(disk, findings))
     if as_json:
         found = [asdict(finding) for finding in findings]
         ok = not findings

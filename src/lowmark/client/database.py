@@ -31,7 +31,7 @@ from lowmark.client.running import Engine, Runners
 from lowmark.client.sweeping import claim
 from lowmark.client.table import Table
 from lowmark.client.times import parse_time
-from lowmark.errors import Rejected
+from lowmark.errors import LowmarkError, Rejected
 from lowmark.ledger import RunRecord
 from lowmark.log import files
 from lowmark.node import Settings, check_directory, data_path, load_settings, make_directory
@@ -130,7 +130,11 @@ class Database:
         assert node.watermark is not None
         self._catalogs = node.catalogs
         self._watermark = node.watermark
-        embedded.ask(lambda: node.catalogs.when_ready(1), timeout_s=_READY_S)  # type: ignore[union-attr]
+        try:
+            embedded.ask(lambda: node.catalogs.when_ready(1), timeout_s=_READY_S)  # type: ignore[union-attr]
+        except LowmarkError:
+            self._check_metastore()
+            raise
         self._lock = threading.Lock()
         self._tables: dict[TableId, Table] = {}
         settled = node.cluster.settings.ledger_location
@@ -171,9 +175,19 @@ class Database:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_S)
 
+    def _check_metastore(self) -> None:
+        """Raise if it is damaged: that may be found only when it is read."""
+        cluster = self._embedded.node.cluster
+        damage = self._embedded.ask_now(lambda: cluster.damage)
+        if damage is not None:
+            raise damage
+
     def _copies_are_there(self) -> bool:
         """On the loop."""
         node = self._embedded.node
+        damage = node.cluster.damage
+        if damage is not None:
+            raise damage
         assert node.tables is not None
         assert node.placement is not None
         ready = {

@@ -62,6 +62,15 @@ from lowmark.metastore.commands import (
     version,
 )
 from lowmark.metastore.config import MetastoreConfig
+from lowmark.metastore.damage import (
+    MetastoreDamaged,
+    MetastoreMissing,
+    NodeFileDamaged,
+    NodeFileMissing,
+    check_metastore,
+    find_identity,
+    verify_node,
+)
 from lowmark.metastore.errors import (
     ClusterRefused,
     InvokeRefused,
@@ -109,8 +118,12 @@ __all__ = [
     "LeaseTaken",
     "Metastore",
     "MetastoreConfig",
+    "MetastoreDamaged",
     "MetastoreMachine",
+    "MetastoreMissing",
     "MetastoreUnreachable",
+    "NodeFileDamaged",
+    "NodeFileMissing",
     "NodeInfo",
     "Not",
     "NotComplete",
@@ -132,7 +145,9 @@ __all__ = [
     "Watch",
     "all_of",
     "any_of",
+    "check_metastore",
     "exists",
+    "find_identity",
     "identify",
     "lease_ends",
     "lease_is_over",
@@ -141,5 +156,6 @@ __all__ = [
     "revision",
     "unless",
     "value_is",
+    "verify_node",
     "version",
 ]

@@ -41,6 +41,7 @@ from lowmark.metastore.coordinating import (
     known,
     reply_of,
 )
+from lowmark.metastore.damage import MetastoreDamaged, check_metastore
 from lowmark.metastore.errors import ClusterRefused, NotInCluster
 from lowmark.metastore.identity import Identity, load_identity, save_identity
 from lowmark.metastore.nodes import (
@@ -165,6 +166,9 @@ class Cluster:
 
     def _come_back(self) -> None:
         founding = self._identity.founding
+        # Before anything is made: a copy that is lost or damaged must not be replaced by a new one.
+        check_metastore(self._disk, self._log, self._identity)
+        self.metastore.when_stopped = self._stopped
         if GROUP in {log.name for log in self._log.groups() if log.meta}:
             self.metastore.open()
         elif founding is not None:
@@ -189,6 +193,12 @@ class Cluster:
                 self._loop.call_later(_RETRY_MS, settle)
 
         self.metastore.on_elected(lambda _: settle())
+
+    def _stopped(self, error: LowmarkError) -> None:
+        """Damage was found only when it was read. Without other copies, nobody need wait."""
+        if not self._closed and not self._identity.peers:
+            told = self.damage or error.again()
+            self._loop.call_soon(lambda: self.ready.reject(told))
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -371,6 +381,14 @@ class Cluster:
         if not self.ready.done:
             raise NotInCluster
         return self.ready.result()
+
+    @property
+    def damage(self) -> MetastoreDamaged | None:
+        """Why the metastore is gone for good: this copy is damaged, and is the only one."""
+        stopped = self._log.group(GROUP).quarantined
+        if stopped is None or self._identity.peers:
+            return None
+        return MetastoreDamaged(self._disk, stopped, alone=True)
 
     @property
     def topology(self) -> Topology:

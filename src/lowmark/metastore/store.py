@@ -33,6 +33,7 @@ from lowmark.metastore.commands import (
 )
 from lowmark.metastore.completeness import Completeness
 from lowmark.metastore.config import MetastoreConfig
+from lowmark.metastore.damage import GROUP
 from lowmark.metastore.errors import (
     InvokeRefused,
     LeaseOver,
@@ -48,7 +49,6 @@ from lowmark.runtime import Buffer, ClockSkew, HybridTime, Runtime
 
 __all__ = ["GROUP", "Leadership", "Metastore", "Page", "Standing"]
 
-GROUP = "metastore"
 _COMPACTED_PER_STEP = 10_000
 
 T = TypeVar("T")
@@ -130,6 +130,8 @@ class Metastore:
             runtime.loop, runtime.clock, known=lambda: self.state.time, tick=self._tick
         )
         self.coordinator: Coordinator | None = None
+        self.when_stopped: Callable[[LowmarkError], None] = lambda _: None
+        """Told when the copy goes no further."""
         self.renew_holds: Callable[[], Future[LeaseAnswer]] = lambda: Future.failed(NotInCluster())
         """Has this node's lease renewed now; set by whoever keeps that lease."""
 
@@ -503,6 +505,7 @@ class Metastore:
     def on_stopped(self, error: LowmarkError) -> None:
         """The copy goes no further: nobody would be told anything any more."""
         self._watches.end_all(error)
+        self.when_stopped(error)
 
     def on_leader_elected(self, term: int) -> None:
         """This node leads."""

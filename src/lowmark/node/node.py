@@ -33,6 +33,7 @@ from lowmark.metastore import (
     ClusterRefused,
     Identity,
     NodeInfo,
+    find_identity,
     identify,
     load_identity,
 )
@@ -117,6 +118,8 @@ class Node:
         self.stuck = False
         """Whether a client kept the door from closing: its thread ends only with the process."""
         self._stopping = False
+        self._damage: LowmarkError | None = None
+        """What was found in the only copy of the metastore when the node was about to be ready."""
         self.embedded = options.embedded
         self.catalogs: Catalogs | None = None
         """The catalog; there as soon as the cluster is ready."""
@@ -134,10 +137,11 @@ class Node:
             self.loop = runtime.loop
             undo.callback(self.loop.close)
             self.bridge = Bridge(self.loop)
+            known = find_identity(runtime.disk)
             self.log = Log.open(runtime, self.settings.log)
             undo.callback(self.log.close)
             if options.embedded:
-                _check_lone(options.data, load_identity(runtime.disk))
+                _check_lone(options.data, known)
             identity = identify(runtime.disk, draw=runtime.random.randrange, name=options.name)
             self.groups = Groups(
                 runtime,
@@ -201,17 +205,23 @@ class Node:
             if self.cluster.ready.error is None:
                 self._belongs_to(self.cluster.settings.id)
                 self._start_rooms_above()
-                on_ready()
+                # The catalog has read what the metastore has of it: damage may show only then.
+                self._damage = self.cluster.damage
+                if self._damage is None:
+                    on_ready()
             self.loop.call_soon(lambda: None)  # for `over` to be looked at
 
         def over() -> bool:
-            return self._stopping or self.cluster.ready.error is not None
+            failed = self.cluster.ready.error is not None or self._damage is not None
+            return self._stopping or failed
 
         try:
             self.cluster.ready.then(settled)
             self.loop.run_until(over, timeout_ms=_NO_HURRY_MS)
             if self.cluster.ready.error is not None:
                 raise self.cluster.ready.error.again()
+            if self._damage is not None:
+                raise self._damage
             self._say_goodbye()
         finally:
             self._close()

@@ -38,7 +38,8 @@ from lowmark.metastore import (
     NodeInfo,
     RevisionCompacted,
     Topology,
-    load_identity,
+    check_metastore,
+    find_identity,
 )
 from lowmark.metastore.nodes import (
     CLUSTER_KEY,
@@ -60,6 +61,7 @@ from lowmark.node.messages import (
     Status,
     WatchEvent,
     WatchStarted,
+    WatermarkStatus,
 )
 from lowmark.node.meta_actions import bare, history_entries, page_of, stored, watch_event
 from lowmark.node.status import Copy, Known, Trying, lease_row, merged
@@ -69,6 +71,7 @@ from lowmark.raft import EntryKind, MembershipRefused, membership
 from lowmark.runtime import HybridTime, Locked, RealDisk, millis_of, real_runtime
 from lowmark.table import PartitionMachine, parse_group_name
 from lowmark.table import State as PartitionState
+from lowmark.table.watermark import WATERMARK_KEY, read_watermark
 
 __all__ = ["DataInUse", "OfflineStore", "open_offline"]
 
@@ -108,10 +111,11 @@ def open_offline(path: str, config: LogConfig | None = None) -> Iterator[Offline
         except Locked as locked:
             raise DataInUse(path, locked) from locked
         opened.callback(log.close)
-        if GROUP in log.unreadable:
-            raise log.unreadable[GROUP].again()
-        identity = load_identity(disk)
-        if identity is None or GROUP not in {each.name for each in log.groups()}:
+        identity = find_identity(disk)
+        copy = next((each for each in log.groups() if each.name == GROUP), None)
+        if identity is not None and (copy is None or not copy.meta):
+            check_metastore(disk, log, identity)
+        if identity is None or copy is None or not copy.meta:
             raise Rejected(
                 f"{path} has no metastore",
                 detail="Its node never was in a cluster, or was not let in yet.",
@@ -267,6 +271,16 @@ class OfflineStore:
             pass
         return history.latest
 
+    def _watermark(self) -> WatermarkStatus | None:
+        """Where it stood, and where it would have been by the metastore's time; nobody holds it."""
+        settings, found = self._settings(), self._read(WATERMARK_KEY, self.state.latest)
+        if settings is None:
+            return None
+        time_ms = 0 if found is None else millis_of(HybridTime(read_watermark(found.value)))
+        known_ms = millis_of(HybridTime(self.state.time))
+        goal_ms = max(known_ms - settings.watermark_availability_ms, time_ms)
+        return WatermarkStatus(time_ms=time_ms, goal_ms=goal_ms, holders=())
+
     def _tables(self, trying: Trying) -> list[TablePart]:
         """What its copies of partitions hold; those that can't be read are a problem."""
         states: list[tuple[TableId, PartitionState]] = []
@@ -313,6 +327,7 @@ class OfflineStore:
             ),
             catalog=trying.get("the catalog", self._catalog, None),
             tables=trying.get("the tables", lambda: self._tables(trying), nothing),
+            watermark=trying.get("the low watermark", self._watermark, None),
         )
         copy = Copy(
             GROUP,

@@ -62,6 +62,7 @@ __all__ = [
     "AsOfHold",
     "LowWatermark",
     "WatermarkStanding",
+    "read_watermark",
 ]
 
 logger = logging.getLogger(__name__)
@@ -525,6 +526,11 @@ def _holds_of(seen: _Seen, nodes: AbstractSet[int]) -> tuple[Hold, ...]:
         )
         for time, node in sorted(standing)
     )
+
+
+def read_watermark(value: bytes) -> int:
+    """The time that stands under `WATERMARK_KEY`."""
+    return _decode(value, WatermarkValue).time
 
 
 def _decode(value: bytes, kind: type[T]) -> T:

@@ -1,0 +1,235 @@
+"""What is wrong with a data directory whose node can't start from it, told before it tries.
+
+A node needs its note (`node`: which node and which cluster this is) and its copy of the metastore
+(names, columns and settings of all tables, and where their rows are). If one of them is lost or
+damaged, and no other node has a copy, nothing that could be waited for brings it back: the start
+fails at once, by name. Nothing is ever put in its place: a new note would make a stranger of the
+node, and a new metastore would make strangers of all rows that are there, to be swept away.
+
+A node that knows of others starts with a copy in quarantine: they serve, and it says what it knows.
+
+The note, and whether there is a copy at all, are looked at before the log is opened: a log whose
+group is gone takes it for deleted, and drops what its WAL files have of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.log import Log, files
+from lowmark.log.errors import NewerFormat
+from lowmark.log.findings import Finding, finding_of
+from lowmark.log.identity import ASIDE
+from lowmark.metastore.identity import PATH, Identity, load_identity
+from lowmark.runtime import Disk
+
+__all__ = [
+    "GROUP",
+    "MetastoreDamaged",
+    "MetastoreMissing",
+    "NodeFileDamaged",
+    "NodeFileMissing",
+    "check_metastore",
+    "find_identity",
+    "verify_node",
+]
+
+GROUP = "metastore"
+_NAMED_MAX = 5
+_LOST = "The metastore has the names, columns and settings of all tables: none can be opened."
+
+
+class NodeFileMissing(Corrupt):
+    """A data directory without the note that says whose it is."""
+
+    def __init__(self, disk: Disk) -> None:
+        root = disk.describe("")
+        super().__init__(
+            f"{disk.describe(PATH)} is missing, but {root} is not empty: {_found(disk)}",
+            detail="The file says which node and which cluster the directory belongs to. Without it"
+            " the metastore can't be opened, and no table can. No new file was made.",
+            hint=_put_back(disk),
+        )
+
+
+class NodeFileDamaged(Corrupt):
+    """The note that says whose a data directory is can't be read."""
+
+    def __init__(self, disk: Disk, cause: LowmarkError) -> None:
+        super().__init__(
+            cause.message,
+            detail="The file says which node and which cluster the directory belongs to. Without it"
+            " the metastore can't be opened, and no table can. Nothing else is damaged by that.",
+            hint=_put_back(disk),
+        )
+
+
+class MetastoreMissing(Corrupt):
+    """A node that had a copy of the metastore, and has none."""
+
+    def __init__(self, disk: Disk, *, alone: bool) -> None:
+        super().__init__(
+            f"{disk.describe(files.group_dir(GROUP))} is missing: the metastore of this node",
+            detail=f"{_LOST} No new metastore was made.",
+            hint=_advice(disk, alone=alone),
+        )
+
+
+class MetastoreDamaged(Corrupt):
+    """This node's copy of the metastore is damaged, and there may be no other."""
+
+    def __init__(self, disk: Disk, cause: str, *, alone: bool, newer: bool = False) -> None:
+        super().__init__(
+            f"the metastore in {disk.describe('')} can't be read: {cause}",
+            detail=f"{_LOST} No new metastore was made.",
+            hint="Use the release that wrote it, or a later one."
+            if newer
+            else _advice(disk, alone=alone),
+        )
+        self.cause = cause
+
+
+def find_identity(disk: Disk) -> Identity | None:
+    """Who the node of a directory is; None in a new one, and only there.
+
+    Raise if that can't be told, or if it had a copy of the metastore and there is none. Call it
+    before the log is opened.
+    """
+    try:
+        identity = load_identity(disk)
+    except NewerFormat:
+        raise
+    except Corrupt as damage:
+        raise NodeFileDamaged(disk, damage) from damage
+    if identity is None and (_groups(disk) or disk.list(files.LEDGERS)):
+        raise NodeFileMissing(disk)
+    if identity is not None and _lost_its_copy(disk, identity):
+        raise MetastoreMissing(disk, alone=not identity.peers)
+    return identity
+
+
+def _lost_its_copy(disk: Disk, identity: Identity) -> bool:
+    if identity.left or disk.stat(f"{files.REJOIN}/{GROUP}") is not None:
+        return False  # it was given up on purpose, or is about to be made anew from the others
+    groups = _groups(disk)
+    return GROUP not in groups and _had_a_copy(identity, others=bool(groups))
+
+
+def _had_a_copy(identity: Identity, *, others: bool) -> bool:
+    """A founder, or a node that has just joined, may have crashed before its copy was made. One
+    that has copies of tables had the metastore before; and a founder had, once it was settled.
+    """
+    settled = not identity.peers and identity.founding is None
+    return bool(identity.cluster) and (others or settled)
+
+
+def check_metastore(disk: Disk, log: Log, identity: Identity) -> None:
+    """Raise if this node can't have its metastore: its copy is lost or damaged, and is the only one
+    as far as it knows; or its copy can't even say whose it is.
+    """
+    alone = not identity.peers
+    if GROUP in log.unreadable:
+        error = log.unreadable[GROUP]
+        newer = isinstance(error, NewerFormat)
+        raise MetastoreDamaged(disk, error.message, alone=alone, newer=newer) from error
+    others = any(one.name != GROUP for one in log.groups()) or bool(log.unreadable)
+    copy = next((one for one in log.groups() if one.name == GROUP), None)
+    if copy is not None and copy.quarantined is not None:
+        if alone:
+            # What a start writes down is for good; a file of a newer release is not damage.
+            newer = disk.stat(f"{files.group_dir(GROUP)}/{files.QUARANTINE}") is None
+            newer = newer and "this release reads" in copy.quarantined
+            raise MetastoreDamaged(disk, copy.quarantined, alone=alone, newer=newer)
+        return
+    if _had_a_copy(identity, others=others):
+        if copy is None:
+            raise MetastoreMissing(disk, alone=alone)
+        if not copy.meta:
+            cause = f"the record of {disk.describe(copy.state.folder)} is in no WAL file"
+            raise MetastoreDamaged(disk, cause, alone=alone)
+
+
+def verify_node(disk: Disk, found: Sequence[Finding] = ()) -> Iterator[Finding]:
+    """What is wrong with a node's own files, for `lowmark log verify`, and what it means for the
+    node that something was found in its log.
+
+    A log that no node has made has no note, and needs none.
+    """
+    where = disk.describe(files.group_dir(GROUP))
+    try:
+        identity = load_identity(disk)
+    except LowmarkError as error:
+        told = error if isinstance(error, NewerFormat) else NodeFileDamaged(disk, error)
+        yield replace(finding_of(disk, PATH, None, error), hint=told.hint)
+        return
+    if identity is None:
+        if GROUP in _groups(disk) or disk.list(files.LEDGERS):
+            what = "the file is missing: nothing says whose directory this is"
+            hint = NodeFileMissing(disk).hint
+            yield Finding("missing", None, disk.describe(PATH), None, what, hint)
+        return
+    alone = not identity.peers
+    if _lost_its_copy(disk, identity):
+        what = "the folder is missing: without the metastore no table can be opened"
+        hint = MetastoreMissing(disk, alone=alone).hint
+        yield Finding("missing", GROUP, where, None, what, hint)
+    elif (cause := next(filter(_stops_the_metastore, found), None)) is not None:
+        what = "the metastore can't be opened, and without it no table can"
+        hint = MetastoreDamaged(disk, cause.what, alone=alone).hint
+        yield Finding("damage", GROUP, where, None, what, hint)
+
+
+def _stops_the_metastore(finding: Finding) -> bool:
+    """Damage of a WAL file that is no group's concerns all of them."""
+    if finding.group is None:
+        return finding.kind == "damage" and not finding.path.endswith(files.DAMAGED)
+    return finding.group == GROUP and finding.kind in {"damage", "missing", "quarantine"}
+
+
+def _groups(disk: Disk) -> list[str]:
+    return [name for name in disk.list(files.GROUPS) if not name.startswith(ASIDE)]
+
+
+def _found(disk: Disk) -> str:
+    names = [files.group_dir(name) for name in _groups(disk)]
+    if disk.list(files.LEDGERS):
+        names.append(files.LEDGERS)
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return f"it has {', '.join(names[:_NAMED_MAX])}{more}"
+
+
+def _what_is_left(disk: Disk) -> str:
+    """Where rows are all the same, and how to look at them."""
+    root = disk.describe("")
+    words = []
+    if any(name != GROUP for name in _groups(disk)):
+        words.append(
+            f"Rows are still in {root}/{files.GROUPS} and {root}/{files.WAL}:"
+            f" `lowmark log dump {root}` lists their entries."
+        )
+    if disk.list(files.LEDGERS):
+        words.append(f"Compacted rows are Parquet files below {root}/{files.LEDGERS}.")
+    return " ".join(words)
+
+
+def _put_back(disk: Disk) -> str:
+    cure = f"Put `{PATH}` back from any copy of this directory: it hardly ever changes."
+    return " ".join(filter(None, (cure, _what_is_left(disk))))
+
+
+def _advice(disk: Disk, *, alone: bool) -> str:
+    root = disk.describe("")
+    if alone:
+        cure = (
+            "Put the whole directory back from a copy that was made while it was closed: its files"
+            " belong together."
+        )
+    else:
+        cure = (
+            "Other nodes have the metastore, too: start this one with an empty directory and"
+            " `lowmark serve --join ADDR`."
+        )
+    keep = f"Keep this one: `lowmark log verify {root}` lists all damage."
+    return " ".join(filter(None, (cure, keep, _what_is_left(disk))))
