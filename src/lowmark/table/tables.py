@@ -54,10 +54,11 @@ class Tables:
         return partition
 
     def get(self, table: TableId, number: int) -> Partition:
-        """A copy that is here."""
+        """A copy that is here. If its files can't be read just now, the error says which, and why."""
         partition = self._partitions.get((table, number))
         if partition is None:
-            raise PartitionNotHere(table, number)
+            unreadable = self._log.unreadable.get(group_name(table, number))
+            raise PartitionNotHere(table, number) if unreadable is None else unreadable.again()
         return partition
 
     def of(self, table: TableId) -> list[Partition]:

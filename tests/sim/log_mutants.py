@@ -1,0 +1,83 @@
+"""The log with one thing wrong, on purpose: what its sick lives must be able to find.
+
+Each mutant is a context manager; within it, every log that is opened has the fault. The first three
+are what releases before 0.9 did, or nearly; they cost acknowledged rows without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from lowmark.log.flush import ClosedFile, SegmentWriter
+from lowmark.log.kept import Owner
+from lowmark.log.log import Log
+from lowmark.log.opening import Opening
+from lowmark.log.wal_recovery import WalFile, WalRecord
+from sim.mutants import replaced
+
+__all__ = ["MUTANTS"]
+
+
+def gives_a_sick_folder_up() -> AbstractContextManager[None]:
+    """A WAL file goes though a group could not flush its part of it."""
+    original = SegmentWriter._owed
+
+    def owed(self: SegmentWriter, file: ClosedFile) -> tuple[set[Owner], bool]:
+        file.parked = []
+        return original(self, file)
+
+    return replaced(SegmentWriter, "_owed", owed)
+
+
+def takes_an_unreadable_group_for_a_deleted_one() -> AbstractContextManager[None]:
+    original = Opening._replay
+
+    def replay(self: Opening, file: WalFile, found: WalRecord) -> None:
+        if found.group not in self.unreadable:
+            original(self, file, found)
+
+    return replaced(Opening, "_replay", replay)
+
+
+def goes_on_with_what_it_could_not_read() -> AbstractContextManager[None]:
+    """What leaves a gap is not kept: a segment could not be read, and the WAL goes on behind it."""
+    original = Opening.closed_files
+
+    def closed_files(self: Opening) -> Any:
+        self.strangers.clear()
+        return original(self)
+
+    return replaced(Opening, "closed_files", closed_files)
+
+
+def replays_a_kept_file_for_all() -> AbstractContextManager[None]:
+    """What a kept file holds of others undoes what is newer."""
+    return replaced(WalFile, "counts_for", lambda _self, _record: True)
+
+
+def trusts_a_later_sync() -> AbstractContextManager[None]:
+    """A removal whose sync failed is taken for done when another sync works."""
+    original = SegmentWriter._finish
+
+    def finish(self: SegmentWriter, file: ClosedFile) -> None:
+        file.spent = file.spent and file.noted is not None
+        original(self, file)
+
+    return replaced(SegmentWriter, "_finish", finish)
+
+
+def trusts_the_last_batch() -> AbstractContextManager[None]:
+    """A batch that the next process can read is taken for durable."""
+    return replaced(Log, "_make_durable", lambda _self, _file: None)
+
+
+MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "gives a sick folder up": gives_a_sick_folder_up,
+    "takes an unreadable group for a deleted one": takes_an_unreadable_group_for_a_deleted_one,
+    "goes on with what it could not read": goes_on_with_what_it_could_not_read,
+    "replays a kept file for all": replays_a_kept_file_for_all,
+    "trusts a later sync": trusts_a_later_sync,
+    "trusts the last batch": trusts_the_last_batch,
+}
