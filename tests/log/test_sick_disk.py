@@ -521,3 +521,23 @@ def test_a_disk_on_which_no_file_can_be_removed_refuses_appends_by_name() -> Non
     world.append(last + 1, last + 1)
     world.settle()
     assert world.crash().group.last_index == last + 1
+
+
+def test_a_failed_batch_that_is_read_again_finds_its_large_entries() -> None:
+    # given a batch with a large entry whose sync failed, and no new WAL file since
+    world = World()
+    world.append(1, 5)
+    world.roll()
+    world.disk.fail_next("datasync", ".wal")
+    world.put(6, 6, size=20_000)
+    world.loop.run_until(lambda: world.log.wal.stopped is not None)
+    for _ in range(3):
+        world.disk.fail_next("create", ".wal.tmp")
+    # when the compactor clears away what nobody needs, and the process is killed
+    world.log.phase1(world.group.state)
+    world.drain("compaction")
+    world.disk.heal()
+    after = world.kill()
+    # then what the next one reads of it is whole
+    assert after.group.last_index == 6
+    after.check([6], size=20_000)

@@ -1,7 +1,7 @@
 """The log with one thing wrong, on purpose: what its sick lives must be able to find.
 
-Each mutant is a context manager; within it, every log that is opened has the fault. The first three
-are what releases before 0.9 did, or nearly; they cost acknowledged rows without a word.
+Each mutant is a context manager; within it, every log that is opened has the fault. Lowmark once
+had the first three of them: they cost acknowledged rows without a word.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from lowmark.log.flush import ClosedFile, SegmentWriter
 from lowmark.log.kept import Owner
 from lowmark.log.log import Log
 from lowmark.log.opening import Opening
+from lowmark.log.wal import Wal
 from lowmark.log.wal_recovery import WalFile, WalRecord
 from sim.mutants import replaced
 
@@ -68,6 +69,18 @@ def trusts_a_later_sync() -> AbstractContextManager[None]:
     return replaced(SegmentWriter, "_finish", finish)
 
 
+def clears_a_failed_batch_away() -> AbstractContextManager[None]:
+    """The large files of a failed batch go while a start may still read the batch."""
+    original = Wal._give_back
+
+    def give_back(self: Wal, batch: Any) -> None:
+        original(self, batch)
+        for state, large in self._unsure_large:
+            state.large_garbage.add(large)
+
+    return replaced(Wal, "_give_back", give_back)
+
+
 def trusts_the_last_batch() -> AbstractContextManager[None]:
     """A batch that the next process can read is taken for durable."""
     return replaced(Log, "_make_durable", lambda _self, _file: None)
@@ -80,4 +93,5 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "replays a kept file for all": replays_a_kept_file_for_all,
     "trusts a later sync": trusts_a_later_sync,
     "trusts the last batch": trusts_the_last_batch,
+    "clears a failed batch away": clears_a_failed_batch_away,
 }

@@ -11,7 +11,8 @@ from random import Random
 import pytest
 
 from log.life import LogLife
-from lowmark.log import verify_log
+from lowmark.log import Damaged, verify_log
+from sim.log_mutants import MUTANTS
 
 STEPS = 150
 SEEDS = (
@@ -20,6 +21,7 @@ SEEDS = (
     else range(int(os.environ.get("LOWMARK_SIM_SEEDS", "200")))
 )
 SEEDS_PER_TEST = 20
+SEEDS_FOR_MUTANTS = 200
 
 
 @pytest.mark.slow
@@ -34,6 +36,30 @@ def test_a_log_keeps_its_promises_through_any_life(first: int) -> None:
 def test_a_log_keeps_its_promises_though_its_disk_is_sick_for_long(first: int) -> None:
     for seed in SEEDS[SEEDS.index(first) :][:SEEDS_PER_TEST]:
         live_one_life(seed, sick=True)
+
+
+FOUND_BY = {
+    "gives a sick folder up": 2,
+    "takes an unreadable group for a deleted one": 0,
+    "goes on with what it could not read": 0,
+    "replays a kept file for all": 1,
+    "trusts a later sync": 15,
+    "trusts the last batch": 92,
+    "clears a failed batch away": 565,
+}
+"""The seed that is known to find a mutant: it is tried first."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_of_the_log_is_found(name: str) -> None:
+    for seed in [FOUND_BY[name], *range(SEEDS_FOR_MUTANTS)]:
+        try:
+            with MUTANTS[name]():
+                live_one_life(seed, sick=True)
+        except (AssertionError, Damaged):
+            return
+    raise AssertionError(f"no life in {SEEDS_FOR_MUTANTS} finds that the log {name}")
 
 
 def live_one_life(seed: int, *, sick: bool = False) -> None:

@@ -179,6 +179,9 @@ class Wal:
         self._begun_bytes = 0
         self._first_number = 1
         self._old: list[int] = []
+        self._unsure_large: list[tuple[GroupState, int]] = []
+        """Large files of batches that failed. Until the next file's header says that such a batch
+        does not count, a start may read it, and must find them."""
         self.queued_bytes = 0
         self.files_waiting = 0
         self.bytes_written = 0
@@ -512,7 +515,7 @@ class Wal:
                 elif run.kept == 0:
                     continue  # an installed snapshot cleared the memtable in the meantime
                 if run.large is not None:
-                    write.state.large_garbage.add(run.large.number)
+                    self._unsure_large.append((write.state, run.large.number))
                 run.large = None
                 write.state.open_large = None
             self._queue.appendleft(write)
@@ -578,6 +581,9 @@ class Wal:
         self.large_bytes = 0
         self._writers = {incarnation: i + 1 for i, incarnation in enumerate(new.carried)}
         self.stopped = None
+        for state, large in self._unsure_large:
+            state.large_garbage.add(large)
+        self._unsure_large = []
         old, self._old = self._old, []
         for closed in old:
             self.files_waiting += 1

@@ -54,7 +54,7 @@ class Tables:
         return partition
 
     def get(self, table: TableId, number: int) -> Partition:
-        """A copy that is here. If its files can't be read just now, the error says which, and why."""
+        """A copy that is here; if a file of it can't be read just now, the error says which."""
         partition = self._partitions.get((table, number))
         if partition is None:
             unreadable = self._log.unreadable.get(group_name(table, number))
