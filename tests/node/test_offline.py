@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import lowmark
 from eventually import eventually
 from lowmark.errors import Rejected, Unavailable
 from lowmark.group import EntryTooNew, envelope
@@ -107,8 +108,25 @@ def test_what_no_majority_has_is_not_known_though_it_is_durable_here(tmp_path: P
 def test_a_directory_whose_node_runs_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with Running(tmp_path), pytest.raises(DataInUse) as refused, open_offline(str(tmp_path)):
         pass
-    assert str(os.getpid()) in refused.value.detail
+    assert str(os.getpid()) in refused.value.message
     assert "--node" in refused.value.hint
+
+
+def test_a_directory_that_a_program_has_open_is_refused_with_a_way_out_that_works(
+    tmp_path: Path,
+) -> None:
+    """It said that a node runs there, and to ask it by its address. A program has none."""
+    with (
+        lowmark.open(tmp_path),
+        pytest.raises(DataInUse) as refused,
+        open_offline(str(tmp_path)),
+    ):
+        pass
+    assert "node is running" not in str(refused.value)
+    assert "close the database there" in refused.value.hint
+    # and that is so
+    with open_offline(str(tmp_path)) as store:
+        assert store.problem == ""
 
 
 def test_what_is_no_data_directory_is_refused_and_left_alone(tmp_path: Path) -> None:

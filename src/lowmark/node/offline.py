@@ -80,14 +80,17 @@ _REVISIONS_AT_ONCE = 1_024
 
 
 class DataInUse(Unavailable):
-    """A data directory whose node is running."""
+    """A data directory that a node, or a program with an embedded one, has open."""
 
     def __init__(self, path: str, locked: Locked) -> None:
+        # The lock tells which process has it, not whether that process can be asked.
         super().__init__(
-            f"{path} is open: its node is running",
-            detail=locked.message[:1].upper() + locked.message[1:] + ".",
-            hint="Ask the node itself, by --node and its address.",
+            locked.message,
+            detail=locked.detail,
+            hint="If that is `lowmark serve`, ask it: give its address by --node instead of --data."
+            " If it is a program that opened the database, close the database there first.",
         )
+        self.path = path
 
 
 @contextlib.contextmanager
@@ -145,6 +148,8 @@ class OfflineStore:
         """What can't be told here, in words; empty if there is nothing."""
         if not self.unknown_entries:
             return ""
+        if self.unknown_entries == 1:
+            return "1 more entry is not known to be committed"
         return f"{self.unknown_entries} more entries are not known to be committed"
 
     # -- for values -----------------------------------------------------------------------------
