@@ -18,6 +18,7 @@ import pytest
 
 from cli.shop import Shop
 from eventually import eventually
+from lowmark.cli.output import counted
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_rows_come_from_stdin_in_any_form(shop: Shop) -> None:
     pq.write_table(ROWS.slice(1), sink)
     shop.run("append", "orders", "-", stdin=sink.getvalue().to_pybytes())
     said = shop.run("append", "orders", "-", "--format", "csv", "--delimiter", ";", stdin="id\no-3")
-    assert said.startswith("appended 1 rows to orders in 1 batch: ")
+    assert said.startswith("appended 1 row to orders in 1 batch: ")
     assert ids(shop) == ["o-1", "o-1", "o-2", "o-2", "o-3"]
 
 
@@ -123,7 +124,8 @@ def test_what_came_before_a_refused_batch_is_stored_and_counted(shop: Shop, tmp_
     assert "line 15001, column amount: 'much'" in error["error"]
     assert told["complete"] is False
     assert 0 < told["rows"] < 15_000
-    assert f"{told['rows']:,} rows in {told['batches']} batches were stored" in error["detail"]
+    batches = counted(told["batches"], "batch", "batches")
+    assert f"{told['rows']:,} rows in {batches} were stored" in error["detail"]
     # and what it says is what is there: whole batches, and nothing of the last one
     [row] = shop.json("table", "list")
     assert row["rows"] == told["rows"]

@@ -31,7 +31,7 @@ def test_a_cursor_lives_from_its_creation_to_its_deletion(shop: Shop) -> None:
     assert made["overdue"] is False
     # when it moves
     said = shop.run("cursor", "move", "orders", "billing", "--to", "0:2")
-    assert said == "cursor billing of table orders stands at 0:2, 1 rows behind\n"
+    assert said == "cursor billing of table orders stands at 0:2, 1 row behind\n"
     # then it is there, and goes back only by a reset
     assert "can't move back" in shop.refused(
         "cursor", "move", "orders", "billing", "--to", "earliest"

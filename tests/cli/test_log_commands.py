@@ -171,7 +171,7 @@ def test_a_log_is_explained_segment_by_segment(data: Path) -> None:
     result = lowmark("explain", data, "--group", "orders-0")
     assert result.exit_code == 0
     assert "2 entries up to the snapshot" in result.stdout
-    assert "1 entries are live" in result.stdout
+    assert "1 entry is live" in result.stdout
     assert "the newest segment always stays" in result.stdout
     assert "phase 3 would merge" in result.stdout
     assert "users-0" not in result.stdout
@@ -187,7 +187,7 @@ def test_an_explanation_as_json_is_one_object(data: Path) -> None:
     )
     first = orders["segments"][0]
     assert (first["entries"], first["live_entries"]) == (10, 1)
-    assert first["reasons"] == [{"kind": "live", "text": "1 entries are live", "hold": None}]
+    assert first["reasons"] == [{"kind": "live", "text": "1 entry is live", "hold": None}]
     assert (first["freed_by"], orders["merges"][0]["sources"]) == ("phase 3", [1, 2])
     assert (users["in_wal_entries"], users["in_wal_bytes"], users["segments"]) == (2, 6, [])
     assert found["unreadable"] == {}

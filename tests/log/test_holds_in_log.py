@@ -142,7 +142,7 @@ def test_a_decision_names_every_holder() -> None:
     assert decision.cut == ()
     reasons = {kept.piece.number: [r.text for r in kept.reasons] for kept in decision.kept}
     assert reasons == {
-        1: ["1 entries are live"],
+        1: ["1 entry is live"],
         2: ["ann holds it: reading a range", "bob holds it: reading one"],
         3: ["ann holds it: reading a range"],
         4: ["10 entries follow the snapshot", "the newest segment always stays"],

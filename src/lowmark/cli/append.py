@@ -23,7 +23,7 @@ from rich.progress import (
 
 from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, opened_database
 from lowmark.cli.files import opened_input, readable
-from lowmark.cli.output import Json, show_json
+from lowmark.cli.output import Json, counted, show_json
 from lowmark.cli.session import WrongUse
 from lowmark.client import AppendFailed, Table
 from lowmark.client.files import FORMATS, FileBatch, read_rows
@@ -88,8 +88,8 @@ def append(
         return
     facts = done.facts(table, complete=True)
     print(
-        f"appended {done.rows:,} rows to {table} in {done.batches:,}"
-        f" {'batch' if done.batches == 1 else 'batches'}: {bytes_text(done.bytes)} in"
+        f"appended {counted(done.rows, 'row')} to {table} in"
+        f" {counted(done.batches, 'batch', 'batches')}: {bytes_text(done.bytes)} in"
         f" {facts['seconds']:.2f} s, {facts['rows_per_s']:,.0f} rows/s"
     )
 
@@ -98,13 +98,18 @@ def _say_stored(error: BaseException, done: _Done) -> None:
     """How much is there, of a file that was not appended to its end."""
     unsure = isinstance(error, AppendFailed)
     words = (
-        f"Before that, {done.rows:,} rows in {done.batches:,} batches were stored"
+        f"Before that, {counted(done.rows, 'row')} in"
+        f" {counted(done.batches, 'batch', 'batches')} {_were(done.rows)} stored"
         f"{'.' if unsure else '; nothing of the batch with it was.'}"
     )
     if isinstance(error, LowmarkError):
         error.detail = f"{error.detail} {words}".strip()
     elif isinstance(error, KeyboardInterrupt):
-        print(f"{done.rows:,} rows were stored", file=sys.stderr)
+        print(f"{counted(done.rows, 'row')} {_were(done.rows)} stored", file=sys.stderr)
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
 @dataclass(slots=True)
@@ -166,11 +171,11 @@ class _Bar(_Told):
 
     def __init__(self, bar: Progress, name: str) -> None:
         self._bar = bar
-        self._task = bar.add_task(name, total=None, rows="0")
+        self._task = bar.add_task(name, total=None, rows="0 rows")
 
     def __call__(self, each: FileBatch, rows: int) -> None:
         self._bar.update(
-            self._task, completed=each.bytes_done, total=each.bytes_total, rows=f"{rows:,}"
+            self._task, completed=each.bytes_done, total=each.bytes_total, rows=counted(rows, "row")
         )
 
 
@@ -185,7 +190,7 @@ def _progress(name: str) -> Iterator[_Told]:
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
-        TextColumn("{task.fields[rows]} rows"),
+        TextColumn("{task.fields[rows]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:

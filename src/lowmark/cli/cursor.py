@@ -18,7 +18,7 @@ from lowmark.cli.database import (
     parse_place,
     times_text,
 )
-from lowmark.cli.output import Json, show_json, show_table, time_text
+from lowmark.cli.output import Json, counted, show_json, show_table, time_text
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.client import CursorPlace, Table, TableCursor
 from lowmark.node.table_status import WAITING_MS_MAX, cursor_warning
@@ -136,7 +136,7 @@ def show_cursors(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:
 def _max_lag(row: Mapping[str, Any]) -> str | None:
     limits = []
     if row["max_lag_rows"]:
-        limits.append(f"{row['max_lag_rows']:,} rows")
+        limits.append(counted(row["max_lag_rows"], "row"))
     if row["max_lag_ms"]:
         limits.append(times_text(row["max_lag_ms"]))
     return ", ".join(limits) or None
@@ -150,7 +150,8 @@ def _tell(table: Table, one: TableCursor, words: str, *, as_json: bool) -> None:
         return
     position = " ".join(f"{number}:{offset}" for number, offset in one.position.items())
     print(
-        f"cursor {one.name} of table {table.name} {words} {position}, {one.lag_rows:,} rows behind"
+        f"cursor {one.name} of table {table.name} {words} {position},"
+        f" {counted(one.lag_rows, 'row')} behind"
     )
 
 

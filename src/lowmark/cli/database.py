@@ -14,6 +14,7 @@ import typer
 
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
+from lowmark.cli.output import counted
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.client import Database, Table, open_database
 from lowmark.client.coerce_text import from_text
@@ -180,8 +181,8 @@ def key_of(table: TableDescriptor, words: Sequence[str]) -> tuple[object, ...]:
     if len(words) != len(columns):
         names = ", ".join(column.name for column in columns)
         raise WrongUse(
-            f"the key of table {table.name} is ({names}): that is {len(columns)} values,"
-            f" not {len(words)}",
+            f"the key of table {table.name} is ({names}): that is"
+            f" {counted(len(columns), 'value')}, not {len(words)}",
             hint="Give one argument for each column of the key.",
         )
     values: list[object] = []

@@ -16,7 +16,7 @@ from lowmark.cli.database import (
     opened_database,
     times_text,
 )
-from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
+from lowmark.cli.output import Cell, Json, counted, show_facts, show_json, show_table
 from lowmark.cli.values import cell_of, json_row
 from lowmark.client import (
     Holder,
@@ -116,7 +116,8 @@ def _show_table(found: TableExplanation, *, as_json: bool) -> None:
             }
         )
         return
-    print(f"table {found.table}: {found.rows:,} rows, {bytes_text(found.bytes)} in the backlog")
+    size = f"{counted(found.rows, 'row')}, {bytes_text(found.bytes)}"
+    print(f"table {found.table}: {size} in the backlog")
     print(found.kept_because)
     print()
     ledgers = [part.pop("ledger") for part in partitions]
@@ -168,7 +169,7 @@ def _show_ledgers(
     if not rows:
         print("There is no ledger: nothing was compacted yet.")
         return
-    words = f"ledgers: {found.ledger_rows:,} rows, {bytes_text(found.ledger_bytes)}"
+    words = f"ledgers: {counted(found.ledger_rows, 'row')}, {bytes_text(found.ledger_bytes)}"
     columns = ("partition", "horizon", "rows", "bytes", "epoch", "deletes_below")
     show_table(rows, columns=columns, as_json=False, title=words)
     for row in rows:

@@ -23,7 +23,7 @@ from lowmark.cli.log_words import (
     show_explanation,
     show_findings,
 )
-from lowmark.cli.output import Cell, Json, show_error, show_json, show_table
+from lowmark.cli.output import Cell, Json, counted, show_error, show_json, show_table
 from lowmark.cli.session import FAILED, help_if_bare, settings_of, wrong_use
 from lowmark.errors import Rejected
 from lowmark.log import (
@@ -225,7 +225,8 @@ def _compact_one(
     def over() -> bool:
         run = group.state.compacting
         if run is not None:
-            say(f"compacting {name}: {run.merges} merges, {run.bytes_copied:,} bytes copied")
+            merges = counted(run.merges, "merge")
+            say(f"compacting {name}: {merges}, {run.bytes_copied:,} bytes copied")
         return bool(ended) and log.idle
 
     runtime.loop.run_until(over, timeout_ms=_NO_HURRY_MS)

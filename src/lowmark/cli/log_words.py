@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from lowmark.cli.output import Cell, show_facts, show_table
+from lowmark.cli.output import Cell, counted, show_facts, show_table
 from lowmark.holds import Hold, Span
 from lowmark.log import (
     DumpEntry,
@@ -57,10 +57,11 @@ def show_explanation(one: Explanation) -> None:
         "snapshot": "none"
         if snapshot is None
         else f"at {snapshot.index:,}, term {snapshot.term:,}, {one.snapshot_bytes:,} bytes",
-        "live": f"{one.live_entries:,} entries up to the snapshot"
+        "live": f"{counted(one.live_entries, 'entry', 'entries')} up to the snapshot"
         if one.live_known
         else "the live set is lost: everything is kept until it is rebuilt",
-        "in the WAL": f"{one.in_wal_entries:,} entries, {one.in_wal_bytes:,} bytes",
+        "in the WAL": f"{counted(one.in_wal_entries, 'entry', 'entries')},"
+        f" {one.in_wal_bytes:,} bytes",
         "segments": f"{len(one.segments):,}, {one.file_bytes:,} bytes,"
         f" of which {one.freed_bytes:,} would be freed",
     }
@@ -136,7 +137,7 @@ def _pins_text(hold: Hold) -> str:
         return f"{hold.pins.low}..{'' if hold.pins.high is None else hold.pins.high}"
     if not hold.pins:
         return "nothing"
-    return f"{len(hold.pins)} entries, {hold.pins.min()}..{hold.pins.max()}"
+    return f"{counted(len(hold.pins), 'entry', 'entries')}, {hold.pins.min()}..{hold.pins.max()}"
 
 
 def _time(at_ms: int) -> str:
@@ -236,7 +237,7 @@ def dump_text(line: DumpLine, *, root: str) -> str:
                 _below(line.path, root),
                 line.piece,
                 span,
-                f"{line.entries:,} entries",
+                counted(line.entries, "entry", "entries"),
                 f"{line.bytes:,} bytes",
                 line.says,
             ]

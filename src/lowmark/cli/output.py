@@ -15,11 +15,25 @@ from rich.text import Text
 
 from lowmark.errors import LowmarkError
 
-__all__ = ["Cell", "Json", "show_error", "show_facts", "show_json", "show_table", "time_text"]
+__all__ = [
+    "Cell",
+    "Json",
+    "counted",
+    "show_error",
+    "show_facts",
+    "show_json",
+    "show_table",
+    "time_text",
+]
 
 Cell = str | int | float | bool | None
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def counted(number: int, what: str, many: str = "") -> str:
+    """A number of things, such as "1 row" or "2,000 rows"."""
+    return f"{number:,} {what if number == 1 else many or f'{what}s'}"
 
 
 def show_table(

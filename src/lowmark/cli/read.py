@@ -18,7 +18,7 @@ from lowmark.cli.database import (
     parse_place,
 )
 from lowmark.cli.export import FileKind, write_file
-from lowmark.cli.output import Cell, show_table
+from lowmark.cli.output import Cell, counted, show_table
 from lowmark.cli.session import WrongUse
 from lowmark.cli.values import cells, json_lines
 from lowmark.client import Database, Reader, Table
@@ -214,7 +214,7 @@ def read(
             [(kind, path)] = files
             with wanted.reader(database, limit) as reader:
                 rows = write_file(reader, kind, path)
-            print(f"wrote {rows:,} rows", file=sys.stderr)
+            print(f"wrote {counted(rows, 'row')}", file=sys.stderr)
         elif as_json:
             with wanted.reader(database, limit) as reader:
                 for batch in reader:

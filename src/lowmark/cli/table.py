@@ -35,7 +35,7 @@ from lowmark.cli.database import (
     listed,
     opened_database,
 )
-from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
+from lowmark.cli.output import Cell, Json, counted, show_facts, show_json, show_table
 from lowmark.cli.session import FAILED, WrongUse, help_if_bare, wrong_use
 from lowmark.client import Database, Table, TableExplanation, TableUnknown
 from lowmark.errors import Rejected
@@ -451,9 +451,9 @@ def _unless_unknown(ask: Callable[[], T], *, unknown_ok: bool) -> T | None:
 def _ask(name: str, rows: int, *, as_json: bool) -> None:
     if as_json or not sys.stdin.isatty():
         raise WrongUse(
-            f"table {name} has {rows:,} rows, and nobody can be asked whether to drop it",
-            hint="Say --yes if you mean it.",
+            f"table {name} has {counted(rows, 'row')}, and there is no terminal to ask on",
+            hint="Give --yes to drop it without being asked.",
         )
-    if not typer.confirm(f"Drop table {name} with {rows:,} rows?", err=True):
+    if not typer.confirm(f"Drop table {name} with {counted(rows, 'row')}?", err=True):
         print("nothing was dropped", file=sys.stderr)
         raise typer.Exit(FAILED)

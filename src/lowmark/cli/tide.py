@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, opened_database
-from lowmark.cli.output import Cell, Json, show_json, show_table
+from lowmark.cli.output import Cell, Json, counted, show_json, show_table
 from lowmark.client import PartitionTide, Tide
 
 __all__ = ["tide"]
@@ -92,12 +92,13 @@ def _draw(seen: Tide) -> None:
     console = console if console.is_terminal else Console(highlight=False, width=_WIDTH_MAX)
     width = max(10, min(console.width - _BESIDE, _WIDTH_MAX - _BESIDE))
     longest = max(1, *(one.end for one in seen.partitions))
-    _print(console, f"table {seen.table}: {seen.changes:,} changes so far")
+    _print(console, f"table {seen.table}: {counted(seen.changes, 'change')} so far")
     if seen.compacts:
-        live = f"{seen.ledger_rows:,} live rows, {seen.ledger_deletes:,} of them deletes"
+        live = counted(seen.ledger_rows, "live row")
+        live += f", {seen.ledger_deletes:,} of them deletes"
         _print(console, f"ledger: {live}, {bytes_text(seen.ledger_bytes)}")
     also = f", of which {bytes_text(seen.kept_bytes)} are in the ledger, too"
-    size = f"{seen.backlog_rows:,} rows, {bytes_text(seen.backlog_bytes)}"
+    size = f"{counted(seen.backlog_rows, 'row')}, {bytes_text(seen.backlog_bytes)}"
     _print(console, f"backlog: {size}{also if seen.kept_bytes else ''}")
     _print(console, f"low watermark: {seen.watermark or 'never moved'}")
     for holder in seen.watermark_held_by:

@@ -11,6 +11,7 @@ from lowmark.client.embedded import Embedded
 from lowmark.client.ledgers import Ledgers
 from lowmark.client.lookup import Lookup
 from lowmark.client.times import time_text
+from lowmark.client.words import counted
 from lowmark.errors import LowmarkError
 from lowmark.group import when_all
 from lowmark.holds import Hold
@@ -115,13 +116,14 @@ class TableExplanation:
         return [one.ledger for one in self.partitions if one.ledger is not None]
 
     def __str__(self) -> str:
-        size = f"{self.rows} rows, {self.bytes} bytes in {len(self.partitions)} partitions"
+        size = f"{counted(self.rows, 'row')}, {self.bytes} bytes"
+        size += f" in {counted(len(self.partitions), 'partition')}"
         lines = [f"table {self.table}: {size}", self.kept_because]
         if self._ledgers:
             below = ", ".join(f"{one.partition}: {one.horizon}" for one in self.partitions)
             lines.append(
-                f"ledgers: {self.ledger_rows} rows, {self.ledger_bytes} bytes, of all offsets below"
-                f" {below}"
+                f"ledgers: {counted(self.ledger_rows, 'row')}, {self.ledger_bytes} bytes, of all"
+                f" offsets below {below}"
             )
         lines += [
             f"  {holder.kind} {holder.name} holds partition {holder.partition} from"

@@ -42,6 +42,7 @@ from lowmark.client.table_writing import TableWriter
 from lowmark.client.tide import STRETCHES, Tide, tide_of
 from lowmark.client.times import TimeLike
 from lowmark.client.verifying import LedgerVerdict, verify_ledgers
+from lowmark.client.words import counted
 from lowmark.errors import Rejected
 from lowmark.group import when_all
 from lowmark.ledger import RunRecord
@@ -541,4 +542,4 @@ class Table:
         return self._compactor.sweep(self._current(), dry_run=dry_run)
 
     def __repr__(self) -> str:
-        return f"<lowmark.Table {self._first.name}, {self.partitions} partitions>"
+        return f"<lowmark.Table {self._first.name}, {counted(self.partitions, 'partition')}>"

@@ -11,6 +11,7 @@ from lowmark.client.checking import many
 from lowmark.client.coerce import Coercion
 from lowmark.client.errors import ColumnRefused
 from lowmark.client.rows import Columns, is_frame, pieces
+from lowmark.client.words import counted
 from lowmark.errors import Rejected
 
 __all__ = [
@@ -45,7 +46,7 @@ def key_values(table: Table, key: object) -> tuple[object, ...]:
         return (key,)
     if not isinstance(key, tuple | list) or len(key) != len(names):
         raise Rejected(
-            f"the key of table {table.name} has {len(names)} columns",
+            f"the key of table {table.name} has {counted(len(names), 'column')}",
             hint=f"Give a tuple of ({', '.join(names)}).",
         )
     return tuple(key)

@@ -22,6 +22,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder
+from lowmark.client.words import counted
 
 __all__ = ["png_of"]
 
@@ -156,10 +157,10 @@ def _titles(figure: Figure, tide: Drawable, holders: Sequence[HolderTotal], *, h
     )
     when = tide.at.replace("T", " ").removesuffix("Z").partition(".")[0]
     figure.text(0.98, 0.95, f"{when} UTC", fontsize=13, color=_FAINT, ha="right")
-    words = f"{tide.changes:,} changes so far."
+    words = f"{counted(tide.changes, 'change')} so far."
     if tide.compacts:
-        words += f"   Ledger: {tide.ledger_rows:,} rows, {_size(tide.ledger_bytes)}."
-    words += f"   Backlog: {tide.backlog_rows:,} rows, {_size(tide.backlog_bytes)}"
+        words += f"   Ledger: {counted(tide.ledger_rows, 'row')}, {_size(tide.ledger_bytes)}."
+    words += f"   Backlog: {counted(tide.backlog_rows, 'row')}, {_size(tide.backlog_bytes)}"
     keeps = [one.name for one in holders if one.keeps_bytes]
     if tide.kept_bytes and keeps:
         words += f", of which {_size(tide.kept_bytes)} only for {_plain(keeps[0])}"
@@ -168,7 +169,9 @@ def _titles(figure: Figure, tide: Drawable, holders: Sequence[HolderTotal], *, h
     figure.text(0.02, 0.895, f"{words}.", fontsize=size, color=_INK)
     since = tide.watermark.replace("T", " ").removesuffix("Z")
     mark = f"Low watermark: {since} UTC." if since else "The low watermark was never moved."
-    more = f"   {hidden} partitions with smaller backlogs are not shown." if hidden > 0 else ""
+    more = (
+        f"   Not shown: {counted(hidden, 'partition')} with smaller backlogs." if hidden > 0 else ""
+    )
     figure.text(0.02, 0.857, mark + more, fontsize=12, color=_FAINT)
 
 
@@ -230,7 +233,7 @@ def _readers(
     places = [_mark(looks[one.kind, one.name], _reader_words(one)) for one in holders[:alone]]
     if rest := holders[alone:]:
         furthest = max(one.behind_rows for one in rest)
-        words = f"{len(rest)} others: up to {furthest:,} rows behind"
+        words = f"{len(rest)} others: up to {counted(furthest, 'row')} behind"
         places.append(_mark(looks[rest[0].kind, rest[0].name], words))
     return places
 
@@ -239,7 +242,7 @@ def _reader_words(holder: HolderTotal) -> str:
     kind = "" if holder.kind == "cursor" else f" ({holder.kind})"
     keeps = f", keeps {_size(holder.keeps_bytes)}" if holder.keeps_bytes else ""
     late = ", overdue: holds nothing" if holder.overdue else ""
-    return f"{_plain(holder.name)}{kind}: {holder.behind_rows:,} rows behind{keeps}{late}"
+    return f"{_plain(holder.name)}{kind}: {counted(holder.behind_rows, 'row')} behind{keeps}{late}"
 
 
 def _mark(look: tuple[str, str], words: str) -> Line2D:
@@ -368,10 +371,10 @@ def _box(axes: Axes, left: int, right: int, y: int, lane: tuple[float, float], c
 
 
 def _words_beside(axes: Axes, y: int, one: PartitionTide, *, named: bool) -> None:
-    lines = [f"{one.end:,} changes"] if named else []
+    lines = [counted(one.end, "change")] if named else []
     if named and one.ledger is not None:
         lines.append(f"ledger {_size(one.ledger.bytes)}")
-        lines += [f"  {one.ledger.deletes:,} deletes"] if one.ledger.deletes else []
+        lines += [f"  {counted(one.ledger.deletes, 'delete')}"] if one.ledger.deletes else []
     lines.append(f"backlog {_size(one.backlog_bytes)}")
     axes.annotate(
         "\n".join(lines),

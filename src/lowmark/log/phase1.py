@@ -44,10 +44,15 @@ def _reasons(
         return
     if ref.last > row.snapshot_index:
         after = ref.last - max(ref.first - 1, row.snapshot_index)
-        yield Reason("after the snapshot", f"{after} entries follow the snapshot")
+        yield Reason(
+            "after the snapshot",
+            f"{after} entry follows the snapshot"
+            if after == 1
+            else f"{after} entries follow the snapshot",
+        )
     live = row.live.range_cardinality(ref.first, ref.last + 1)
     if live:
-        yield Reason("live", f"{live} entries are live")
+        yield Reason("live", "1 entry is live" if live == 1 else f"{live} entries are live")
     for hold in holds:
         if hold.pins_any(ref.first, ref.last):
             yield Reason("held", f"{hold.holder} holds it: {hold.why}", hold)

@@ -156,8 +156,8 @@ class KeyForm:
         """
         if len(values) != len(self.types):
             raise Rejected(
-                f"a key of {len(values)} values was given, and this table's keys have"
-                f" {len(self.types)}",
+                f"a key of this table has {len(self.types)} value{'s' * (len(self.types) > 1)},"
+                f" and {len(values)} {'was' if len(values) == 1 else 'were'} given",
                 hint=f"Give a value for each of {', '.join(self.names)}.",
             )
         parts = [_one(*part) for part in zip(values, self.types, self.names, strict=True)]
