@@ -43,6 +43,13 @@ def test_a_cluster_keeps_its_promises_through_any_life(
         record_property("cluster life", json.dumps(story.as_figures()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [900_065])
+def test_a_life_that_once_broke_stays_mended(seed: int) -> None:
+    # A sync of `wal/` failed once after a file's removal, and its node never wrote again.
+    live(seed)
+
+
 def trace(seed: int, *, hash_seed: int, allocated: int) -> str:
     ran = subprocess.run(
         [sys.executable, "-c", TRACE, str(seed), str(allocated)],
