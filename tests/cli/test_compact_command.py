@@ -60,6 +60,7 @@ RUN = {
     "write_rate",
     "resumed",
     "error",
+    "held_until",
 }
 NUMBERS = {
     "rows_read",
@@ -249,9 +250,15 @@ def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> 
     assert "every row is later than the low watermark" in shop.run(
         "compact", "orders", "--engine", "local"
     )
+    # and programs are told the same by the state, with the time
+    young = shop.json("compact", "orders", "--engine", "local")
+    assert (young["state"], young["held_rows"], young["held_until"]) == ("too young", 30, until)
     # and when it has passed, they go
     settle(shop)
     assert shop.json("compact", "orders", "--engine", "local")["rows_read"] == 30
+    # and then nothing is new
+    nothing = shop.json("compact", "orders", "--engine", "local")
+    assert (nothing["state"], nothing["held_rows"], nothing["held_until"]) == ("nothing", 0, None)
 
 
 def test_whoever_keeps_the_backlog_is_named(shop: Shop) -> None:

@@ -17,6 +17,7 @@ TABLE = {
     "bytes",
     "kept_because",
     "ledger_rows",
+    "ledger_deletes",
     "ledger_bytes",
     "partitions",
     "holders",
@@ -33,7 +34,7 @@ PARTITION = {
     "closed",
     "ledger",
 }
-LEDGER = {"epoch", "horizon", "deletes_below", "rows", "bytes", "problem"}
+LEDGER = {"epoch", "horizon", "deletes_below", "rows", "deletes", "bytes", "problem"}
 DELETE_HOLDER = {"kind", "name", "partition", "offset", "age_ms", "why"}
 KEY = {"key", "state", "source", "partition", "offset", "time", "row"}
 
@@ -80,14 +81,37 @@ def test_whoever_holds_the_backlog_or_deletes_is_named(made: Shop) -> None:
     # and both hold deletes
     assert {one["name"] for one in found["delete_holders"]} == {"billing", "search"}
     # and what nobody holds is gone from the backlog
-    assert (found["ledger_rows"], found["rows"]) == (KEYS, ROWS + 1 - 100)
+    assert (found["ledger_rows"], found["ledger_deletes"]) == (KEYS - 1, 1)
+    assert found["rows"] == ROWS + 1 - 100
     # and people are told the same
     said = made.run("explain", "orders")
-    assert f"ledgers: {KEYS:,} rows" in said
+    assert f"ledgers: {KEYS - 1:,} rows" in said
     backlog, _, deletes = said.partition("holders of deletes")
     assert "billing" in backlog
     assert "search" not in backlog
     assert "search" in deletes
+
+
+def test_a_table_is_shown_with_the_rows_of_its_ledgers(shop: Shop) -> None:
+    # given a ledger with a delete in it, most of the backlog behind it, and one change after it
+    fill(shop, 1, 1)
+    found = shop.json("table", "show", "orders")
+    # then rows are those of the ledger, without the delete, and the change
+    assert (found["ledger_rows"], found["ledger_deletes"]) == (KEYS - 1, 1)
+    assert (found["rows"], found["backlog_rows"]) == (KEYS, ROWS + 2 - 100)
+    assert found["bytes"] == found["backlog_bytes"] + found["ledger_bytes"]
+    assert sum(one["ledger_rows"] for one in found["partitions"]) == KEYS - 1
+    # and the same is listed, and told to people
+    [row] = shop.json("table", "list")
+    assert (row["rows"], row["bytes"]) == (found["rows"], found["bytes"])
+    assert f"{KEYS:,}: {KEYS - 1:,} in ledgers" in shop.run("table", "show", "orders")
+    # and no count of live rows has the delete in it
+    ledgers = shop.json("ledger", "show", "orders")
+    assert sum(one["live_rows"] for one in ledgers) == KEYS - 1
+    assert sum(one["deletes"] for one in ledgers) == 1
+    assert shop.json("tide", "orders")["ledger_rows"] == KEYS - 1
+    last = shop.json("runs", "orders")[0]
+    assert (last["rows_live"], last["deletes"]) == (KEYS - 1, 1)
 
 
 def test_before_a_compaction_there_is_no_ledger(tmp_path: Path) -> None:

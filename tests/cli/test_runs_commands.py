@@ -44,6 +44,7 @@ ROW = {
     "ledger_bytes",
     "trimmed_bytes",
     "held_rows",
+    "held_until",
 }
 
 

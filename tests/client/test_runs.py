@@ -219,6 +219,39 @@ def test_the_plan_says_where_a_run_would_be_made(
     assert planned(engine="spark") == ("spark", "local[*]")
 
 
+def test_a_run_that_found_nothing_or_only_young_rows_says_so_in_its_state(
+    history: Table, db: Database
+) -> None:
+    # given a table that was compacted, with a delete that a reader has not passed
+    history.cursors.create("reader", kind="compacted", start="latest")
+    history.delete([7])
+    db.advance_watermark(history.snapshot().time)
+    done = history.compact(engine="local")
+    assert (done.state, done.held_rows, done.held_until) == ("done", 0, "")
+    # then the delete is no row that is live, and indexes of keys are listed
+    assert (done.rows_live, done.deletes) == (299, 1)
+    for ledger in history.ledgers():
+        assert [Path(path).suffix for path in ledger.key_files] == [".keys"] * len(ledger.files)
+        assert all(Path(path).is_file() for path in ledger.key_files)
+    # when nothing is new
+    assert history.compact(engine="local").state == "nothing"
+    # or what is new is too young
+    history.append([{"id": 1}])
+    young = history.compact(engine="local")
+    # then that is its state, and until when; and no run was made
+    assert (young.state, young.held_rows) == ("too young", 1)
+    assert young.held_until == max(one.held_until for one in young.partitions)
+    assert [one.state for one in history.runs()] == ["done"]
+
+
+def test_the_backlog_counts_once_for_each_pass_in_what_a_run_has_read(history: Table) -> None:
+    # given partitions without a ledger, whose keys fit into memory at once
+    plan = history.compact(dry_run=True)
+    done = history.compact(engine="local")
+    # then what was read is the backlog twice: for the keys, and for the rows
+    assert done.bytes_read == 2 * sum(one.bytes for one in plan.partitions) > 0
+
+
 def test_an_engine_that_is_none_is_refused_by_name(history: Table) -> None:
     for how, said in (
         ({"engine": "duckdb"}, "engine can't be 'duckdb'"),

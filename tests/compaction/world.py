@@ -142,7 +142,8 @@ class World:
         """Compact everything that is there."""
         self.settle()
         run = self.table.compact(engine="local", **more)
-        assert run.state == "done", run.error
+        idle = all(one.state == "skipped" for one in run.partitions)
+        assert run.state == "done" or (idle and run.state == "nothing"), run.error
         return run
 
     def stopped_before(self, step: str, *, nth: int = 1, closed: bool = True) -> RunRecord:

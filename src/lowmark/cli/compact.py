@@ -80,12 +80,17 @@ def compact(
     Then the backlog is cut up to there, as far as nobody holds it; who does is named. Ctrl-C
     cancels the run, and leaves nothing behind; what was published by then stays.
 
-    With --json, one object: run, table, state (done; planned, if it is a dry run), trigger, began,
-    ended, seconds, engine (spark or local), where, watermark, verify, trim, rewrite, read_rate,
+    With --json, one object: run, table, state (done; nothing, if no row is new; too young, if all
+    new rows are later than held_until says; planned, if it is a dry run), trigger, began, ended,
+    seconds, engine (spark or local), where, watermark, verify, trim, rewrite, read_rate,
     write_rate, resumed, error; of all partitions rows_read, rows_live, rows_died, deletes,
-    deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes, held_rows; and
-    partitions, each with these and its partition, state, why, base, base_epoch, low, horizon, rows,
-    bytes, manifest, files_written, rows_checked, trimmed_to, held_by, held_until.
+    deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes, held_rows, held_until;
+    and partitions, each with these and its partition, state, why, base, base_epoch, low, horizon,
+    rows, bytes, manifest, files_written, rows_checked, trimmed_to, held_by.
+
+    rows_live does not count deletes that are kept; those are in deletes. bytes_read counts the
+    backlog once for each pass over it: once for the keys, or once for each range of them that fits
+    into --memory, and once for the rows; and what is read of the ledgers before.
 
     Example: lowmark compact orders --engine local --data ./shop
     """

@@ -41,11 +41,12 @@ def explain(
 ) -> None:
     """Say what is kept of a table, who still needs it, and why; or what became of a key.
 
-    With --json, one object: table, rows, bytes, kept_because, ledger_rows, ledger_bytes,
-    partitions (partition, start, end, rows, batches, bytes, horizon, closed, and ledger: epoch,
-    horizon, deletes_below, rows, bytes, problem), holders (of the backlog: kind, name, partition,
-    offset, age_ms, why, keeps_bytes), delete_holders (the same without keeps_bytes); of a key: key,
-    state (live, deleted or unknown), source (ledger or backlog), partition, offset, time, row.
+    With --json, one object: table, rows, bytes, kept_because, ledger_rows, ledger_deletes,
+    ledger_bytes, partitions (partition, start, end, rows, batches, bytes, horizon, closed, and
+    ledger: epoch, horizon, deletes_below, rows, deletes, bytes, problem), holders (of the backlog:
+    kind, name, partition, offset, age_ms, why, keeps_bytes), delete_holders (the same without
+    keeps_bytes); of a key: key, state (live, deleted or unknown), source (ledger or backlog),
+    partition, offset, time, row.
 
     Example: lowmark explain orders --key o-1 --data ./shop
     """
@@ -109,6 +110,7 @@ def _show_table(found: TableExplanation, *, as_json: bool) -> None:
                 "bytes": found.bytes,
                 "kept_because": found.kept_because,
                 "ledger_rows": found.ledger_rows,
+                "ledger_deletes": found.ledger_deletes,
                 "ledger_bytes": found.ledger_bytes,
                 "partitions": partitions,
                 "holders": holders,
@@ -170,7 +172,7 @@ def _show_ledgers(
         print("There is no ledger: nothing was compacted yet.")
         return
     words = f"ledgers: {counted(found.ledger_rows, 'row')}, {bytes_text(found.ledger_bytes)}"
-    columns = ("partition", "horizon", "rows", "bytes", "epoch", "deletes_below")
+    columns = ("partition", "horizon", "rows", "deletes", "bytes", "epoch", "deletes_below")
     show_table(rows, columns=columns, as_json=False, title=words)
     for row in rows:
         if row["problem"]:

@@ -59,10 +59,10 @@ def show(
     until their files go, with what they wait for.
 
     With --json, a list: partition, epoch, published_epoch, horizon, deletes_below, manifest,
-    digest, rows, live_rows, bytes, made_by, made_at, release, problem, lost (first, last, rows,
-    stale), layouts (schema, columns: id, name, type, key, filling), files (path, keys_path, rows,
-    live_rows, bytes, keys_bytes, schema_version, first, last), retired (epoch, manifest,
-    retired_at, by, removable_at, waits_for).
+    digest, rows, live_rows, deletes, bytes, made_by, made_at, release, problem, lost (first, last,
+    rows, stale), layouts (schema, columns: id, name, type, key, filling), files (path, keys_path,
+    rows, live_rows, deletes, bytes, keys_bytes, schema_version, first, last), retired (epoch,
+    manifest, retired_at, by, removable_at, waits_for).
 
     Example: lowmark ledger show orders --partition 0 --data ./shop
     """
@@ -251,6 +251,7 @@ def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
         "digest": manifest.digest,
         "rows": manifest.rows,
         "live_rows": manifest.live_rows,
+        "deletes": manifest.live_deletes,
         "bytes": manifest.bytes,
         "made_by": manifest.made_by,
         "made_at": manifest.made_at,
@@ -266,6 +267,7 @@ def _file_facts(path: str, keys: str, file: LedgerFile) -> dict[str, Any]:
         "keys_path": keys or None,
         "rows": file.rows,
         "live_rows": file.live_rows,
+        "deletes": file.live_deletes,
         "bytes": file.bytes,
         "keys_bytes": file.keys_bytes,
         "schema_version": file.schema,
@@ -276,7 +278,7 @@ def _file_facts(path: str, keys: str, file: LedgerFile) -> dict[str, Any]:
 
 # -- for people ---------------------------------------------------------------------------------
 
-_FILE_COLUMNS = ("path", "rows", "live_rows", "bytes", "schema_version", "first", "last")
+_FILE_COLUMNS = ("path", "rows", "live_rows", "deletes", "bytes", "schema_version", "first", "last")
 
 
 def _show(one: dict[str, Any]) -> None:
@@ -295,6 +297,7 @@ def _show(one: dict[str, Any]) -> None:
     else:
         facts |= {
             "live_rows": f"{one['live_rows']:,} of {one['rows']:,} in its files",
+            "deletes": f"{one['deletes']:,}, for readers that have not passed them",
             "bytes": bytes_text(one["bytes"]),
             "digest": one["digest"],
             "made_by": f"run {one['made_by']}, {one['made_at']}, release {one['release']}",

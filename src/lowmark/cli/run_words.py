@@ -55,6 +55,7 @@ def run_row(record: RunRecord) -> dict[str, Any]:
         "resumed": record.resumed,
         "error": record.error or None,
         **totals,
+        "held_until": record.held_until or None,
     }
 
 
@@ -188,11 +189,17 @@ def _summary(record: RunRecord) -> str:
         return words
     return (
         f"compacted {record.table_name} in {record.seconds:.2f} s ({_place(record)}):"
-        f" {record.rows_read:,} rows read → {record.rows_live:,} live,"
+        f" {record.rows_read:,} rows read → {record.rows_live:,} live{_deletes(record)},"
         f" {bytes_text(record.bytes_read)} read, {bytes_text(record.bytes_written)} written,"
         f" ledgers take {bytes_text(record.ledger_bytes)},"
         f" {bytes_text(record.trimmed_bytes)} trimmed; run {record.run}"
     )
+
+
+def _deletes(record: RunRecord) -> str:
+    if not record.deletes:
+        return ""
+    return f" and {_count(record.deletes, 'delete')} that readers have not passed"
 
 
 def _place(record: RunRecord) -> str:
@@ -207,10 +214,10 @@ def _nothing(record: RunRecord) -> str:
 def _show_young(record: RunRecord) -> None:
     if not record.held_rows:
         return
-    first = min(one.held_until for one in record.partitions if one.held_until)
     print(
         f"{record.held_rows:,} rows are too young: the first of them waits until the low watermark"
-        f" has passed {first} (`lowmark watermark`), or for the table's min_lag_ms, if it has one"
+        f" has passed {record.held_until} (`lowmark watermark`), or for the table's min_lag_ms, if"
+        " it has one"
     )
 
 

@@ -199,8 +199,8 @@ def list_(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False
                     "key": ", ".join(one.key) or None,
                     "columns": len(one.descriptor.columns),
                     "partitions": one.partitions,
-                    "rows": kept.rows,
-                    "bytes": kept.bytes,
+                    "rows": kept.readable_rows,
+                    "bytes": kept.bytes + kept.ledger_bytes,
                     "cursors": len(one.cursors.list()),
                 }
             )
@@ -224,9 +224,11 @@ def show(
     """Show a table: its columns and options, what each partition holds, its cursors, warnings.
 
     The backlog of a partition goes from start to end; its ledger has what lies below the horizon.
+    Rows are those of ledgers, without deletes, and all changes that came after them.
 
     With --json, one object: table, id, zone, replicas, key, schema_version,
-    oldest_schema_version, rows, bytes, columns, options, partitions, cursors, warnings.
+    oldest_schema_version, rows, bytes, backlog_rows, backlog_bytes, ledger_rows, ledger_deletes,
+    ledger_bytes, columns, options, partitions, cursors, warnings.
 
     Example: lowmark table show orders --data ./shop
     """
@@ -238,8 +240,10 @@ def show(
     facts: dict[str, Cell] = {
         "table": found["table"],
         "key": ", ".join(found["key"]) or "none",
-        "rows": found["rows"],
-        "bytes": bytes_text(found["bytes"]),
+        "rows": f"{found['rows']:,}: {found['ledger_rows']:,} in ledgers, and changes after them",
+        "backlog_rows": found["backlog_rows"],
+        "bytes": f"{bytes_text(found['bytes'])}, of which {bytes_text(found['ledger_bytes'])}"
+        " are ledgers",
         "zone": f"{found['zone']}, {_count(found['replicas'], 'replica')}",
         "schema_versions": f"{found['oldest_schema_version']} to {found['schema_version']}",
     }
@@ -268,8 +272,13 @@ def _described(database: Database, name: str) -> dict[str, Any]:
         "key": list(one.key),
         "schema_version": descriptor.latest.number,
         "oldest_schema_version": descriptor.schemas[0].number,
-        "rows": kept.rows,
-        "bytes": kept.bytes,
+        "rows": kept.readable_rows,
+        "bytes": kept.bytes + kept.ledger_bytes,
+        "backlog_rows": kept.rows,
+        "backlog_bytes": kept.bytes,
+        "ledger_rows": kept.ledger_rows,
+        "ledger_deletes": kept.ledger_deletes,
+        "ledger_bytes": kept.ledger_bytes,
         "columns": [
             {
                 "name": column.name,
@@ -429,7 +438,7 @@ def drop(
         found = _unless_unknown(lambda: database.table(name), unknown_ok=if_exists)
         if found is not None:
             if not yes:
-                _ask(name, _kept(found).rows, as_json=as_json)
+                _ask(name, _kept(found).readable_rows, as_json=as_json)
             database.drop_table(name)
     if as_json:
         show_json({"table": name, "dropped": found is not None})

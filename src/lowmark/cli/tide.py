@@ -94,8 +94,7 @@ def _draw(seen: Tide) -> None:
     longest = max(1, *(one.end for one in seen.partitions))
     _print(console, f"table {seen.table}: {counted(seen.changes, 'change')} so far")
     if seen.compacts:
-        live = counted(seen.ledger_rows, "live row")
-        live += f", {seen.ledger_deletes:,} of them deletes"
+        live = f"{counted(seen.ledger_rows, 'live row')}, {counted(seen.ledger_deletes, 'delete')}"
         _print(console, f"ledger: {live}, {bytes_text(seen.ledger_bytes)}")
     also = f", of which {bytes_text(seen.kept_bytes)} are in the ledger, too"
     size = f"{counted(seen.backlog_rows, 'row')}, {bytes_text(seen.backlog_bytes)}"

@@ -62,7 +62,9 @@ class Compactor:
         runner: Callable[[], Runner],
         wishes: Wishes,
     ) -> RunRecord:
-        """Make a run; gives what it did. Without anything to do, nothing is begun."""
+        """Make a run; gives what it did. Without anything to do, nothing is begun, and the state
+        says why.
+        """
         run = self._run(table, partitions, wishes)
         with self.only(run):
             record = run.plan()
@@ -72,7 +74,9 @@ class Compactor:
                     self.sweep(table)
             if all(one.state == "skipped" for one in record.partitions):
                 record = msgspec.structs.replace(
-                    record, state="done", ended_at_ms=record.began_at_ms
+                    record,
+                    state="too young" if record.held_rows else "nothing",
+                    ended_at_ms=record.began_at_ms,
                 )
                 return run.finish_published(record)
             return run.go(record, runner)

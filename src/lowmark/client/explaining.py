@@ -54,10 +54,12 @@ class LedgerExplanation:
     deletes_below: int
     """Deletes below this offset may be gone from it."""
     rows: int | None
-    """Of each key the last one, deletes among them; None if the ledger can't be read."""
+    """Of each key the last one, without deletes; None if the ledger can't be read."""
     bytes: int | None
     problem: str = ""
     """Why it can't be read."""
+    deletes: int | None = None
+    """That it still has, for readers which have not passed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,21 @@ class TableExplanation:
 
     @property
     def ledger_rows(self) -> int:
-        """Rows that ledgers have, deletes among them."""
+        """Rows that ledgers have, without deletes."""
         return sum(ledger.rows or 0 for ledger in self._ledgers)
+
+    @property
+    def ledger_deletes(self) -> int:
+        """Deletes that ledgers still have."""
+        return sum(ledger.deletes or 0 for ledger in self._ledgers)
+
+    @property
+    def readable_rows(self) -> int:
+        """Rows that ledgers have, and changes of the backlog that are not in them yet: what a
+        compacted reader is given, without the deletes of ledgers.
+        """
+        after = sum(max(0, one.end - max(one.start, one.horizon)) for one in self.partitions)
+        return self.ledger_rows + after
 
     @property
     def ledger_bytes(self) -> int:
@@ -257,7 +272,9 @@ def _ledger(adopted: Adopted | None, ledgers: Ledgers) -> LedgerExplanation | No
         manifest = read_adopted(ledgers.store, adopted)
     except LowmarkError as error:
         return LedgerExplanation(*facts, None, None, error.message)
-    return LedgerExplanation(*facts, manifest.live_rows, manifest.bytes)
+    return LedgerExplanation(
+        *facts, manifest.live_rows, manifest.bytes, deletes=manifest.live_deletes
+    )
 
 
 def why_kept(table: Table) -> str:

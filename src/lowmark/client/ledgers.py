@@ -177,7 +177,7 @@ class OpenLedger:
         left out besides those that are dead.
         """
         for at, file in enumerate(self.files):
-            if file.last < start or file.first >= end or not file.live_rows:
+            if file.last < start or file.first >= end or not file.kept_rows:
                 continue
             opened = self._opened(at)
             names = [*shape.needs(file.schema), OFFSET, *([TIME] if TIME in shape.names else [])]

@@ -272,12 +272,12 @@ class _Rebuild(Run):
                     yield one
 
     def _rows_noted(self, looked: Looked) -> int | None:
-        """How many live rows a ledger had, as the run has noted that has made it."""
+        """How many rows and deletes a ledger had, as the run has noted that has made it."""
         adopted = looked.view.ledger
         for record in self._records.runs(self.table.id):
             for plan in record.partitions:
                 if adopted is not None and plan.manifest == adopted.manifest:
-                    return plan.rows_live
+                    return plan.rows_live + plan.deletes
         return None
 
     def _check_loss(self) -> None:

@@ -92,7 +92,7 @@ class Tide:
 
     @property
     def ledger_rows(self) -> int:
-        """Live rows of all ledgers, deletes among them."""
+        """Live rows of all ledgers, without deletes."""
         return sum(one.ledger.live_rows for one in self.partitions if one.ledger is not None)
 
     @property
@@ -234,7 +234,7 @@ def _ledger(
         bytes=manifest.bytes,
         rows=manifest.rows,
         live_rows=manifest.live_rows,
-        deletes=sum(len(file.delete_set() - file.dead_set()) for file in manifest.files),
+        deletes=manifest.live_deletes,
         survivors=_survivors(opened, shape, stretches),
     )
 

@@ -60,15 +60,16 @@ class TideLedger:
     rows: int
     """In its files, dead ones among them."""
     live_rows: int
-    """That count, deletes among them."""
+    """That count, without deletes."""
     deletes: int
     """That count, because somebody may still have to be told of them."""
     survivors: tuple[int, ...] = ()
-    """Live rows in equal stretches of the offsets from 0 to the horizon; empty: not asked for."""
+    """Live rows, and deletes, in equal stretches of the offsets from 0 to the horizon; empty: not
+    asked for."""
 
     def shares(self, horizon: int, stretches: int) -> tuple[float, ...]:
         """How much is left of what was written, from 0 to 1, in so many stretches."""
-        counts = self.survivors or (self.live_rows,)
+        counts = self.survivors or (self.live_rows + self.deletes,)
         found = []
         for number in range(stretches):
             low = number * len(counts) // stretches
@@ -130,4 +131,4 @@ class PartitionTide:
         """How much of what was written below the horizon is left in the ledger."""
         if self.ledger is None or not self.horizon:
             return 0.0
-        return self.ledger.live_rows / self.horizon
+        return (self.ledger.live_rows + self.ledger.deletes) / self.horizon

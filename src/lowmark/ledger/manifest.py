@@ -77,9 +77,19 @@ class LedgerFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the live rows, in base64."""
 
     @property
-    def live_rows(self) -> int:
-        """So many rows of it count."""
+    def kept_rows(self) -> int:
+        """So many rows of it count, deletes among them."""
         return self.rows - self.dead_rows
+
+    @property
+    def live_deletes(self) -> int:
+        """So many of those are deletes."""
+        return len(self.delete_set() - self.dead_set()) if self.deletes else 0
+
+    @property
+    def live_rows(self) -> int:
+        """So many rows of it count, without deletes."""
+        return self.kept_rows - self.live_deletes
 
     def dead_set(self) -> BitMap:
         """The rows that are not live."""
@@ -187,8 +197,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def live_rows(self) -> int:
-        """So many rows count, deletes among them."""
+        """So many rows count, without deletes."""
         return sum(file.live_rows for file in self.files)
+
+    @property
+    def live_deletes(self) -> int:
+        """So many deletes count: somebody may still have to be told of them."""
+        return sum(file.live_deletes for file in self.files)
 
     @property
     def rows(self) -> int:

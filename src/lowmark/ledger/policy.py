@@ -41,7 +41,7 @@ class Room:
 
     def is_large(self, file: LedgerFile) -> bool:
         """Whether what is live of a file is half of what fits into one."""
-        live = file.live_rows
+        live = file.kept_rows
         return self.is_full(rows=2 * live, keys_bytes=2 * file.keys_bytes * live // file.rows)
 
 
@@ -52,10 +52,10 @@ def fates(files: Sequence[LedgerFile], *, tail_rows: int, room: Room) -> list[Fa
     rows = tail_rows
     for at in small if tail_rows else ():
         # One that is written anyway goes along; the others only if there are many.
-        if files[at].live_rows > _RATIO * rows or (found[at] == "keep" and len(small) < FILES_MIN):
+        if files[at].kept_rows > _RATIO * rows or (found[at] == "keep" and len(small) < FILES_MIN):
             break
         found[at] = "merge"
-        rows += files[at].live_rows
+        rows += files[at].kept_rows
     return found
 
 
@@ -65,12 +65,12 @@ def _last_small_ones(files: Sequence[LedgerFile], room: Room) -> list[int]:
     for at in reversed(range(len(files))):
         if room.is_large(files[at]):
             break
-        if files[at].live_rows:
+        if files[at].kept_rows:
             small.append(at)
     return small
 
 
 def _alone(file: LedgerFile) -> Fate:
-    if not file.live_rows:
+    if not file.kept_rows:
         return "drop"
-    return "rewrite" if 2 * file.live_rows < file.rows else "keep"
+    return "rewrite" if 2 * file.kept_rows < file.rows else "keep"

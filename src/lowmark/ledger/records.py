@@ -48,9 +48,12 @@ REBUILD = "a ledger is missing or damaged"
 """The trigger of a run that rebuilds ledgers; it can't be resumed, only made again."""
 T = TypeVar("T")
 
-RunState = Literal["planned", "running", "done", "failed", "cancelled", "interrupted"]
-"""`planned` is what a dry run gives; `interrupted` is one that is noted as running, by a process
-that is gone. Neither is ever written down."""
+RunState = Literal[
+    "planned", "nothing", "too young", "running", "done", "failed", "cancelled", "interrupted"
+]
+"""Four are never written down. `planned` is what a dry run gives. `nothing` and `too young` are of
+a run that was not begun: there are no new rows, or all of them are too young. `interrupted` is one
+that is noted as running, by a process that is gone."""
 PartitionState = Literal["planned", "written", "adopted", "skipped", "overtaken"]
 
 
@@ -140,12 +143,19 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def rows_live(self) -> int:
-        """Rows that ledgers have now, deletes among them."""
+        """Rows that ledgers have now, without deletes."""
         return sum(one.rows_live for one in self.partitions)
 
     @property
+    def deletes(self) -> int:
+        """Deletes that ledgers have now: a reader may still have to be told of them."""
+        return sum(one.deletes for one in self.partitions)
+
+    @property
     def bytes_read(self) -> int:
-        """From backlogs and ledgers."""
+        """From backlogs and ledgers. A backlog counts once for each pass over it: one for the keys,
+        or one for each range of them if they did not fit into memory at once; and one for the rows.
+        """
         return sum(one.bytes_read for one in self.partitions)
 
     @property
@@ -167,6 +177,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def held_rows(self) -> int:
         """Rows that were too young to be compacted."""
         return sum(one.held_rows for one in self.partitions)
+
+    @property
+    def held_until(self) -> str:
+        """When the first of those was written: when the low watermark has passed that, and the row
+        is older than the table's `min_lag_ms`, it can be compacted. Empty: there are none.
+        """
+        return min((one.held_until for one in self.partitions if one.held_until), default="")
 
     def partition(self, number: int) -> PartitionPlan | None:
         """What it does to one partition."""

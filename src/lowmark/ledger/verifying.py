@@ -186,8 +186,8 @@ class _Check:
         """Nothing of its rows can be relied on."""
         file = self._file
         self._open_keys()
-        lost = Lost(first=file.first, last=file.last, rows=file.live_rows)
-        return CheckedFile(file, tuple(self._problems), (), (lost,) if file.live_rows else ())
+        lost = Lost(first=file.first, last=file.last, rows=file.kept_rows)
+        return CheckedFile(file, tuple(self._problems), (), (lost,) if file.kept_rows else ())
 
     def _walk(self, opened: OpenFile, schema: TableSchema) -> _Seen:
         file, seen = self._file, _Seen()

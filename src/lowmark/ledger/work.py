@@ -128,13 +128,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     rows_read: int = 0
     """Of the tail."""
     rows_live: int = 0
-    """Of the new ledger, deletes among them."""
+    """Of the new ledger, without deletes."""
     rows_died: int = 0
     """Of the ledger before."""
     deletes: int = 0
     """Deletes that stay."""
     deletes_dropped: int = 0
     bytes_read: int = 0
+    """Of the tail, once for each pass over it; and of the ledger before."""
     bytes_written: int = 0
     files_kept: int = 0
     files_written: int = 0
@@ -294,7 +295,7 @@ class _Job:
             rows_read=len(folded.keep) - reader.skip,
             rows_live=manifest.live_rows,
             rows_died=self.died,
-            deletes=sum(len(file.delete_set() - file.dead_set()) for file in files),
+            deletes=manifest.live_deletes,
             deletes_dropped=self.gone,
             bytes_read=self.read.total,
             bytes_written=self.written.total,
