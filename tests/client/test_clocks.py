@@ -195,4 +195,4 @@ def test_rows_of_a_version_that_was_not_in_force_yet_are_read_all_the_same(
             ]
             # also when they were compacted meanwhile
             db.advance_watermark(early)
-            table.compact(here=True)
+            table.compact(engine="local")

@@ -110,7 +110,7 @@ def test_duckdb_takes_a_reader(stocked: Table) -> None:
 
 def test_a_gap_at_the_start_of_a_stream_is_told_as_what_it_is(db: Database, stocked: Table) -> None:
     db.advance_watermark("now")
-    stocked.compact(here=True)
+    stocked.compact(engine="local")
     with pytest.raises(GapFound):
         pa.table(stocked.read(start=dict.fromkeys(range(4), 0)))
 

@@ -78,7 +78,7 @@ def test_rows_are_refused_at_once_by_name_and_nothing_else_is(data: Path) -> Non
         assert len(table.read(as_of=before.time).to_arrow()) == 5
         table.cursors.create("c", start="latest")
         db.advance_watermark("now")
-        assert table.compact(here=True).state == "done"
+        assert table.compact(engine="local").state == "done"
         db.drop_table("old")
         assert ids(table) == [0, 1, 2, 4]
     # and the next process can do the same
@@ -87,7 +87,7 @@ def test_rows_are_refused_at_once_by_name_and_nothing_else_is(data: Path) -> Non
         assert ids(table) == [0, 1, 2, 4]
         table.delete([4])
         db.advance_watermark("now")
-        assert table.compact(here=True).state == "done"
+        assert table.compact(engine="local").state == "done"
         with pytest.raises(DiskFull):
             table.append([{"id": 9, "note": "x"}])
         assert ids(table) == [0, 1, 2]

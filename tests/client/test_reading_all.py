@@ -21,7 +21,7 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
         table = db.create_table("orders", {"id": int, "status": str}, key="id", partitions=2)
         table.append([{"id": number, "status": "new"} for number in range(ROWS)])
         db.advance_watermark("now")
-        table.compact(here=True)
+        table.compact(engine="local")
         yield table
 
 
@@ -70,7 +70,7 @@ def test_a_table_whose_backlog_is_whole_is_read_as_before(db: Database, orders: 
     orders.cursors.create("billing")
     orders.append([{"id": "o-1"}, {"id": "o-2"}])
     db.advance_watermark("now")
-    orders.compact(here=True)
+    orders.compact(engine="local")
     # then every change can be read
     assert orders.read().to_arrow().num_rows == 2
     assert orders.read().gaps == []

@@ -881,7 +881,7 @@ class Life:
             confirm(not verdict.sound, f"nobody sees that {target} is another ledger's")
             before = self.look()[number].ledger
             try:
-                self.table.compact(here=True, rewrite=True, partitions=[number])
+                self.table.compact(engine="local", rewrite=True, partitions=[number])
             except Corrupt:
                 same = self.look()[number].ledger == before
                 confirm(same, f"adopted, though {target} is another ledger's")

@@ -41,7 +41,7 @@ class Scene:
         other = self.world.db.create_table("u", COLUMNS, key="id", partitions=2)
         other.append([{"id": f"k{number}", "v": -number} for number in range(40)])
         self.world.settle(other)
-        other.compact(here=True, trim=trim)
+        other.compact(engine="local", trim=trim)
 
     @property
     def other(self) -> Table:
@@ -152,7 +152,7 @@ def test_a_backlog_is_not_cut_while_a_file_of_another_ledger_stands_for_its_rows
             path = scene.misplace(kind)
             # when there is nothing new, and what is in the ledgers could be cut
             with pytest.raises(NAMED) as refused:
-                world.table.compact(here=True)
+                world.table.compact(engine="local")
             # then it was not cut in partition 1, whose ledger has not got its rows
             assert str(path) in refused.value.message
             assert world.view(1).start == 0
@@ -169,7 +169,7 @@ def test_a_file_as_large_as_the_right_one_is_told_by_its_footer(tmp_path: Path) 
         path.write_bytes(bytes(data))
         world.reopen()
         with pytest.raises(NAMED):
-            world.table.compact(here=True)
+            world.table.compact(engine="local")
         assert world.view(1).start == 0
 
 
@@ -185,12 +185,12 @@ def test_a_published_manifest_of_another_partition_is_not_adopted(tmp_path: Path
         # when the manifest of the first lies in the place of the second's
         (folder / pointers[1].manifest).write_bytes(wrong)
         with pytest.raises(LedgerMisplaced):
-            world.table.compact(here=True, resume=run.run)
+            world.table.compact(engine="local", resume=run.run)
         # then it was not adopted; and it is, once it is what was published
         assert world.view(1).ledger is None
         world.check()
         (folder / pointers[1].manifest).write_bytes(right)
-        world.table.compact(here=True)
+        world.table.compact(engine="local")
         assert world.adopted(1).manifest == pointers[1].manifest
         world.check()
 
@@ -204,7 +204,7 @@ def test_a_pointer_at_another_partitions_ledger_is_not_adopted(tmp_path: Path) -
         seen = records.pointer(table, 1)
         assert records.publish(table, 1, theirs, seen=seen, now_ms=0)
         with pytest.raises(LedgerMisplaced):
-            world.table.compact(here=True, partitions=[1])
+            world.table.compact(engine="local", partitions=[1])
         assert world.view(1).ledger is None
         world.check()
 
@@ -218,7 +218,7 @@ def test_whoever_resumes_a_run_takes_no_answer_of_another_partition(tmp_path: Pa
         # when the answer of partition 0 lies in the place of partition 1's
         answer = (folder / done_path(table, run.run, 0)).read_bytes()
         (folder / done_path(table, run.run, 1)).write_bytes(answer)
-        assert world.table.compact(here=True, resume=run.run).state == "done"
+        assert world.table.compact(engine="local", resume=run.run).state == "done"
         # then that partition's work was done again
         world.check()
         assert [one.sound for one in world.table.verify_ledgers()] == [True, True]
@@ -231,7 +231,7 @@ def test_whoever_resumes_a_run_takes_no_manifest_of_another_partition(tmp_path: 
         folder = world.path / "ledgers"
         names = {one.partition: one.manifest for one in run.partitions}
         (folder / names[1]).write_bytes((folder / names[0]).read_bytes())
-        assert world.table.compact(here=True, resume=run.run).state == "done"
+        assert world.table.compact(engine="local", resume=run.run).state == "done"
         world.check()
         assert [one.sound for one in world.table.verify_ledgers()] == [True, True]
 

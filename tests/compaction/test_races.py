@@ -223,7 +223,7 @@ def test_a_partition_without_space_is_tried_again_when_others_have_freed_some(
 
         tried: list[str] = []
         with store_calls(full):
-            run = world.table.compact(here=True, step=steps.append)
+            run = world.table.compact(engine="local", step=steps.append)
         # then it is tried again when the other one is compacted
         assert tried
         assert (run.state, [one.state for one in run.partitions]) == ("done", ["adopted"] * 2)

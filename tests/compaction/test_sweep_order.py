@@ -60,7 +60,7 @@ def read_through_a_sweep(path: Path, look_up: str) -> None:
 
         def replace() -> None:
             readers.append(ends.enter_context(world.table.read(compacted=True)))
-            assert world.table.compact(here=True, rewrite=True).state == "done"
+            assert world.table.compact(engine="local", rewrite=True).state == "done"
 
         with once_after(look_up, replace):
             world.table.sweep()

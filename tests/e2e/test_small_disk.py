@@ -107,7 +107,7 @@ def test_a_full_disk_is_read_deleted_from_compacted_and_taken_again(disk: Path) 
         with pytest.raises(DiskFull):
             table.append(rows(0, keys=500))
         db.advance_watermark("now")
-        assert table.compact(here=True).state == "done"
+        assert table.compact(engine="local").state == "done"
         eventually(lambda: free(disk) > SIZE // 2)
         assert table.append([{"id": 2, "note": "again"}]).rows == 1
         assert len(table.get_many(range(500))) == 500
@@ -115,7 +115,7 @@ def test_a_full_disk_is_read_deleted_from_compacted_and_taken_again(disk: Path) 
     ballast = disk / "ballast"
     with pytest.raises(OSError, match="No space left"):
         take_everything(ballast)
-    done = run("compact", "t", *place, "--here")
+    done = run("compact", "t", *place, "--engine", "local")
     assert done.returncode == 1
     assert "no space left" in done.stderr
     assert str(data) in done.stderr
@@ -134,7 +134,7 @@ def test_partitions_are_compacted_one_by_one_if_there_is_no_space_for_all(disk: 
     assert done.returncode == 0, done.stderr
     # when it is compacted, then as often as it is run, one more partition fits
     for _ in range(3):
-        done = run("compact", "t", *place, "--here")
+        done = run("compact", "t", *place, "--engine", "local")
         if done.returncode == 0:
             break
         assert "no space left" in done.stderr
