@@ -218,7 +218,7 @@ COLUMN_TYPES = [
     case(f"type {text!r}", lambda text=text: add(NewColumn.of("c", text)), Reason.TYPE, names)  # type: ignore[misc]
     for text, names in [
         ("", "''"),
-        ("int", "no type int"),
+        ("number", "no type number"),
         ("uint8", "uint8"),
         ("time", "time"),
         ("interval", "interval"),

@@ -153,7 +153,7 @@ def test_a_repeated_chunk_is_ignored() -> None:
 def test_a_gap_in_the_state_is_refused_by_name() -> None:
     installer = begin(World(), last_applied=0)
     installer.add_state(0, b"abc")
-    with pytest.raises(InstallRefused, match=r"byte 4 .* Send it from byte 3 on"):
+    with pytest.raises(InstallRefused, match=r"(?s)byte 4 .* Send it from byte 3 on"):
         installer.add_state(4, b"e")
     installer.add_state(3, b"d")
 

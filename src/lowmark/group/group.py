@@ -198,9 +198,8 @@ class Group:
     @property
     def trouble(self) -> LowmarkError | None:
         """Why no member does what is asked: this copy is the only voter, and can't."""
-        if not self.raft.core.singleton:
-            return None
-        return self.log.trouble if self.stopped is None else self.stopped.again()
+        found = self.log.trouble if self.stopped is None else self.stopped  # asked often: cheap
+        return None if found is None or not self.raft.core.singleton else found.again()
 
     @property
     def leader(self) -> int:

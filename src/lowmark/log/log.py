@@ -294,10 +294,10 @@ class Log:
         The disk's error, that the segment writer's error leaves no room in the WAL, or None. What
         was taken is written when it is over, without anybody's help.
         """
-        found = self.wal.trouble
-        if found is None and self.wal.waits_for_flush:
-            found = self.segment_writer.stuck
-        return None if found is None else in_directory(found, self.disk.describe(""))
+        found = self.wal.trouble or self.segment_writer.stuck
+        if found is None or (self.wal.trouble is None and not self.wal.waits_for_flush):
+            return None
+        return in_directory(found, self.disk.describe(""))
 
     def _flush_stands(self) -> bool:
         """Whether waiting for the segment writer may be in vain."""
