@@ -156,6 +156,7 @@ _DEFINED_IN = {
     "lowmark.ledger.errors": (
         "LedgerDamaged",
         "LedgerLost",
+        "LedgerMisplaced",
         "NothingLike",
         "ProofFailed",
     ),
