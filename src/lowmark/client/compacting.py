@@ -16,6 +16,11 @@ Steps, and what is true after each. A crash anywhere leaves what the last finish
     6. the backlog is cut up to the horizon, as far as nobody holds it
     7. the lease is given back, the run noted as done, and what was retired goes when nobody reads
        it
+
+With many partitions, steps 2 and 4 to 6 are made for several of them at once, wave by wave, and the
+run is noted after each wave. Each partition still goes through its own steps in this order, so a
+crash within a wave leaves some of them further than others, as a crash between two partitions does:
+what a partition has adopted says more than the note.
 """
 
 from __future__ import annotations
@@ -25,8 +30,10 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -61,6 +68,14 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
 """So often a partition is planned anew, because somebody came who needs what it would drop."""
+_WAVES = 16
+"""In so many waves partitions are held, and published, if there are more of them: those of a wave
+together, so that they wait for the same syncs. After each wave the run is noted, once: its record
+has all partitions, and noted after each of them it would be written as often as it is long."""
+_TOGETHER_MAX = 32
+"""So many partitions at most are waited for at the same time."""
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Run:
@@ -230,25 +245,32 @@ class Run:
         """Work off what is left, then publish it; what was refused stays to be done."""
         finished: dict[int, tuple[Done, Standing]] = {}
         works: dict[int, tuple[Work, Standing]] = {}
-        for plan in todo:
-            standing = self._sound_standing(plan.partition, record.watermark)
-            if standing is None:
-                continue
-            ledger = standing.ledger
-            if ledger is not None and ledger.manifest == plan.manifest:
-                # It was adopted before the run was interrupted: what is left is to cut.
-                record = self._noted(record.with_partition(self._publisher.trimmed(plan)))
-                continue
-            done = self._finished(plan, standing)
-            if done is not None:
-                finished[plan.partition] = done, standing
-                continue
-            fresh = plan_partition(
-                plan.partition, self.table, standing, anyway=self._wishes.rewrite
-            )
-            record = record.with_partition(fresh)
-            if fresh.state != "skipped":
-                works[plan.partition] = self._prepared(fresh, standing), standing
+        for wave in _waves(todo):
+            ready: list[tuple[PartitionPlan, Standing]] = []
+            for plan in wave:
+                standing = self._sound_standing(plan.partition, record.watermark)
+                if standing is None:
+                    continue
+                ledger = standing.ledger
+                if ledger is not None and ledger.manifest == plan.manifest:
+                    # It was adopted before the run was interrupted: what is left is to cut.
+                    record = record.with_partition(self._publisher.trimmed(plan))
+                    if len(wave) == 1:
+                        record = self._noted(record)
+                    continue
+                done = self._finished(plan, standing)
+                if done is not None:
+                    finished[plan.partition] = done, standing
+                    continue
+                fresh = plan_partition(
+                    plan.partition, self.table, standing, anyway=self._wishes.rewrite
+                )
+                record = record.with_partition(fresh)
+                if fresh.state != "skipped":
+                    ready.append((fresh, standing))
+            _together(lambda one: self._held(*one), ready)
+            for fresh, standing in ready:
+                works[fresh.partition] = self._work_for(fresh, standing), standing
         return self._worked_off(record, works, finished, runner)
 
     def _worked_off(
@@ -279,16 +301,24 @@ class Run:
                 left = record.partition(number)
                 assert left is not None
                 record = record.with_partition(msgspec.structs.replace(left, why=damage.message))
-        for done, _ in finished.values():
-            record = record.with_partition(_written(record, done))
+        plans = {one.partition: one for one in record.partitions}
+        record = record.with_partitions(
+            _written(plans[done.partition], done) for done, _ in finished.values()
+        )
         if finished:
             record = self._noted(record)
-        for number in sorted(finished):
+        plans = {one.partition: one for one in record.partitions}
+
+        def finish(number: int) -> PartitionPlan:
             self._check()
             done, before = finished[number]
             now = self._standing(number, record.watermark)
-            plan = self._publisher.finish(record, done, before=before, now=now)
-            record = self._noted(record.with_partition(plan))
+            return self._publisher.finish(
+                plans[number], done, run=self.name, before=before, now=now
+            )
+
+        for wave in _waves(sorted(finished)):
+            record = self._noted(record.with_partitions(_together(finish, wave)))
         return record
 
     def _finished(self, plan: PartitionPlan, standing: Standing) -> Done | None:
@@ -318,9 +348,15 @@ class Run:
 
     def _prepared(self, plan: PartitionPlan, standing: Standing) -> Work:
         """Step 2: hold what is read, and say where it is."""
+        self._held(plan, standing)
+        return self._work_for(plan, standing)
+
+    def _held(self, plan: PartitionPlan, standing: Standing) -> None:
+        self._step(f"hold partition {plan.partition}")
+        self._holds.take(self.name, plan, standing.view)
+
+    def _work_for(self, plan: PartitionPlan, standing: Standing) -> Work:
         number, view = plan.partition, standing.view
-        self._step(f"hold partition {number}")
-        self._holds.take(self.name, plan, view)
         tail = sealed_tail(
             self._embedded, self._partitions[number], view, low=plan.low, high=plan.horizon
         )
@@ -412,10 +448,26 @@ def check_wanted(table: Table) -> None:
         )
 
 
-def _written(record: RunRecord, done: Done) -> PartitionPlan:
+def _waves(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """In so many parts as there are waves; one by one, if there are not twice as many."""
+    size = max(1, len(items) // _WAVES)
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
+
+
+def _together(function: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """Call a function on all, each on a thread of its own: what they wait for is a sync of the log,
+    and it does for all that wait. When all have ended, the first error is raised.
+    """
+    if len(items) <= 1:
+        return [function(one) for one in items]
+    with ThreadPoolExecutor(min(len(items), _TOGETHER_MAX), "lowmark run") as pool:
+        futures = [pool.submit(function, one) for one in items]
+    return [one.result() for one in futures]
+
+
+def _written(plan: PartitionPlan, done: Done) -> PartitionPlan:
     """A partition's plan with what became of it."""
-    plan = record.partition(done.partition)
-    assert plan is not None
     return msgspec.structs.replace(
         plan,
         state="written",

@@ -60,14 +60,12 @@ class Publisher:
         self._trim = trim
 
     def finish(
-        self, record: RunRecord, done: Done, *, before: Standing, now: Standing
+        self, plan: PartitionPlan, done: Done, *, run: str, before: Standing, now: Standing
     ) -> PartitionPlan:
         """Have one partition read what was written for it; where it stood when that was begun, and
         where it stands now, tell whether it still may.
         """
-        number = done.partition
-        plan = record.partition(number)
-        assert plan is not None
+        number, table = done.partition, self._partitions[done.partition].table
         if now.view.ledger != before.view.ledger or done.epoch <= now.seen.epoch:
             return msgspec.structs.replace(plan, state="overtaken")
         if done.deletes_below > now.passed:
@@ -78,13 +76,13 @@ class Publisher:
             epoch=done.epoch,
             digest=done.digest,
             deletes_below=max(done.deletes_below, now.deletes_gone),
-            run=record.run,
+            run=run,
         )
         self._step(f"publish partition {number}")
-        said = Expected.published(record.table, number, pointer)
+        said = Expected.published(table, number, pointer)
         check_there(self._store, read_manifest(self._store, done.manifest, said).files)
         published = self._records.publish(
-            record.table,
+            table,
             number,
             pointer,
             seen=now.seen,

@@ -397,13 +397,14 @@ class _Rebuild(Run):
     def _work(self, plan: PartitionPlan, standing: Standing, remedy: _Remedy) -> Work:
         work = self._prepared(plan, standing)
         schemas: tuple[int, ...] = ()
-        base_is = work.base_is
+        base_is, base_bytes = work.base_is, 0
         if plan.base:
             base = read_manifest(self._ledgers.store, plan.base, base_is)
-            schemas, base_is = base.schemas, Expected.of(base)
+            schemas, base_is, base_bytes = base.schemas, Expected.of(base), base.bytes
         return msgspec.structs.replace(
             work,
             base_is=base_is,
+            base_bytes=base_bytes,
             schema=max(work.schema, *schemas, 0),
             deletes_gone=standing.deletes_gone,
             # Of a key whose last row is lost, no older one may stay: whoever reads the files

@@ -28,8 +28,8 @@ _WHY = "compaction reads it"
 
 
 class RunHolds:
-    """What one run holds, in which partitions. Taken and released on the run's thread; renewed on
-    the one that watches it.
+    """What one run holds, in which partitions. Taken and released on the run's threads, each
+    partition by one; renewed on the one that watches it.
     """
 
     def __init__(self, embedded: Embedded, partitions: Mapping[int, Partition]) -> None:

@@ -23,12 +23,26 @@ from lowmark.client.run_watching import Stop
 from lowmark.client.run_wishes import Wishes
 from lowmark.client.running import Runner, work_off
 from lowmark.errors import Corrupt, LowmarkError
-from lowmark.ledger import Done, Expected, PartitionPlan, SourceMoved, Tail, Work, read_adopted
+from lowmark.ledger import (
+    Done,
+    Expected,
+    Manifest,
+    PartitionPlan,
+    SourceMoved,
+    Tail,
+    Work,
+    read_adopted,
+)
 from lowmark.node.faults import decode_fault
 from lowmark.runtime import HybridTime
 from lowmark.runtime.store import Store
 
 __all__ = ["carried_out", "work_for"]
+
+_SMALL_BYTES = 1 << 20
+"""A piece that reads no more than this takes next to nothing, but for waiting for the disk."""
+_MANY = 32
+"""From so many small pieces on, several are worked on at the same time."""
 
 
 def work_for(
@@ -43,6 +57,7 @@ def work_for(
     run: str,
 ) -> Work:
     """All that a task has to know of one partition."""
+    base = _base(store, standing)
     return Work(
         run=run,
         store=store.location,
@@ -58,7 +73,8 @@ def work_for(
         schema=_schema(embedded, table, plan, standing),
         deletes_below=min(standing.deletes_below, plan.horizon),
         watermark=standing.watermark,
-        expired=_expired(store, standing),
+        base_bytes=base.bytes if base is not None else 0,
+        expired=base.expired if base is not None else standing.expired,
         made_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         release=__version__,
         verify=wishes.verify,
@@ -97,14 +113,14 @@ def _base_is(table: Table, plan: PartitionPlan, standing: Standing) -> Expected 
     return Expected.adopted(table.id, plan.partition, ledger)
 
 
-def _expired(store: Store, standing: Standing) -> int:
-    """Below this offset rows went by retention that no ledger has: what it cuts off a backlog
-    below the horizon stays in the ledger.
+def _base(store: Store, standing: Standing) -> Manifest | None:
+    """The ledger that there is; it says below which offset rows went by retention that no ledger
+    has: what it cuts off a backlog below the horizon stays in the ledger.
     """
     if standing.ledger is not None:
         with contextlib.suppress(Corrupt):  # told by the work, which reads it as well
-            return read_adopted(store, standing.ledger).expired
-    return standing.expired
+            return read_adopted(store, standing.ledger)
+    return None
 
 
 def carried_out(
@@ -114,7 +130,7 @@ def carried_out(
     made = runner()
     with stop.ends(made):
         stop.check(run)
-        packs = _packed(works, made.slots)
+        packs = _packed(works, _slots(made, works))
         share = [
             [msgspec.msgpack.encode(_shared(work, len(packs))) for work in pack] for pack in packs
         ]
@@ -131,6 +147,13 @@ def carried_out(
         else:
             found.append(msgspec.msgpack.decode(answer, type=Done))
     return found, damaged
+
+
+def _slots(made: Runner, works: Sequence[Work]) -> int:
+    """How many pieces are worked on at the same time."""
+    if len(works) < _MANY or any(work.tail.size + work.base_bytes > _SMALL_BYTES for work in works):
+        return made.slots
+    return max(made.slots, getattr(made, "small_slots", 1))
 
 
 def _packed(works: Sequence[Work], slots: int) -> list[list[Work]]:

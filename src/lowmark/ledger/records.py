@@ -11,6 +11,7 @@ a metastore that is older than itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, TypeVar
 
 import msgspec
@@ -191,9 +192,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def with_partition(self, plan: PartitionPlan) -> RunRecord:
         """With what is new of one partition."""
-        others = [one for one in self.partitions if one.partition != plan.partition]
-        every = tuple(sorted([*others, plan], key=lambda one: one.partition))
-        return msgspec.structs.replace(self, partitions=every)
+        return self.with_partitions([plan])
+
+    def with_partitions(self, plans: Iterable[PartitionPlan]) -> RunRecord:
+        """With what is new of some partitions."""
+        every = {one.partition: one for one in self.partitions}
+        every.update((one.partition, one) for one in plans)
+        return msgspec.structs.replace(self, partitions=tuple(every[at] for at in sorted(every)))
 
 
 def pointer_key(table: int, partition: int) -> bytes:

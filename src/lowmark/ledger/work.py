@@ -95,6 +95,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest of the ledger before; empty if there is none."""
     base_is: Expected | None = None
     """Which ledger that is."""
+    base_bytes: int = 0
+    """What its files take."""
     tail: Tail
     horizon: int
     schema: int
@@ -306,9 +308,10 @@ class _Job:
             key_ranges=folded.ranges,
             ledger_bytes=manifest.bytes,
         )
-        self.store.write(
-            done_path(self.table.id, work.run, work.partition), msgspec.json.encode(done)
-        )
+        # Its name need not be durable: who does not find it does the work again.
+        answer = done_path(self.table.id, work.run, work.partition)
+        with self.store.create(answer, settled=False) as stream:
+            stream.write(msgspec.json.encode(done))
         return done
 
     def _opened(self, file: LedgerFile) -> _Old:

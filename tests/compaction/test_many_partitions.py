@@ -1,0 +1,99 @@
+"""Runs over many small partitions: what they write grows with the partitions, not with their
+square, and what is done for several of them at once is as safe as one by one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from compaction.life import crash_image
+from compaction.world import Stopped, World
+from lowmark.client.run_records import Records
+from lowmark.ledger import LedgerLost, RunRecord
+from sim.mutants import replaced
+
+pytestmark = pytest.mark.slow
+
+MANY = 34
+"""Enough for waves of two: see `compacting._WAVES`."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World(tmp_path / "data", partitions=MANY) as one:
+        one.write(*[(f"k{number}", number) for number in range(10 * MANY)])
+        one.settle()
+        yield one
+
+
+def test_what_a_run_writes_into_the_metastore_grows_with_its_partitions_only(world: World) -> None:
+    records: list[int] = []
+    original = Records.put_run
+
+    def put_run(self: Records, record: RunRecord) -> None:
+        records.append(len(msgspec.json.encode(record)))
+        original(self, record)
+
+    metastore = world.db._embedded.node.cluster.metastore
+    before = world.db._embedded.ask_now(lambda: metastore.state.latest)
+    with replaced(Records, "put_run", put_run):
+        assert world.table.compact(here=True).state == "done"
+    after = world.db._embedded.ask_now(lambda: metastore.state.latest)
+    # then the record of the run was written a number of times that the partitions do not change
+    assert len(records) <= 25
+    assert sum(records) <= 25 * max(records)
+    # and beside it, there is one write for each partition, its pointer, and what upkeep does
+    assert after - before <= MANY + len(records) + 5
+    world.check()
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["publish partition 17", "adopt partition 17"],
+)
+def test_a_run_that_ends_within_a_wave_is_resumed(world: World, step: str) -> None:
+    image = world.path.with_name("image")
+
+    def stop(name: str) -> None:
+        if name == step:
+            crash_image(world.path, image)
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        world.table.compact(here=True, step=stop)
+    # when it goes on with what was there when the process was killed
+    world.db.close()
+    shutil.rmtree(world.path)
+    image.rename(world.path)
+    world.reopen()
+    world.check()
+    (left,) = world.table.runs()
+    assert left.state == "running"
+    done = world.table.compact(here=True, resume=left.run)
+    # then all of it is compacted, once, and nothing is left over
+    assert {one.state for one in done.partitions} == {"adopted"}
+    assert {world.adopted(number).epoch for number in range(MANY)} == {1}
+    world.check()
+    world.check_tidy()
+
+
+def test_damage_in_one_of_many_partitions_keeps_no_other_from_being_compacted(
+    world: World,
+) -> None:
+    world.table.compact(here=True)
+    path = world.path / "ledgers" / world.adopted(17).manifest
+    world.db.close()
+    path.unlink()
+    world.reopen()
+    world.write(*[(f"k{number}", -number) for number in range(10 * MANY)])
+    world.settle()
+    with pytest.raises(LedgerLost) as told:
+        world.table.compact(here=True)
+    assert str(path) in str(told.value)
+    epochs: dict[int, int] = {number: world.adopted(number).epoch for number in range(MANY)}
+    assert epochs == {number: 1 if number == 17 else 2 for number in range(MANY)}
