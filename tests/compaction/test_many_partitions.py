@@ -42,7 +42,7 @@ def test_what_a_run_writes_into_the_metastore_grows_with_its_partitions_only(wor
     metastore = world.db._embedded.node.cluster.metastore
     before = world.db._embedded.ask_now(lambda: metastore.state.latest)
     with replaced(Records, "put_run", put_run):
-        assert world.table.compact(here=True).state == "done"
+        assert world.table.compact(engine="local").state == "done"
     after = world.db._embedded.ask_now(lambda: metastore.state.latest)
     # then the record of the run was written a number of times that the partitions do not change
     assert len(records) <= 25
@@ -65,7 +65,7 @@ def test_a_run_that_ends_within_a_wave_is_resumed(world: World, step: str) -> No
             raise Stopped
 
     with pytest.raises(Stopped):
-        world.table.compact(here=True, step=stop)
+        world.table.compact(engine="local", step=stop)
     # when it goes on with what was there when the process was killed
     world.db.close()
     shutil.rmtree(world.path)
@@ -74,7 +74,7 @@ def test_a_run_that_ends_within_a_wave_is_resumed(world: World, step: str) -> No
     world.check()
     (left,) = world.table.runs()
     assert left.state == "running"
-    done = world.table.compact(here=True, resume=left.run)
+    done = world.table.compact(engine="local", resume=left.run)
     # then all of it is compacted, once, and nothing is left over
     assert {one.state for one in done.partitions} == {"adopted"}
     assert {world.adopted(number).epoch for number in range(MANY)} == {1}
@@ -85,7 +85,7 @@ def test_a_run_that_ends_within_a_wave_is_resumed(world: World, step: str) -> No
 def test_damage_in_one_of_many_partitions_keeps_no_other_from_being_compacted(
     world: World,
 ) -> None:
-    world.table.compact(here=True)
+    world.table.compact(engine="local")
     path = world.path / "ledgers" / world.adopted(17).manifest
     world.db.close()
     path.unlink()
@@ -93,7 +93,7 @@ def test_damage_in_one_of_many_partitions_keeps_no_other_from_being_compacted(
     world.write(*[(f"k{number}", -number) for number in range(10 * MANY)])
     world.settle()
     with pytest.raises(LedgerLost) as told:
-        world.table.compact(here=True)
+        world.table.compact(engine="local")
     assert str(path) in str(told.value)
     epochs: dict[int, int] = {number: world.adopted(number).epoch for number in range(MANY)}
     assert epochs == {number: 1 if number == 17 else 2 for number in range(MANY)}
