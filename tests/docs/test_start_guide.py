@@ -66,7 +66,7 @@ def test_all_of_it_works_with_what_runs_on_spark(tmp_path: Path) -> None:
         "live rows",
         '"_change":"delete"',
         "horizon ╵",
-        "(local[2]): 1 rows read",
+        "(local[2]): 1 row read",
     ):
         assert words in said, words
     assert "ledger" in said.rpartition("(local[2])")[2]

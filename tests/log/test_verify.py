@@ -168,7 +168,7 @@ def test_a_live_entry_that_a_merge_lost_is_missing_though_the_range_covers_it() 
     rewrite(world.disk, f"{folder}/live", content(other.disk, f"{folder}/live"))
     # then 7 is missed, although it lies between the two
     (found,) = findings(world.disk)
-    assert found.what == "1 entries that count are in no file, the first is 7"
+    assert found.what == "entry 7, which counts, is in no file"
 
 
 def test_a_gap_between_segments_and_the_wal_is_missing() -> None:

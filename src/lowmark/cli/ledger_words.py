@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lowmark.cli.database import bytes_text
-from lowmark.cli.output import Cell, show_table
+from lowmark.cli.output import Cell, counted, show_table
 from lowmark.client import LedgerVerdict, Lost, Problem, Rebuilt, Reconciled
 
 __all__ = [
@@ -105,7 +105,7 @@ def reconciled_facts(one: Reconciled) -> dict[str, Any]:
 
 def lost_text(lost: dict[str, Any]) -> str:
     """What is lost, in words."""
-    rows = "rows" if lost["rows"] is None else f"up to {lost['rows']:,} rows"
+    rows = "rows" if lost["rows"] is None else f"up to {counted(lost['rows'], 'row')}"
     words = f"{rows} at offsets {lost['first']:,} to {lost['last']:,}"
     return f"{words}; rows before them may be old" if lost["stale"] else words
 

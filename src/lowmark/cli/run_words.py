@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lowmark.cli.database import bytes_text, times_text
-from lowmark.cli.output import Cell, show_facts, show_table, time_text
+from lowmark.cli.output import Cell, counted, show_facts, show_table, time_text
 from lowmark.client import PartitionPlan, RunRecord
 from lowmark.runtime import HybridTime, millis_of
 
@@ -121,8 +121,8 @@ def show_plan(record: RunRecord) -> None:
         size = bytes_text(sum(one.bytes for one in todo))
         rows_read = sum(one.rows for one in todo)
         print(
-            f"a run would compact {rows_read:,} rows, {size} of the backlog, of"
-            f" {_count(len(todo), 'partition')} of {record.table_name}"
+            f"a run would compact {counted(rows_read, 'row')}, {size} of the backlog, of"
+            f" {counted(len(todo), 'partition')} of {record.table_name}"
         )
     _show_young(record)
 
@@ -189,7 +189,7 @@ def _summary(record: RunRecord) -> str:
         return words
     return (
         f"compacted {record.table_name} in {record.seconds:.2f} s ({_place(record)}):"
-        f" {record.rows_read:,} rows read → {record.rows_live:,} live{_deletes(record)},"
+        f" {counted(record.rows_read, 'row')} read → {record.rows_live:,} live{_deletes(record)},"
         f" {bytes_text(record.bytes_read)} read, {bytes_text(record.bytes_written)} written,"
         f" ledgers take {bytes_text(record.ledger_bytes)},"
         f" {bytes_text(record.trimmed_bytes)} trimmed; run {record.run}"
@@ -199,7 +199,7 @@ def _summary(record: RunRecord) -> str:
 def _deletes(record: RunRecord) -> str:
     if not record.deletes:
         return ""
-    return f" and {_count(record.deletes, 'delete')} that readers have not passed"
+    return f" and {counted(record.deletes, 'delete')} that readers have not passed"
 
 
 def _place(record: RunRecord) -> str:
@@ -214,9 +214,10 @@ def _nothing(record: RunRecord) -> str:
 def _show_young(record: RunRecord) -> None:
     if not record.held_rows:
         return
+    verb = "is" if record.held_rows == 1 else "are"
     print(
-        f"{record.held_rows:,} rows are too young: the first of them waits until the low watermark"
-        f" has passed {record.held_until} (`lowmark watermark`), or for the table's min_lag_ms, if"
+        f"{counted(record.held_rows, 'row')} {verb} too young: the first of them waits until the"
+        f" low watermark has passed {record.held_until} (`lowmark watermark`), or for the table's min_lag_ms, if"
         " it has one"
     )
 
@@ -249,7 +250,7 @@ def show_noted(record: RunRecord) -> None:
         "rewrite": row["rewrite"],
         "read_rate": _rate(record.read_rate),
         "write_rate": _rate(record.write_rate),
-        "resumed": _count(record.resumed, "time") if record.resumed else None,
+        "resumed": counted(record.resumed, "time") if record.resumed else None,
         "error": row["error"],
     }
     show_facts(facts, as_json=False)
@@ -260,7 +261,3 @@ def show_noted(record: RunRecord) -> None:
 
 def _rate(rate: int) -> str:
     return f"{bytes_text(rate)}/s" if rate else "no limit"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

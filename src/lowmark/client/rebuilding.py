@@ -46,6 +46,7 @@ from lowmark.client.planning import Standing, standing_of
 from lowmark.client.run_wishes import Wishes
 from lowmark.client.running import HereRunner, Runner
 from lowmark.client.verifying import Inspector, Looked
+from lowmark.client.words import counted
 from lowmark.ledger import (
     REBUILD,
     Expected,
@@ -484,5 +485,7 @@ def _below(lost: Lost, floor: int) -> Lost:
 
 
 def _lost_words(lost: Lost) -> str:
-    rows = "an unknown number of rows" if lost.rows is None else f"up to {lost.rows:,} rows"
+    rows = (
+        "an unknown number of rows" if lost.rows is None else f"up to {counted(lost.rows, 'row')}"
+    )
     return f"{rows} at offsets {lost.first} to {lost.last}"

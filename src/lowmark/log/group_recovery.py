@@ -28,7 +28,7 @@ from lowmark.log.snapshots import Snapshot, load_snapshot, remove_others, snapsh
 from lowmark.log.state import GroupState
 from lowmark.runtime import Disk
 
-__all__ = ["check_coverage", "covered", "recover_group", "settle_segments"]
+__all__ = ["check_coverage", "covered", "missing_text", "recover_group", "settle_segments"]
 
 logger = logging.getLogger(__name__)
 
@@ -206,6 +206,13 @@ def covered(state: GroupState) -> BitMap64:
     return have
 
 
+def missing_text(missing: BitMap64) -> str:
+    """What is wrong when entries that count are in no file."""
+    if len(missing) == 1:
+        return f"entry {missing.min()}, which counts, is in no file"
+    return f"{len(missing)} entries that count are in no file, the first is {missing.min()}"
+
+
 def check_coverage(state: GroupState, *, where: str) -> None:
     """Raise if an entry that counts is in no piece: a file went missing behind our back."""
     have = covered(state)
@@ -217,5 +224,5 @@ def check_coverage(state: GroupState, *, where: str) -> None:
         raise Damaged(
             where,
             offset=0,
-            what=f"{len(missing)} entries that count are in no file, the first is {missing.min()}",
+            what=missing_text(missing),
         )

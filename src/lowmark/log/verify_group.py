@@ -13,7 +13,7 @@ from lowmark.errors import LowmarkError
 from lowmark.log import files, identity, large_format, segments, snapshots
 from lowmark.log.entries import Run
 from lowmark.log.findings import Finding, Meter, finding_of, left_over
-from lowmark.log.group_recovery import settle_segments
+from lowmark.log.group_recovery import missing_text, settle_segments
 from lowmark.log.live import LiveRow
 from lowmark.log.phase3 import merge_is_finished
 from lowmark.log.runs import CompactionRun
@@ -104,7 +104,7 @@ class GroupPieces:
             need.add_range(state.row.snapshot_index + 1, state.last_index + 1)
         need -= self.held()
         if need:
-            what = f"{len(need)} entries that count are in no file, the first is {need.min()}"
+            what = missing_text(need)
             where = disk.describe(state.folder)
             yield Finding("missing", self.name, where, None, what, COPY_NEEDED)
 
