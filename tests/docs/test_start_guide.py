@@ -61,12 +61,12 @@ def test_all_of_it_works_with_what_runs_on_spark(tmp_path: Path) -> None:
     # then they say what the remarks beside them promise
     for words in (
         "every row is later than the low watermark",
-        "5 rows read → 3 live",
+        "5 rows read → 2 live and 1 delete",
         "the backlog below the horizon is kept for cursor billing",
         "live rows",
         '"_change":"delete"',
         "horizon ╵",
-        "(local[2]): 1 row read",
+        "(on Spark, local[2]): 1 row",
     ):
         assert words in said, words
-    assert "ledger" in said.rpartition("(local[2])")[2]
+    assert "ledger" in said.rpartition("(on Spark, local[2])")[2]

@@ -217,8 +217,8 @@ def _show_young(record: RunRecord) -> None:
     verb = "is" if record.held_rows == 1 else "are"
     print(
         f"{counted(record.held_rows, 'row')} {verb} too young: the first of them waits until the"
-        f" low watermark has passed {record.held_until} (`lowmark watermark`), or for the table's min_lag_ms, if"
-        " it has one"
+        f" low watermark has passed {record.held_until} (`lowmark watermark`), or for the table's"
+        " min_lag_ms, if it has one"
     )
 
 
