@@ -1,10 +1,10 @@
 """Runs phases 1 and 3 for the groups of a node, on the lane `compaction`.
 
 Phase 1 runs after every snapshot and whenever the segment writer hands segments over. References go
-first, files later, so nobody finds a file in the index that is gone. Phase 3 has four triggers: a
-share of dead entries or bytes after phase 1, a timer, low disk, and being asked. One run at a time
-per group; a request during a run is dropped and counted. While appends are running, phase 3 steps
-back: it takes a set share of the time.
+first, files later, so nobody finds a file in the index that is gone. Phase 3 has five triggers: a
+share of dead entries or bytes after phase 1, many small segments there, a timer, low disk, and
+being asked. One run at a time per group; a request during a run is dropped and counted. While
+appends are running, phase 3 steps back: it takes a set share of the time.
 """
 
 from __future__ import annotations
@@ -187,8 +187,10 @@ class Compactor:
         def surveyed(stats: list[SegmentStats]) -> None:
             shares = phase3_plan.dead_shares(stats)
             if only_if_dead and max(shares) <= self._config.compaction_dead_ratio:
-                self._end(state, run, None, on_done)
-                return
+                if not phase3_plan.many_small(stats, self._config):
+                    self._end(state, run, None, on_done)
+                    return
+                run.trigger = "small segments"
             merges = deque(phase3_plan.plan_merges(stats, self._config))
             if run.trigger == "low disk":
                 # What only makes files fewer would take the space that is left.

@@ -9,7 +9,10 @@ from lowmark.log.config import LogConfig
 from lowmark.log.live import LiveRow
 from lowmark.log.segments import SegmentRef
 
-__all__ = ["Merge", "SegmentStats", "dead_shares", "eligible", "plan_merges"]
+__all__ = ["Merge", "SegmentStats", "dead_shares", "eligible", "many_small", "plan_merges"]
+
+_SMALL_SHARE = 64
+"""A segment is small that has less than this share of what one may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,15 @@ def dead_shares(stats: Sequence[SegmentStats]) -> tuple[float, float]:
     dead_entries = entries - sum(s.kept_entries for s in stats)
     dead_bytes = size - sum(s.kept_bytes for s in stats)
     return dead_entries / max(1, entries), dead_bytes / max(1, size)
+
+
+def many_small(stats: Sequence[SegmentStats], config: LogConfig) -> bool:
+    """Whether so many segments are small that making them fewer is worth it, with nothing dead in
+    them: a file for each time that the WAL was closed, with a few entries of a quiet group.
+    """
+    small = config.segment_bytes_max // _SMALL_SHARE
+    count = sum(0 < one.kept_entries and one.ref.data_bytes < small for one in stats)
+    return count >= 2 * config.compaction_sources_max
 
 
 def plan_merges(stats: Sequence[SegmentStats], config: LogConfig) -> list[Merge]:

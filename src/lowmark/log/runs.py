@@ -7,7 +7,7 @@ import msgspec
 __all__ = ["CompactionRun", "Trigger"]
 
 Trigger = str
-"""One of: "dead ratio", "timer", "low disk", "asked"."""
+"""One of: "dead ratio", "small segments", "timer", "low disk", "asked"."""
 
 
 class CompactionRun(msgspec.Struct, kw_only=True):

@@ -50,6 +50,8 @@ from lowmark.runtime import Buffer, ClockSkew, HybridTime, Runtime
 __all__ = ["GROUP", "Leadership", "Metastore", "Page", "Standing"]
 
 _COMPACTED_PER_STEP = 10_000
+_SEGMENTS_MAX = 32
+"""With so many segments of its log above the last snapshot, the metastore takes another one."""
 
 T = TypeVar("T")
 
@@ -485,6 +487,12 @@ class Metastore:
             return  # a copy that is damaged: it is still being opened
         if group.applied - group.log.row.snapshot_index >= self.config.snapshot_entries:
             group.snapshot()
+        # Whoever closes the WAL leaves a segment here, however little is in it. Only below a
+        # snapshot are they put together (phase 3 of the log).
+        segments = group.log.state.segments
+        if len(segments) >= _SEGMENTS_MAX:
+            if segments[-_SEGMENTS_MAX].last > group.log.row.snapshot_index:
+                group.snapshot()
 
     def on_restored(self) -> None:
         """The state was replaced."""
