@@ -22,6 +22,7 @@ from lowmark.log import (
     SnapshotMeta,
     identity,
     install,
+    kept,
     large_format,
     segment_format,
     snapshot_format,
@@ -154,6 +155,7 @@ MAPS: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("snapshot.md", "State head"): SnapshotMeta,
     ("group.md", "`group`: the identity"): identity._Identity,
     ("group.md", "`runs`"): CompactionRun,
+    ("wal.md", "The note beside a file"): kept._KeptNote,
     ("group.md", "`installing/` and `installed/`"): install._Plan,
     ("entries.md", "The note of a lost copy"): lost._Lost,
     ("metastore.md", "`node`: who a node is"): Identity,
@@ -175,6 +177,7 @@ def test_the_keys_of_json_and_messagepack_are_those_of_the_code() -> None:
         bytes: "bin",
         bool: "bool",
         tuple[int, ...]: "array of int",
+        list[kept._Group]: "list",
         dict[str, str]: "object",
         ClusterSettings | None: "object",
     }
@@ -249,6 +252,18 @@ def _names_of_a_long_life() -> set[str]:
     example.wait(lambda: bool(ended))
     assert ended == [None]
     example.log.quarantine(copies.state, Damaged("a file", offset=0, what="a test wanted it"))
+    example.settle()
+    # A folder that can't be written for a while: a note beside its WAL file, and a quarantine
+    # that is written down elsewhere.
+    sick = example.log.create_group("sick")
+    sick.append(1, [b"only in the WAL"])
+    example.wait(lambda: sick.written_index == 1)
+    example.disk.go_bad("unwritable", "groups/sick")
+    example.log.roll()
+    example.wait(lambda: bool(example.log.segment_writer.kept))
+    example.log.quarantine(sick.state, Damaged("a file", offset=0, what="a test wanted it"))
+    example.wait(lambda: sick.state.quarantine_saved)
+    example.disk.heal()
     example.settle()
     lost.note_lost(example.disk, "copies", incarnation=0, ask=(2, 3))
     identify(example.disk, draw=lambda _: 0)

@@ -541,3 +541,49 @@ def test_a_failed_batch_that_is_read_again_finds_its_large_entries() -> None:
     # then what the next one reads of it is whole
     assert after.group.last_index == 6
     after.check([6], size=20_000)
+
+
+def test_a_file_that_comes_back_in_a_later_process_is_not_replayed() -> None:
+    # given a removal whose sync failed, in a process that was killed before it could say so
+    world = World()
+    world.append(1, 10)
+    world.settle()
+    world.before("unlink", f"{number(1)}.wal", lambda: world.disk.fail_next("sync_dir", "wal"))
+    world.log.roll()
+    world.loop.run_until(lambda: world.log.segment_writer.error is not None)
+    after = world.kill()
+    assert f"{number(1)}.wal" not in after.disk.list("wal")
+    # when the next one removes newer files for good, and power fails
+    after.segment(4, 6, term=2)
+    after.segment(7, 8, term=2)
+    for again in after.worlds_after_crash():
+        # then the file is there again, and nothing of it counts
+        again.check([1, 2, 3])
+        again.check(range(4, 9), term=2)
+        assert again.group.last_index == 8
+        again.settle()
+        assert len(again.disk.list("wal")) == 1
+
+
+def test_nothing_relies_on_a_file_whose_name_may_not_be_durable() -> None:
+    # given a WAL file that was opened only by half, and a process that was killed then
+    world = two_groups()
+    vote(world, b"my vote")
+    world.disk.fail_next("sync_dir", "wal")
+    world.log.roll()
+    world.loop.run_until(lambda: world.log.wal.stopped is not None)
+    assert f"{number(2)}.wal" in world.disk.list("wal")
+    disk = world.disk.killed()
+    # when the next process can't read a group, and power fails in it at any moment
+    disk.go_bad("unreadable", "groups/g")
+    log = Log.open(world.runtime, world.config)
+    for _ in range(40):
+        for image in disk.crash_images(Random(1), samples=2):
+            # then the group is whole afterwards, though that file may be gone
+            after = World(disk=image.disk, config=world.config)
+            everything_is_there(after)
+            assert after.group.meta == b"my vote"
+        if log.idle:
+            break
+        world.loop.turn()
+    assert log.idle

@@ -566,3 +566,85 @@ def test_equal_trees_have_equal_fingerprints() -> None:
 
     assert made(b"x").fingerprint() == made(b"x").fingerprint()
     assert made(b"x").fingerprint() != made(b"y").fingerprint()
+
+
+# -- what is bad for long -----------------------------------------------------------------------
+
+
+def ailing_disk() -> SimDisk:
+    """Two folders with a file each, all of it durable."""
+    disk = SimDisk()
+    for folder in ("a", "ab"):
+        disk.make_dir(folder)
+        durable_file(disk, f"{folder}/file", b"data")
+    disk.sync_dir("")
+    return disk
+
+
+def test_an_unwritable_folder_is_read_and_refuses_every_change_until_it_is_healed() -> None:
+    disk = ailing_disk()
+    disk.go_bad("unwritable", "a")
+    changes: list[Callable[[], object]] = [
+        lambda: disk.open("a/new", "create"),
+        lambda: disk.open("a/file", "write"),
+        lambda: disk.unlink("a/file"),
+        lambda: disk.rename("a/file", "a/other"),
+        lambda: disk.make_dir("a/folder"),
+    ]
+    for change in changes * 7:
+        with pytest.raises(DiskFailed, match="Read-only file system"):
+            change()
+    # given that: it can be read, and a folder whose name only begins alike is well
+    assert get(disk, "a/file") == b"data"
+    disk.open("ab/new", "create")
+    disk.heal()
+    disk.open("a/new", "create")
+
+
+def test_an_unreadable_file_can_not_be_opened_nor_read_until_it_is_healed() -> None:
+    disk = ailing_disk()
+    open_before = disk.open("a/file", "read")
+    disk.go_bad("unreadable", "a/file")
+    reads: list[Callable[[], bytes]] = [
+        lambda: get(disk, "a/file"),
+        lambda: open_before.read_at(0, 1),
+    ]
+    for read in reads:
+        with pytest.raises(DiskFailed, match="Input/output error"):
+            read()
+    assert get(disk, "ab/file") == b"data"
+    disk.heal()
+    assert open_before.read_at(0, 4) == b"data"
+
+
+def test_a_sync_of_a_broken_folder_loses_what_was_not_durable() -> None:
+    disk = ailing_disk()
+    disk.open("a/new", "create")
+    disk.go_bad("broken", "a")
+    with pytest.raises(DiskFailed):
+        disk.sync_dir("a")
+    # then a later sync proves nothing
+    disk.heal()
+    disk.sync_dir("a")
+    assert disk.crashed(Random(1)).list("a") == ["file"]
+
+
+def test_without_handles_nothing_is_opened_and_what_is_open_goes_on() -> None:
+    disk = ailing_disk()
+    file = disk.open("a/file", "write")
+    disk.open("a/new", "create")
+    disk.go_bad("no handles")
+    calls: list[Callable[[], object]] = [
+        lambda: get(disk, "a/file"),
+        lambda: disk.sync_dir("a"),
+        lambda: disk.list("a"),
+    ]
+    for call in calls:
+        with pytest.raises(DiskFailed, match="Too many open files"):
+            call()
+    file.append([b" more"])
+    file.datasync()
+    # and a sync that was never begun has spoilt nothing
+    disk.heal()
+    disk.sync_dir("a")
+    assert disk.crashed(Random(1)).list("a") == ["file", "new"]

@@ -13,7 +13,8 @@ Words
 
 A row's way: `append` puts a run into the memtable and the WAL's queue. The lane `wal` writes what
 waits as one batch, syncs once, and the run is written. A full WAL file is closed; the lane
-`segments` turns what it holds into segments, then removes it. A snapshot names the live indexes;
+`segments` turns what it holds into segments, then removes it; for groups that can't take over what
+is theirs, it stays (`flush`). A snapshot names the live indexes;
 the lane `compaction` deletes whole segments with none (phase 1), merges sparse ones (phase 3).
 Phase 4 appends scattered live entries again, so that they stand together. (There is no phase 2: it
 was never more than a name.)
@@ -32,7 +33,13 @@ Invariants
     7. A file that fails a checksum never gives data. It puts its group into quarantine, and only
        it.
     8. What a hold pins stays; every decision says what it cut and who held back the rest.
-    9. Every entry that was taken, and every callback that waits for an end, has exactly one end,
+    9. No WAL file is renamed, removed or passed over while any group with records in it is
+       unreadable, unflushed, or in a quarantine that is not durable. What can't be written down
+       where it belongs is written into the node's own folders (`wal/<number>.kept`,
+       `quarantine/<group>`), or the file stays.
+   10. A disk that refuses to read or write is no damage: it puts no group into quarantine, and
+       whoever asks hears its reason.
+   11. Every entry that was taken, and every callback that waits for an end, has exactly one end,
        and is told of it (see `Log`), also when its group goes away or the disk fails.
    10. A part of the disk is reserved: an append uses it only if its owner says so (see `wal`).
 

@@ -355,7 +355,7 @@ class Log:
         # A floor names a place in the WAL: numbers go on above it, even if the files are gone.
         floors = [s.snapshot.floor.wal for s in opening.states.values() if s.snapshot is not None]
         newest = max([0, *(file.number for file in opening.wals), *floors])
-        sound = [file for file in opening.wals if file.durable_bytes and not file.aside]
+        sound = [f for f in opening.wals if f.durable_bytes and not (f.aside or f.unused)]
         previous = sound[-1] if sound else WalFile(0)
         self._found = {file.number: file for file in opening.closed_files()}
         self.wal.start(

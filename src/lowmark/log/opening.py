@@ -136,8 +136,24 @@ class Opening:
             self._quarantine(self.states[name], damage)
             for wal in self._behind_gap[name]:
                 self.strangers[wal].add((name, self.states[name].incarnation))
+        self._rely_on_names()
         for state in self.states.values():
             self._settle(state)
+
+    def _rely_on_names(self) -> None:
+        """Let nobody be owed a file whose name may not be durable; older ones say the same.
+
+        What an older file has said of a group goes only when the newer one is there for sure. So if
+        no older file has anything of a group that is owed this one, its name is durable.
+        """
+        older: set[Owner] = set()
+        for file in self.wals:
+            mine = self.strangers[file.number]
+            if file.unused and mine <= older:
+                mine.clear()
+            else:
+                file.unused = False
+            older |= mine
 
     def closed_files(self) -> list[ClosedFile]:
         """All files that are to be worked off."""

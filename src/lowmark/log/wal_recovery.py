@@ -8,6 +8,13 @@ say whose entries are gone.
 A note beside a file (`kept`) says for whom it counts; one that counts for nobody is not read. A
 file that was set aside is read, too, unless such a note says that nobody is owed it: releases that
 wrote no notes set files aside that held what was nowhere else.
+
+Files go in order, and one that stays out of order has a note. So a file without one counts only if
+every file after it is there, up to the newest, as their headers name each other: another one was
+removed, and came back with a crash because the sync after its removal failed. It is spent.
+A file that was never used may have a name that is not durable: the sync after its opening failed,
+and the process was killed. Then it has only its first batch, the file before it is there, and older
+files say all that it says. So neither a header nor a note relies on such a file.
 """
 
 from __future__ import annotations
@@ -54,6 +61,8 @@ class WalFile:
     unsure_from: int = 0
     """Where its last batch begins, if no other file says how much of this one is durable; else 0.
     Of earlier batches the sync worked, or there would be none after them."""
+    unused: bool = False
+    """It has only its first batch, and the file before it is there: its name may not be durable."""
     aside: bool = False
     """It was set aside: it lies there as `.damaged`."""
     kept: Kept | None = None
@@ -124,13 +133,40 @@ def read_wals(
         except Corrupt as damage:
             headers.pop(number, None)
             one.damage.append(damage)
+    _mark_unused(wanted, headers, maps)
+    _mark_returned(wanted, headers)
     limits = {h.previous_number: h.previous_bytes for h in headers.values()}
     for one in found:
-        if one.number in headers:
+        if one.number in headers and not one.spent:
             # The file that tells how much of it counts may be gone by now; the note tells, too.
             limit = limits.get(one.number, one.kept.bytes or None if one.kept else None)
             yield from _read_file(disk.describe(one.path), maps[one.number], one, limit)
         maps.pop(one.number, None)
+
+
+def _mark_unused(
+    files_there: list[WalFile], headers: dict[int, WalHeader], maps: dict[int, memoryview]
+) -> None:
+    """Find files that may have been opened only by half (see `WalFile.unused`)."""
+    uncut = {one.number: one for one in files_there if one.kept is None and not one.aside}
+    for number in uncut.keys() & headers.keys():
+        first = wal_format.FILE_HEADER_BYTES
+        batch = wal_format.decode_batch(maps[number], first, number=number, sequence=0)
+        used = batch is None or batch.end < len(maps[number])
+        uncut[number].unused = not used and headers[number].previous_number in uncut
+
+
+def _mark_returned(files_there: list[WalFile], headers: dict[int, WalHeader]) -> None:
+    """Say of files that came back from their removal that they are spent."""
+    present = {one.number for one in files_there if one.size and not (one.aside or one.spent)}
+    at = lowest = max(present & headers.keys(), default=0)
+    while at in headers:
+        lowest, at = at, headers[at].previous_number
+    if at and at in present:
+        return  # it can't be read: nobody knows what came before it
+    for one in files_there:
+        if at and one.kept is None and not one.aside and one.number < lowest:
+            one.kept = Kept(frozenset(), 0)
 
 
 def _read_file(
