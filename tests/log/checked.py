@@ -41,6 +41,7 @@ class CheckedWorld:
         self.runtime = sim_runtime(seed, disk=disk)
         self.log = Log.open(self.runtime, self.config)
         self.log.on_written = self.oracle.written
+        self.log.on_dropped = self.oracle.dropped
 
     def create(self, name: str) -> None:
         self.log.create_group(name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pyroaring import BitMap64
 
-from lowmark.log import Entry, EntryGone, GroupLog, Log, Written
+from lowmark.log import Dropped, Entry, EntryGone, GroupLog, Log, Written
 
 LEFT_OVERS = (".tmp", ".compacting", ".new", ".link", "installing/", "installed/")
 
@@ -58,6 +58,16 @@ class GroupOracle:
             if not kept:
                 del self.versions[index]
 
+    def dropped(self, event: Dropped) -> None:
+        """Note that appends were given up: what they would have overwritten need not come back.
+
+        Whoever overwrites an entry has said that it does not count, durable or not.
+        """
+        for index, versions in self.versions.items():
+            if index >= event.first and not versions[-1].acknowledged:
+                for version in versions:
+                    version.acknowledged = False
+
     def snapshot_begun(self, index: int, live: BitMap64) -> None:
         """From now on that snapshot may be in force."""
         self.snapshots.append((index, frozenset(live)))
@@ -92,6 +102,10 @@ class Oracle:
     def written(self, event: Written) -> None:
         """For `Log.on_written`."""
         self[event.group].written(event)
+
+    def dropped(self, event: Dropped) -> None:
+        """For `Log.on_dropped`."""
+        self[event.group].dropped(event)
 
     def check(self, log: Log) -> None:
         """Every promise of the log, held against what is known."""
