@@ -195,6 +195,12 @@ _DEFINED_IN = {
         "RevisionCompacted",
         "RevisionUnknown",
     ),
+    "lowmark.metastore.damage": (
+        "MetastoreDamaged",
+        "MetastoreMissing",
+        "NodeFileDamaged",
+        "NodeFileMissing",
+    ),
     "lowmark.group.errors": (
         "CommandTooLarge",
         "GroupBusy",

@@ -73,7 +73,7 @@ def test_a_run_that_ends_within_a_wave_is_resumed(world: World, step: str) -> No
     world.reopen()
     world.check()
     (left,) = world.table.runs()
-    assert left.state == "running"
+    assert left.state == "interrupted"
     done = world.table.compact(engine="local", resume=left.run)
     # then all of it is compacted, once, and nothing is left over
     assert {one.state for one in done.partitions} == {"adopted"}
