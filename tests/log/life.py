@@ -100,7 +100,8 @@ class LogLife:
         self.world.install(name, meta, live, applied=applied)
 
     def replace(self, name: str) -> None:
-        if not self.ailing and name not in self.unreadable:
+        writable = self.world.log.wal.refusal is None  # else no group can be made just now
+        if writable and not self.ailing and name not in self.unreadable:
             self.world.replace(name)
 
     def let_time_pass(self, turns: int) -> None:
