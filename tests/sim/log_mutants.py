@@ -7,9 +7,10 @@ had the first three of them: they cost acknowledged rows without a word.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+from lowmark.log import wal_recovery
 from lowmark.log.flush import ClosedFile, SegmentWriter
 from lowmark.log.kept import Owner
 from lowmark.log.log import Log
@@ -58,15 +59,18 @@ def replays_a_kept_file_for_all() -> AbstractContextManager[None]:
     return replaced(WalFile, "counts_for", lambda _self, _record: True)
 
 
-def trusts_a_later_sync() -> AbstractContextManager[None]:
-    """A removal whose sync failed is taken for done when another sync works."""
+def replays_a_file_that_came_back() -> AbstractContextManager[None]:
+    """A removal whose sync failed is taken for done, and a file that comes back for a new one."""
+    stack = ExitStack()
     original = SegmentWriter._finish
 
     def finish(self: SegmentWriter, file: ClosedFile) -> None:
         file.spent = file.spent and file.noted is not None
         original(self, file)
 
-    return replaced(SegmentWriter, "_finish", finish)
+    stack.enter_context(replaced(SegmentWriter, "_finish", finish))
+    stack.enter_context(replaced(wal_recovery, "_mark_returned", lambda *_: None))
+    return stack
 
 
 def clears_a_failed_batch_away() -> AbstractContextManager[None]:
@@ -91,7 +95,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "takes an unreadable group for a deleted one": takes_an_unreadable_group_for_a_deleted_one,
     "goes on with what it could not read": goes_on_with_what_it_could_not_read,
     "replays a kept file for all": replays_a_kept_file_for_all,
-    "trusts a later sync": trusts_a_later_sync,
+    "replays a file that came back": replays_a_file_that_came_back,
     "trusts the last batch": trusts_the_last_batch,
     "clears a failed batch away": clears_a_failed_batch_away,
 }

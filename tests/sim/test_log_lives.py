@@ -43,7 +43,7 @@ FOUND_BY = {
     "takes an unreadable group for a deleted one": 0,
     "goes on with what it could not read": 0,
     "replays a kept file for all": 1,
-    "trusts a later sync": 15,
+    "replays a file that came back": 15,
     "trusts the last batch": 92,
     "clears a failed batch away": 565,
 }
