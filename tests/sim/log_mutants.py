@@ -6,8 +6,8 @@ had the first three of them: they cost acknowledged rows without a word.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from lowmark.log import wal_recovery
@@ -59,18 +59,20 @@ def replays_a_kept_file_for_all() -> AbstractContextManager[None]:
     return replaced(WalFile, "counts_for", lambda _self, _record: True)
 
 
-def replays_a_file_that_came_back() -> AbstractContextManager[None]:
+@contextmanager
+def replays_a_file_that_came_back() -> Iterator[None]:
     """A removal whose sync failed is taken for done, and a file that comes back for a new one."""
-    stack = ExitStack()
     original = SegmentWriter._finish
 
     def finish(self: SegmentWriter, file: ClosedFile) -> None:
         file.spent = file.spent and file.noted is not None
         original(self, file)
 
-    stack.enter_context(replaced(SegmentWriter, "_finish", finish))
-    stack.enter_context(replaced(wal_recovery, "_mark_returned", lambda *_: None))
-    return stack
+    with (
+        replaced(SegmentWriter, "_finish", finish),
+        replaced(wal_recovery, "_mark_returned", lambda *_: None),
+    ):
+        yield
 
 
 def clears_a_failed_batch_away() -> AbstractContextManager[None]:
