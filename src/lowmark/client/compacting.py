@@ -69,11 +69,11 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS = 5
 """So often a partition is planned anew, because somebody came who needs what it would drop."""
 _WAVES = 16
-"""In so many waves partitions are held, and published, if there are more of them: those of a wave
+"""In this many waves partitions are held, and published, if there are more of them: those of a wave
 together, so that they wait for the same syncs. After each wave the run is noted, once: its record
 has all partitions, and noted after each of them it would be written as often as it is long."""
 _TOGETHER_MAX = 32
-"""So many partitions at most are waited for at the same time."""
+"""This many partitions at most are waited for at the same time."""
 T = TypeVar("T")
 U = TypeVar("U")
 

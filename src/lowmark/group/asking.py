@@ -2,7 +2,7 @@
 
 Whoever asks is answered once: what can't be taken is refused at once, what waits too long is told
 so, and when the copy stops everybody is. When this node can't write (`Log.trouble`) and the copy is
-the only one, nobody else could answer: then whoever waits is told the disk's own reason at once.
+the only one, no other copy could answer: then callers that wait get the disk's own reason at once.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Asking:
         self.reads.ask_again(now_ms, self._host.config.election_ms)
 
     def _give_up(self, trouble: LowmarkError) -> None:
-        """Nobody but this node could carry out what waits, and it can't write."""
+        """Only this node could carry out what waits, and it can't write."""
         name, message = self._host.name, trouble.message
         self.proposals.refuse_pending(lambda: NotWritten(name, why=message))
         self.proposals.refuse_queued(trouble.again)

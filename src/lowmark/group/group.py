@@ -192,7 +192,7 @@ class Group:
 
     @property
     def alone(self) -> bool:
-        """Whether this copy is the only voter: what it can't do, nobody does."""
+        """Whether this copy is the only voter: no other copy does what it can't."""
         return self.raft.core.singleton
 
     @property

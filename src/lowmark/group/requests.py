@@ -124,7 +124,7 @@ class Proposals:
         if trouble is not None:
             return NotWritten(self._group, why=trouble.message)
         if alone:
-            # Nobody else was asked.
+            # No other copy was asked.
             return NotWritten(self._group, why=f"the disk did not answer within {waited_ms} ms")
         return NoQuorum(self._group, waited_ms=waited_ms)
 

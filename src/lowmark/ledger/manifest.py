@@ -78,17 +78,17 @@ class LedgerFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def kept_rows(self) -> int:
-        """So many rows of it count, deletes among them."""
+        """How many of its rows count, deletes among them."""
         return self.rows - self.dead_rows
 
     @property
     def live_deletes(self) -> int:
-        """So many of those are deletes."""
+        """How many of those are deletes."""
         return len(self.delete_set() - self.dead_set()) if self.deletes else 0
 
     @property
     def live_rows(self) -> int:
-        """So many rows of it count, without deletes."""
+        """How many of its rows count, without deletes."""
         return self.kept_rows - self.live_deletes
 
     def dead_set(self) -> BitMap:
@@ -197,12 +197,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def live_rows(self) -> int:
-        """So many rows count, without deletes."""
+        """How many rows count, without deletes."""
         return sum(file.live_rows for file in self.files)
 
     @property
     def live_deletes(self) -> int:
-        """So many deletes count: somebody may still have to be told of them."""
+        """How many deletes count: a reader may not have seen them yet."""
         return sum(file.live_deletes for file in self.files)
 
     @property

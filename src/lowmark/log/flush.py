@@ -15,18 +15,18 @@ owed the file. Then step 4 is another one:
     4a. all other groups done: a note beside the file (`kept`) names those that are owed it, synced
         the file counts for them alone; files after it may go
     4b. one of them is done, and takes nothing new yet: the note is written again without it, synced
-    4c. nobody is owed it any more: the note is written again and names nobody, synced
+    4c. no group is owed it any more: the note is written again and names none, synced
     4d. the file goes, `wal/` is synced, and then the note goes
 What happens to a group that is owed a file:
     - Its folder can't be written, time after time: it is sick (`GroupState.sick`). It takes no
       writes, and says why; so what it is owed does not grow. All of its later parts wait behind the
       first. It is tried again for ever, with pauses, under the same segment numbers; when all of it
       is through and a probe of its folder works, it is well and takes writes again.
-    - It could not be read at the start, or leaves a gap: nobody has its records in memory; the file
+    - It could not be read at the start, or leaves a gap: its records are not in memory; the file
       stays until a later start has read it, or the group is deleted.
     - Its quarantine is not written down, here or there: the file stays until it is.
 Meanwhile all others go on. A damaged file is set aside (renamed) instead of removed; a note beside
-it says for whom it still counts, most often for nobody.
+it says for which groups it still counts, most often for none.
 
 When the removal's sync fails, the file may come back with a crash, and a later sync proves nothing
 about that. But a note that is made after the failed sync, and synced, is there for sure: it says
@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 _TRIES_MAX = 5
 _PAUSES_MAX = 10
-"""A sick group is tried again after `retry_ms`, then after twice that, up to so many times it."""
+"""A sick group is tried again after `retry_ms`, then after twice that, up to this many times it."""
 _PROBE = "probe"
 _NOT_THE_FOLDER_S = (DiskFull, NoHandles, NoMemory)
 """However often these come, they say nothing about one group's folder."""
@@ -246,13 +246,13 @@ class ClosedFile:
     damaged: bool = False
     """It is to be set aside, not removed."""
     spent: bool = False
-    """It counts for nobody, but it may be there, or come back."""
+    """It counts for no group, but it may be there, or come back."""
     noted: Kept | None = None
     """What the note beside it says, if there is one."""
     holders: set[Owner] = field(default_factory=set)
     """Everybody who is known to have records in it."""
     strangers: set[Owner] = field(default_factory=set)
-    """Those of them whose records nobody has in memory."""
+    """Those of them whose records are not in memory."""
     parked: list[GroupState] = field(default_factory=list)
     """Groups whose part could not be flushed yet."""
     counted: bool = True

@@ -3,9 +3,9 @@
 `wal/<number>.kept` says: of WAL file <number>, only the records of these groups count; what it held
 of all others is in segments, and perhaps overwritten since. Such a file is out of order: files
 after it may be gone. It stays because those groups could not take over what is theirs: their folder
-can't be written or read just now, or their quarantine is not durable. A note that names nobody says
+can't be written or read just now, or their quarantine is not durable. A note that names no group says
 that the file is spent: if it comes back from a removal that was not synced, it is not replayed. A
-file that has a note goes only when the note names nobody; so if a note names groups, and its file
+file that has a note goes only when the note names none; so if a note names groups, and its file
 is not there, those groups have lost entries.
 
 A note is written aside, synced, renamed, and `wal/` is synced; so it is there whole or not at all.
@@ -64,7 +64,7 @@ def write_kept(disk: Disk, number: int, kept: Kept) -> None:
 
 
 def read_kept(disk: Disk) -> dict[int, Kept]:
-    """All notes there are. One that can't be read is raised: nobody can say what its file is for.
+    """All notes there are. One that can't be read is raised: it can't be said what its file is for.
 
     Neither can be done without it: to replay the file for all groups could undo what is newer, and
     to pass over it could lose what is nowhere else.
@@ -95,7 +95,7 @@ def retire(disk: Disk, number: int) -> None:
 
     The file may seem to be gone and come back with a crash, if the sync after its removal failed.
     So its name is made again and removed again, with a sync after each: then it is gone. Only then
-    does the note go. Until then the note says that the file counts for nobody; so what fails here
+    does the note go. Until then the note says that the file counts for no group; so what fails here
     costs a file that lies around, and is done again at the next start.
     """
     with contextlib.suppress(LowmarkError):

@@ -141,7 +141,9 @@ def _check_kept(disk: Disk, file: WalFile) -> Iterator[Finding]:
     if file.kept is None:
         return
     if file.spent:
-        yield left_over(disk, file.path, None, "a file, or the note of one, that counts for nobody")
+        yield left_over(
+            disk, file.path, None, "a file, or the note of one, that counts for no group"
+        )
     gone = disk.stat(file.path) is None
     for name, _ in sorted(file.kept.owners):
         if gone:

@@ -17,8 +17,8 @@ When `wal_files_waiting_max` closed files wait for the segment writer, the WAL w
 the segment writer waits for is a disk that fails, appends are refused with that error, too: who
 waited for a failed disk in silence could not tell why.
 
-A part of the disk is reserved (`disk_reserved_bytes`), so that a disk full of rows locks nobody
-out. Who appends says whether the entries may use it. What may not is refused at once (`shortage`)
+A part of the disk is reserved (`disk_reserved_bytes`), so that a disk full of rows locks no one
+out. The caller says whether the entries may use it. What may not is refused at once (`shortage`)
 when it would leave less than that free, counting what was taken before it. What was taken is
 written in any case: the reserve is for it, too, if another program has filled the disk meanwhile.
 What is in WAL files is written once more, into segments, before they can go. Where that would need
@@ -271,7 +271,7 @@ class Wal:
         """Why so much that may not use the reserve is not taken; None if it is."""
         if self.fits(size):
             return None
-        # In place, since it is rare and quick: whoever has freed space is not refused any more.
+        # In place, since it is rare and quick: a caller that has freed space is not refused any more.
         self._free = self._disk.free_bytes()
         if self.fits(size):
             return None

@@ -51,7 +51,7 @@ __all__ = ["GROUP", "Leadership", "Metastore", "Page", "Standing"]
 
 _COMPACTED_PER_STEP = 10_000
 _SEGMENTS_MAX = 32
-"""With so many segments of its log above the last snapshot, the metastore takes another one."""
+"""With this many segments of its log above the last snapshot, the metastore takes another one."""
 
 T = TypeVar("T")
 
