@@ -492,7 +492,7 @@ class Reader:
         return pa.RecordBatchReader.from_batches(self.schema, self)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The rows for a library that takes Arrow streams, once: `pa.table(reader)`, Polars, DuckDB.
+        """The rows as an Arrow stream, once: for `pa.table(reader)`, Polars, DuckDB.
 
         The first batch is read here, so that a gap at the start is raised as what it is. What goes
         wrong later comes as an error of the program that reads, with our text in it.

@@ -3,8 +3,8 @@
 `wal/<number>.kept` says: of WAL file <number>, only the records of these groups count; what it held
 of all others is in segments, and perhaps overwritten since. Such a file is out of order: files
 after it may be gone. It stays because those groups could not take over what is theirs: their folder
-can't be written or read just now, or their quarantine is not durable. A note that names no group says
-that the file is spent: if it comes back from a removal that was not synced, it is not replayed. A
+can't be written or read just now, or their quarantine is not durable. A note that names no group
+says that the file is spent: if it comes back from a removal that was not synced, it is not replayed. A
 file that has a note goes only when the note names none; so if a note names groups, and its file
 is not there, those groups have lost entries.
 

@@ -8,7 +8,7 @@ A group is one of these at a start:
     there        its folder is read; its records are replayed
     unreadable   its folder is there, but who it is, or what it has, can't be read just now. It is
                  not taken for deleted: its records, votes included, stay in their WAL files, it is
-                 left alone, and a caller that asks for it hears which file could not be read, and why
+                 left alone, and a caller that asks for it hears which file can't be read, and why
     deleted      it has no folder, or one with another incarnation: its records are passed over
 So a WAL file ends only as `flush` says: this room finds out who is owed which file (`strangers`),
 because its records were not taken into memory: those of unreadable groups, and those that leave a

@@ -141,9 +141,7 @@ def _check_kept(disk: Disk, file: WalFile) -> Iterator[Finding]:
     if file.kept is None:
         return
     if file.spent:
-        yield left_over(
-            disk, file.path, None, "a file, or the note of one, that counts for no group"
-        )
+        yield left_over(disk, file.path, None, "a file, or its note, that counts for no group")
     gone = disk.stat(file.path) is None
     for name, _ in sorted(file.kept.owners):
         if gone:

@@ -271,7 +271,7 @@ class Wal:
         """Why so much that may not use the reserve is not taken; None if it is."""
         if self.fits(size):
             return None
-        # In place, since it is rare and quick: a caller that has freed space is not refused any more.
+        # In place, since it is rare and quick: a caller that has freed space is not refused.
         self._free = self._disk.free_bytes()
         if self.fits(size):
             return None

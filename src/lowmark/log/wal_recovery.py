@@ -5,9 +5,9 @@ and is dropped. Anything else that does not read back was acknowledged once, so 
 group, when the batch's directory is intact; of every group, when it is not, because then nobody can
 say whose entries are gone.
 
-A note beside a file (`kept`) says for which groups it counts; one that counts for none is not read. A
-file that was set aside is read, too, unless such a note says that no group is owed it: releases that
-wrote no notes set files aside that held what was nowhere else.
+A note beside a file (`kept`) says for which groups it counts; one that counts for none is not read.
+A file that was set aside is read, too, unless such a note says that no group is owed it: releases
+that wrote no notes set files aside that held what was nowhere else.
 
 Files go in order, and one that stays out of order has a note. So a file without one counts only if
 every file after it is there, up to the newest, as their headers name each other: another one was
