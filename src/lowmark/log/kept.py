@@ -4,8 +4,8 @@
 of all others is in segments, and perhaps overwritten since. Such a file is out of order: files
 after it may be gone. It stays because those groups could not take over what is theirs: their folder
 can't be written or read just now, or their quarantine is not durable. A note that names no group
-says that the file is spent: if it comes back from a removal that was not synced, it is not replayed. A
-file that has a note goes only when the note names none; so if a note names groups, and its file
+says that the file is spent: if it comes back from an unsynced removal, it is not replayed.
+A file that has a note goes only when the note names none; so if a note names groups, and its file
 is not there, those groups have lost entries.
 
 A note is written aside, synced, renamed, and `wal/` is synced; so it is there whole or not at all.
