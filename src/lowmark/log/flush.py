@@ -31,6 +31,8 @@ it says for which groups it still counts, most often for none.
 When the removal's sync fails, the file may come back with a crash, and a later sync proves nothing
 about that. But a note that is made after the failed sync, and synced, is there for sure: it says
 that the file is spent. So that is tried until it works, and then the next file's turn has come.
+The same holds for a note that a start finds: the sync after its rename may have failed in a process
+that was killed then. So it is written again, and synced, before any file after it goes.
 """
 
 from __future__ import annotations
@@ -249,6 +251,8 @@ class ClosedFile:
     """It counts for no group, but it may be there, or come back."""
     noted: Kept | None = None
     """What the note beside it says, if there is one."""
+    unsure: bool = False
+    """The note was found at the start, or its sync failed: its name may not be durable."""
     holders: set[Owner] = field(default_factory=set)
     """Everybody who is known to have records in it."""
     strangers: set[Owner] = field(default_factory=set)
@@ -511,7 +515,7 @@ class SegmentWriter:
                 write_kept(disk, file.number, note)
                 retire(disk, file.number)
             elif keeps:
-                if file.noted != note:
+                if file.unsure or file.noted != note:
                     write_kept(disk, file.number, note)
                 if file.damaged and not file.aside and sealed and disk.stat(path) is not None:
                     # The note counts: whichever of its two names a crash leaves, nobody is misled.
@@ -526,20 +530,21 @@ class SegmentWriter:
             if self.closed:
                 return
             if outcome.error is not None:
-                file.spent = file.spent or unlinked
+                file.spent, file.unsure = file.spent or unlinked, True
                 self._file_failed = True
                 self._failed(outcome.error, lambda: self._finish(file))
                 return
             self.error, self._file_failed = None, False
             self._finished(file, note if keeps else None, aside=keeps and file.damaged and sealed)
 
-        if keeps and file.noted == note and (file.aside or not (file.damaged and sealed)):
+        as_it_is = file.noted == note and not file.unsure
+        if keeps and as_it_is and (file.aside or not (file.damaged and sealed)):
             self._finished(file, note, aside=file.aside)
         else:
             self._lane.submit(step, done)
 
     def _finished(self, file: ClosedFile, note: Kept | None, *, aside: bool) -> None:
-        file.noted, file.aside = note, file.aside or aside
+        file.noted, file.unsure, file.aside = note, False, file.aside or aside
         if note is not None and note.owners:
             self._kept[file.number] = file
         else:

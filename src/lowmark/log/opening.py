@@ -165,6 +165,7 @@ class Opening:
                 damaged=file.number in self.damaged_wals,
                 spent=file.spent,
                 noted=file.kept,
+                unsure=file.kept is not None,
                 holders=self.holders[file.number],
                 strangers=self.strangers[file.number],
             )

@@ -1,0 +1,37 @@
+"""A name whose sync failed is there for this process and the next, and gone when power fails.
+
+A later sync proves nothing about it. So nothing relies on such a name before it was made anew.
+"""
+
+from __future__ import annotations
+
+from log.world import World
+from lowmark.log.kept import read_kept
+
+LONG_MS = 60_000
+
+
+def test_a_note_whose_sync_failed_is_not_trusted_by_the_next_process() -> None:
+    # given a note beside a WAL file whose sync failed, in a process that was killed then
+    world = World()
+    world.log.create_group("other")
+    world.append(1, 100)
+    world.append(1, 3, group="other")
+    world.disk.go_bad("unwritable", "groups/g")
+    world.before("rename", ".kept", lambda: world.disk.fail_next("sync_dir", "wal"))
+    world.log.roll()
+    world.loop.run_until(lambda: world.log.segment_writer.stuck is not None)
+    after = world.kill()
+    assert read_kept(after.disk)[1].owners
+    # when another group overwrites what the file holds of it, and newer files go
+    for term in (2, 3):
+        after.put(2, 9, term=term, group="other")
+        after.await_written(9, group="other")
+        after.log.roll()
+        after.loop.run_for(LONG_MS)
+    after.disk.heal()
+    # then the file is not replayed for that group, whatever a crash leaves
+    for again in after.worlds_after_crash():
+        assert again.log.group("other").last_index == 9
+        assert {term for _, term, _ in again.read(*range(2, 10), group="other")} == {3}
+        again.check(range(1, 101))
