@@ -5,7 +5,7 @@ A later sync proves nothing about it. So nothing relies on such a name before it
 
 from __future__ import annotations
 
-from log.world import World
+from log.world import World, number
 from lowmark.log.kept import read_kept
 
 LONG_MS = 60_000
@@ -35,3 +35,26 @@ def test_a_note_whose_sync_failed_is_not_trusted_by_the_next_process() -> None:
         assert again.log.group("other").last_index == 9
         assert {term for _, term, _ in again.read(*range(2, 10), group="other")} == {3}
         again.check(range(1, 101))
+
+
+def test_a_quarantine_whose_sync_failed_is_not_trusted_by_the_next_process() -> None:
+    # given damage of acknowledged entries, and a quarantine that got its name, but not for sure
+    world = World()
+    world.log.create_group("other")
+    world.append(1, 5)
+    world.append(6, 10)
+    world.append(1, 3, group="other")
+    world.spoil(f"wal/{number(1)}.wal", b"7@1")
+    disk = world.disk.killed()
+    disk.fail_next("mkdir", "quarantine")  # the node's own folder can't be made either
+    world.before("rename", "groups/g/quarantine", lambda: disk.fail_next("sync_dir", "groups/g"))
+    second = world._next(disk)
+    assert second.group.quarantined
+    assert not second.group.state.quarantine_saved
+    # when the process is killed before it tries again, and the next one ends the WAL file
+    third = second.kill()
+    third.settle()
+    assert not third.log.segment_writer.kept
+    # then the group is in quarantine, whatever a crash leaves
+    for after in third.worlds_after_crash():
+        assert after.group.quarantined

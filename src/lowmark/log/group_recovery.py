@@ -42,7 +42,6 @@ def recover_group(
     """
     state = GroupState(name, identity.read_identity(disk, name))
     state.quarantine = identity.read_quarantine(disk, name, state.incarnation)
-    state.quarantine_saved = state.quarantine is not None
     damage: LowmarkError | None = None
     for step in (_mend, _load_snapshot, _load_segments, _load_runs):
         try:
@@ -52,7 +51,23 @@ def recover_group(
     state.last_index = max(state.last_index, state.row.snapshot_index)
     if state.last_index == state.row.snapshot_index:
         state.last_term = state.row.snapshot_term
+    if state.quarantine is not None:
+        state.quarantine_saved = read_only or _save_again(disk, state, state.quarantine)
     return state, damage
+
+
+def _save_again(disk: Disk, state: GroupState, cause: str) -> bool:
+    """Write a quarantine that was found down again; whether that worked.
+
+    The sync after its rename may have failed, in a process that was killed then.
+    """
+    try:
+        identity.write_quarantine(disk, state.name, state.incarnation, cause)
+    except LowmarkError as error:
+        extra = {"group": state.name, "reason": error.message}
+        logger.error("a quarantine could not be written down again", extra=extra)
+        return False
+    return True
 
 
 def _mend(disk: Disk, state: GroupState, *, read_only: bool) -> None:

@@ -6,7 +6,9 @@ carries it, so that a group created anew under an old name never takes over old 
 A quarantine must outlive the process, because the WAL file that shows the damage goes. Damage and a
 folder that can't be written often come together; so what can't be written there is written into the
 node's own folder `quarantine/`, with the incarnation that it speaks of. If that fails, too, the
-quarantine is not durable, the caller knows, and the WAL file stays.
+quarantine is not durable, the caller knows, and the WAL file stays. One that a start finds may not
+be durable either, because the sync after it failed in a process that was killed then: so each start
+writes it again.
 """
 
 from __future__ import annotations
