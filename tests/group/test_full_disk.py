@@ -35,6 +35,11 @@ def fill(member: Member, *, left: int) -> None:
     member.disk.capacity_bytes = member.disk._used_bytes + left
 
 
+def promised(member: Member) -> int:
+    assert member.log is not None
+    return member.log.wal.promised_bytes
+
+
 def error_of(cluster: Cluster, future: Future[object]) -> LowmarkError:
     error = await_(cluster, future).error
     assert error is not None
@@ -61,6 +66,74 @@ def test_a_leader_with_a_full_disk_refuses_at_once_what_fills_it(nodes: int) -> 
     # and when there is space, it takes puts again by itself
     leader.disk.capacity_bytes = None
     assert await_(cluster, group.propose(put("c", b"3"))).result() == 1
+
+
+@pytest.mark.parametrize("groups", [["g"], ["g", "h"]])
+def test_a_burst_of_rows_in_one_turn_does_not_use_the_reserve(groups: list[str]) -> None:
+    # given a member that knows that it has space for very few rows
+    cluster = cluster_of(1)
+    for name in groups[1:]:
+        cluster[1].create(name, [1])
+        cluster.wait_leader(name)
+    leader = cluster.wait_leader()
+    fill(leader, left=RESERVED + 8_000)
+    await_(cluster, leader.group().propose(put("b", b"1")))
+    # when its groups are asked to take many at once
+    futures = [
+        leader.group(groups[n % len(groups)]).propose(put(f"k{n}", bytes(4_000))) for n in range(40)
+    ]
+    # then it refuses at once what does not fit beside the reserve
+    refused = [future.error for future in futures if future.done]
+    assert len(refused) > 30
+    assert all(isinstance(error, DiskFull) for error in refused)
+    cluster.run_until(lambda: all(future.done for future in futures))
+    assert leader.disk.free_bytes() > RESERVED * 3 // 4
+    assert promised(leader) == 0
+    # and what frees space is taken, also after a restart
+    leader.restart()
+    cluster.wait_leader()
+    assert await_(cluster, leader.group().propose(delete("b"))).result() is True
+
+
+def test_space_that_was_promised_and_not_used_is_given_back() -> None:
+    # given a leader without followers, with proposals that wait: some in the log, some before it
+    cluster = Cluster(nodes=3, config=FAST, log_config=TINY_LOG)
+    leader = cluster.wait_leader()
+    for other in cluster.members.values():
+        if other is not leader:
+            other.crash()
+    futures = [leader.group().propose(put(f"k{n}", bytes(4_000))) for n in range(40)]
+    assert promised(leader) > 40 * 4_000
+    # when all have their answer, whatever it is
+    cluster.run_until(lambda: all(future.done for future in futures))
+    # then nothing is promised
+    assert promised(leader) == 0
+
+
+def test_space_that_was_promised_is_given_back_by_a_copy_that_stops() -> None:
+    cluster = cluster_of(1)
+    leader = cluster.wait_leader()
+    future = leader.group().propose(put("k", bytes(4_000)))
+    assert promised(leader) > 4_000
+    leader.group().close()
+    assert future.done
+    assert promised(leader) == 0
+
+
+def test_copies_of_scattered_rows_do_not_use_the_reserve() -> None:
+    cluster = cluster_of(1)
+    leader = cluster.wait_leader()
+    group = leader.group()
+    await_(cluster, group.propose(put("b", bytes(4_000))))
+    row = group.last_index()
+    fill(leader, left=RESERVED + 1_000)
+    await_(cluster, group.propose(delete("a")))  # now it knows what is free
+    copied = group.rewrite([row])
+    assert isinstance(copied.error, DiskFull)
+    leader.disk.capacity_bytes = None
+    again = group.rewrite([row])
+    cluster.run_until(lambda: again.done)
+    assert again.result() == 1
 
 
 def test_a_member_that_starts_on_a_full_disk_leads_and_answers() -> None:

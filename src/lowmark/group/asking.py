@@ -59,7 +59,7 @@ class Asking:
 
     def __init__(self, host: Host, nonce: bytes) -> None:
         self._host = host
-        self.proposals = Proposals(host.name)
+        self.proposals = Proposals(host.name, host.log.promise)
         self.reads = Reads(host.name, nonce)
 
     @property
@@ -136,6 +136,7 @@ class Asking:
         refusal = self._refusal(0)
         if refusal is not None:
             raise refusal
+        self._host.log.check_space(sum(map(len, datas)))  # copies free nothing by themselves
         futures: list[Future[object]] = [Future() for _ in datas]
         for data, future in zip(datas, futures, strict=True):
             self.queue(data, raw=True, future=future, timeout_ms=None)

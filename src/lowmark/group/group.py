@@ -449,6 +449,7 @@ class Group:
             return
         try:
             handled, reads = 0, self._asking.reads
+            self._count_appended()  # an order that had to wait may have gone through
             if reads.new and self.leader != NOBODY:  # else there is nobody to ask yet
                 self.raft.read_index(reads.ask(self._services.now_ms()))
             while self.stopped is None:
@@ -483,11 +484,17 @@ class Group:
                 self.send(message)
         if ready.append is not None:
             self._writes.order(ready.append)
+            self._count_appended()
         for state in ready.read_states:
             reads.confirmed(state.context, state.index)
         if ready.apply is not None and self.stopped is None:
             self._apply(ready.apply.entries)
         self._applying.answer(reads.answerable(self._applying.applied))
+
+    def _count_appended(self) -> None:
+        """What entered the log is counted there, and not as promised any more."""
+        if not self._writes.waits:
+            self._asking.proposals.appended()
 
     def _tell_leader(self) -> None:
         self._heard_leader, self._heard_term = self.leader, self.term
@@ -556,6 +563,7 @@ class Group:
         self._receiving.abort()
         logger.warning("starting over", extra={"group": self.name, "reason": error.message})
         self._leading.start_over()
+        self._asking.proposals.appended()  # or forgotten
         self._own = []
         self._writes = self._new_writes(self._durable_meta())
         self.raft = self._new_raft()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from lowmark.errors import LowmarkError
+from lowmark.group.envelope import COMMAND_BYTES
 from lowmark.group.errors import (
     GroupBusy,
     NoQuorum,
@@ -23,6 +24,9 @@ from lowmark.group.future import Future
 from lowmark.runtime import Buffer
 
 __all__ = ["Proposal", "Proposals", "Read", "Reads"]
+
+_ADDED_BYTES = COMMAND_BYTES + 8
+"""About what the log adds to each proposal."""
 
 
 class Proposal(NamedTuple):
@@ -39,10 +43,16 @@ class Proposal(NamedTuple):
 
 
 class Proposals:
-    """What was proposed here and is not answered."""
+    """What was proposed here and is not answered.
 
-    def __init__(self, group: str) -> None:
+    `promise` is told how much more, or less, was taken that the log does not have yet: all groups
+    of a node share its space.
+    """
+
+    def __init__(self, group: str, promise: Callable[[int], None]) -> None:
         self._group = group
+        self._promise = promise
+        self._promised = 0
         self.queued: list[Proposal] = []
         self.queued_bytes = 0
         self._pending: dict[int, tuple[int, Proposal]] = {}
@@ -53,7 +63,17 @@ class Proposals:
     def queue(self, proposal: Proposal) -> None:
         """Wait for a leader that is ready."""
         self.queued.append(proposal)
-        self.queued_bytes += len(proposal.data)
+        size = len(proposal.data)
+        self.queued_bytes += size
+        self._promised += size + _ADDED_BYTES
+        self._promise(size + _ADDED_BYTES)
+
+    def appended(self) -> None:
+        """The log has all that entered it, or never will: only the queue is promised."""
+        promised = self.queued_bytes + _ADDED_BYTES * len(self.queued)
+        if promised != self._promised:
+            self._promise(promised - self._promised)
+            self._promised = promised
 
     def take(self, count: int) -> list[Proposal]:
         """The first proposals of the queue."""
@@ -93,7 +113,9 @@ class Proposals:
 
     def refuse_queued(self, error: Callable[[], LowmarkError]) -> None:
         """Nothing of these was done."""
-        for proposal in self.take(len(self.queued)):
+        refused = self.take(len(self.queued))
+        self.appended()
+        for proposal in refused:
             proposal.future.reject(error())
 
     def refuse_pending(self, error: Callable[[], LowmarkError]) -> None:
@@ -107,7 +129,10 @@ class Proposals:
         unheard = [p for p in self.queued if p.deadline_ms <= now_ms]
         if unheard:
             self.queued = [p for p in self.queued if p.deadline_ms > now_ms]
-            self.queued_bytes = sum(len(p.data) for p in self.queued)
+            size = sum(len(p.data) for p in unheard)
+            self.queued_bytes -= size
+            self._promised -= size + _ADDED_BYTES * len(unheard)
+            self._promise(-size - _ADDED_BYTES * len(unheard))
         expired = [at for at, (_, p) in self._pending.items() if p.deadline_ms <= now_ms]
         late = [self._pending.pop(at)[1] for at in expired]
         for proposal in unheard:

@@ -103,6 +103,11 @@ class Writes:
         return not self._waiting and not self._ordered
 
     @property
+    def waits(self) -> bool:
+        """Whether the log has not taken everything that was ordered."""
+        return bool(self._waiting)
+
+    @property
     def stuck_order(self) -> object:
         """The order that the log does not take, if any."""
         return self._waiting[0] if self._waiting and self._waiting[0].snapshot_done else None

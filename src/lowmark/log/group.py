@@ -59,6 +59,7 @@ class Services(Protocol):
     def check_not_closed(self) -> None: ...
     def check_space(self, size: int) -> None: ...
     def fits(self, size: int) -> bool: ...
+    def promise(self, size: int) -> None: ...
     @property
     def trouble(self) -> LowmarkError | None: ...
     def queued_bytes(self) -> int: ...
@@ -181,6 +182,13 @@ class GroupLog:
     def check_space(self, size: int) -> None:
         """Raise `DiskFull` if so much is not taken without `reserve`."""
         self._services.check_space(size)
+
+    def promise(self, size: int) -> None:
+        """Count so much as taken that will be appended; less than 0 when it is, or never will be.
+
+        The sum is the node's: what one group has promised, another does not get.
+        """
+        self._services.promise(size)
 
     @property
     def trouble(self) -> LowmarkError | None:

@@ -329,6 +329,10 @@ class Log:
         if refused is not None:
             raise refused
 
+    def promise(self, size: int) -> None:
+        """Count so much more, or less, as taken by groups and about to be appended."""
+        self.wal.promised_bytes += size
+
     def now_ms(self) -> int:
         """The wall clock, for records."""
         return self._loop.wall_ms()

@@ -151,6 +151,8 @@ class Wal:
         self._free = 0
         """How much was free on the disk when it was last asked."""
         self._writing_bytes = 0
+        self.promised_bytes = 0
+        """What groups have taken from callers and not appended yet: space is kept for it, too."""
         self._short_of: int | None = None
         """What did not fit beside the reserve, if rows are being refused."""
         self._told_of: type[LowmarkError] | None = None
@@ -265,7 +267,8 @@ class Wal:
             return True
         if size >= _MUCH_BYTES:
             self._free = self._disk.free_bytes()
-        return size + self.queued_bytes + self._writing_bytes <= self._free - reserved
+        taken = self.promised_bytes + self.queued_bytes + self._writing_bytes
+        return size + taken <= self._free - reserved
 
     def shortage(self, size: int) -> DiskFull | None:
         """Why so much that may not use the reserve is not taken; None if it is."""
