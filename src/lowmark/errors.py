@@ -198,6 +198,7 @@ _DEFINED_IN = {
     "lowmark.metastore.damage": (
         "MetastoreDamaged",
         "MetastoreMissing",
+        "MetastoreUnreadable",
         "NodeFileDamaged",
         "NodeFileMissing",
     ),

@@ -20,11 +20,12 @@ from typer.testing import CliRunner, Result
 
 import lowmark
 from lowmark.cli.app import app
-from lowmark.errors import Corrupt, LowmarkError
+from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.log.errors import NewerFormat
 from lowmark.metastore import (
     MetastoreDamaged,
     MetastoreMissing,
+    MetastoreUnreadable,
     NodeFileDamaged,
     NodeFileMissing,
 )
@@ -146,6 +147,25 @@ def run(*words: object) -> Result:
 def files_of(data: Path) -> dict[str, bytes]:
     found = {path for path in data.rglob("*") if path.is_file() and path.name != "LOCK"}
     return {str(path.relative_to(data)): path.read_bytes() for path in sorted(found)}
+
+
+def test_a_metastore_that_can_not_be_read_just_now_is_not_called_damaged(data: Path) -> None:
+    # given a file of the metastore that is there, but which the system does not open (ELOOP)
+    hidden = data / METASTORE / "group"
+    hidden.rename(data / "hidden")
+    hidden.symlink_to(hidden.name)
+    # then it is told at once that nothing shows damage, and what to see to
+    error = refused(lambda: lowmark.open(data))
+    assert type(error) is MetastoreUnreadable
+    assert isinstance(error, Unavailable)
+    assert str(data) in error.message
+    assert str(METASTORE / "group") in error.message
+    assert "copy" not in error.hint
+    # and when it can be read again, all is there
+    hidden.unlink()
+    (data / "hidden").rename(hidden)
+    with lowmark.open(data) as db:
+        assert db.table("t").read().to_arrow().num_rows == 2
 
 
 @CASES

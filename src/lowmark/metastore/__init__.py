@@ -65,6 +65,7 @@ from lowmark.metastore.config import MetastoreConfig
 from lowmark.metastore.damage import (
     MetastoreDamaged,
     MetastoreMissing,
+    MetastoreUnreadable,
     NodeFileDamaged,
     NodeFileMissing,
     check_metastore,
@@ -122,6 +123,7 @@ __all__ = [
     "MetastoreMachine",
     "MetastoreMissing",
     "MetastoreUnreachable",
+    "MetastoreUnreadable",
     "NodeFileDamaged",
     "NodeFileMissing",
     "NodeInfo",

@@ -6,6 +6,9 @@ damaged, and no other node has a copy, nothing that could be waited for brings i
 fails at once, by name. Nothing is ever put in its place: a new note would make a stranger of the
 node, and a new metastore would make strangers of all rows that are there, to be swept away.
 
+A copy that can't be read just now (the disk fails, or no file handle is left) is not damaged:
+it may be whole, and the next start finds out.
+
 A node that knows of others starts with a copy in quarantine: they serve, and it says what it knows.
 
 The note, and whether there is a copy at all, are looked at before the log is opened: a log whose
@@ -17,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from lowmark.errors import Corrupt, LowmarkError
+from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.log import Log, files
 from lowmark.log.errors import NewerFormat
 from lowmark.log.findings import Finding, finding_of
@@ -29,6 +32,7 @@ __all__ = [
     "GROUP",
     "MetastoreDamaged",
     "MetastoreMissing",
+    "MetastoreUnreadable",
     "NodeFileDamaged",
     "NodeFileMissing",
     "check_metastore",
@@ -91,6 +95,19 @@ class MetastoreDamaged(Corrupt):
         self.cause = cause
 
 
+class MetastoreUnreadable(Unavailable):
+    """This node's copy of the metastore can't be read just now; it may be whole."""
+
+    def __init__(self, disk: Disk, cause: str) -> None:
+        super().__init__(
+            f"the metastore in {disk.describe('')} can't be read just now: {cause}",
+            detail=f"{_LOST} Nothing shows that it is damaged, and nothing was changed.",
+            hint="See to the disk and to the limit of open files (`ulimit -n`), then start again;"
+            " the system's log may say more. Put nothing back before that.",
+        )
+        self.cause = cause
+
+
 def find_identity(disk: Disk) -> Identity | None:
     """Who the node of a directory is; None in a new one, and only there.
 
@@ -127,11 +144,13 @@ def _had_a_copy(identity: Identity, *, others: bool) -> bool:
 
 def check_metastore(disk: Disk, log: Log, identity: Identity) -> None:
     """Raise if this node can't have its metastore: its copy is lost or damaged, and is the only one
-    as far as it knows; or its copy can't even say whose it is.
+    as far as it knows; or its copy can't even say whose it is, or not just now.
     """
     alone = not identity.peers
     if GROUP in log.unreadable:
         error = log.unreadable[GROUP]
+        if isinstance(error, Unavailable):
+            raise MetastoreUnreadable(disk, error.message) from error
         newer = isinstance(error, NewerFormat)
         raise MetastoreDamaged(disk, error.message, alone=alone, newer=newer) from error
     others = any(one.name != GROUP for one in log.groups()) or bool(log.unreadable)
@@ -141,6 +160,8 @@ def check_metastore(disk: Disk, log: Log, identity: Identity) -> None:
             # What a start writes down is for good; a file of a newer release is not damage.
             newer = disk.stat(f"{files.group_dir(GROUP)}/{files.QUARANTINE}") is None
             newer = newer and "this release reads" in copy.quarantined
+            if not (copy.state.quarantine_lasts or newer):
+                raise MetastoreUnreadable(disk, copy.quarantined)
             raise MetastoreDamaged(disk, copy.quarantined, alone=alone, newer=newer)
         return
     if _had_a_copy(identity, others=others):
