@@ -17,6 +17,7 @@ COLUMNS = {"id": "int64"}
     ("given", "instead"),
     [
         ("127.0.0.1:7570", "./127.0.0.1:7570"),
+        ("node1:6570,node2:6570", "--node node1:6570"),
         ("localhost:6570", "--node localhost:6570"),
         ("[::1]:6570", "--node"),
         ("db.example.org:6570", "directory"),

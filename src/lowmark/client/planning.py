@@ -26,6 +26,8 @@ from lowmark.table import Adopted, Partition, State, View, deletes_held
 __all__ = ["Standing", "old_enough", "plan_partition", "sealed_tail", "standing_of"]
 
 _FLUSH_S = 60.0
+_STUCK_S = 3.0
+"""How long the segment writer may lack space, handles or memory before a run says so."""
 _PLANNED_MAX = 4_096
 """So many batches are looked up in one turn of the loop."""
 
@@ -163,6 +165,7 @@ def sealed_tail(
         return Tail("", "", b"", low, high)
     at, end = view.batch_at(low), view.batch_at(high - 1) + 1
     ends_at, rolled, pause_s = time.monotonic() + _FLUSH_S, False, 0.002
+    stuck_at: float | None = None
     while True:
         plan = _whole_plan(embedded, partition, view, at, end)
         tail = tail_of(view, plan, at=at, low=low, high=high)
@@ -171,11 +174,16 @@ def sealed_tail(
         if not rolled:
             embedded.ask_now(embedded.node.log.roll)
             rolled = True
+        stuck = embedded.node.log.flush_trouble
+        stuck_at = None if stuck is None else stuck_at or time.monotonic()
+        if stuck is not None and stuck_at is not None and time.monotonic() > stuck_at + _STUCK_S:
+            raise stuck
         if time.monotonic() > ends_at:
             raise Unavailable(
                 f"partition {partition.number} was not written into segments within"
                 f" {_FLUSH_S:g} seconds",
-                hint="The disk may be busy, or full: try again.",
+                detail=f"The database is in {embedded.data}.",
+                hint="The disk may be busy: try again.",
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.1)

@@ -299,6 +299,12 @@ class Log:
             return None
         return in_directory(found, self.disk.describe(""))
 
+    @property
+    def flush_trouble(self) -> LowmarkError | None:
+        """What keeps the segment writer from writing anything, if something does just now."""
+        found = self.segment_writer.stuck
+        return None if found is None else in_directory(found, self.disk.describe(""))
+
     def _flush_stands(self) -> bool:
         """Whether waiting for the segment writer may be in vain."""
         installing = any(state.installing for state in self._states.values())

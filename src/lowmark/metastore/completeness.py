@@ -33,7 +33,9 @@ class Completeness:
         *,
         known: Callable[[], int],
         tick: Callable[[int], Future[object]],
+        trouble: Callable[[], LowmarkError | None],
     ) -> None:
+        self._trouble = trouble
         self._loop = loop
         self._clock = clock
         self._known = known
@@ -88,9 +90,13 @@ class Completeness:
     def close(self, error: LowmarkError) -> None:
         """Nobody need wait any longer."""
         self._closed = True
+        self._refuse_all(error)
+
+    def _refuse_all(self, error: LowmarkError) -> None:
         waiting, self._waiting = self._waiting, []
         for *_, future in waiting:
-            future.reject(error.again())
+            if not future.done:
+                future.reject(error.again())
 
     def _ask(self) -> None:
         """Have the leader put its time into the log, as long as somebody waits for that."""
@@ -103,6 +109,11 @@ class Completeness:
         self._tick(max(left, 1)).then(lambda _: self._asked())
 
     def _asked(self) -> None:
+        trouble = self._trouble()
+        if trouble is not None:
+            # Only this node could put its time into the log, and it can't write.
+            self._refuse_all(trouble)
+
         def again() -> None:
             self._asking = False
             self._ask()

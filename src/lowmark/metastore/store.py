@@ -129,7 +129,11 @@ class Metastore:
         self._on_leader: list[Callable[[Leadership], None]] = []
         self._on_elected: list[_Elected] = []
         self._completeness = Completeness(
-            runtime.loop, runtime.clock, known=lambda: self.state.time, tick=self._tick
+            runtime.loop,
+            runtime.clock,
+            known=lambda: self.state.time,
+            tick=self._tick,
+            trouble=lambda: self._group.trouble if self._group is not None else None,
         )
         self.coordinator: Coordinator | None = None
         self.when_stopped: Callable[[LowmarkError], None] = lambda _: None

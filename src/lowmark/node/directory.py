@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from lowmark.errors import Rejected
 from lowmark.log import files
-from lowmark.runtime import DiskFull
+from lowmark.runtime import DiskFull, NoHandles
 
 __all__ = ["NotADatabase", "check_directory", "data_path", "make_directory"]
 
@@ -52,8 +52,9 @@ def data_path(given: str | os.PathLike[str]) -> str:
         raise Rejected(f"{path!r:.100} can't be a path", hint="Leave the null character out.")
     if _URL.match(path):
         raise _no_url(path)
-    if _ADDRESS.fullmatch(path):
-        raise _no_address(path, path)
+    addresses = path.split(",")
+    if all(_ADDRESS.fullmatch(one.strip()) for one in addresses):
+        raise _no_address(path, addresses[0].strip())
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
         user = expanded.split("/", 1)[0]
@@ -112,6 +113,9 @@ def check_directory(path: str, *, create: bool) -> None:
             ) from error
         raise _not_made(path, error) from error
     except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            reason = os.strerror(error.errno)
+            raise NoHandles(path, call="listdir", reason=reason) from error
         raise NotADatabase(
             f"{path} can't be opened: {os.strerror(error.errno or 0)}",
             hint="Check who may read it, or use another directory.",
