@@ -58,3 +58,28 @@ def test_a_quarantine_whose_sync_failed_is_not_trusted_by_the_next_process() -> 
     # then the group is in quarantine, whatever a crash leaves
     for after in third.worlds_after_crash():
         assert after.group.quarantined
+
+
+# -- more than one lane syncs a folder -----------------------------------------------------------
+
+
+def test_a_failed_sync_for_a_large_entry_costs_no_segment() -> None:
+    # given ten segments on their way into a folder that is synced once, after the last
+    world = World(segment_entries_max=10)
+    world.append(1, 100)
+    world.settle()
+
+    def large_entry() -> None:
+        # when the WAL makes a large file there meanwhile, and its sync fails, once
+        world.put(101, 101, size=20_000)
+        world.before("create", ".large", lambda: world.disk.fail_next("sync_dir", "groups/g"))
+
+    world.before("rename", f"{number(1)}.segment", large_entry)
+    world.log.roll()
+    world.await_written(101)
+    world.settle()
+    # then each segment is there, whatever a crash leaves
+    for after in world.worlds_after_crash():
+        assert after.group.quarantined is None
+        after.check(range(1, 101))
+        after.check([101], size=20_000)

@@ -250,6 +250,7 @@ class Compactor:
             merge=merge,
             keep=keep,
             step_bytes=self._config.compaction_step_bytes,
+            shared=state.shared_folder,
         )
 
         def finished(error: Exception | None) -> None:

@@ -62,7 +62,8 @@ def _save_again(disk: Disk, state: GroupState, cause: str) -> bool:
     The sync after its rename may have failed, in a process that was killed then.
     """
     try:
-        identity.write_quarantine(disk, state.name, state.incarnation, cause)
+        folder = state.shared_folder
+        identity.write_quarantine(disk, state.name, state.incarnation, cause, folder=folder)
     except LowmarkError as error:
         extra = {"group": state.name, "reason": error.message}
         logger.error("a quarantine could not be written down again", extra=extra)
@@ -77,7 +78,7 @@ def _mend(disk: Disk, state: GroupState, *, read_only: bool) -> None:
     names = disk.list(folder)
     remove_folder(disk, f"{folder}/{files.INSTALLING}")
     if files.INSTALLED in names:
-        move_in(disk, folder, incarnation=state.incarnation)
+        move_in(disk, state.shared_folder, incarnation=state.incarnation)
     for name in names:
         numbers = files.members_of(name)
         if numbers is None:

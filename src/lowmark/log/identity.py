@@ -18,7 +18,7 @@ import logging
 from lowmark.errors import LowmarkError
 from lowmark.log import files
 from lowmark.log.errors import Damaged
-from lowmark.log.folders import discard, remove_folder
+from lowmark.log.folders import SharedFolder, discard, remove_folder
 from lowmark.log.notes import Note, read_note, read_whole, write_note, write_whole
 from lowmark.runtime import Disk
 
@@ -120,23 +120,24 @@ def read_quarantine(disk: Disk, name: str, incarnation: bytes | None = None) -> 
     return note.cause if ours else None
 
 
-def write_quarantine(disk: Disk, name: str, incarnation: bytes, cause: str) -> None:
+def write_quarantine(
+    disk: Disk, name: str, incarnation: bytes, cause: str, *, folder: SharedFolder
+) -> None:
     """Remember the quarantine over a restart: in the group's folder, or else in the node's own."""
     try:
-        _write_in_folder(disk, name, cause)
+        _write_in_folder(disk, folder, cause)
     except LowmarkError as error:
         extra = {"group": name, "reason": error.message}
         logger.warning("a quarantine is written down outside of its group's folder", extra=extra)
         _write_in_node(disk, name, incarnation, cause)
 
 
-def _write_in_folder(disk: Disk, name: str, cause: str) -> None:
-    folder = files.group_dir(name)
-    path = f"{folder}/{files.QUARANTINE}"
+def _write_in_folder(disk: Disk, folder: SharedFolder, cause: str) -> None:
+    path, faults = f"{folder.path}/{files.QUARANTINE}", folder.faults
     discard(disk, path + files.TEMPORARY)
     write_whole(disk, path + files.TEMPORARY, cause.encode())
     disk.rename(path + files.TEMPORARY, path)
-    disk.sync_dir(folder)
+    folder.sync(disk, since=faults)
 
 
 def _write_in_node(disk: Disk, name: str, incarnation: bytes, cause: str) -> None:

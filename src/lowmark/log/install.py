@@ -33,7 +33,7 @@ from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, Entry, fold_checksums, own
 from lowmark.log.errors import InstallRefused, check_u63
 from lowmark.log.flush import SegmentPlan, write_segment
-from lowmark.log.folders import remove_folder
+from lowmark.log.folders import SharedFolder, remove_folder, same_file
 from lowmark.log.notes import Note, read_note, write_note
 from lowmark.log.segment_format import ROW
 from lowmark.log.segments import SegmentRef
@@ -89,7 +89,7 @@ class Installer:
         lane: Lane,
         config: LogConfig,
         *,
-        group_folder: str,
+        shared: SharedFolder,
         incarnation: bytes,
         meta: SnapshotMeta,
         last_applied: int,
@@ -100,8 +100,9 @@ class Installer:
         self._disk = disk
         self._lane = lane
         self._config = config
-        self._group_folder = group_folder
-        self._folder = f"{group_folder}/{files.INSTALLING}"
+        self._shared = shared
+        self._group_folder = shared.path
+        self._folder = f"{shared.path}/{files.INSTALLING}"
         self._incarnation = incarnation
         self._check = check
         self._complete = complete
@@ -293,8 +294,9 @@ class Installer:
             plan = _Plan(base=base, index=self.meta.index, term=self.meta.term)
             write_note(self._disk, f"{self._folder}/{_PLAN}", plan)
             self._disk.sync_dir(self._folder)
+            faults = self._shared.faults
             self._disk.rename(self._folder, f"{self._group_folder}/{files.INSTALLED}")
-            self._disk.sync_dir(self._group_folder)
+            self._shared.sync(self._disk, since=faults)
 
         return step
 
@@ -306,8 +308,8 @@ class Installer:
     def move_in(self, live: BitMap64, floor: Floor) -> Installed:
         """The lane's step after `commit`; it can be repeated."""
         if self._moved is None:
-            self._moved = link_in(self._disk, self._group_folder, incarnation=self._incarnation)
-        _clear(self._disk, self._group_folder)
+            self._moved = link_in(self._disk, self._shared, incarnation=self._incarnation)
+        _clear(self._disk, self._shared)
         return Installed(self.meta, live, floor, tuple(self._moved), self.state_bytes)
 
     @property
@@ -316,23 +318,26 @@ class Installer:
         return self._segments
 
 
-def move_in(disk: Disk, group_folder: str, *, incarnation: bytes) -> None:
+def move_in(disk: Disk, shared: SharedFolder, *, incarnation: bytes) -> None:
     """Move in what a crash left in `installed/`; every step can be repeated."""
     # The plan came with the folder; without it, a crash interrupted step 5.
-    if disk.stat(f"{group_folder}/{files.INSTALLED}/{_PLAN}") is not None:
-        link_in(disk, group_folder, incarnation=incarnation)
-    _clear(disk, group_folder)
+    if disk.stat(f"{shared.path}/{files.INSTALLED}/{_PLAN}") is not None:
+        link_in(disk, shared, incarnation=incarnation)
+    _clear(disk, shared)
 
 
-def _clear(disk: Disk, group_folder: str) -> None:
-    remove_folder(disk, f"{group_folder}/{files.INSTALLED}")
-    disk.sync_dir(group_folder)
+def _clear(disk: Disk, shared: SharedFolder) -> None:
+    remove_folder(disk, f"{shared.path}/{files.INSTALLED}")
+    shared.sync(disk)
 
 
-def link_in(disk: Disk, group_folder: str, *, incarnation: bytes) -> list[SegmentRef]:
+def link_in(disk: Disk, shared: SharedFolder, *, incarnation: bytes) -> list[SegmentRef]:
     """Give a whole `installed/` its place in the group: steps 3 and 4."""
+    group_folder, faults = shared.path, shared.faults
     installed = f"{group_folder}/{files.INSTALLED}"
     plan = read_note(disk, f"{installed}/{_PLAN}", _Plan)
+    snapshot = f"{group_folder}/{files.SNAPSHOTS}/{files.snapshot_name(plan.index, plan.term)}"
+    counts = disk.stat(snapshot) is not None  # then step 3 is done
     refs = []
     for name in disk.list(installed):
         number = files.number_of(name, files.SEGMENT)
@@ -345,9 +350,11 @@ def link_in(disk: Disk, group_folder: str, *, incarnation: bytes) -> list[Segmen
         refs.append(segments.ref_of(plan.base + number, header, source.size()))
         source.close()
         target = f"{group_folder}/{files.segment_name(plan.base + number)}"
+        if not counts and same_file(disk, f"{installed}/{name}", target):
+            disk.unlink(target)  # an earlier try's sync failed, perhaps: only a new name is sure
         if disk.stat(target) is None:
             disk.link(f"{installed}/{name}", target)
-    disk.sync_dir(group_folder)
+    shared.sync(disk, since=faults)
     _move_snapshot(disk, group_folder, plan)
     return refs
 

@@ -67,7 +67,7 @@ class Installs:
             self._disk,
             self._lane,
             self._config,
-            group_folder=state.folder,
+            shared=state.shared_folder,
             incarnation=state.incarnation,
             meta=meta,
             last_applied=last_applied,

@@ -511,9 +511,8 @@ class Log:
             again = partial(self._save_quarantine, state)
             self._loop.call_later(self.config.retry_ms, lambda: None if self._closed else again())
 
-        self._tasks.run(
-            lambda: identity.write_quarantine(self.disk, state.name, state.incarnation, cause), done
-        )
+        write = partial(identity.write_quarantine, self.disk, state.name, state.incarnation, cause)
+        self._tasks.run(partial(write, folder=state.shared_folder), done)
 
     def _read_own(self, state: GroupState, indexes: list[int]) -> list[Entry]:
         """What an installation takes along of a group's own entries."""

@@ -305,7 +305,13 @@ class Opening:
         state.quarantine_lasts = isinstance(damage, Corrupt) and not isinstance(damage, NewerFormat)
         if not self.read_only and state.quarantine_lasts:
             try:
-                identity.write_quarantine(self.disk, state.name, state.incarnation, damage.message)
+                identity.write_quarantine(
+                    self.disk,
+                    state.name,
+                    state.incarnation,
+                    damage.message,
+                    folder=state.shared_folder,
+                )
                 state.quarantine_saved = True
             except LowmarkError as error:
                 extra = {"group": state.name, "reason": error.message}

@@ -24,7 +24,7 @@ from pyroaring import BitMap64
 from lowmark.log import files, segment_format
 from lowmark.log.entries import U32, U64
 from lowmark.log.errors import Damaged
-from lowmark.log.folders import discard
+from lowmark.log.folders import SharedFolder, discard, same_file
 from lowmark.log.phase3_plan import Merge
 from lowmark.log.segment_format import IN_LARGE, Rows
 from lowmark.log.segments import SegmentReader, SegmentRef, check_entries, live_rows
@@ -56,9 +56,11 @@ class Merger:
         merge: Merge,
         keep: BitMap64,
         step_bytes: int,
+        shared: SharedFolder | None = None,
     ) -> None:
         self._disk = disk
         self._folder = folder
+        self._shared = shared if shared is not None else SharedFolder(folder)
         self._incarnation = incarnation
         self._refs = [stats.ref for stats in merge.sources]
         self._keep = keep
@@ -94,9 +96,10 @@ class Merger:
         """Put the merge in its sources' place; called again, it goes on where it failed."""
         acts = finish_merge(self._disk, self._folder, self.numbers)
         while self._acts_done < len(acts):
+            faults = self._shared.faults
             acts[self._acts_done]()
             self.sync_failed = True
-            self._disk.sync_dir(self._folder)
+            self._shared.sync(self._disk, since=faults)
             self.sync_failed = False
             self._acts_done += 1
             yield 0
@@ -122,6 +125,7 @@ class Merger:
         new_rows = rows.copy()
         new_rows["place"] = 0
         segment_format.lay_out(new_rows)
+        faults = self._shared.faults
         discard(self._disk, self.path)
         file = self._disk.open(self.path, "create")
         order = max(ref.order for ref in self._refs)
@@ -136,7 +140,7 @@ class Merger:
         file.append([tail])
         file.datasync()
         yield 0
-        self._disk.sync_dir(self._folder)
+        self._shared.sync(self._disk, since=faults)
         yield 0
         self.entries = len(new_rows)
         self.result = SegmentRef(
@@ -238,12 +242,12 @@ def finish_merge(disk: Disk, folder: str, numbers: list[int]) -> list[Callable[[
         disk.rename(compacting, lowest)
 
     def link() -> None:
-        if not _same_file(disk, compacting, lowest):
+        if not same_file(disk, compacting, lowest):
             discard(disk, lowest + files.NEW)
             disk.link(compacting, lowest + files.NEW)
 
     def rename() -> None:
-        if not _same_file(disk, compacting, lowest):
+        if not same_file(disk, compacting, lowest):
             disk.rename(lowest + files.NEW, lowest)
         # Renaming one name of a file over another of the same file removes neither.
         discard(disk, lowest + files.NEW)
@@ -273,9 +277,7 @@ def merge_is_finished(disk: Disk, folder: str, numbers: list[int]) -> bool:
     lowest = f"{folder}/{files.segment_name(numbers[0])}"
     if len(numbers) == 1:
         return False
-    linked = _same_file(disk, compacting, lowest) or _same_file(
-        disk, compacting, lowest + files.NEW
-    )
+    linked = same_file(disk, compacting, lowest) or same_file(disk, compacting, lowest + files.NEW)
     return linked and _has_trailer(disk, compacting, numbers)
 
 
@@ -289,8 +291,3 @@ def _has_trailer(disk: Disk, path: str, numbers: list[int]) -> bool:
         return False
     finally:
         file.close()
-
-
-def _same_file(disk: Disk, one: str, other: str) -> bool:
-    a, b = disk.stat(one), disk.stat(other)
-    return a is not None and b is not None and (a.device, a.inode) == (b.device, b.inode)

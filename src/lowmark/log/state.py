@@ -9,6 +9,7 @@ from lowmark.errors import LowmarkError
 from lowmark.holds import Holds
 from lowmark.log import files
 from lowmark.log.entries import Run
+from lowmark.log.folders import SharedFolder
 from lowmark.log.live import LiveRow, kept_of
 from lowmark.log.memtable import Memtable
 from lowmark.log.runs import CompactionRun
@@ -82,10 +83,13 @@ class GroupState:
     links: dict[int, int] = field(default_factory=dict)
     """Names of merged segments that are still readable, and the segment that each points to."""
     phase1_again: bool = False
-    folder_faults: int = 0
-    """How many syncs of its folder have failed; lanes add to it, too."""
+    shared_folder: SharedFolder = field(init=False)
+    """Its folder, as lanes sync it."""
     snapshot_index_begun: int = 0
     """The index of the snapshot that is being written; nothing at or below it is overwritten."""
+
+    def __post_init__(self) -> None:
+        self.shared_folder = SharedFolder(self.folder)
 
     @property
     def folder(self) -> str:
@@ -98,16 +102,14 @@ class GroupState:
             return self.row
         return replace(self.row, live=kept_of(self.row, self.holds))
 
-    def sync_folder(self, disk: Disk) -> None:
-        """Sync the group's folder; a lane that relies on it hears if another lane's sync failed.
+    @property
+    def folder_faults(self) -> int:
+        """How many syncs of its folder have failed; lanes add to it, too."""
+        return self.shared_folder.faults
 
-        A failed sync may have dropped changes of any lane, and a later one proves nothing.
-        """
-        try:
-            disk.sync_dir(self.folder)
-        except LowmarkError:
-            self.folder_faults += 1
-            raise
+    def sync_folder(self, disk: Disk) -> None:
+        """Sync the group's folder."""
+        self.shared_folder.sync(disk)
 
     def take_number(self) -> int:
         """A number for a new segment."""

@@ -37,7 +37,7 @@ from lowmark.log import files, large_format, wal_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import LargePlace, Run
 from lowmark.log.errors import reason_of, reserve_reached
-from lowmark.log.folders import discard
+from lowmark.log.folders import SharedFolder, discard
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Record, WalHeader
 from lowmark.runtime import (
@@ -109,6 +109,7 @@ class _LargeWrite:
 
     path: str
     header: bytes
+    folder: SharedFolder
     frames: list[tuple[int, Run]] = field(default_factory=list)
 
 
@@ -441,7 +442,7 @@ class Wal:
             if key not in batch.large:
                 path = f"{state.folder}/{files.large_name(number)}"
                 header = large_format.encode_header(number, state.incarnation)
-                batch.large[key] = _LargeWrite(path, header)
+                batch.large[key] = _LargeWrite(path, header, state.shared_folder)
             batch.large[key].frames.append((offset, run))
             run.large = LargePlace(number, offset + large_format.FRAME_BYTES)
         state.memtable.stored(run, self.number)
@@ -453,7 +454,7 @@ class Wal:
             large_bytes = 0
             for (folder, _), large in batch.large.items():
                 try:
-                    large_bytes += self._handles.write_large(folder, large)
+                    large_bytes += self._handles.write_large(large)
                 except LowmarkError as error:
                     raise _LargeFailed(folder, error) from error
             buffers = wal_format.encode_batch(batch.number, batch.sequence, batch.records)
@@ -634,9 +635,9 @@ class _Handles:
         # By path and header: a group that was deleted and made anew has another file of that name.
         self._large: dict[tuple[str, bytes], File] = {}
 
-    def write_large(self, folder: str, large: _LargeWrite) -> int:
+    def write_large(self, large: _LargeWrite) -> int:
         """Write frames and sync them; a new file's name is synced, too."""
-        key = (large.path, large.header)
+        key, faults = (large.path, large.header), large.folder.faults
         file, created = self._large.get(key), False
         if file is None:
             file, created = self._disk.open(large.path, "create"), True
@@ -649,7 +650,7 @@ class _Handles:
         file.write_at(large.frames[0][0], buffers)
         file.datasync()
         if created:
-            self._disk.sync_dir(folder)
+            large.folder.sync(self._disk, since=faults)
         return written
 
     def open_wal(self, number: int, buffers: list[Buffer]) -> None:
