@@ -5,8 +5,13 @@ A later sync proves nothing about it. So nothing relies on such a name before it
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
+
 from log.world import World, number
 from lowmark.log.kept import read_kept
+from lowmark.runtime import DiskFailed
 
 LONG_MS = 60_000
 
@@ -83,3 +88,54 @@ def test_a_failed_sync_for_a_large_entry_costs_no_segment() -> None:
         assert after.group.quarantined is None
         after.check(range(1, 101))
         after.check([101], size=20_000)
+
+
+def fail_a_sync_between(world: World, call: str, path_part: str) -> None:
+    """Let another lane's sync of `wal/` fail between that call and the sync after it."""
+
+    def other_lane() -> None:
+        world.disk.fail_next("sync_dir", "wal")
+        with pytest.raises(DiskFailed):
+            world.log.wal_folder.sync(world.disk)
+
+    world.before(call, path_part, lambda: world.before("sync_dir", "wal", other_lane))
+
+
+def test_a_new_wal_file_whose_name_another_lane_s_failed_sync_dropped_is_not_used() -> None:
+    world = World()
+    world.append(1, 10)
+    # given a failed sync of the other lane, right after the next file got its name
+    fail_a_sync_between(world, "rename", f"{number(2)}.wal")
+    world.log.roll()
+    world.loop.run_until(lambda: world.log.wal.number >= 2)
+    # when entries are acknowledged, then they are there, whatever a crash leaves
+    world.append(11, 20)
+    for after in world.worlds_after_crash():
+        assert after.group.last_index == 20
+        after.check(range(1, 21))
+
+
+def test_a_wal_file_whose_removal_another_lane_s_failed_sync_dropped_does_not_come_back() -> None:
+    world = World()
+    world.append(1, 10)
+    # given a failed sync of the other lane, right after a file was removed
+    fail_a_sync_between(world, "unlink", f"{number(1)}.wal")
+    world.log.roll()
+    world.settle()
+    # then it is gone for sure when the next file's turn has come, whatever a crash leaves
+    for image in world.disk.crash_images(Random(1)):
+        assert f"{number(1)}.wal" not in image.disk.list("wal")
+
+
+def test_a_note_whose_name_another_lane_s_failed_sync_dropped_is_written_again() -> None:
+    world = World()
+    world.log.create_group("other")
+    world.append(1, 10)
+    world.disk.go_bad("unwritable", "groups/g")
+    # given a failed sync of the other lane, right after a note got its name
+    fail_a_sync_between(world, "rename", ".kept")
+    world.log.roll()
+    world.loop.run_for(LONG_MS)
+    # then the note is there, whatever a crash leaves
+    for image in world.disk.crash_images(Random(1)):
+        assert {name for name, _ in read_kept(image.disk)[1].owners} == {"g"}

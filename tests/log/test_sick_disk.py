@@ -409,7 +409,8 @@ def test_verify_names_every_group_that_misses_entries() -> None:
 
 def test_a_note_that_can_not_be_read_stops_the_start_by_name() -> None:
     world = two_groups()
-    write_kept(world.disk, 1, Kept(frozenset({("g", world.group.incarnation)}), 0))
+    note = Kept(frozenset({("g", world.group.incarnation)}), 0)
+    write_kept(world.disk, 1, note, world.log.wal_folder)
     disk = world.disk.killed()
     disk.flip_bit(f"wal/{number(1)}.kept", 99)
     with pytest.raises(Damaged, match=rf"wal/{number(1)}\.kept is damaged"):

@@ -50,7 +50,7 @@ from lowmark.log import files, segment_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, U64, fold_checksums
 from lowmark.log.errors import reason_of
-from lowmark.log.folders import discard
+from lowmark.log.folders import SharedFolder, discard
 from lowmark.log.kept import Kept, Owner, retire, write_kept
 from lowmark.log.live import LiveRow
 from lowmark.log.memtable import FlushPart, parts_of
@@ -271,6 +271,7 @@ class SegmentWriter:
         runtime: Runtime,
         config: LogConfig,
         *,
+        wal_folder: SharedFolder,
         groups: Callable[[], Iterable[GroupState]],
         is_here: Callable[[Owner], bool],
         on_flushed: Callable[[GroupState, int, list[SegmentRef]], None],
@@ -281,6 +282,7 @@ class SegmentWriter:
         self._loop = runtime.loop
         self._disk = runtime.disk
         self._lane = runtime.loop.lane("segments")
+        self._wal_folder = wal_folder
         self._config = config
         self._groups = groups
         self._is_here = is_here
@@ -510,21 +512,22 @@ class SegmentWriter:
 
         def step() -> None:
             nonlocal unlinked
-            disk = self._disk
+            disk, folder = self._disk, self._wal_folder
+            faults = folder.faults
             if not keeps and (file.spent or file.noted is not None):
-                write_kept(disk, file.number, note)
-                retire(disk, file.number)
+                write_kept(disk, file.number, note, folder)
+                retire(disk, file.number, folder)
             elif keeps:
                 if file.unsure or file.noted != note:
-                    write_kept(disk, file.number, note)
+                    write_kept(disk, file.number, note, folder)
                 if file.damaged and not file.aside and sealed and disk.stat(path) is not None:
                     # The note counts: whichever of its two names a crash leaves, nobody is misled.
                     disk.rename(path, path + files.DAMAGED)
-                    disk.sync_dir(files.WAL)
+                    folder.sync(disk, since=faults)
             else:
                 discard(disk, path)
                 unlinked = True
-                disk.sync_dir(files.WAL)
+                folder.sync(disk, since=faults)
 
         def done(outcome: Outcome[None]) -> None:
             if self.closed:

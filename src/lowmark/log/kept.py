@@ -10,7 +10,7 @@ is not there, those groups have lost entries.
 
 A note is written aside, synced, renamed, and `wal/` is synced; so it is there whole or not at all.
 Writing it again is a new change of its name: it is durable when the sync after it works, whatever
-syncs failed before.
+syncs failed before. The lane `wal` syncs the folder, too, so failed syncs are counted (`folders`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from lowmark.errors import LowmarkError
 from lowmark.log import files
 from lowmark.log.errors import Damaged
-from lowmark.log.folders import discard
+from lowmark.log.folders import SharedFolder, discard
 from lowmark.log.notes import Note, read_note, write_note
 from lowmark.runtime import Disk
 
@@ -52,15 +52,15 @@ class Kept(msgspec.Struct, frozen=True):
     """How many bytes of the file count; 0 if the file itself tells."""
 
 
-def write_kept(disk: Disk, number: int, kept: Kept) -> None:
-    """Make a note durable, in place of the one that is there."""
-    path = files.kept_path(number)
+def write_kept(disk: Disk, number: int, kept: Kept, folder: SharedFolder) -> None:
+    """Make a note durable, in place of the one that is there; `folder` is `wal/`."""
+    path, faults = files.kept_path(number), folder.faults
     groups = [_Group(name, incarnation.hex()) for name, incarnation in sorted(kept.owners)]
     discard(disk, path + files.TEMPORARY)
     note = _KeptNote(number=number, bytes=kept.bytes, groups=groups)
     write_note(disk, path + files.TEMPORARY, note)
     disk.rename(path + files.TEMPORARY, path)
-    disk.sync_dir(files.WAL)
+    folder.sync(disk, since=faults)
 
 
 def read_kept(disk: Disk) -> dict[int, Kept]:
@@ -90,7 +90,7 @@ def read_kept(disk: Disk) -> dict[int, Kept]:
     return found
 
 
-def retire(disk: Disk, number: int) -> None:
+def retire(disk: Disk, number: int, folder: SharedFolder) -> None:
     """Let a spent file and its note go for good, as far as the disk does its part.
 
     The file may seem to be gone and come back with a crash, if the sync after its removal failed.
@@ -99,11 +99,11 @@ def retire(disk: Disk, number: int) -> None:
     costs a file that lies around, and is done again at the next start.
     """
     with contextlib.suppress(LowmarkError):
-        path = files.wal_path(number)
+        path, faults = files.wal_path(number), folder.faults
         if disk.stat(path) is None:
             disk.open(path, "create").close()
-        disk.sync_dir(files.WAL)
+        folder.sync(disk, since=faults)
         disk.unlink(path)
-        disk.sync_dir(files.WAL)
+        folder.sync(disk, since=faults)
         if disk.stat(path + files.DAMAGED) is None:  # else the note stays: it speaks of that, too
             discard(disk, files.kept_path(number))

@@ -26,6 +26,7 @@ from lowmark.log.errors import (
     reason_of,
 )
 from lowmark.log.flush import ClosedFile, SegmentWriter
+from lowmark.log.folders import SharedFolder
 from lowmark.log.group import GroupLog
 from lowmark.log.install import Installer
 from lowmark.log.installing import Installs
@@ -118,9 +119,11 @@ class Log:
         """Groups whose folder can't be read just now, and why: they are left alone, and what the
         WAL has of them stays there."""
         self._found: dict[int, ClosedFile] = {}
+        self.wal_folder = SharedFolder(files.WAL)
         self.wal = Wal(
             runtime,
             config,
+            folder=self.wal_folder,
             groups=self._states.values,
             on_written=self._written,
             on_closed=self._wal_closed,
@@ -133,6 +136,7 @@ class Log:
         self.segment_writer = SegmentWriter(
             runtime,
             config,
+            wal_folder=self.wal_folder,
             groups=self._states.values,
             is_here=self._is_here,
             on_flushed=self._flushed,

@@ -138,6 +138,7 @@ class Wal:
         runtime: Runtime,
         config: LogConfig,
         *,
+        folder: SharedFolder,
         groups: Callable[[], Iterable[GroupState]],
         on_written: Callable[[list[Write]], None],
         on_closed: Callable[[int], None],
@@ -171,7 +172,7 @@ class Wal:
         self._on_closed = on_closed
         self._on_low_disk = on_low_disk
         self._queue: deque[Write] = deque()
-        self._handles = _Handles(runtime.disk)
+        self._handles = _Handles(runtime.disk, folder)
         self._writers: dict[bytes, int] = {}
         self._busy = False
         self._pump_planned = False
@@ -627,8 +628,9 @@ class _LargeFailed(Exception):
 class _Handles:
     """The open files of the WAL. Only the lane touches them, but for start and close."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, folder: SharedFolder) -> None:
         self._disk = disk
+        self._folder = folder
         self.wal: File | None = None
         self.name_made = False
         """Whether the last new file may have got its name, though something failed."""
@@ -655,7 +657,7 @@ class _Handles:
 
     def open_wal(self, number: int, buffers: list[Buffer]) -> None:
         """Make a new WAL file whole under another name, then give it its own."""
-        path = files.wal_path(number)
+        path, faults = files.wal_path(number), self._folder.faults
         self.name_made = False
         for left_over in (path + files.TEMPORARY, path):
             discard(self._disk, left_over)
@@ -669,7 +671,11 @@ class _Handles:
             file.close()
             discard(self._disk, path + files.TEMPORARY)
             raise
-        self._disk.sync_dir(files.WAL)
+        try:
+            self._folder.sync(self._disk, since=faults)
+        except LowmarkError:
+            file.close()
+            raise
         self.close()
         self.wal = file
 
