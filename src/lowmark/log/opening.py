@@ -12,7 +12,8 @@ A group is one of these at a start:
     deleted      it has no folder, or one with another incarnation: its records are passed over
 So a WAL file ends only as `flush` says: this room finds out who is owed which file (`strangers`),
 because its records were not taken into memory: those of unreadable groups, and those that leave a
-gap, which no quarantine mends.
+gap, which no quarantine mends. An unreadable group is owed also a file that is lost, or damaged so
+that nobody can tell whose records are gone, if the file's note names it.
 
 A file that was set aside without a note beside it may hold what is nowhere else: earlier releases
 set sound files aside when a folder could not be written. It is too late to replay it over segments
@@ -322,3 +323,6 @@ class Opening:
             state = self.states[name]
             if file.kept is None or (name, state.incarnation) in file.kept.owners:
                 self._quarantine(state, damage)
+        # A group that can't be read just now hears of it at a later start: the file's note stays.
+        owners = file.kept.owners if file.kept is not None else frozenset()
+        self.strangers[file.number] |= {one for one in owners if one[0] in self.unreadable}
