@@ -328,8 +328,11 @@ class SegmentWriter:
         self._pump()
 
     def look_again(self) -> None:
-        """Something changed for who is owed a file: it is gone, or its quarantine is durable."""
-        if self._kept or self._sick:
+        """Something changed for who is owed a file: it is gone, or its quarantine is durable.
+
+        A note may be on its way just now that names it, and counts among the kept ones only later.
+        """
+        if self._kept or self._sick or self._busy:
             self._look_again = True
             self._pump()
 
