@@ -68,6 +68,42 @@ def test_a_leader_with_a_full_disk_refuses_at_once_what_fills_it(nodes: int) -> 
     assert await_(cluster, group.propose(put("c", b"3"))).result() == 1
 
 
+def test_rows_are_taken_by_another_leader_while_only_this_one_is_full() -> None:
+    # given three members, and a full disk under the leader's, all at rest
+    cluster = cluster_of(3)
+    leader = cluster.wait_leader()
+    cluster.run_until(lambda: all(m.group().resting.resting for m in cluster.members.values()))
+    fill(leader, left=RESERVED - 1_000)
+    # when it has refused a row
+    while await_(cluster, leader.group().propose(put("b", b"2"))).error is None:
+        pass
+    # then another one leads, though no one else has anything to do, and takes them
+    other = cluster.wait_leader(other_than=leader.number)
+    for n in range(20):
+        assert await_(cluster, other.group().propose(put(f"k{n}", b"x"))).result() == 1
+    assert cluster.wait_leader() is other
+
+
+def test_leadership_goes_round_ever_more_slowly_where_every_disk_is_full() -> None:
+    cluster = cluster_of(3)
+    for member in cluster.members.values():
+        fill(member, left=RESERVED - 1_000)
+
+    def changes(seconds: int) -> int:
+        began = cluster.wait_leader().group().term
+        for _ in range(seconds * 5):
+            cluster.wait_leader().group().propose(put("b", b"2"))
+            cluster.run_for(200)
+        return cluster.wait_leader().group().term - began
+
+    # then after a while there is hardly a change in 10 s, which are 50 election timeouts
+    first, second = changes(10), changes(10)
+    assert 3 < first < 20
+    assert second <= first // 2
+    # and what frees space is taken all the while
+    assert await_(cluster, cluster.wait_leader().group().propose(delete("a"))).result() is True
+
+
 @pytest.mark.parametrize("groups", [["g"], ["g", "h"]])
 def test_a_burst_of_rows_in_one_turn_does_not_use_the_reserve(groups: list[str]) -> None:
     # given a member that knows that it has space for very few rows

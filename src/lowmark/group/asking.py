@@ -61,6 +61,8 @@ class Asking:
         self._host = host
         self.proposals = Proposals(host.name, host.log.promise)
         self.reads = Reads(host.name, nonce)
+        self.short_of: int | None = None
+        """How many bytes were refused for want of space, since it was last looked at."""
 
     @property
     def waiting(self) -> int:
@@ -109,6 +111,9 @@ class Asking:
         try:
             host.log.check_space(size)
         except LowmarkError as error:
+            if self.short_of is None and not host.alone:
+                self.short_of = size
+                host.wake()  # another voter may have space
             return error
         return None
 

@@ -410,6 +410,7 @@ class Group:
         if self._ticks % self.config.election_ticks == 0:
             self._rejoining.ask()
             self._leading.hand_over_if_stuck(self._writes.stuck_order)
+            self._leading.hand_over_if_short(now)
         if self.leads:
             self._leading.tick(now)
         self._maybe_snapshot(now)
@@ -603,6 +604,7 @@ class Group:
         """Whether nothing at all is going on."""
         return (
             not self._asking.waiting
+            and self._asking.short_of is None
             and not self._own
             and self._writes.idle
             and self._leading.changes.stage is Stage.NONE

@@ -39,6 +39,9 @@ from lowmark.runtime import Buffer, HybridClock
 
 __all__ = ["Leading"]
 
+_SHORT_PAUSES_MAX = 64
+"""For at most so many election timeouts a leader without space does not hand over again."""
+
 
 class Host(Protocol):
     """What leading asks of its group."""
@@ -94,6 +97,11 @@ class Leading:
         self._ready_told = 0
         self._founding_in = 0
         self._stuck_order: object = None
+        self._short_pause_ms = host.config.election_ms
+        self._short_until_ms = 0
+        """A leader without space does not hand over again before."""
+        self._over_due = False
+        """Whether it should have handed over, and had heard of no one just then."""
         self._rewrite: Rewrite | None = None
         self.tracking = Tracking()
         self.sends = Sends(host, log, failed=self._send_failed)
@@ -114,6 +122,7 @@ class Leading:
             self._versions.elected()
             self.tracking.clear()
         elif role is not Role.LEADER and self._role is Role.LEADER:
+            self._over_due = False
             self.sends.stop_all()
             self.changes.lost_leadership()
             if self._rewrite is not None:
@@ -155,6 +164,8 @@ class Leading:
     def tick(self, now_ms: int) -> None:
         """A little time has passed."""
         self.tracking.tick(now_ms, self._host.raft.core.progress, self)
+        if self._over_due:
+            self.hand_over()
         if self._host.ready:
             self._found()
             self.changes.go_on()
@@ -267,9 +278,28 @@ class Leading:
         The others commit without it, but it can't apply what it can't write, so nobody who asks it
         would get an answer.
         """
+        self._over_due = False
         before, self._stuck_order = self._stuck_order, stuck_order
         if self._host.leads and before is not None and before is stuck_order:
             self.hand_over()
+
+    def hand_over_if_short(self, now_ms: int) -> None:
+        """A leader that has refused rows for want of space asks another voter to lead.
+
+        That one may have space, and a follower without it stops no one. If none of them has,
+        leadership goes round; so each hands over after a pause that doubles while it is short.
+        """
+        short_of, self._asking.short_of = self._asking.short_of, None
+        if short_of is None or not self._host.leads or self._log.fits(short_of):
+            return
+        wait_ms = now_ms - self._short_until_ms
+        if wait_ms < 0:
+            return
+        longest_ms = _SHORT_PAUSES_MAX * self.config.election_ms
+        pause_ms = self.config.election_ms if wait_ms > longest_ms else 2 * self._short_pause_ms
+        self._short_pause_ms = min(pause_ms, longest_ms)
+        self._short_until_ms = now_ms + self._short_pause_ms
+        self.hand_over()
 
     def hand_over(self) -> None:
         """Ask the voter that has most of the log, and will stay, to lead.
@@ -283,6 +313,7 @@ class Leading:
             for node in core.members.incoming
             if node != self._host.node and core.progress[node].recent_active
         ]
+        self._over_due = not others  # the core forgets now and then whom it has heard
         if others:
             self._host.raft.transfer_leader(max(others)[1])
 
