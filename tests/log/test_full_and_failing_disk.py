@@ -140,6 +140,46 @@ def test_a_full_disk_does_not_collect_rubbish() -> None:
     assert world.disk.tree() == names
 
 
+@pytest.mark.parametrize("installing", [False, True])
+def test_rows_do_not_take_the_segment_writer_s_space_while_a_group_is_being_installed(
+    installing: bool,
+) -> None:
+    # given a group that takes a snapshot over for ever: its folder can't be written
+    world = World(wal_bytes_max=1 << 20, disk_reserved_bytes=20_000, disk_low_bytes=0)
+    world.log.create_group("other")
+    world.append(1, 3, group="other")
+    world.append(1, 20)
+    if installing:
+        installer = world.group.begin_install(SnapshotMeta(index=140, term=3), last_applied=8)
+        installer.add_state(0, b"state")
+        world.drain("compaction")
+        installer.finish(world.group.row.live, Ended())
+        world.loop.run_until(lambda: world.disk.stat("groups/g/installed") is not None)
+        world.disk.go_bad("unwritable", "groups/g")
+    world.log.roll()
+    world.loop.run_for(20_000)
+    assert world.log.segment_writer.error is None  # it has parked that group
+    # when another one is given as many rows as are taken
+    fill(world, left=120_000)
+    index = 4
+    while True:
+        try:
+            world.put(index, index, size=500, group="other")
+        except DiskFull:
+            break
+        world.await_written(index, group="other")
+        index += 1
+    # then the segment writer can still work, and what may use the reserve is taken
+    world.log.roll()
+    world.loop.run_for(60_000)
+    for _ in range(10):
+        world.log.group("other").append(1, [data_of(index, 1, 100)], reserve=True)
+        world.loop.run_for(1_000)
+        assert world.log.trouble is None
+        assert world.log.segment_writer.stuck is None
+        index += 1
+
+
 def test_space_is_reserved_for_compaction() -> None:
     # given less free space than is reserved
     world = World(disk_reserved_bytes=20_000, disk_low_bytes=0)

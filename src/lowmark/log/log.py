@@ -311,8 +311,8 @@ class Log:
 
     def _flush_stands(self) -> bool:
         """Whether waiting for the segment writer may be in vain."""
-        installing = any(state.installing for state in self._states.values())
-        return installing or self.segment_writer.error is not None
+        # One group's installation or folder is not worth it: it is parked, and the others go on.
+        return self.segment_writer.stuck is not None
 
     def roll(self) -> None:
         """Close the WAL file and let the segment writer work it off."""
