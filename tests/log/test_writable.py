@@ -166,6 +166,26 @@ def test_entries_of_a_broken_folder_are_dropped_by_name_and_only_they() -> None:
     world.crash().check(range(1, 8))
 
 
+def test_a_large_file_of_one_group_is_no_trouble_of_all() -> None:
+    # given two groups, and the folder of one that can't be written
+    world = World()
+    world.log.create_group("other")
+    world.append(1, 10)
+    world.append(1, 3, group="other")
+    world.settle()
+    world.disk.go_bad("unwritable", "groups/g")
+    # when that one has a large entry, which goes to its folder
+    world.put(11, 11, size=20_000)
+    # then the other one never hears of trouble, though the WAL tries several times
+    seen: set[str | None] = set()
+    while world.group.unwritable is None:
+        world.loop.run_for(10)
+        trouble = world.log.group("other").trouble
+        seen.add(None if trouble is None else trouble.message)
+    assert seen == {None}
+    world.append(4, 5, group="other")
+
+
 def test_what_was_overwritten_by_dropped_entries_is_not_served_meanwhile() -> None:
     # given written entries that newer ones overwrite, which are dropped
     world = World()

@@ -497,8 +497,9 @@ class Wal:
             return
         failures = self._large_failures.get(error.folder, 0) + 1
         self._large_failures[error.folder] = failures
-        if isinstance(error.cause, DiskFull | NoHandles) or failures < _LARGE_FAILURES_MAX:
-            self._stop(error.cause)
+        everybody_s = isinstance(error.cause, DiskFull | NoHandles)
+        if everybody_s or failures < _LARGE_FAILURES_MAX:
+            self._stop(error.cause, counts=everybody_s)
             return
         # The WAL itself is sound: it is that group's folder that is broken, and only it pays.
         for state in list(self._groups()):
@@ -597,7 +598,8 @@ class Wal:
         if free < self._config.disk_low_bytes:
             self._on_low_disk()
 
-    def _stop(self, error: Exception) -> None:
+    def _stop(self, error: Exception, *, counts: bool = True) -> None:
+        """Write nothing until a new file works; `counts`: it may be trouble of all groups."""
         cause = by_name(error)
         if not isinstance(cause, LowmarkError):
             raise error
@@ -606,7 +608,7 @@ class Wal:
             logger.warning("the WAL is stopped", extra={"reason": reason_of(cause)})
         self.stopped = cause
         self.look_for_room()
-        self._failures += 1
+        self._failures += counts
         if isinstance(cause, DiskFull) and self._failures == 1:
             self._on_low_disk()
         self._loop.call_later(self._config.retry_ms, self._retry)
