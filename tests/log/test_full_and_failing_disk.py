@@ -180,6 +180,30 @@ def test_rows_do_not_take_the_segment_writer_s_space_while_a_group_is_being_inst
         index += 1
 
 
+def test_a_caller_that_waits_for_little_space_is_told_though_much_was_refused() -> None:
+    world = World(disk_reserved_bytes=20_000)
+    world.append(1, 10)
+    told: list[bool] = []
+    world.log.on_writable = lambda: told.append(True)
+    # given that much was refused first (for that, the disk is asked anew), and then little
+    fill(world, left=20_000)
+    for size in (900_000, 100):
+        with pytest.raises(DiskFull):
+            world.put(11, 11, size=size)
+    # when there is space for the little, and not for the much
+    fill(world, left=220_000)
+    # then that is told, and when there is space for the much, that is told, too
+    world.loop.run_until(lambda: bool(told))
+    world.append(11, 11, size=100)
+    with pytest.raises(DiskFull):
+        world.put(12, 12, size=900_000)
+    world.loop.run_for(10_000)
+    told.clear()
+    free(world)
+    world.loop.run_until(lambda: bool(told))
+    world.append(12, 12, size=900_000)
+
+
 def test_space_is_reserved_for_compaction() -> None:
     # given less free space than is reserved
     world = World(disk_reserved_bytes=20_000, disk_low_bytes=0)

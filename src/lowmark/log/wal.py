@@ -156,7 +156,8 @@ class Wal:
         self.promised_bytes = 0
         """What groups have taken from callers and not appended yet: space is kept for it, too."""
         self._short_of: int | None = None
-        """What did not fit beside the reserve, if rows are being refused."""
+        """The least that did not fit beside the reserve, if rows are being refused: when it fits,
+        all are told, and who needs more is refused anew."""
         self._told_of: type[LowmarkError] | None = None
         self._on_broken = on_broken
         self._on_room = on_room
@@ -286,7 +287,7 @@ class Wal:
 
     def _run_short(self, size: int) -> None:
         if self._short_of is not None:
-            self._short_of = max(self._short_of, size)
+            self._short_of = min(self._short_of, size)
             return
         self._short_of = size
         logger.warning(
