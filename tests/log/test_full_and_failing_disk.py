@@ -204,6 +204,31 @@ def test_a_caller_that_waits_for_little_space_is_told_though_much_was_refused() 
     world.append(12, 12, size=900_000)
 
 
+def test_timers_do_not_pile_up_while_the_wal_waits_for_the_segment_writer() -> None:
+    # given a segment writer that waits for a group that takes a snapshot over, and little space
+    world = World(wal_bytes_max=1 << 20, disk_reserved_bytes=20_000, disk_low_bytes=0)
+    world.log.create_group("other")
+    world.append(1, 20, size=200, group="other")
+    world.append(1, 20)
+    installer = world.group.begin_install(SnapshotMeta(index=140, term=3), last_applied=8)
+    installer.add_state(0, b"state")
+    world.drain("compaction")
+    installer.finish(world.group.row.live, Ended())
+    world.loop.run_until(lambda: world.disk.stat("groups/g/installed") is not None)
+    world.disk.go_bad("unwritable", "groups/g")
+    fill(world, left=20_000)
+    world.log.roll()
+    world.loop.run_for(100)
+    # when appends come that must wait for it, each in a turn of its own
+    for index in range(21, 61):
+        world.log.group("other").append(1, [data_of(index, 1, 100)], reserve=True)
+        world.loop.run_for(1)
+    assert world.log.group("other").written_index == 20
+    # then few timers run for all of them, and they are written when it is through
+    assert len(world.loop._queue) < 10
+    world.await_written(60, group="other")
+
+
 def test_space_is_reserved_for_compaction() -> None:
     # given less free space than is reserved
     world = World(disk_reserved_bytes=20_000, disk_low_bytes=0)

@@ -177,6 +177,7 @@ class Wal:
         self._writers: dict[bytes, int] = {}
         self._busy = False
         self._pump_planned = False
+        self._look_planned = False
         self._roll_asked = False
         self._failures = 0
         self._burned = 0
@@ -384,7 +385,7 @@ class Wal:
             if not self.files_waiting:
                 self._roll()
             else:  # until it is flushed; looked at again, lest the segment writer stands
-                self._loop.call_later(self._config.retry_ms, self._plan_pump)
+                self._plan_look()
             return
         if not self._queue:
             return
@@ -397,6 +398,16 @@ class Wal:
         self._busy = True
         self._writing_bytes = before - self.queued_bytes
         self._lane.submit(self._write_batch(batch), lambda done: self._finish_batch(batch, done))
+
+    def _plan_look(self) -> None:
+        """Pump again later, once, however often it is asked for."""
+        if not self._look_planned:
+            self._look_planned = True
+            self._loop.call_later(self._config.retry_ms, self._look)
+
+    def _look(self) -> None:
+        self._look_planned = False
+        self._plan_pump()
 
     def _make_batch(self) -> _Batch:
         batch = _Batch(self.number, self.sequence, self.durable_bytes, [], {}, [])
