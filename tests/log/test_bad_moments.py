@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from log.world import World, number
-from lowmark.log import Damaged
+from lowmark.errors import NoMemory
+from lowmark.log import Damaged, flush
+from lowmark.log.flush import SegmentPlan
+from lowmark.log.snapshots import SnapshotWriter
 
 LONG_MS = 60_000
 
@@ -58,3 +65,44 @@ def test_a_quarantine_that_is_saved_while_a_note_is_written_lets_the_file_go() -
     world.loop.run_for(LONG_MS)
     assert not world.log.segment_writer.kept
     assert world.disk.list("wal") == [f"{number(2)}.wal"]
+
+
+def test_no_memory_to_plan_a_flush_only_delays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.append(1, 10)
+    plan, left = flush.plan_segments, [2]
+
+    def short(*args: Any, **kwargs: Any) -> list[SegmentPlan]:
+        if left[0]:
+            left[0] -= 1
+            raise MemoryError
+        return plan(*args, **kwargs)
+
+    # given a process that has no memory left, twice, when segments are planned
+    monkeypatch.setattr(flush, "plan_segments", short)
+    world.log.roll()
+    world.loop.run_until(lambda: world.log.segment_writer.stuck is not None)
+    assert isinstance(world.log.segment_writer.stuck, NoMemory)
+    # then the WAL file waits, and is flushed when there is some again
+    world.settle()
+    assert world.log.segment_writer.error is None
+    assert world.disk.list("wal") == [f"{number(2)}.wal"]
+    world.check(range(1, 11))
+
+
+def test_no_memory_for_a_snapshot_is_told_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.append(1, 10)
+
+    def short(*_: object) -> None:
+        raise MemoryError
+
+    # given a process that has no memory left when a snapshot is written
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotWriter, "write", short)
+        ended = world.begin_snapshot(5)
+        world.loop.run_until(lambda: ended.over)
+    # then the caller hears it, and the next snapshot works
+    assert isinstance(ended.error, NoMemory)
+    world.snapshot(5)
+    assert world.snapshots() == [5]

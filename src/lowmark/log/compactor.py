@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 from pyroaring import BitMap64
 
-from lowmark.errors import Corrupt, LowmarkError
+from lowmark.errors import Corrupt
 from lowmark.holds import Decision
 from lowmark.log import files, phase1, phase3_plan
 from lowmark.log.config import LogConfig
@@ -28,6 +28,7 @@ from lowmark.log.phase3_plan import Merge, SegmentStats
 from lowmark.log.runs import CompactionRun, Trigger
 from lowmark.log.segments import ReaderCache, SegmentReader, SegmentRef, live_rows
 from lowmark.log.state import GroupState
+from lowmark.log.tasks import by_our_name
 from lowmark.runtime import Disk, Outcome, Runtime
 
 __all__ = ["Compactor", "count_kept"]
@@ -435,10 +436,9 @@ class Compactor:
 
         def done(outcome: Outcome[object]) -> None:
             self._tasks -= 1
-            if outcome.error is not None and not isinstance(outcome.error, LowmarkError):
-                raise outcome.error
+            named = by_our_name(outcome)
             if not self.closed:
-                on_done(outcome)
+                on_done(named)
 
         self._lane.submit(step, done)
 

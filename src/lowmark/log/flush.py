@@ -418,7 +418,10 @@ class SegmentWriter:
         def done(outcome: Outcome[list[SegmentPlan]]) -> None:
             if self.closed:
                 return
-            plans = outcome.value()
+            if outcome.error is not None:
+                self._failed(outcome.error, lambda: self._next_group(file))
+                return
+            self.error, plans = None, outcome.value()
             if state.installing and not state.deleted:
                 self._next_group(file)
                 return

@@ -32,7 +32,7 @@ from lowmark.log import files, segment_format, segments
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, Entry, fold_checksums, own
 from lowmark.log.errors import InstallRefused, check_u63
-from lowmark.log.flush import SegmentPlan, write_segment
+from lowmark.log.flush import SegmentPlan, reason_error, write_segment
 from lowmark.log.folders import SharedFolder, remove_folder, same_file
 from lowmark.log.notes import Note, read_note, write_note
 from lowmark.log.segment_format import ROW
@@ -240,9 +240,9 @@ class Installer:
             if self.error is None:
                 try:
                     step()
-                except LowmarkError as error:
+                except (LowmarkError, MemoryError) as error:
                     # Noted here, not on the loop: `commit` may run before the loop hears of it.
-                    self.error = error
+                    self.error = reason_error(error)
 
         def done(outcome: Outcome[None]) -> None:
             if outcome.error is not None:

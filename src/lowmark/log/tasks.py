@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lowmark.errors import LowmarkError
-from lowmark.runtime import Loop, Outcome
+from lowmark.runtime import Loop, Outcome, by_name
 
-__all__ = ["Tasks"]
+__all__ = ["Tasks", "by_our_name"]
+
+
+def by_our_name(outcome: Outcome[object]) -> Outcome[object]:
+    """What a step came to, with an error that callers know; any other is a bug and is raised."""
+    if outcome.error is None:
+        return outcome
+    cause = by_name(outcome.error)
+    if not isinstance(cause, LowmarkError):
+        raise outcome.error
+    return Outcome(None, cause)
 
 
 class Tasks:
@@ -32,10 +42,9 @@ class Tasks:
 
         def done(outcome: Outcome[object]) -> None:
             self._count -= 1
-            if outcome.error is not None and not isinstance(outcome.error, LowmarkError):
-                raise outcome.error
+            named = by_our_name(outcome)
             if not self.closed:
-                on_done(outcome)
+                on_done(named)
 
         self._lane.submit(step, done)
 
