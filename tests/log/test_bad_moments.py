@@ -8,9 +8,10 @@ import pytest
 
 from log.world import World, number
 from lowmark.errors import NoMemory
-from lowmark.log import Damaged, flush
+from lowmark.log import Damaged, Log, flush
 from lowmark.log.flush import SegmentPlan
 from lowmark.log.snapshots import SnapshotWriter
+from lowmark.runtime import NoHandles
 
 LONG_MS = 60_000
 
@@ -106,3 +107,39 @@ def test_no_memory_for_a_snapshot_is_told_to_the_caller(monkeypatch: pytest.Monk
     assert isinstance(ended.error, NoMemory)
     world.snapshot(5)
     assert world.snapshots() == [5]
+
+
+def test_no_handles_at_a_start_make_no_group_unreadable() -> None:
+    # given a process that has no handle left when a start comes to a group
+    world = World()
+    world.append(1, 10)
+    disk = world.disk.killed()
+    disk.go_bad("no handles", "groups/g")
+    # then the start fails and says so: nothing is wrong with the group
+    with pytest.raises(NoHandles, match="Too many open files"):
+        Log.open(world.runtime, world.config)
+    # when there are handles again, all of it is there
+    disk.heal()
+    after = world._next(disk)
+    assert not after.log.unreadable
+    after.check(range(1, 11))
+
+
+def test_no_handles_for_long_are_no_trouble_of_one_group() -> None:
+    # given a process that has no handle left for longer than every retry, while a file is flushed
+    world = World()
+    world.log.create_group("other")
+    world.append(1, 10)
+    world.log.roll()
+    world.loop.run_until(lambda: world.log.wal.number == 2)
+    world.disk.go_bad("no handles")
+    world.loop.run_for(LONG_MS)
+    # then no group's folder is called sick, and what is open is written
+    assert isinstance(world.log.segment_writer.stuck, NoHandles)
+    assert world.group.unwritable is None
+    world.append(11, 12)
+    # when there are handles again, the file is flushed and goes
+    world.disk.heal()
+    world.settle()
+    assert world.disk.list("wal") == [f"{number(2)}.wal"]
+    world.check(range(1, 13))

@@ -12,6 +12,7 @@ from lowmark.runtime import (
     DiskFull,
     File,
     Locked,
+    NoHandles,
     SimDisk,
     WorldStopped,
 )
@@ -640,7 +641,7 @@ def test_without_handles_nothing_is_opened_and_what_is_open_goes_on() -> None:
         lambda: disk.list("a"),
     ]
     for call in calls:
-        with pytest.raises(DiskFailed, match="Too many open files"):
+        with pytest.raises(NoHandles, match="Too many open files"):
             call()
     file.append([b" more"])
     file.datasync()

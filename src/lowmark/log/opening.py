@@ -38,7 +38,7 @@ from lowmark.log.snapshot_format import Floor
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
-from lowmark.runtime import Disk, DiskFailed
+from lowmark.runtime import Disk, DiskFailed, NoHandles
 
 __all__ = ["Opening", "extension", "replay_run", "take_run"]
 
@@ -202,6 +202,8 @@ class Opening:
     def _recover_group(self, name: str) -> None:
         try:
             state, damage = recover_group(self.disk, name, read_only=self.read_only)
+        except NoHandles:
+            raise  # that is this process's trouble, and no group's: the next start has it all
         except (Corrupt, DiskFailed) as unreadable:
             logger.error("a group can't be read", extra={"group": name, "reason": str(unreadable)})
             self.unreadable[name] = unreadable

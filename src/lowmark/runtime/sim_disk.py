@@ -36,6 +36,7 @@ from lowmark.runtime.disk import (
     FileMissing,
     Locked,
     Mode,
+    NoHandles,
     Stat,
     folder_of,
     name_of,
@@ -239,7 +240,8 @@ class SimDisk:
         for ailment, root in self._ailing:
             calls, reason = _AILMENTS[ailment]
             if call in calls and (not root or path == root or path.startswith(f"{root}/")):
-                raise DiskFailed(path, call=call, reason=reason)
+                kind = NoHandles if ailment == "no handles" else DiskFailed
+                raise kind(path, call=call, reason=reason)
 
     def _called(self, call: str, path: str, *, fails: bool = True) -> None:
         if self.before_call is not None:
