@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 
-from log.world import World, number
+from log.world import World, finish, number
+from lowmark.log import SnapshotMeta
 from lowmark.log.kept import read_kept
 from lowmark.runtime import DiskFailed
 
@@ -139,3 +140,28 @@ def test_a_note_whose_name_another_lane_s_failed_sync_dropped_is_written_again()
     # then the note is there, whatever a crash leaves
     for image in world.disk.crash_images(Random(1)):
         assert {name for name, _ in read_kept(image.disk)[1].owners} == {"g"}
+
+
+# -- tried again in the same process -------------------------------------------------------------
+
+
+def test_an_installed_snapshot_whose_sync_failed_gets_its_name_anew() -> None:
+    # given an installation whose snapshot got its name, and the sync after it fails, once
+    world = World()
+    world.append(1, 10)
+    installer = world.group.begin_install(SnapshotMeta(index=40, term=3), last_applied=8)
+    installer.add_state(0, b"state")
+    failed: list[str] = []
+
+    def fail() -> None:
+        world.disk.fail_next("sync_dir", "groups/g/snapshots")
+        failed.append("the sync")
+
+    world.before("rename", f"groups/g/snapshots/{40:016x}-{3:016x}", fail)
+    # when it is tried again, and is told to be in force
+    finish(world, installer, [])
+    assert failed
+    # then it is, whatever a crash leaves
+    for after in world.worlds_after_crash():
+        assert after.group.quarantined is None
+        assert after.group.row.snapshot_index == 40

@@ -114,6 +114,7 @@ class Installer:
         self._waiting = 0
         self._segments = 1  # 0 is for the group's own entries
         self._moved: list[SegmentRef] | None = None
+        self._unsure: set[str] = set()
         self.meta = meta
         self.last_applied = last_applied
         self.received = BitMap64()
@@ -308,7 +309,9 @@ class Installer:
     def move_in(self, live: BitMap64, floor: Floor) -> Installed:
         """The lane's step after `commit`; it can be repeated."""
         if self._moved is None:
-            self._moved = link_in(self._disk, self._shared, incarnation=self._incarnation)
+            self._moved = link_in(
+                self._disk, self._shared, incarnation=self._incarnation, unsure=self._unsure
+            )
         _clear(self._disk, self._shared)
         return Installed(self.meta, live, floor, tuple(self._moved), self.state_bytes)
 
@@ -322,7 +325,7 @@ def move_in(disk: Disk, shared: SharedFolder, *, incarnation: bytes) -> None:
     """Move in what a crash left in `installed/`; every step can be repeated."""
     # The plan came with the folder; without it, a crash interrupted step 5.
     if disk.stat(f"{shared.path}/{files.INSTALLED}/{_PLAN}") is not None:
-        link_in(disk, shared, incarnation=incarnation)
+        link_in(disk, shared, incarnation=incarnation, unsure=set())
     _clear(disk, shared)
 
 
@@ -331,8 +334,14 @@ def _clear(disk: Disk, shared: SharedFolder) -> None:
     shared.sync(disk)
 
 
-def link_in(disk: Disk, shared: SharedFolder, *, incarnation: bytes) -> list[SegmentRef]:
-    """Give a whole `installed/` its place in the group: steps 3 and 4."""
+def link_in(
+    disk: Disk, shared: SharedFolder, *, incarnation: bytes, unsure: set[str]
+) -> list[SegmentRef]:
+    """Give a whole `installed/` its place in the group: steps 3 and 4.
+
+    `unsure` holds the snapshot's name while a sync has still to make it durable, also for the next
+    try: it is made anew then, because a later sync proves nothing.
+    """
     group_folder, faults = shared.path, shared.faults
     installed = f"{group_folder}/{files.INSTALLED}"
     plan = read_note(disk, f"{installed}/{_PLAN}", _Plan)
@@ -355,20 +364,25 @@ def link_in(disk: Disk, shared: SharedFolder, *, incarnation: bytes) -> list[Seg
         if disk.stat(target) is None:
             disk.link(f"{installed}/{name}", target)
     shared.sync(disk, since=faults)
-    _move_snapshot(disk, group_folder, plan)
+    _move_snapshot(disk, group_folder, plan, unsure)
     return refs
 
 
-def _move_snapshot(disk: Disk, group_folder: str, plan: _Plan) -> None:
+def _move_snapshot(disk: Disk, group_folder: str, plan: _Plan, unsure: set[str]) -> None:
     root = f"{group_folder}/{files.SNAPSHOTS}"
     name = files.snapshot_name(plan.index, plan.term)
+    aside = f"{root}/{name}{files.TEMPORARY}"
+    if name in unsure and disk.stat(f"{root}/{name}") is not None:
+        remove_folder(disk, aside)
+        disk.rename(f"{root}/{name}", aside)  # in one step: under its name it is always whole
     if disk.stat(f"{root}/{name}") is None:
-        aside = f"{root}/{name}{files.TEMPORARY}"
         remove_folder(disk, aside)
         disk.make_dir(aside)
         for part in (STATE, LIVE):
             disk.link(f"{group_folder}/{files.INSTALLED}/snapshot/{part}", f"{aside}/{part}")
         disk.sync_dir(aside)
+        unsure.add(name)
         disk.rename(aside, f"{root}/{name}")
         disk.sync_dir(root)
+        unsure.discard(name)
     remove_others(disk, group_folder, name, only_older=True)
