@@ -229,6 +229,25 @@ def test_timers_do_not_pile_up_while_the_wal_waits_for_the_segment_writer() -> N
     world.await_written(60, group="other")
 
 
+def test_each_outage_of_the_wal_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def said() -> int:
+        return sum("the WAL is stopped" in message for message in caplog.messages)
+
+    # given outages of the same kind, some with several tries, with a write that works in between
+    world = World()
+    for n, tries in enumerate([1, 4, 1], start=1):
+        for _ in range(tries):
+            world.disk.fail_next("datasync", ".wal")
+        world.append(n, n)
+        assert said() == n
+    # and when nothing waits, a new file that works ends one, too
+    for n in (4, 5):
+        world.disk.fail_next("datasync", ".wal")
+        world.log.roll()
+        world.loop.run_until(lambda n=n: said() == n)  # type: ignore[misc]
+        world.loop.run_until(lambda: world.log.has_room)
+
+
 def test_space_is_reserved_for_compaction() -> None:
     # given less free space than is reserved
     world = World(disk_reserved_bytes=20_000, disk_low_bytes=0)

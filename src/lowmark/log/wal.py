@@ -159,6 +159,7 @@ class Wal:
         """The least that did not fit beside the reserve, if rows are being refused: when it fits,
         all are told, and who needs more is refused anew."""
         self._told_of: type[LowmarkError] | None = None
+        """Which error of this outage was logged."""
         self._on_broken = on_broken
         self._on_room = on_room
         self._room_bytes = min(config.wal_batch_bytes_max, config.wal_queue_bytes_max)
@@ -499,6 +500,7 @@ class Wal:
         self.large_bytes += large_bytes
         self.bytes_written += wal_bytes + large_bytes
         self._failures = 0
+        self._told_of = None
         self.look_for_room()
         self._on_written(batch.writes)
         self._plan_pump()
@@ -583,6 +585,8 @@ class Wal:
             self._stop(done.error)
             return
         self._burned = 0
+        if not self._queue:  # else what waits shows whether it is over
+            self._told_of = None
         closed = range(max(self.number, self._first_number), new.number)
         self._waiting_bytes[self.number] = self.durable_bytes
         self._use_file(new, free=done.value())
