@@ -70,7 +70,11 @@ class NoQuorum(OutcomeUnknown):
 
 
 class NotWritten(OutcomeUnknown):
-    """This node could not write the command. It has kept it, and tries again by itself."""
+    """This node could not write the command in time.
+
+    While its WAL can't be written, the node keeps the command and tries again by itself. While only
+    the group's folder can't, it may have dropped it; another member may have it all the same.
+    """
 
     def __init__(self, group: str, *, why: str) -> None:
         super().__init__(group, why=f"this node could not write it: {why}")
