@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from lowmark.client.run_wishes import Wishes
 from lowmark.client.running import HereRunner
 from lowmark.errors import Rejected
 from lowmark.group import Future, OutcomeUnknown
-from lowmark.ledger import RunRecord
+from lowmark.ledger import RunRecord, table_folder
 from lowmark.runtime import DiskFull
 from lowmark.table.commands import CreateCursor
 from lowmark.table.errors import DeletesGone
@@ -229,6 +230,47 @@ def test_a_partition_without_space_is_tried_again_when_others_have_freed_some(
         assert (run.state, [one.state for one in run.partitions]) == ("done", ["adopted"] * 2)
         assert steps.count("carry out the work") == 2
         world.check()
+
+
+def no_space_for(ending: str, partition: int) -> contextlib.AbstractContextManager[None]:
+    """A disk with no space left for files of a partition whose names end so."""
+    rename = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if re.search(rf"/{partition}(/[^/]*)?{re.escape(ending)}$", os.fspath(target)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rename(source, target)
+
+    return replaced(os, "replace", full)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "ending"), [(1, ".keys"), (3, ".keys"), (3, ".json"), (3, ".done")]
+)
+def test_work_that_finds_no_space_leaves_no_file_behind_and_is_told_of_in_the_run(
+    tmp_path: Path, partitions: int, ending: str
+) -> None:
+    with World(tmp_path / "w", partitions=partitions) as world:
+        world.write(*[(f"k{number % 20}", number) for number in range(60)])
+        world.settle()
+        last = partitions - 1
+        # given a disk with space for all files of a partition but one, however often it is tried
+        with no_space_for(ending, last), pytest.raises(DiskFull, match="no space left"):
+            world.table.compact(engine="local")
+        # then the run has failed, and says of that partition why
+        [failed] = world.table.runs()
+        states = [one.state for one in failed.partitions]
+        assert (failed.state, states) == ("failed", ["adopted"] * last + ["planned"])
+        assert "no space left" in failed.partitions[last].why
+        # and no file of it takes space that others need
+        folder = table_folder(world.table.descriptor.id)
+        assert [one for one in world.files() if one.startswith(f"{folder}/{last}/")] == []
+        world.check()
+        # when there is space again, then the run goes on
+        done = world.table.compact(engine="local", resume=failed.run)
+        assert (done.state, done.partitions[last].why) == ("done", "")
+        world.check()
+        world.check_tidy()
 
 
 # -- answers that are lost ------------------------------------------------------------------------

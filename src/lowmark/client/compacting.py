@@ -297,15 +297,15 @@ class Run:
             self._damaged.update(damaged)
             for answer in answers:
                 finished[answer.partition] = answer, works[answer.partition][1]
-            for number, damage in self._damaged.items():
-                left = record.partition(number)
-                assert left is not None
-                record = record.with_partition(msgspec.structs.replace(left, why=damage.message))
+        for number, damage in self._damaged.items():
+            left = record.partition(number)
+            assert left is not None
+            record = record.with_partition(msgspec.structs.replace(left, why=damage.message))
         plans = {one.partition: one for one in record.partitions}
         record = record.with_partitions(
             _written(plans[done.partition], done) for done, _ in finished.values()
         )
-        if finished:
+        if finished or self._damaged:
             record = self._noted(record)
         plans = {one.partition: one for one in record.partitions}
 

@@ -9,6 +9,10 @@ Steps, and what is true after each; a crash leaves files that nobody refers to, 
     5. the answer is written into the run's folder. From here on the partition is finished: whoever
        resumes the run takes the answer instead of doing it again
 
+Work that fails before step 5 removes what it has written, the manifest first: whoever finds the
+manifest finds its files. Its files have the run's name, so no sweep would take them as long as the
+run can be resumed, and on a full disk each attempt would leave another copy.
+
 Nothing here changes what anybody reads: that is for whoever publishes the manifest.
 
 `budget_bytes` bounds what keys take in memory: those that pass one folds (see `kernel`), and those
@@ -25,6 +29,7 @@ pass one to pass two. Beside that there are
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -36,7 +41,7 @@ from pyroaring import BitMap
 
 from lowmark.catalog import Table, TableSchema
 from lowmark.catalog.serializers import decode_table
-from lowmark.errors import Corrupt, invariant
+from lowmark.errors import Corrupt, LowmarkError, invariant
 from lowmark.ledger.digest import EMPTY, Digest
 from lowmark.ledger.errors import LedgerDamaged, ProofFailed
 from lowmark.ledger.expected import Expected, read_manifest
@@ -254,6 +259,25 @@ class _Job:
     # -- the whole ------------------------------------------------------------------------------
 
     def run(self) -> Done:
+        """All steps; if one fails, nothing is left. Of a process that ends, the sweep finds it."""
+        try:
+            return self._run()
+        except (Exception, KeyboardInterrupt):
+            self._remove_written()
+            raise
+
+    def _remove_written(self) -> None:
+        stems = [f"{self.folder}/{self.token}-{number}" for number in range(self.files)]
+        files = [f"{stem}{ending}" for stem in stems for ending in (".parquet", ".keys")]
+        for path in (self._manifest_path, *files):
+            with contextlib.suppress(LowmarkError):  # what failed before is what is told
+                self.store.delete(path)
+
+    @property
+    def _manifest_path(self) -> str:
+        return f"{self.folder}/{self.work.epoch}-{self.token}.json"
+
+    def _run(self) -> Done:
         work = self.work
         base = read_manifest(self.store, work.base, work.base_is) if work.base else None
         if base is not None and base.horizon > work.horizon:
@@ -283,7 +307,7 @@ class _Job:
         reader.close()
         deletes_below = max(work.deletes_gone, base.deletes_below if base else 0, self.gone_below)
         manifest = self._manifest(base, files, deletes_below)
-        path = f"{self.folder}/{work.epoch}-{self.token}.json"
+        path = self._manifest_path
         encoded = encode_manifest(manifest)
         self.store.write(path, encoded)
         self.written(len(encoded))
