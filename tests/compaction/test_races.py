@@ -273,6 +273,68 @@ def test_work_that_finds_no_space_leaves_no_file_behind_and_is_told_of_in_the_ru
         world.check_tidy()
 
 
+def test_partitions_are_tried_again_as_long_as_others_free_space(tmp_path: Path) -> None:
+    with World(tmp_path / "w", partitions=8) as world:
+        world.write(*[(f"k{number}", number) for number in range(80)])
+        world.settle()
+        rounds: list[str] = []
+        room, rename = 0, os.replace
+
+        # given a disk that has space for one partition, and then for one more with each that is cut
+        def more(name: str) -> None:
+            nonlocal room
+            if name == "carry out the work":
+                rounds.append(name)
+                room = 1
+
+        def full(source: Any, target: Any) -> None:
+            nonlocal room
+            if os.fspath(target).endswith(".parquet"):
+                if not room:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                room -= 1
+            rename(source, target)
+
+        with replaced(os, "replace", full):
+            run = world.table.compact(engine="local", step=more)
+        # then all are compacted, one after another
+        assert (run.state, {one.state for one in run.partitions}) == ("done", {"adopted"})
+        assert {one.why for one in run.partitions} == {""}
+        assert len(rounds) == 8
+        world.check()
+        world.check_tidy()
+
+
+def test_a_run_that_gives_up_without_space_says_so_and_not_that_readers_came(
+    tmp_path: Path,
+) -> None:
+    with World(tmp_path / "w", partitions=2) as world:
+        # given deletes at every second offset, and rows that stay
+        for number in range(24):
+            world.write((f"k{number}", 1))
+            world.write((f"k{number}", None))
+        starts = iter(range(world.view(0).end - 3, 0, -2))
+        world.write(*[(f"stays {number}", number) for number in range(10)])
+        world.settle()
+
+        def come() -> None:
+            at = next(starts)
+            world.ask(CreateCursor(f"from {at}", at + 1, "compacted", at))
+
+        # when readers keep one partition from being adopted, and the other one has no space
+        step = before("adopt partition 0", come, times=5)
+        with no_space_for(".keys", 1), pytest.raises(DiskFull, match="no space left"):
+            world.table.compact(engine="local", step=step)
+        # then the run says so
+        [failed] = world.table.runs()
+        assert "no space left" in failed.error
+        assert "no space left" in failed.partitions[1].why
+        world.check()
+        # and is done when there is some
+        assert world.table.compact(engine="local", resume=failed.run).state == "done"
+        world.check()
+
+
 # -- answers that are lost ------------------------------------------------------------------------
 
 

@@ -67,7 +67,9 @@ __all__ = ["Run", "check_wanted"]
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
-"""So often a partition is planned anew, because somebody came who needs what it would drop."""
+"""So many rounds may get no partition further, because somebody came who needs what it would drop,
+or because there was no space. Those that do are not counted: there are at most as many of them as
+partitions."""
 _WAVES = 16
 """In this many waves partitions are held, and published, if there are more of them: those of a wave
 together, so that they wait for the same syncs. After each wave the run is noted, once: its record
@@ -103,6 +105,8 @@ class Run:
         self.name = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._damaged: dict[int, LowmarkError] = {}
         """Partitions that can't be compacted, and why."""
+        self._short: dict[int, LowmarkError] = {}
+        """Partitions that found no space when they were tried last, and are tried again."""
         self.thread = threading.get_ident()
         self._stop = Stop()
         self._holds = RunHolds(embedded, partitions)
@@ -217,7 +221,8 @@ class Run:
         return record
 
     def _all(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
-        for attempt in range(_ATTEMPTS + 1):
+        attempts, left = 0, len(record.partitions) + 1
+        while True:
             over = {"adopted", "skipped", "overtaken"}
             todo = [
                 one
@@ -230,8 +235,14 @@ class Run:
                 for number in sorted(self._damaged):
                     raise self._damaged[number]
                 return self.finish_published(record)
-            if attempt < _ATTEMPTS:
-                record = self._round(record, todo, runner)
+            attempts += len(todo) >= left
+            left = len(todo)
+            if attempts >= _ATTEMPTS:
+                break
+            record = self._round(record, todo, runner)
+        for one in todo:
+            if one.partition in self._short:
+                raise self._short[one.partition]
         raise Conflict(
             f"table {self.table.name} could not be compacted: something came in between each time",
             detail="Readers came that need deletes which the new ledger would lack, or segments of"
@@ -291,13 +302,16 @@ class Run:
                 run=self.name,
                 label=f"compact {self.table.name}",
             )
-            if answers:
-                # These are about to free space: then those that had none are tried again.
-                damaged = {n: e for n, e in damaged.items() if not isinstance(e, DiskFull)}
-            self._damaged.update(damaged)
+            # If others are about to free space, those that had none are tried again.
+            self._short = {
+                number: error
+                for number, error in damaged.items()
+                if answers and isinstance(error, DiskFull)
+            }
+            self._damaged.update((n, e) for n, e in damaged.items() if n not in self._short)
             for answer in answers:
                 finished[answer.partition] = answer, works[answer.partition][1]
-        for number, damage in self._damaged.items():
+        for number, damage in (self._damaged | self._short).items():
             left = record.partition(number)
             assert left is not None
             record = record.with_partition(msgspec.structs.replace(left, why=damage.message))
@@ -305,7 +319,7 @@ class Run:
         record = record.with_partitions(
             _written(plans[done.partition], done) for done, _ in finished.values()
         )
-        if finished or self._damaged:
+        if finished or self._damaged or self._short:
             record = self._noted(record)
         plans = {one.partition: one for one in record.partitions}
 
