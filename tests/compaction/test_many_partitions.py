@@ -5,6 +5,8 @@ square, and what is done for several of them at once is as safe as one by one.
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +80,43 @@ def test_a_run_that_ends_within_a_wave_is_resumed(world: World, step: str) -> No
     # then all of it is compacted, once, and nothing is left over
     assert {one.state for one in done.partitions} == {"adopted"}
     assert {world.adopted(number).epoch for number in range(MANY)} == {1}
+    world.check()
+    world.check_tidy()
+
+
+AS_THE_LAST_LINE = """
+import sys, threading, lowmark
+
+db = lowmark.open(sys.argv[1])
+table = db.table("t")
+
+def step(name):
+    if name == "note the run":
+        began.set()
+        threading.main_thread().join()
+
+began = threading.Event()
+compact = lambda: table.compact(engine="local", step=step)
+threading.Thread(target=compact, daemon=sys.argv[2] == "daemon").start()
+began.wait()
+"""
+
+
+@pytest.mark.parametrize("kind", ["user", "daemon"])
+def test_a_run_on_a_thread_does_not_fail_because_the_main_thread_has_ended(
+    world: World, kind: str
+) -> None:
+    # given a program whose last line starts a thread that compacts
+    world.db.close()
+    command = [sys.executable, "-c", AS_THE_LAST_LINE, str(world.path), kind]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    # when it has ended, then a run that it has to wait for is done; another one may be interrupted
+    world.reopen()
+    (run,) = world.table.runs()
+    states = {"done"} if kind == "user" else {"done", "interrupted"}
+    assert run.state in states, (run.error, ended.stderr)
+    if run.state == "interrupted":
+        assert world.table.compact(engine="local", resume=run.run).state == "done"
     world.check()
     world.check_tidy()
 

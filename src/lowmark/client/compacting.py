@@ -31,7 +31,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -49,6 +48,7 @@ from lowmark.client.run_watching import RunWatch, Stop
 from lowmark.client.run_wishes import Wishes
 from lowmark.client.run_work import carried_out, work_for
 from lowmark.client.running import Runner
+from lowmark.client.together import together
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import (
     Done,
@@ -475,9 +475,7 @@ def _together(function: Callable[[T], U], items: Sequence[T]) -> list[U]:
     """
     if len(items) <= 1:
         return [function(one) for one in items]
-    with ThreadPoolExecutor(min(len(items), _TOGETHER_MAX), "lowmark run") as pool:
-        futures = [pool.submit(function, one) for one in items]
-    return [one.result() for one in futures]
+    return together(function, items, most=_TOGETHER_MAX, name="lowmark run")
 
 
 def _written(plan: PartitionPlan, done: Done) -> PartitionPlan:

@@ -13,11 +13,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from lowmark.client.failures import Cancelled
+from lowmark.client.together import together
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import RunRecord, carry_out
 from lowmark.node.faults import encode_fault
@@ -94,16 +94,14 @@ class HereRunner:
         try:
             if len(packs) == 1:
                 return [function(piece) for piece in packs[0]]
-            with ThreadPoolExecutor(max(1, len(packs)), "lowmark work") as pool:
-                work = [
-                    pool.submit(copy_context().run, lambda pack=pack: list(map(function, pack)))
-                    for pack in packs
-                ]
-                try:
-                    return [answer for pack in work for answer in pack.result()]
-                except BaseException:
-                    self._cancelled.set()  # the others end as soon as they look
-                    raise
+            answers = together(
+                lambda pack: list(map(function, pack)),
+                packs,
+                most=len(packs),
+                name="lowmark work",
+                failed=self._cancelled.set,  # the others end as soon as they look
+            )
+            return [answer for pack in answers for answer in pack]
         finally:
             _unwanted.reset(token)
             self.busy = False
