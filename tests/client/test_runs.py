@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from eventually import eventually
@@ -198,6 +199,29 @@ def test_a_run_on_a_master_goes_on_there_unless_something_else_is_said(history: 
     # and elsewhere, if that is said
     done = history.compact(engine="local", resume=run.run)
     assert (done.state, done.resumed, done.engine) == ("done", 2, "local")
+
+
+@pytest.mark.parametrize(
+    ("noted", "engine", "where"),
+    [
+        ("Spark", "spark", "local[*]"),
+        ("your Spark session", "spark", "local[*]"),
+        ("local[3]", "spark", "local[3]"),
+        ("here", "local", "this process"),
+    ],
+)
+def test_a_run_that_was_noted_before_engines_had_names_goes_on_in_such_a_place(
+    history: Table, noted: str, engine: str, where: str
+) -> None:
+    # given a run of an older release, which noted a place and no engine
+    run = stopped(history, "carry out the work", engine="local")
+    records = history._compactor.records
+    record = records.run(history.descriptor.id, run.run)
+    records.put_run(msgspec.structs.replace(record, engine="", where=noted))
+    # when it is resumed, and is stopped before it asks for anything there
+    again = stopped(history, "carry out the work", resume=run.run)
+    # then it was about to go on there, or on a Spark of its own
+    assert (again.run, again.engine, again.where) == (run.run, engine, where)
 
 
 def test_the_plan_says_where_a_run_would_be_made(

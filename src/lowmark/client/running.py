@@ -39,6 +39,8 @@ this process."""
 _THEIRS = "your Spark session"
 _HERE = "here"
 """What was noted of runs in a process before engines had names."""
+_SOMEWHERE = "Spark"
+"""And of runs on Spark that were made by themselves: no master has that name."""
 
 
 class Runner(Protocol):
@@ -205,7 +207,7 @@ class Runners:
         local = record.engine == "local" or record.where == _HERE
         if local:
             return cls(own, engine="local")
-        theirs = record.where in {"", _THEIRS}
+        theirs = record.where in {"", _THEIRS, _SOMEWHERE}
         return cls(own, master=None if theirs else record.where, engine="spark")
 
     def _chosen(self, engine: Engine, *, named: bool) -> tuple[Literal["spark", "local"], str]:
