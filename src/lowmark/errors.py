@@ -127,6 +127,7 @@ _DEFINED_IN = {
         "LineRefused",
         "PackageMissing",
         "ProducerClosed",
+        "ReaderEnded",
         "RowsLost",
         "RowsUnrecoverable",
         "RunUnderWay",

@@ -12,7 +12,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from lowmark.client import ColumnRefused, Database, GapFound, PackageMissing, Table, ValueRefused
+from lowmark.client import (
+    ColumnRefused,
+    Database,
+    GapFound,
+    PackageMissing,
+    ReaderEnded,
+    Table,
+    ValueRefused,
+)
 from lowmark.errors import Rejected
 
 IDS = ["o-1", "o-2", "o-3"]
@@ -113,6 +121,48 @@ def test_a_gap_at_the_start_of_a_stream_is_told_as_what_it_is(db: Database, stoc
     stocked.compact(engine="local")
     with pytest.raises(GapFound):
         pa.table(stocked.read(start=dict.fromkeys(range(4), 0)))
+
+
+@pytest.fixture
+def batches(db: Database) -> Table:
+    """A table with five batches of two rows."""
+    table = db.create_table("batches", {"id": int}, key="id", partitions=1)
+    for first in range(0, 10, 2):
+        table.append([{"id": first}, {"id": first + 1}])
+    return table
+
+
+def test_a_stream_of_a_reader_that_was_closed_is_an_error_and_no_part_of_the_rows(
+    batches: Table,
+) -> None:
+    # given streams of readers that were closed before they were read
+    with batches.read() as reader:
+        exported = pa.RecordBatchReader.from_stream(reader)
+    with batches.read() as reader:
+        plain = reader.to_batches()
+    with batches.read(as_of="now") as reader:
+        state = reader.to_batches()
+    with batches.read() as reader:
+        relation = duckdb.sql("select * from reader")
+        assert relation is not None
+    # when they are read, then that is said
+    for take in (exported.read_all, plain.read_all, state.read_all, relation.fetchall):
+        # Arrow and DuckDB raise errors of their own, with ours in them.
+        with pytest.raises(Exception, match="before all of its rows were read"):
+            take()
+    # and the reader itself says so, too
+    for ask in (reader.to_arrow, reader.to_pylist, reader.to_batches, reader.__arrow_c_stream__):
+        with pytest.raises(ReaderEnded, match="before all of its rows were read"):
+            ask()
+
+
+def test_a_stream_that_was_read_before_its_reader_was_closed_has_all_rows(batches: Table) -> None:
+    with batches.read() as reader:
+        next(reader)
+        # The rest of a reader is what it has not given.
+        assert reader.to_batches().read_all().num_rows == 8
+    with batches.read(limit=4) as reader:
+        assert reader.to_arrow().num_rows == 4
 
 
 def test_polars_and_duckdb_are_asked_for_by_name(

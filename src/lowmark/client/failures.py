@@ -16,6 +16,7 @@ __all__ = [
     "Forked",
     "PackageMissing",
     "ProducerClosed",
+    "ReaderEnded",
     "RowsLost",
     "RowsUnrecoverable",
     "RunUnderWay",
@@ -50,6 +51,23 @@ class ProducerClosed(Closed):
 
     def __init__(self) -> None:
         Rejected.__init__(self, "this producer is closed", hint="Make another one.")
+
+
+class ReaderEnded(Rejected):
+    """A reader that is asked for all of its rows, and has given them or can't give them."""
+
+    def __init__(self, *, read: bool) -> None:
+        if read:
+            what, detail = "this reader was read to its end already", "It gives its rows once."
+        else:
+            what = "this reader ended before all of its rows were read"
+            detail = "It was closed, by `with` or close(), or an error ended it."
+        super().__init__(
+            what,
+            detail=detail,
+            hint="Read again with another one, and use it before you close it. For rows that you"
+            " use later or more than once: to_arrow().",
+        )
 
 
 class Forked(Rejected):

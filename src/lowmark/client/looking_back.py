@@ -123,6 +123,8 @@ class AsOfReader(Reader):
     def _run(self) -> Iterator[pa.RecordBatch]:
         try:
             for way in self._ways:
+                if not self._goes_on():
+                    return
                 end = way.end if way.end is not None else way.view.end
                 part = _Part(way.partition, way.view, end, self._ledger(way))
                 for batch in self._survivors(part):
@@ -135,12 +137,17 @@ class AsOfReader(Reader):
                         return
                     if self._left == 0:
                         self._check_held()
+                        self._ended = True
                         return
                 way.at = end
                 way.leave_ledger()
             self._check_held()
+            self._ended = True
         finally:
             self.close()
+
+    def _goes_on(self) -> bool:
+        return not self._closed
 
     def _check_held(self) -> None:
         """Raise if what was given may not be all: the watermark has passed the time meanwhile."""

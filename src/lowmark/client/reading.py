@@ -34,7 +34,7 @@ from pyroaring import BitMap64
 from lowmark.catalog import Table
 from lowmark.client.edges import edge
 from lowmark.client.embedded import Embedded
-from lowmark.client.failures import PackageMissing, RowsLost
+from lowmark.client.failures import PackageMissing, ReaderEnded, RowsLost
 from lowmark.client.fetching import Moved, fetch, plan_ahead
 from lowmark.client.ledgers import Ledgers
 from lowmark.errors import Conflict, Rejected
@@ -208,8 +208,9 @@ class Reader:
     """Iterate for record batches, or take everything at once.
 
     It is an Arrow stream, too: `pa.table(reader)`, `polars.DataFrame(reader)` and DuckDB take it.
-    Close one that you do not read to its end, best by `with`. `position` says where to go on:
-    give it as `start` to another reader, today or after a restart.
+    Close one that you do not read to its end, best by `with`; a stream of it that is read after
+    that is an error (`ReaderEnded`), not a part of the rows. `position` says where to go on: give
+    it as `start` to another reader, today or after a restart.
     """
 
     def __init__(
@@ -221,6 +222,8 @@ class Reader:
         """Rows that could not be given (with `on_gap="skip"`)."""
         self._left = reading.limit
         self._closed = False
+        self._ended = False
+        """Whether it has come to its end, and was not closed before."""
         self._changed = threading.Event()
         self._ends: list[Callable[[], None]] = []
         self._ways = embedded.ask_now(lambda: self._open(partitions))
@@ -315,14 +318,17 @@ class Reader:
                         if batch.num_rows:
                             yield batch
                         if self._left == 0 or self._closed:
+                            self._ended = self._left == 0
                             return
                     moved |= way.at > before  # also over deletes, which may not be given
                 if moved:
                     continue
                 if self._reading.ends is not None:
+                    self._ended = not self._closed
                     return
                 self._check_goes_on()
                 self._changed.wait(_WAIT_S)
+            self._ended = self._left == 0
         finally:
             self.close()
 
@@ -483,13 +489,28 @@ class Reader:
 
     # -- all at once ----------------------------------------------------------------------------
 
+    def _whole(self) -> Iterator[pa.RecordBatch]:
+        """All batches that are left; an error, not a part of them, if it is closed before."""
+        self._check_whole()
+        return self._up_to_the_end()
+
+    def _up_to_the_end(self) -> Iterator[pa.RecordBatch]:
+        yield from self
+        self._check_whole()
+
+    def _check_whole(self) -> None:
+        # One that follows has no other end than to be closed.
+        bounded = self._reading.ends is not None or self._reading.limit is not None
+        if bounded and self._closed and not self._ended:
+            raise ReaderEnded(read=False)
+
     def to_arrow(self) -> pa.Table:
         """All rows."""
-        return pa.Table.from_batches(list(self), schema=self.schema)
+        return pa.Table.from_batches(list(self._whole()), schema=self.schema)
 
     def to_batches(self) -> pa.RecordBatchReader:
-        """A stream of batches for whoever speaks Arrow."""
-        return pa.RecordBatchReader.from_batches(self.schema, self)
+        """A stream of batches for programs that speak Arrow; read it before this is closed."""
+        return pa.RecordBatchReader.from_batches(self.schema, self._whole())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The rows as an Arrow stream, once: for `pa.table(reader)`, Polars, DuckDB.
@@ -497,8 +518,9 @@ class Reader:
         The first batch is read here, so that a gap at the start is raised as what it is. What goes
         wrong later comes as an error of the program that reads, with our text in it.
         """
+        whole = self._whole()
         first = next(self._batches, None)
-        rest = self if first is None else chain([first], self)
+        rest = whole if first is None else chain([first], whole)
         stream = pa.RecordBatchReader.from_batches(self.schema, rest)
         capsule: object = stream.__arrow_c_stream__(requested_schema)
         return capsule
