@@ -165,6 +165,26 @@ def test_a_stream_that_was_read_before_its_reader_was_closed_has_all_rows(batche
         assert reader.to_arrow().num_rows == 4
 
 
+def test_a_stream_that_is_not_read_takes_no_rows_away(batches: Table, orders: Table) -> None:
+    for table, rows in ((batches, 10), (orders, 0)):
+        reader = table.read()
+        for _ in range(3):
+            reader.__arrow_c_stream__()  # for the names of the columns alone
+        assert pa.table(reader).num_rows == rows
+
+
+@pytest.mark.parametrize("more", [{}, {"as_of": "now"}, {"limit": 3}])
+def test_a_reader_that_was_read_to_its_end_says_so_when_it_is_used_again(
+    batches: Table, more: dict[str, Any]
+) -> None:
+    for use in (lambda one: one.to_arrow(), list, pa.table):
+        reader = batches.read(**more)
+        use(reader)
+        for take in (reader.to_arrow, reader.to_batches, reader.__arrow_c_stream__):
+            with pytest.raises(ReaderEnded, match="read to its end already"):
+                take()
+
+
 def test_polars_and_duckdb_are_asked_for_by_name(
     stocked: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

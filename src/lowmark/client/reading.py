@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -224,6 +223,10 @@ class Reader:
         self._closed = False
         self._ended = False
         """Whether it has come to its end, and was not closed before."""
+        self._spent = False
+        """Whether its end was given, too: it has nothing more for another use."""
+        self._first: pa.RecordBatch | None = None
+        """A batch that was read before it was asked for: the next one to give."""
         self._changed = threading.Event()
         self._ends: list[Callable[[], None]] = []
         self._ways = embedded.ask_now(lambda: self._open(partitions))
@@ -298,7 +301,14 @@ class Reader:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        return next(self._batches)
+        first, self._first = self._first, None
+        if first is not None:
+            return first
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._spent = self._ended
+            raise
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         try:
@@ -492,6 +502,8 @@ class Reader:
     def _whole(self) -> Iterator[pa.RecordBatch]:
         """All batches that are left; an error, not a part of them, if it is closed before."""
         self._check_whole()
+        if self._spent:
+            raise ReaderEnded(read=True)
         return self._up_to_the_end()
 
     def _up_to_the_end(self) -> Iterator[pa.RecordBatch]:
@@ -516,12 +528,13 @@ class Reader:
         """The rows as an Arrow stream, once: for `pa.table(reader)`, Polars, DuckDB.
 
         The first batch is read here, so that a gap at the start is raised as what it is. What goes
-        wrong later comes as an error of the program that reads, with our text in it.
+        wrong later comes as an error of the program that reads, with our text in it. A stream that
+        is not read takes no rows away: DuckDB makes one for the names of the columns alone.
         """
         whole = self._whole()
-        first = next(self._batches, None)
-        rest = whole if first is None else chain([first], whole)
-        stream = pa.RecordBatchReader.from_batches(self.schema, rest)
+        if self._first is None:
+            self._first = next(self._batches, None)
+        stream = pa.RecordBatchReader.from_batches(self.schema, whole)
         capsule: object = stream.__arrow_c_stream__(requested_schema)
         return capsule
 
