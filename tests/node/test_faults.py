@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
@@ -20,6 +23,22 @@ def test_a_class_that_is_known_arrives_as_itself_with_what_it_carries() -> None:
     assert arrived.first_left == 9
     with pytest.raises(RevisionCompacted):
         raise arrived.again()
+
+
+def test_an_error_arrives_as_the_class_that_can_be_caught_though_it_was_not_imported() -> None:
+    # given a fresh interpreter: nothing has asked for these classes
+    program = """if True:
+        from lowmark.node.faults import decode_fault
+        from lowmark import errors
+        for name, kind in ("GapFound", "Conflict"), ("SparkMissing", "Rejected"):
+            data = f'{{"class": "{name}", "kind": "{kind}", "message": "m"}}'
+            arrived = decode_fault(data.encode())
+            print(name, isinstance(arrived, getattr(errors, name)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["GapFound", "True", "SparkMissing", "True"]
 
 
 @pytest.mark.parametrize("kind", [Rejected, Conflict, Unavailable, Corrupt])

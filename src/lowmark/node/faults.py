@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
+from lowmark import errors
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 
 __all__ = ["Fault", "decode_fault", "encode_fault"]
@@ -80,6 +81,10 @@ def decode_fault(data: bytes) -> LowmarkError | None:
 @lru_cache(maxsize=256)
 def _class_of(name: str, kind: str) -> type[LowmarkError]:
     base = _KINDS.get(kind, Unavailable)
+    # The module of one that callers catch may not be imported yet; asking for it does that.
+    listed = getattr(errors, name, None)
+    if isinstance(listed, type) and issubclass(listed, base):
+        return listed
     known = _find(base, name)
     if known is not None:
         return known
