@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -356,6 +357,46 @@ def test_rows_that_come_after_the_end_are_told_as_unsent(
     # and the first one was stored, and the others were not
     assert producer.rows == 1
     assert [one["id"] for one in producer.unsent] == ["o-2", "o-3"]
+
+
+def test_rows_of_several_threads_that_come_after_the_end_are_all_told_as_unsent(
+    orders: Table,
+) -> None:
+    producer = orders.producer(linger_ms=1)
+    waits, goes, added = ([threading.Event() for _ in range(2)] for _ in range(3))
+
+    def source(one: int) -> Iterator[dict[str, object]]:
+        yield row(one)
+        waits[one].set()
+        assert goes[one].wait(30)
+        yield row(10 + one)
+        added[one].set()  # the queue has it: it asks for the next one
+
+    def send(one: int) -> None:
+        with pytest.raises(Closed):
+            producer.send_many(source(one))
+
+    class Unsent(list[Mapping[str, Any]]):
+        """Has the second thread add its row while the first one tells of its own."""
+
+        def __iadd__(self, rows: Iterable[Any]) -> Self:  # type: ignore[override,misc]
+            self.extend(rows)
+            goes[1].set()
+            assert added[1].wait(30)
+            return self
+
+    # given two threads that have more rows for a producer that is closed
+    with ThreadPoolExecutor(2) as pool:
+        sent = [pool.submit(send, one) for one in range(2)]
+        assert all(one.wait(30) for one in waits)
+        producer.close()
+        producer.unsent = Unsent()
+        # when one adds a row while the other one leaves
+        goes[0].set()
+        for one in sent:
+            one.result(30)
+    # then both are told
+    assert sorted(str(one["id"]) for one in producer.unsent) == ["o-10", "o-11"]
 
 
 def test_a_reader_that_was_closed_gives_nothing_more(orders: Table) -> None:

@@ -168,8 +168,8 @@ class Producer:
         finally:
             with self._lock:
                 if queue is not self._rows:
-                    self.unsent += queue
-                    queue.clear()
+                    # Others may add to it right now: what they add, they take out themselves.
+                    self.unsent += _some(queue, len(queue))
                     self._raise()
                 self._work.notify()
 
