@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import lowmark
-from lowmark.client import Database, GapFound, Table
+from lowmark.client import Database, Gap, GapFound, Table
+from lowmark.table import Trim
 
 ROWS = 20
 
@@ -74,3 +75,26 @@ def test_a_table_whose_backlog_is_whole_is_read_as_before(db: Database, orders: 
     # then every change can be read
     assert orders.read().to_arrow().num_rows == 2
     assert orders.read().gaps == []
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_what_expired_is_no_gap_for_who_reads_all_and_what_was_compacted_is(
+    db: Database, follow: bool
+) -> None:
+    # given rows that went by retention, and others after them that were compacted
+    events = db.create_table("events", {"n": int}, partitions=1)
+    events.append([{"n": number} for number in range(10)])
+    partition = events._partition(0)
+    events._embedded.ask(lambda: partition.ask(Trim(4, expire=True)))
+    db.advance_watermark("now")
+    assert events.compact(engine="local", trim=False).state == "done"
+    # then what is left is all, as it was before the compaction
+    with events.read(follow=follow, limit=6) as reader:
+        assert reader.to_arrow()["n"].to_pylist() == [4, 5, 6, 7, 8, 9]
+        assert reader.gaps == []
+    # when some of them are cut because they are in the ledger
+    events._embedded.ask(lambda: partition.ask(Trim(10)))
+    # then these are the gap, and no others
+    with events.read(follow=follow, limit=6) as reader, pytest.raises(GapFound) as found:
+        reader.to_arrow()
+    assert found.value.gap == Gap(0, 4, 9, "superseded")

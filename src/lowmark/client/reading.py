@@ -262,6 +262,11 @@ class Reader:
                 start = max(start, view.start)
             end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
             way = Way(partition, start, end, view, given=start > 0 and not reading.trusted)
+            if reading.whole and view.readable is not None and partition.state.expired:
+                # Its manifest says what of it is no gap; see `_begin`.
+                self._ends.append(way.release)
+                if reading.ledgers is not None:
+                    way.hold = reading.ledgers.take(view.readable.manifest)
             if reading.compacted:
                 self._ends.append(way.release)
                 self._use(way, view.readable)
@@ -310,8 +315,23 @@ class Reader:
             self._spent = self._ended
             raise
 
+    def _begin(self, way: Way) -> None:
+        """Begin behind what went by retention before it was compacted: all changes are meant, and
+        these are none any more. What was compacted and then cut stays a gap.
+        """
+        reading, ledger = self._reading, way.view.readable
+        if not reading.whole or way.hold is None or ledger is None:
+            return
+        assert reading.ledgers is not None
+        assert reading.described is not None
+        expired = reading.ledgers.open(ledger, reading.described).manifest.expired
+        way.at = max(way.at, min(expired, way.view.start))
+        way.release()
+
     def _run(self) -> Iterator[pa.RecordBatch]:
         try:
+            for way in () if self._closed else self._ways:
+                self._begin(way)
             while not self._closed and self._left != 0:
                 self._changed.clear()
                 moved = False
