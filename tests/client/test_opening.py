@@ -135,11 +135,16 @@ def test_ledgers_without_their_log_are_not_taken_for_a_new_database(tmp_path: Pa
 
 
 def test_open_makes_nothing_if_it_must_not(tmp_path: Path) -> None:
-    # given no directory, and an empty one
+    # given no directory, an empty one, and what first opens left that were killed
     missing, empty = tmp_path / "missing", tmp_path / "empty"
     empty.mkdir()
+    begun, further = tmp_path / "begun", tmp_path / "further"
+    for made in (begun / "wal", further / "wal", further / "groups"):
+        made.mkdir(parents=True)
+        (made.parent / "LOCK").touch()
+    (further / "node~").touch()
     # when they are opened to be used, not made
-    for path in (missing, empty):
+    for path in (missing, empty, begun, further):
         with pytest.raises(lowmark.errors.NotADatabase) as refused:
             lowmark.open(path, create=False)
         assert str(path) in refused.value.message
@@ -147,6 +152,17 @@ def test_open_makes_nothing_if_it_must_not(tmp_path: Path) -> None:
     # then they are as they were
     assert not missing.exists()
     assert os.listdir(empty) == []
+    assert sorted(os.listdir(begun)) == ["LOCK", "wal"]
+    assert sorted(os.listdir(further)) == ["LOCK", "groups", "node~", "wal"]
+
+
+def test_a_database_that_lost_its_node_file_is_not_taken_for_none(tmp_path: Path) -> None:
+    with lowmark.open(tmp_path / "shop"):
+        pass
+    (tmp_path / "shop" / "node").unlink()
+    for create in (False, True):
+        with pytest.raises(lowmark.errors.NodeFileMissing):
+            lowmark.open(tmp_path / "shop", create=create)
 
 
 def test_a_file_is_no_directory_and_nothing_is_made_below_one(tmp_path: Path) -> None:

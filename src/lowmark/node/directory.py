@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from lowmark.errors import Rejected
 from lowmark.log import files
+from lowmark.log.identity import ASIDE
 from lowmark.runtime import DiskFull, NoHandles
 
 __all__ = ["NotADatabase", "check_directory", "data_path", "make_directory"]
@@ -122,6 +123,12 @@ def check_directory(path: str, *, create: bool) -> None:
         ) from error
     counted = {name for name in names if name not in _NOT_COUNTED and not name.startswith(".")}
     if _was_used(path, counted):
+        if not create and not _has_node(path):
+            raise NotADatabase(
+                f"there is no database in {path}",
+                detail="There is what a first open leaves that was interrupted.",
+                hint=_HINT_CREATE,
+            )
         return
     if not counted or (files.LOCK in counted and counted <= _FIRST_NAMES):
         if create:
@@ -144,6 +151,22 @@ def _was_used(path: str, names: set[str]) -> bool:
     return known and any(
         name in names and os.path.isdir(os.path.join(path, name))
         for name in (files.WAL, files.GROUPS)
+    )
+
+
+def _has_node(path: str) -> bool:
+    """Whether a node has come so far that it can be opened, or has lost what it needs for that:
+    then the open says what is missing. In any other directory, an open makes a new node.
+    """
+
+    def names(folder: str) -> list[str]:
+        found = os.path.join(path, folder)
+        return os.listdir(found) if os.path.isdir(found) else []
+
+    return (
+        os.path.isfile(os.path.join(path, _IDENTITY))
+        or any(not name.startswith(ASIDE) for name in names(files.GROUPS))
+        or bool(names(files.LEDGERS))
     )
 
 
