@@ -16,6 +16,7 @@ module needs none of the packages above it, and `import lowmark` stays cheap.
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 from typing import Any, Self
 
@@ -52,6 +53,10 @@ class LowmarkError(Exception):
         fresh.__dict__.update(self.__dict__)
         fresh.args = self.args
         return fresh
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is: constructors want other arguments than the message in `args`."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
         hint = f"hint: {self.hint}" if self.hint else ""

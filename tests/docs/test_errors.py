@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import lowmark
 from lowmark import errors
+from lowmark.client import Gap
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -97,3 +99,31 @@ def test_a_traceback_shows_the_name_to_catch() -> None:
     assert "".join(shown) == (
         "lowmark.errors.TableUnknown: there is no table ordres\nhint: Did you mean orders?\n"
     )
+
+
+def test_an_error_comes_out_of_another_process_as_it_went_in() -> None:
+    # given one of every class, as if its constructor had run
+    given: list[errors.LowmarkError] = []
+    for name in (*errors._HOMES, "NoMemory", "NoThreads", "Rejected"):
+        kind: type[errors.LowmarkError] = getattr(errors, name)
+        made = kind.__new__(kind)
+        errors.LowmarkError.__init__(made, "it is red", detail="Paint.", hint="Wait.")
+        made.__dict__["more"] = 3
+        given.append(made)
+    # and some whose constructors want something else than a message
+    given += [
+        errors.PackageMissing("polars", needed_for="to_polars()"),
+        errors.NoThreads(where="here"),
+        errors.GapFound(Gap(0, 1, 2, "expired")),
+        errors.ProducerClosed(),
+        errors.ReaderEnded(read=True),
+        errors.DiskFull("data"),
+        errors.Closed("data"),
+    ]
+    # when they are pickled, as pools of processes and Spark do
+    for error in given:
+        arrived = pickle.loads(pickle.dumps(error))  # noqa: S301 - it is ours
+        # then what arrives is the same
+        assert type(arrived) is type(error)
+        assert (arrived.args, str(arrived)) == (error.args, str(error))
+        assert vars(arrived) == vars(error)
