@@ -421,6 +421,21 @@ def test_whoever_reads_every_change_is_told_that_earlier_ones_were_compacted(
     assert "note: offsets 3 to 50 of partition 0 are" in done.stderr
 
 
+def test_who_says_what_is_to_happen_at_a_gap_means_all_changes(compacted: Shop) -> None:
+    # when no start is given, and gaps are to be an error, then the first one is
+    said = compacted.refused("read", "orders", "--on-gap", "raise")
+    assert "offsets 0 to 50 of partition 0 are no longer in the backlog" in said
+    # or it is told, once, with what is left
+    done = compacted.invoke("read", "orders", "--on-gap", "skip", "--columns", "id", "--json")
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["o-0", "o-1"]
+    assert done.exit_code == 0
+    assert done.stderr == "note: offsets 0 to 50 of partition 0 are superseded\n"
+    # and who says where to begin is taken at their word
+    assert (
+        compacted.invoke("read", "orders", "--start", "earliest", "--on-gap", "raise").stderr == ""
+    )
+
+
 def test_a_table_that_was_compacted_is_read_from_a_cursor_on(compacted: Shop) -> None:
     compacted.run("cursor", "create", "orders", "search", "--kind", "compacted")
     words = ("orders", "--compacted", "--cursor", "search", "--columns", "id")

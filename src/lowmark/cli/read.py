@@ -22,6 +22,7 @@ from lowmark.cli.output import Cell, counted, show_table
 from lowmark.cli.session import WrongUse
 from lowmark.cli.values import cells, json_lines
 from lowmark.client import Database, Reader, Table
+from lowmark.client.table_reading import Start
 from lowmark.errors import Rejected
 
 __all__ = ["read"]
@@ -42,12 +43,12 @@ class _Wanted:
     limit: int | None
     partition: list[int] | None
     follow: bool
-    on_gap: str
+    on_gap: str | None
     compacted: bool
     cursor: str | None
 
     def check(self) -> None:
-        if self.on_gap not in {"raise", "skip"}:
+        if self.on_gap not in {None, "raise", "skip"}:
             raise WrongUse(f"--on-gap is raise or skip, not {self.on_gap!r}")
         if self.as_of is not None and (self.start or self.end or self.follow):
             raise WrongUse(
@@ -73,9 +74,7 @@ class _Wanted:
         self._note(table)
         return table.read(
             columns=listed(self.columns) or None,
-            start=check_place(
-                parse_place(self.start or "earliest", option="--start"), table, option="--start"
-            ),
+            start=self._start(table),
             end=None
             if self.end is None
             else check_place(parse_place(self.end, option="--end"), table, option="--end"),
@@ -83,14 +82,23 @@ class _Wanted:
             as_of=moment,
             partitions=self._partitions(table),
             limit=limit,
-            on_gap=cast("Literal['raise', 'skip']", self.on_gap),
+            on_gap=cast("Literal['raise', 'skip']", self.on_gap or "raise"),
             compacted=self.compacted,
             cursor=self.cursor,
         )
 
+    def _start(self, table: Table) -> Start | None:
+        """None: all changes are meant, and those that were compacted are a gap. Who says what is
+        to happen at gaps means that; others get what is left, with a note.
+        """
+        if self.start is None and self.on_gap is not None:
+            return None
+        place = parse_place(self.start or "earliest", option="--start")
+        return check_place(place, table, option="--start")
+
     def _note(self, table: Table) -> None:
         """Say so if the earliest is not the beginning of the table: who reads all wants to know."""
-        if self.compacted or any((self.as_of, self.start, self.cursor)):
+        if self.compacted or any((self.as_of, self.start, self.cursor, self.on_gap)):
             return
         gone = sum(min(part.start, part.horizon) for part in table.explain().partitions)
         if gone:
@@ -158,8 +166,11 @@ def read(
         typer.Option(min=0, metavar="N", help="Only this one; may be given several times."),
     ] = None,
     on_gap: Annotated[
-        str, typer.Option(metavar="HOW", help="raise or skip, where rows are gone.")
-    ] = "raise",
+        str | None,
+        typer.Option(
+            metavar="HOW", help="raise or skip, where rows are gone.", show_default="raise"
+        ),
+    ] = None,
     parquet: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write a Parquet file; - is stdout.")
     ] = None,
