@@ -18,7 +18,7 @@ STEPS = 150
 SEEDS = (
     [int(os.environ["SEED"])]
     if os.environ.get("SEED")
-    else range(int(os.environ.get("LOWMARK_SIM_SEEDS", "200")))
+    else range(int(os.environ.get("LOWMARK_SIM_SEEDS", "100")))
 )
 SEEDS_PER_TEST = 20
 SEEDS_FOR_MUTANTS = 200
