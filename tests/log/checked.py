@@ -56,6 +56,8 @@ class CheckedWorld:
         """Delete a group, whatever is under way, and make it anew."""
         self.log.delete_group(name)
         self.settle()
+        # A write of before the disk was well may have failed meanwhile: the WAL tries it again.
+        self.runtime.loop.run_until(lambda: self.log.wal.refusal is None)
         self.oracle.groups[name] = GroupOracle()
         self.create(name)
 
