@@ -67,7 +67,7 @@ __all__ = ["Run", "check_wanted"]
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
-"""So many rounds may get no partition further, because somebody came who needs what it would drop,
+"""This many rounds may get no partition further, because a reader came that needs what it drops,
 or because there was no space. Those that do are not counted: there are at most as many of them as
 partitions."""
 _WAVES = 16
@@ -463,7 +463,7 @@ def check_wanted(table: Table) -> None:
 
 
 def _waves(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """In so many parts as there are waves; one by one, if there are not twice as many."""
+    """In as many parts as there are waves; one by one, if there are not twice as many."""
     size = max(1, len(items) // _WAVES)
     for at in range(0, len(items), size):
         yield items[at : at + size]
