@@ -16,7 +16,8 @@ from pyroaring import BitMap64
 
 from lowmark.errors import LowmarkError
 from lowmark.log import CompactionRun, GroupLog, Log, LogConfig, SnapshotMeta
-from lowmark.runtime import Runtime, SimDisk, sim_runtime
+from lowmark.runtime import Runtime
+from lowmark.runtime.sim import SimDisk, sim_runtime
 
 GROUP = "orders"
 CONFIG = LogConfig(

@@ -19,7 +19,8 @@ from lowmark.raft import (
     EntryKind,
     HardState,
 )
-from lowmark.runtime import HybridTime, SimDisk
+from lowmark.runtime import HybridTime
+from lowmark.runtime.sim import SimDisk
 
 __all__ = [
     "ADD_LEARNER",

@@ -23,7 +23,7 @@ from lowmark.metastore.identity import PATH, save_identity
 from lowmark.metastore.machine import _Header
 from lowmark.metastore.nodes import encode as encode_value
 from lowmark.metastore.state import Lease, Made, Record
-from lowmark.runtime import SimDisk
+from lowmark.runtime.sim import SimDisk
 
 __all__ = ["CLUSTER", "COMMAND", "NODE", "NOTE", "TOPOLOGY", "machine", "metastore_examples"]
 __all__ += ["metastore_shapes"]

@@ -37,11 +37,10 @@ from lowmark.runtime import (
     HybridClock,
     HybridTime,
     NetworkLimits,
-    SimDisk,
     frames,
     millis_of,
-    sim_runtime,
 )
+from lowmark.runtime.sim import SimDisk, sim_runtime
 
 PAGES = sorted(path.name for path in FORMATS.glob("*.md"))
 INCARNATION = bytes(range(0xA0, 0xB0))

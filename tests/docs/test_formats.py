@@ -33,8 +33,9 @@ from lowmark.log import entries as log_entries
 from lowmark.log.state import RUNS_KEPT
 from lowmark.log.wal_format import Kind
 from lowmark.metastore import ClusterSettings, Identity, commands, identify, machine
-from lowmark.runtime import NetworkLimits, frames, sim_runtime
+from lowmark.runtime import NetworkLimits, frames
 from lowmark.runtime.network import FRAME_HEADER_BYTES
+from lowmark.runtime.sim import sim_runtime
 from lowmark.table import commands as table_commands
 from lowmark.table import machine as table_machine
 

@@ -28,7 +28,7 @@ from lowmark.ids import GROUP_ID_BYTES_MAX
 from lowmark.log.notes import write_whole
 from lowmark.raft import ConfChange, ConfState, EntryKind, HardState, Message, Snapshot
 from lowmark.raft.membership import Change, ChangeKind, Transition
-from lowmark.runtime import SimDisk
+from lowmark.runtime.sim import SimDisk
 
 
 def shown(page: str, name: str) -> bytes:

@@ -36,7 +36,7 @@ from lowmark.metastore.identity import PATH
 from lowmark.metastore.machine import _BLOCK, FORMAT, Outcome, _Header
 from lowmark.metastore.nodes import decode_cluster, decode_node, decode_topology
 from lowmark.metastore.state import Made, Record
-from lowmark.runtime import SimDisk
+from lowmark.runtime.sim import SimDisk
 
 PAGE = "metastore.md"
 TAGGED: dict[str, tuple[type[msgspec.Struct], ...]] = {

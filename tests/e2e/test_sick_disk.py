@@ -65,7 +65,7 @@ class SickDisk(RealDisk):
 @pytest.fixture
 def sick(monkeypatch: pytest.MonkeyPatch) -> type[SickDisk]:
     """The disk of every database that is opened now; well at first."""
-    monkeypatch.setattr("lowmark.runtime.worlds.RealDisk", SickDisk)
+    monkeypatch.setattr("lowmark.runtime.machine.RealDisk", SickDisk)
     monkeypatch.setattr(SickDisk, "unwritable", "")
     monkeypatch.setattr(SickDisk, "unreadable", "")
     return SickDisk

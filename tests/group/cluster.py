@@ -26,14 +26,16 @@ from lowmark.runtime import (
     NetworkLimits,
     Outcome,
     Runtime,
+)
+from lowmark.runtime.network import OnCut, OnFrame, OnRoom, ignore_room
+from lowmark.runtime.sim import (
     SimDisk,
     SimLoop,
     SimNetwork,
     SimNode,
     sim_runtime,
 )
-from lowmark.runtime.network import OnCut, OnFrame, OnRoom, ignore_room
-from lowmark.runtime.sim_network import _Connection, _run_at_once, _SimEndpoint
+from lowmark.runtime.sim.network import _Connection, _run_at_once, _SimEndpoint
 
 __all__ = [
     "FAST",

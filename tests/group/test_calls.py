@@ -14,7 +14,8 @@ from lowmark.group.calls import _Lately
 from lowmark.group.wire import Answer, Ask, Item, NotHere, Routed
 from lowmark.log import Log
 from lowmark.raft import Vote
-from lowmark.runtime import Buffer, Endpoint, SimDisk, SimNode, sim_runtime
+from lowmark.runtime import Buffer, Endpoint
+from lowmark.runtime.sim import SimDisk, SimNode, sim_runtime
 
 
 @dataclass

@@ -12,9 +12,9 @@ from group.kv import put
 from lowmark.group.state_record import GroupMeta
 from lowmark.log import GroupLog, Log
 from lowmark.raft import Append, AppendResponse, HardState, Heartbeat, VoteResponse
-from lowmark.runtime import SimDisk, sim_runtime
-from lowmark.runtime.sim_crash import Choice
-from lowmark.runtime.sim_tree import FileNode, reachable
+from lowmark.runtime.sim import SimDisk, sim_runtime
+from lowmark.runtime.sim.crash import Choice
+from lowmark.runtime.sim.tree import FileNode, reachable
 
 
 def what_is_durable(disk: SimDisk) -> SimDisk:

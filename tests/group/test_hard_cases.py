@@ -24,7 +24,7 @@ from lowmark.raft import (
     HardState,
     StorageAppend,
 )
-from lowmark.runtime import SimDisk, SimLoop, sim_runtime
+from lowmark.runtime.sim import SimDisk, SimLoop, sim_runtime
 
 
 def entries(first: int, last: int, term: int) -> list[Entry]:

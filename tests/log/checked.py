@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 from log.oracle import GroupOracle, Oracle, Version
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.log import Entry, GroupUnknown, Log, LogClosed, LogConfig, SnapshotMeta
-from lowmark.runtime import SimDisk, sim_runtime
+from lowmark.runtime.sim import SimDisk, sim_runtime
 
 TINY = LogConfig(
     wal_bytes_max=1 << 20,

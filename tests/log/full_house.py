@@ -20,7 +20,8 @@ from pyroaring import BitMap64
 from log.world import QUIET, Ended, World, finish, send
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.log import Log, SnapshotMeta
-from lowmark.runtime import Runtime, SimDisk, SimLoop, sim_runtime
+from lowmark.runtime import Runtime
+from lowmark.runtime.sim import SimDisk, SimLoop, sim_runtime
 
 CONFIG = replace(QUIET, large_entry_bytes_min=200)
 LARGE = 203

@@ -18,8 +18,9 @@ from log.checked import CheckedWorld
 from log.oracle import GroupOracle, Version, check_group, left_overs
 from lowmark.errors import Unavailable
 from lowmark.log import Damaged, GroupLog, SnapshotMeta
-from lowmark.runtime import DiskFailed, SimDisk
-from lowmark.runtime.sim_disk import Ailment
+from lowmark.runtime import DiskFailed
+from lowmark.runtime.sim import SimDisk
+from lowmark.runtime.sim.disk import Ailment
 
 GROUPS = ("a", "b")
 ONCE = ("create", "datasync", "rename", "unlink", "write")

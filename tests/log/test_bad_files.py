@@ -43,7 +43,7 @@ from lowmark.log.segment_format import read_trailer
 from lowmark.log.segments import SegmentReader
 from lowmark.log.snapshots import load_snapshot, read_state
 from lowmark.log.wal_format import decode_batch
-from lowmark.runtime import SimDisk, SimLoop
+from lowmark.runtime.sim import SimDisk, SimLoop
 
 G = "groups/g"
 SNAPSHOT = f"{G}/snapshots/000000000000000e-0000000000000001"

@@ -17,8 +17,9 @@ import pytest
 from log.checked import TINY, CheckedWorld
 from log.oracle import Oracle, left_overs
 from lowmark.log import Log, SnapshotMeta
-from lowmark.runtime import File, SimDisk, sim_runtime
+from lowmark.runtime import File
 from lowmark.runtime.disk import Mode
+from lowmark.runtime.sim import SimDisk, sim_runtime
 
 
 class NotRecovered(BaseException):

@@ -11,7 +11,8 @@ import pytest
 from log.world import Ended, World, data_of, number
 from lowmark.errors import LowmarkError
 from lowmark.log import CompactionRun, Entry, SnapshotMeta
-from lowmark.runtime import DiskFailed, DiskFull, NoHandles, SimDisk
+from lowmark.runtime import DiskFailed, DiskFull, NoHandles
+from lowmark.runtime.sim import SimDisk
 
 
 def fill(world: World, *, left: int = 0) -> None:

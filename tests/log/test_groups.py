@@ -24,7 +24,8 @@ from lowmark.log import (
     Written,
 )
 from lowmark.log.config import _BOUNDS
-from lowmark.runtime import Locked, sim_runtime
+from lowmark.runtime import Locked
+from lowmark.runtime.sim import sim_runtime
 
 # -- create, delete, create again ---------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 
 from log.world import Ended, World, number
 from lowmark.log import EntryGone, SnapshotMeta, SnapshotRefused
-from lowmark.runtime import SimDisk
+from lowmark.runtime.sim import SimDisk
 
 
 def path_of(index: int, part: str, *, term: int = 1) -> str:

@@ -14,8 +14,9 @@ import pytest
 from log.world import Ended, World, number
 from lowmark.log import Damaged, Finding, GroupUnwritable, Log, SnapshotMeta, verify_log
 from lowmark.log.kept import Kept, read_kept, write_kept
-from lowmark.runtime import DiskFailed, SimDisk
-from lowmark.runtime.sim_disk import Ailment
+from lowmark.runtime import DiskFailed
+from lowmark.runtime.sim import SimDisk
+from lowmark.runtime.sim.disk import Ailment
 
 LONG_MS = 60_000
 

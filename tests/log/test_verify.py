@@ -11,7 +11,8 @@ from log.full_house import CONFIG, content, copy_of, full_house, rewrite
 from log.world import World, finish, number, send
 from lowmark.log import Finding, verify_log
 from lowmark.log.findings import limited
-from lowmark.runtime import Locked, SimDisk, WorldStopped
+from lowmark.runtime import Locked
+from lowmark.runtime.sim import SimDisk, WorldStopped
 
 
 def findings(disk: SimDisk) -> list[Finding]:

@@ -28,7 +28,7 @@ from lowmark.log import (
     Written,
 )
 from lowmark.log.segments import SegmentReader
-from lowmark.runtime import SimDisk, SimLoop, sim_runtime
+from lowmark.runtime.sim import SimDisk, SimLoop, sim_runtime
 
 __all__ = ["QUIET", "Ended", "World", "data_of", "finish", "number", "send"]
 

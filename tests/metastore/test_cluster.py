@@ -27,7 +27,8 @@ from lowmark.metastore import (
 )
 from lowmark.metastore.coordinating import JOIN_SERVICE, JoinAsk, JoinReply, Turned, Welcome
 from lowmark.metastore.nodes import ATTRIBUTES_MAX, NAME_BYTES_MAX, check_node, decode_topology
-from lowmark.runtime import DiskFull, SimDisk, WorldStopped, sim_runtime
+from lowmark.runtime import DiskFull
+from lowmark.runtime.sim import SimDisk, WorldStopped, sim_runtime
 from metastore.world import QUICK, TINY_LOG, Node, Watcher, World
 
 LEASE_MS = QUICK.lease_ms

@@ -19,7 +19,14 @@ from lowmark.metastore import (
     NodeInfo,
     identify,
 )
-from lowmark.runtime import Runtime, SimDisk, SimLoop, SimNetwork, SimNode, sim_runtime
+from lowmark.runtime import Runtime
+from lowmark.runtime.sim import (
+    SimDisk,
+    SimLoop,
+    SimNetwork,
+    SimNode,
+    sim_runtime,
+)
 
 __all__ = ["FAST", "QUICK", "TINY_LOG", "Node", "Watcher", "World"]
 

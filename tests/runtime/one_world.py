@@ -15,12 +15,14 @@ from lowmark.runtime import (
     NetworkLimits,
     Outcome,
     Runtime,
+)
+from lowmark.runtime.sim import (
     SimLoop,
     SimNetwork,
     Weather,
     sim_runtime,
 )
-from lowmark.runtime.sim_node import SimNode
+from lowmark.runtime.sim.node import SimNode
 
 NAMES = ("ann", "bob", "cid")
 NUMBERED = tuple(enumerate(NAMES))

@@ -17,9 +17,9 @@ from lowmark.runtime import (
     FileMissing,
     Locked,
     RealDisk,
-    SimDisk,
     Stat,
 )
+from lowmark.runtime.sim import SimDisk
 
 OTHER_PROCESS = """
 import sys

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lowmark.runtime import Loop, Outcome, RealLoop, SimLoop
-from lowmark.runtime.sim_node import SimNode
+from lowmark.runtime import Loop, Outcome, RealLoop
+from lowmark.runtime.sim import SimLoop
+from lowmark.runtime.sim.node import SimNode
 
 # No test waits for time to pass; this only bounds how long a broken one hangs.
 SOON_MS = 10_000

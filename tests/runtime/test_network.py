@@ -21,10 +21,8 @@ from lowmark.runtime import (
     RealLoop,
     RealNetwork,
     Runtime,
-    SimLoop,
-    SimNetwork,
-    sim_runtime,
 )
+from lowmark.runtime.sim import SimLoop, SimNetwork, sim_runtime
 from runtime.certificates import Authority
 
 SOON_MS = 20_000

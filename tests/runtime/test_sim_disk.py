@@ -13,9 +13,8 @@ from lowmark.runtime import (
     File,
     Locked,
     NoHandles,
-    SimDisk,
-    WorldStopped,
 )
+from lowmark.runtime.sim import SimDisk, WorldStopped
 
 Tree = tuple[tuple[str, bytes], ...]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lowmark.errors import LowmarkError
-from lowmark.runtime import Buffer, NetworkLimits, SimLoop, SimNetwork, Weather
+from lowmark.runtime import Buffer, NetworkLimits
+from lowmark.runtime.sim import SimLoop, SimNetwork, Weather
 
 
 class Node:

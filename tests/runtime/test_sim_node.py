@@ -12,14 +12,16 @@ from lowmark.runtime import (
     Buffer,
     Outcome,
     Runtime,
+    millis_of,
+)
+from lowmark.runtime.sim import (
     SimDisk,
     SimLoop,
     SimNetwork,
     Weather,
-    millis_of,
     sim_runtime,
 )
-from lowmark.runtime.sim_node import SimNode
+from lowmark.runtime.sim.node import SimNode
 
 
 class Broken(Exception):

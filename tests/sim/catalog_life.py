@@ -39,7 +39,7 @@ from lowmark.errors import Unavailable
 from lowmark.group import Future
 from lowmark.group.wire import Answer, Ask, Item
 from lowmark.metastore import ClusterSettings, Event, MetastoreConfig
-from lowmark.runtime.sim_network import Weather
+from lowmark.runtime.sim.network import Weather
 from sim.catalog_ledger import Asked, Ledger, Looked
 from sim.catalog_world import DAY_MS, DrivenNode, DrivenWorld, Told, bytes_of, check_told, late, ms
 from sim.cluster_ledger import Broken, confirm

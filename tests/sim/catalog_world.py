@@ -28,7 +28,8 @@ from lowmark.catalog import (
 )
 from lowmark.catalog.update_log import number_in
 from lowmark.group import Future
-from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, SimNetwork
+from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime
+from lowmark.runtime.sim import SimNetwork
 
 __all__ = [
     "DAY_MS",

@@ -13,7 +13,7 @@ from random import Random
 from lowmark.errors import LowmarkError
 from lowmark.group import ChangeAnswer, GroupUnfinished, MachineTooOld, Stage
 from lowmark.log.files import GROUPS, LARGE, SEGMENT, WAL
-from lowmark.runtime import Weather
+from lowmark.runtime.sim import Weather
 from sim.cluster_clients import Clients
 from sim.cluster_world import ClusterNode, ClusterWorld
 

@@ -26,7 +26,13 @@ from lowmark.group.state_record import GroupMeta
 from lowmark.group.wire import Item
 from lowmark.log import Log, LogConfig
 from lowmark.raft import NOBODY
-from lowmark.runtime import SimDisk, SimLoop, SimNetwork, SimNode, sim_runtime
+from lowmark.runtime.sim import (
+    SimDisk,
+    SimLoop,
+    SimNetwork,
+    SimNode,
+    sim_runtime,
+)
 from sim.cluster_ledger import GroupLedger, WatchedMachine, confirm
 from sim.cluster_watch import CopyWatch
 

@@ -12,7 +12,7 @@ from random import Random
 
 from lowmark.errors import LowmarkError
 from lowmark.group import Future
-from lowmark.runtime import Weather
+from lowmark.runtime.sim import Weather
 from sim.cluster_ledger import confirm
 from sim.metastore_clients import MetastoreClients
 from sim.metastore_world import MetastoreNode, MetastoreWorld

@@ -29,8 +29,14 @@ from lowmark.metastore import (
 )
 from lowmark.metastore.commands import Renew, Take
 from lowmark.metastore.nodes import lease_of, node_key
-from lowmark.runtime import Outcome, SimDisk, SimLoop, SimNetwork, sim_runtime
-from lowmark.runtime.sim_node import _NodeLane
+from lowmark.runtime import Outcome
+from lowmark.runtime.sim import (
+    SimDisk,
+    SimLoop,
+    SimNetwork,
+    sim_runtime,
+)
+from lowmark.runtime.sim.node import _NodeLane
 from sim.cluster_ledger import Broken, confirm
 from sim.cluster_world import WatchedLoop
 from sim.metastore_ledger import MetastoreLedger, WatchedMetastore

@@ -10,7 +10,7 @@ from random import Random
 
 from lowmark.errors import LowmarkError
 from lowmark.group import ChangeAnswer, Future, Group
-from lowmark.runtime import Weather
+from lowmark.runtime.sim import Weather
 from sim.table_clients import TableClients
 from sim.table_world import PartitionNode, PartitionWorld
 

@@ -16,7 +16,13 @@ from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, Group, GroupConfig, Groups, ShuttingDown, open_command
 from lowmark.log import Log, LogConfig
-from lowmark.runtime import Runtime, SimDisk, SimLoop, SimNetwork, sim_runtime
+from lowmark.runtime import Runtime
+from lowmark.runtime.sim import (
+    SimDisk,
+    SimLoop,
+    SimNetwork,
+    sim_runtime,
+)
 from lowmark.table import Partition, group_name
 from sim.cluster_ledger import confirm
 from sim.cluster_world import WatchedLoop

@@ -22,7 +22,7 @@ from lowmark.group import (
     NotLeader,
     OutcomeUnknown,
 )
-from lowmark.runtime import Weather
+from lowmark.runtime.sim import Weather
 from lowmark.table import (
     EPOCH_BITS,
     Appended,

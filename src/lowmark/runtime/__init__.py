@@ -50,6 +50,7 @@ from lowmark.runtime.disk import (
     Stat,
 )
 from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
+from lowmark.runtime.machine import real_runtime
 from lowmark.runtime.network import (
     AddressInUse,
     AddressUnusable,
@@ -68,12 +69,7 @@ from lowmark.runtime.network import (
 from lowmark.runtime.real_disk import RealDisk
 from lowmark.runtime.real_loop import RealLoop
 from lowmark.runtime.real_network import RealNetwork
-from lowmark.runtime.sim_disk import CrashImage, SimDisk, WorldStopped
-from lowmark.runtime.sim_loop import SimLoop
-from lowmark.runtime.sim_network import SimNetwork, Weather
-from lowmark.runtime.sim_node import SimNode
 from lowmark.runtime.tls import TlsFiles, TlsUnusable
-from lowmark.runtime.worlds import real_runtime, sim_runtime
 
 __all__ = [
     "COUNTER_BITS",
@@ -82,7 +78,6 @@ __all__ = [
     "AddressUnusable",
     "Buffer",
     "ClockSkew",
-    "CrashImage",
     "Disk",
     "DiskFailed",
     "DiskFull",
@@ -111,19 +106,12 @@ __all__ = [
     "RealLoop",
     "RealNetwork",
     "Runtime",
-    "SimDisk",
-    "SimLoop",
-    "SimNetwork",
-    "SimNode",
     "Stat",
     "Timer",
     "TlsFiles",
     "TlsUnusable",
-    "Weather",
-    "WorldStopped",
     "by_name",
     "host_and_port",
     "millis_of",
     "real_runtime",
-    "sim_runtime",
 ]

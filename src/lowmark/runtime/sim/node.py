@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from lowmark.errors import invariant
 from lowmark.runtime.loop import Outcome, Timer
-from lowmark.runtime.sim_disk import WorldStopped
-from lowmark.runtime.sim_loop import SimLoop
+from lowmark.runtime.sim.disk import WorldStopped
+from lowmark.runtime.sim.loop import SimLoop
 
 __all__ = ["SimNode"]
 

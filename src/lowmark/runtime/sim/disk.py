@@ -41,8 +41,8 @@ from lowmark.runtime.disk import (
     folder_of,
     name_of,
 )
-from lowmark.runtime.sim_crash import Choice, choices, drawn_choice, fingerprint, survivor
-from lowmark.runtime.sim_tree import (
+from lowmark.runtime.sim.crash import Choice, choices, drawn_choice, fingerprint, survivor
+from lowmark.runtime.sim.tree import (
     FileChange,
     FileNode,
     FolderNode,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import assert_never
 
-from lowmark.runtime.sim_tree import (
+from lowmark.runtime.sim.tree import (
     FileChange,
     FileNode,
     FolderNode,

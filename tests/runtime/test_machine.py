@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
-from lowmark.runtime import SimDisk, SimLoop, SimNetwork, millis_of, real_runtime, sim_runtime
+from lowmark.runtime import millis_of, real_runtime
+from lowmark.runtime.sim import (
+    SimDisk,
+    SimLoop,
+    SimNetwork,
+    sim_runtime,
+)
 
 
 def test_a_real_runtime_is_the_machine(tmp_path: Path) -> None:
@@ -69,3 +77,11 @@ def test_nodes_of_one_world_share_its_loop_and_draw_their_own_numbers() -> None:
     assert nodes[0].network is nodes[1].network
     assert nodes[0].random.getrandbits(64) != nodes[1].random.getrandbits(64)
     assert sim_runtime(1).random.getrandbits(64) == Random("node 1").getrandbits(64)
+
+
+def test_a_program_that_uses_lowmark_does_not_load_the_simulation() -> None:
+    code = "import sys, lowmark; lowmark.open; print([m for m in sys.modules if '.sim' in m])"
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert said == "[]\n"

@@ -29,8 +29,8 @@ from lowmark.runtime.network import (
     PeerMisbehaved,
     ignore_room,
 )
-from lowmark.runtime.sim_loop import SimLoop
-from lowmark.runtime.sim_node import SimNode
+from lowmark.runtime.sim.loop import SimLoop
+from lowmark.runtime.sim.node import SimNode
 
 __all__ = ["SimNetwork", "Weather"]
 
