@@ -13,7 +13,7 @@ import pytest
 
 from lowmark.catalog import NewColumn, parse_type, type_text
 from lowmark.client import Database
-from lowmark.client.columns import columns_of
+from lowmark.convert.columns import columns_of
 from lowmark.errors import CatalogRefused, Rejected
 
 WORDS = {

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from lowmark.catalog import CatalogRefused, NewColumn, Value, parse_type, parse_value
 from lowmark.cli.session import WrongUse
-from lowmark.client.columns import columns_of, of_column
+from lowmark.convert.columns import columns_of, of_column
 from lowmark.errors import Rejected
 from lowmark.table import SYSTEM_COLUMNS
 

@@ -17,9 +17,9 @@ from lowmark.catalog import type_text
 from lowmark.cli.output import counted
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.client import Database, Table, open_database
-from lowmark.client.coerce_text import from_text
-from lowmark.client.coerce_values import Misfit
 from lowmark.client.table_reading import Start
+from lowmark.convert.text import from_text
+from lowmark.convert.values import Misfit
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.log import is_log
 from lowmark.node import NotADatabase, data_path

@@ -17,7 +17,7 @@ from lowmark.cli.output import Cell, Json, show_facts, show_json
 from lowmark.cli.session import FAILED, WrongUse
 from lowmark.cli.values import cell_of
 from lowmark.client import KeyExplanation, Table
-from lowmark.client.files import read_rows
+from lowmark.convert.files import read_rows
 from lowmark.errors import Rejected
 
 __all__ = ["delete", "get"]

@@ -27,7 +27,6 @@ from lowmark.client.appending import Part, Result
 from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
 from lowmark.client.database import Database, open_database
 from lowmark.client.describing import LedgerDescription, RetiredLedger
-from lowmark.client.errors import ColumnRefused, LineRefused, ValueRefused
 from lowmark.client.explaining import (
     Explanation,
     Holder,
@@ -63,6 +62,7 @@ from lowmark.client.tide import Tide
 from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder, TideLedger
 from lowmark.client.times import datetime_of, parse_time, time_text
 from lowmark.client.verifying import LedgerVerdict
+from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused
 from lowmark.errors import NoMemory, NoThreads
 from lowmark.ledger import Lost, PartitionPlan, Problem, RunRecord
 from lowmark.runtime import DiskFailed, DiskFull, Locked, NoHandles

@@ -13,7 +13,7 @@ from operator import index
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lowmark.client.errors import ValueRefused
+from lowmark.convert.errors import ValueRefused
 from lowmark.errors import Rejected
 
 __all__ = ["check_offsets", "check_values", "many", "whole"]

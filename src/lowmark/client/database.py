@@ -21,7 +21,6 @@ from lowmark.catalog import (
 )
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.automatic import Automatic
-from lowmark.client.columns import ColumnsLike, columns_of
 from lowmark.client.compactor import Compactor
 from lowmark.client.edges import edge, raise_by_name
 from lowmark.client.embedded import Embedded
@@ -31,6 +30,7 @@ from lowmark.client.running import Engine, Runners
 from lowmark.client.sweeping import claim
 from lowmark.client.table import Table
 from lowmark.client.times import parse_time
+from lowmark.convert.columns import ColumnsLike, columns_of
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.ledger import RunRecord
 from lowmark.log import files

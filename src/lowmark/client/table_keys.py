@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from lowmark.catalog import Table, TableSchema
 from lowmark.client.checking import many
-from lowmark.client.coerce import Coercion
-from lowmark.client.errors import ColumnRefused
-from lowmark.client.rows import Columns, is_frame, pieces
 from lowmark.client.words import counted
+from lowmark.convert.coercion import Coercion
+from lowmark.convert.errors import ColumnRefused
+from lowmark.convert.rows import Columns, is_frame, pieces
 from lowmark.errors import Rejected
 
 __all__ = [

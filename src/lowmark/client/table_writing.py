@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from lowmark.catalog import Table, TableSchema
 from lowmark.client.appending import Appender, Part, Parts, Pending, Result
 from lowmark.client.checking import check_values
-from lowmark.client.coerce import Coercion
 from lowmark.client.embedded import Embedded
 from lowmark.client.producer import Sink
-from lowmark.client.rows import is_frame
 from lowmark.client.table_keys import check_key, key_batches, key_schema
+from lowmark.convert.coercion import Coercion
+from lowmark.convert.rows import is_frame
 from lowmark.errors import Rejected
 from lowmark.group import when_all
 from lowmark.table import (

@@ -13,7 +13,7 @@ from typing import BinaryIO, Self
 
 import pyarrow as pa
 
-from lowmark.client.errors import LineRefused
+from lowmark.convert.errors import LineRefused
 
 __all__ = ["RECORD_BYTES_MAX", "FileBatch", "Source", "lines_in", "text_blocks"]
 

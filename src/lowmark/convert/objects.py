@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
-from lowmark.client.coerce_arrow import (
+from lowmark.convert.arrow import (
     ARROW_FAILURES,
     decimals_of_text,
     has_overflown,
@@ -29,8 +29,8 @@ from lowmark.client.coerce_arrow import (
     vectorised,
     whole,
 )
-from lowmark.client.coerce_nested import Offsets, arrow_of, list_of, map_of, struct_of
-from lowmark.client.coerce_values import Leaf, Misfit, WrittenFloat, fit_all, is_missing
+from lowmark.convert.nested import Offsets, arrow_of, list_of, map_of, struct_of
+from lowmark.convert.values import Leaf, Misfit, WrittenFloat, fit_all, is_missing
 
 __all__ = ["from_objects"]
 

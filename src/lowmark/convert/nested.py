@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from lowmark.catalog import ColumnType, ListOf, MapOf, StructOf
 from lowmark.catalog.arrow import to_arrow
-from lowmark.client.coerce_values import Misfit
+from lowmark.convert.values import Misfit
 
 __all__ = ["Convert", "Offsets", "arrow_of", "asks_inside", "list_of", "map_of", "struct_of"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from client.coercing import KEY, ORDERS, coerced, schema_of
+from convert.coercing import KEY, ORDERS, coerced, schema_of
 from lowmark.catalog import ColumnId
-from lowmark.client.coerce import Coercion, to_batches
-from lowmark.client.errors import ColumnRefused, ValueRefused
-from lowmark.client.rows import CHUNK_ROWS
+from lowmark.convert.coercion import Coercion, to_batches
+from lowmark.convert.errors import ColumnRefused, ValueRefused
+from lowmark.convert.rows import CHUNK_ROWS
 from lowmark.errors import Rejected
 
 PAIR = schema_of(a="int64!", b="string!", note="string!")

@@ -34,13 +34,13 @@ import pyarrow.compute as pc
 
 from lowmark.catalog import Column, ColumnId, TableSchema, type_text
 from lowmark.catalog.arrow import schema_to_arrow
-from lowmark.client.coerce_arrow import from_arrow, is_text, unwrapped
-from lowmark.client.coerce_nested import arrow_of, asks_inside
-from lowmark.client.coerce_objects import from_objects
-from lowmark.client.coerce_text import from_text
-from lowmark.client.coerce_values import NO_ZONE, Misfit, fit
-from lowmark.client.errors import ColumnRefused, ValueRefused, near
-from lowmark.client.rows import Columns, pieces
+from lowmark.convert.arrow import from_arrow, is_text, unwrapped
+from lowmark.convert.errors import ColumnRefused, ValueRefused, near
+from lowmark.convert.nested import arrow_of, asks_inside
+from lowmark.convert.objects import from_objects
+from lowmark.convert.rows import Columns, pieces
+from lowmark.convert.text import from_text
+from lowmark.convert.values import NO_ZONE, Misfit, fit
 
 __all__ = ["CHANGE", "DELETE", "PASSED_OVER", "UPSERT", "Coercion", "Text", "to_batches"]
 

@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
-from lowmark.client.coerce_arrow import ARROW_FAILURES, vectorised, whole
-from lowmark.client.coerce_nested import arrow_of
-from lowmark.client.coerce_objects import from_objects
-from lowmark.client.coerce_values import Leaf, Misfit, Unfit, WrittenFloat, fit
+from lowmark.convert.arrow import ARROW_FAILURES, vectorised, whole
+from lowmark.convert.nested import arrow_of
+from lowmark.convert.objects import from_objects
+from lowmark.convert.values import Leaf, Misfit, Unfit, WrittenFloat, fit
 
 __all__ = ["from_text"]
 

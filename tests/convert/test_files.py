@@ -20,11 +20,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from client.coercing import KEY, ORDERS, schema_of
+from convert.coercing import KEY, ORDERS, schema_of
 from lowmark.catalog import TableSchema
-from lowmark.client import files_csv, files_json, files_source
-from lowmark.client.errors import ColumnRefused, LineRefused, ValueRefused
-from lowmark.client.files import FileBatch, read_rows
+from lowmark.convert import csv_files, json_files, source
+from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused
+from lowmark.convert.files import FileBatch, read_rows
 from lowmark.errors import Rejected
 
 D = Decimal
@@ -66,8 +66,8 @@ def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def set_block_bytes(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(files_csv, "BLOCK_BYTES", size)
-    monkeypatch.setattr(files_json, "BLOCK_BYTES", size)
+    monkeypatch.setattr(csv_files, "BLOCK_BYTES", size)
+    monkeypatch.setattr(json_files, "BLOCK_BYTES", size)
 
 
 def read(
@@ -254,7 +254,7 @@ def test_a_header_alone_is_no_rows() -> None:
 
 def test_a_row_without_end_does_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     set_block_bytes(monkeypatch, 64)
-    monkeypatch.setattr(files_source, "RECORD_BYTES_MAX", 1_000)
+    monkeypatch.setattr(source, "RECORD_BYTES_MAX", 1_000)
     error = refused('id,qty\na,1\nb,"' + "x\n" * 10_000)
     assert error.line == 3
     assert "longer than" in error.message

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from client.coercing import KEY, ORDERS, coerced, one_column, schema_of
-from lowmark.client.coerce import Coercion
-from lowmark.client.errors import ColumnRefused, ValueRefused
+from convert.coercing import KEY, ORDERS, coerced, one_column, schema_of
+from lowmark.convert.coercion import Coercion
+from lowmark.convert.errors import ColumnRefused, ValueRefused
 
 D = Decimal
 MINUTE = datetime(2026, 7, 1, 12, 30)  # noqa: DTZ001

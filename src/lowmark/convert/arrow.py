@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
-from lowmark.client.coerce_nested import (
+from lowmark.convert.nested import (
     Offsets,
     arrow_of,
     asks_inside,
@@ -25,7 +25,7 @@ from lowmark.client.coerce_nested import (
     map_of,
     struct_of,
 )
-from lowmark.client.coerce_values import NO_ZONE, Leaf, Misfit, Unfit, fit, fit_all
+from lowmark.convert.values import NO_ZONE, Leaf, Misfit, Unfit, fit, fit_all
 from lowmark.errors import Rejected
 
 __all__ = [

@@ -22,10 +22,10 @@ import pyarrow.csv as pv
 
 from lowmark.catalog import Plain, TableSchema
 from lowmark.catalog.types import INTEGER_BITS
-from lowmark.client.coerce import CHANGE, PASSED_OVER, Coercion, Text
-from lowmark.client.coerce_nested import arrow_of
-from lowmark.client.errors import ColumnRefused, LineRefused, ValueRefused, in_file, near, shown
-from lowmark.client.files_source import FileBatch, Source, lines_in, text_blocks
+from lowmark.convert.coercion import CHANGE, PASSED_OVER, Coercion, Text
+from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file, near, shown
+from lowmark.convert.nested import arrow_of
+from lowmark.convert.source import FileBatch, Source, lines_in, text_blocks
 from lowmark.errors import Rejected
 
 __all__ = ["BLOCK_BYTES", "read_csv"]

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from lowmark.catalog import Column, ColumnId, TableSchema, parse_type, parse_value
-from lowmark.client.coerce import Coercion
+from lowmark.convert.coercion import Coercion
 
 KEY = frozenset({ColumnId(1)})
 

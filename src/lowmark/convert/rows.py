@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from lowmark.client.coerce_arrow import ARROW_FAILURES
-from lowmark.client.errors import ColumnRefused
+from lowmark.convert.arrow import ARROW_FAILURES
+from lowmark.convert.errors import ColumnRefused
 from lowmark.errors import Rejected
 
 __all__ = ["CHUNK_ROWS", "Columns", "Piece", "is_frame", "pieces"]

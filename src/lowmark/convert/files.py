@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lowmark.catalog import ColumnId, TableSchema
-from lowmark.client.coerce import Coercion
-from lowmark.client.coerce_arrow import ARROW_FAILURES
-from lowmark.client.errors import in_file, near
-from lowmark.client.files_csv import read_csv
-from lowmark.client.files_json import read_json_lines
-from lowmark.client.files_source import FileBatch, Source
+from lowmark.convert.arrow import ARROW_FAILURES
+from lowmark.convert.coercion import Coercion
+from lowmark.convert.csv_files import read_csv
+from lowmark.convert.errors import in_file, near
+from lowmark.convert.json_files import read_json_lines
+from lowmark.convert.source import FileBatch, Source
 from lowmark.errors import Rejected
 
 __all__ = ["FORMATS", "FileBatch", "read_rows"]

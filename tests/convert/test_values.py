@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.coercing import one_column
+from convert.coercing import one_column
 from lowmark.catalog import DecimalOf, Plain
-from lowmark.client.coerce_arrow import from_arrow
-from lowmark.client.coerce_objects import from_objects
-from lowmark.client.coerce_text import from_text
-from lowmark.client.coerce_values import Leaf, Misfit, fit_all
-from lowmark.client.errors import ValueRefused
+from lowmark.convert.arrow import from_arrow
+from lowmark.convert.errors import ValueRefused
+from lowmark.convert.objects import from_objects
+from lowmark.convert.text import from_text
+from lowmark.convert.values import Leaf, Misfit, fit_all
 
 D = Decimal
 SOME_UUID = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
