@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lowmark.version import __version__
+
 # mypy takes this name for true; `typing` is one of the imports that would come with every start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +21,6 @@ __all__ = [
     "errors",
     "open",
 ]
-
-__version__ = "0.1.0"
 
 _FOUND_IN = {
     "Conflict": ("lowmark.errors", "Conflict"),

@@ -121,15 +121,12 @@ def invariant(ok: object, message: str) -> None:
 # -- by name --------------------------------------------------------------------------------------
 
 _DEFINED_IN = {
-    "lowmark.client": (
+    "lowmark.backend.errors": (
         "AppendFailed",
         "Cancelled",
         "Closed",
-        "ColumnRefused",
         "Ended",
         "Forked",
-        "GapFound",
-        "LineRefused",
         "PackageMissing",
         "ProducerClosed",
         "ReaderEnded",
@@ -137,8 +134,13 @@ _DEFINED_IN = {
         "RowsUnrecoverable",
         "RunUnderWay",
         "TableUnknown",
+    ),
+    "lowmark.convert.errors": (
+        "ColumnRefused",
+        "LineRefused",
         "ValueRefused",
     ),
+    "lowmark.client": ("GapFound",),
     "lowmark.spark.errors": (
         "JavaMissing",
         "JavaTooOld",

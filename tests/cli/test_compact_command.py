@@ -37,7 +37,7 @@ from cli.shop import Shop, shared
 from eventually import eventually
 from lowmark.cli.app import app
 from lowmark.cli.compact import compact
-from lowmark.client import running
+from lowmark.compaction import runner as running
 from lowmark.ledger import Work
 from lowmark.ledger.throttle import Throttle
 from lowmark.spark.archive import SWITCH
@@ -461,7 +461,7 @@ def test_rates_have_units_and_reach_the_work(shop: Shop, monkeypatch: pytest.Mon
         works.append(msgspec.msgpack.decode(data, type=Work))
         return running.work_off(data)
 
-    monkeypatch.setattr("lowmark.client.run_work.work_off", looked_at)
+    monkeypatch.setattr("lowmark.compaction.work.work_off", looked_at)
     # when a run is made with rates
     words = ("--read-rate", "64 MiB", "--write-rate", "32mb")
     done = shop.json("compact", "orders", "--engine", "local", *words)

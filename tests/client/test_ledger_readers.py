@@ -15,9 +15,9 @@ import pytest
 
 from compaction.world import World
 from eventually import eventually
+from lowmark.backend import ledgers as client_ledgers
+from lowmark.backend.ledgers import Ledgers, OpenLedger
 from lowmark.client import Gap, Reader
-from lowmark.client import ledgers as client_ledgers
-from lowmark.client.ledgers import Ledgers, OpenLedger
 from lowmark.ledger import OpenFile
 from lowmark.ledger import files as ledger_files
 from lowmark.ledger import tail as ledger_tail

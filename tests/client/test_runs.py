@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from eventually import eventually
+from lowmark.backend.errors import Cancelled, RunUnderWay
 from lowmark.client import Database, Progress, RunRecord, Table
-from lowmark.client.failures import Cancelled, RunUnderWay
 from lowmark.errors import Rejected
 
 SLOWLY = 1 << 10

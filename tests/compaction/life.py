@@ -42,9 +42,9 @@ from lowmark.client import (
     Table,
     looking_back,
 )
-from lowmark.client.compactor import Compactor
-from lowmark.client.run_wishes import Wishes
-from lowmark.client.running import HereRunner
+from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.options import Wishes
+from lowmark.compaction.runner import HereRunner
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import GroupConfig
 from lowmark.ledger import (

@@ -13,13 +13,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from lowmark.client import Reader, compacting, planning, sweeping
-from lowmark.client import compactor as compactor_module
-from lowmark.client.compactor import Compactor
-from lowmark.client.ledgers import Ledgers, OpenLedger
-from lowmark.client.publishing import Publisher
+from lowmark.backend.ledgers import Ledgers, OpenLedger
+from lowmark.client import Reader
 from lowmark.client.reading import Way
-from lowmark.client.run_records import Records
+from lowmark.compaction import compactor as compactor_module
+from lowmark.compaction import plan as planning
+from lowmark.compaction import run as compacting
+from lowmark.compaction import sweep as sweeping
+from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.publish import Publisher
+from lowmark.compaction.records import Records
 from lowmark.holds import Hold, SafePoint
 from lowmark.ledger import OpenFile, PartitionPlan, Pointer
 from lowmark.ledger import expected as expected_module

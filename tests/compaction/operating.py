@@ -12,7 +12,7 @@ import pytest
 
 from compaction.world import Stopped, World
 from lowmark.catalog import SetTableOptions
-from lowmark.client import running
+from lowmark.compaction import runner as running
 from lowmark.ledger import Pointer, RunRecord, pointer_key
 from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX
 from lowmark.upkeep.upkeep import Look

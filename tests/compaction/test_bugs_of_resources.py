@@ -14,8 +14,11 @@ import pytest
 from compaction.operating import at_step, run_aside
 from compaction.world import World, folded
 from eventually import eventually
-from lowmark.client import run_holds, run_watching, run_work, running
-from lowmark.client.failures import Cancelled
+from lowmark.backend.errors import Cancelled
+from lowmark.compaction import holds as run_holds
+from lowmark.compaction import runner as running
+from lowmark.compaction import watch as run_watching
+from lowmark.compaction import work as run_work
 from lowmark.errors import Unavailable
 from lowmark.ledger import RunRecord, Tail, Work
 from lowmark.ledger.throttle import Throttle
@@ -237,7 +240,7 @@ def test_without_spark_one_partition_is_compacted_after_the_other(
         finally:
             lock.release()
 
-    monkeypatch.setattr("lowmark.client.run_work.work_off", alone)
+    monkeypatch.setattr("lowmark.compaction.work.work_off", alone)
     with World(tmp_path / "data", partitions=5) as world:
         world.write(*[(f"k{number}", number) for number in range(50)])
         world.compact()

@@ -11,8 +11,8 @@ import pytest
 import lowmark
 from compaction.world import World
 from eventually import eventually
+from lowmark.backend.errors import Cancelled
 from lowmark.client import Progress, RunUnderWay
-from lowmark.client.failures import Cancelled
 from lowmark.errors import Rejected
 from lowmark.ledger import LedgerLost, table_folder
 from lowmark.node import load_settings

@@ -15,7 +15,7 @@ import pytest
 
 from compaction.life import crash_image
 from compaction.world import Stopped, World
-from lowmark.client.run_records import Records
+from lowmark.compaction.records import Records
 from lowmark.ledger import LedgerLost, RunRecord
 from sim.mutants import replaced
 

@@ -14,8 +14,8 @@ import pytest
 from compaction.operating import STEPS, at_step, flip, run_aside, stopped_within_work
 from compaction.world import World, folded
 from eventually import eventually
-from lowmark.client import running
-from lowmark.client.failures import RunUnderWay
+from lowmark.backend.errors import RunUnderWay
+from lowmark.compaction import runner as running
 from lowmark.errors import Conflict, Unavailable
 from lowmark.ledger import LedgerDamaged, RunRecord, SourceMoved
 from lowmark.ledger import tail as ledger_tail
@@ -165,7 +165,7 @@ def test_work_that_is_done_twice_is_published_once(
         answers = [work_off(data), work_off(data)]
         return answers[0] if counts == "first" else answers[1]
 
-    monkeypatch.setattr("lowmark.client.run_work.work_off", twice)
+    monkeypatch.setattr("lowmark.compaction.work.work_off", twice)
     run = world.compact()
     # then each key is there once, and of the other attempt nothing is left
     assert run.rows_live == len(world.model)

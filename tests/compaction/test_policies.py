@@ -14,7 +14,7 @@ from compaction.operating import STEPS, at_step, look_after, run_aside, set_opti
 from compaction.world import World, folded
 from lowmark.catalog import CatalogRefused
 from lowmark.client import GapFound, Reader
-from lowmark.client.planning import Standing, plan_partition, standing_of
+from lowmark.compaction.plan import Standing, plan_partition, standing_of
 from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
 from lowmark.runtime import HybridTime, millis_of

@@ -19,11 +19,11 @@ import pytest
 
 from compaction.faults import calls_of_a_run, store_calls
 from compaction.world import World, folded
+from lowmark.backend.errors import RunUnderWay
 from lowmark.client import BelowWatermark, GapFound
-from lowmark.client.compactor import Compactor
-from lowmark.client.failures import RunUnderWay
-from lowmark.client.run_wishes import Wishes
-from lowmark.client.running import HereRunner
+from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.options import Wishes
+from lowmark.compaction.runner import HereRunner
 from lowmark.errors import Rejected
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.ledger import RunRecord, table_folder

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from compaction.world import World, folded
-from lowmark.client import Reader, sweeping
-from lowmark.client import compactor as compactor_module
-from lowmark.client.ledgers import Ledgers
-from lowmark.client.run_records import Records
+from lowmark.backend.ledgers import Ledgers
+from lowmark.client import Reader
+from lowmark.compaction import compactor as compactor_module
+from lowmark.compaction import sweep as sweeping
+from lowmark.compaction.records import Records
 from lowmark.ledger import LedgerLost
 from lowmark.runtime.store import Store
 from sim.mutants import replaced

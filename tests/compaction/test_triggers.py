@@ -19,8 +19,10 @@ from compaction.operating import flip, run_aside, set_options
 from compaction.world import COLUMNS, World
 from eventually import eventually
 from lowmark.catalog.options import TableOptions
-from lowmark.client import Database, automatic, running
-from lowmark.client.automatic import Automatic
+from lowmark.client import Database
+from lowmark.compaction import automatic
+from lowmark.compaction import runner as running
+from lowmark.compaction.automatic import Automatic
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.ledger import REBUILD, RunRecord
 from lowmark.ledger.triggers import Dirt, due
@@ -257,7 +259,7 @@ def test_a_failure_is_told_and_the_other_tables_go_on(
 
     monkeypatch.setattr(running.HereRunner, "run", first_fails)
     # when it looks
-    with caplog.at_level(logging.WARNING, logger="lowmark.client.automatic"):
+    with caplog.at_level(logging.WARNING, logger="lowmark.compaction.automatic"):
         runs = auto.look()
     # then the other one is compacted, and of the first one it is said what happened, and logged
     assert len(runs) == 1
@@ -385,7 +387,7 @@ def test_a_run_under_way_when_the_database_is_closed_is_left_to_be_resumed(
         return work_off(data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("lowmark.client.run_work.work_off", closing)
+        patch.setattr("lowmark.compaction.work.work_off", closing)
         assert auto.auto.look() == []
     assert auto.auto.problems == {}
     # when the database is opened again, then it can be resumed, and is

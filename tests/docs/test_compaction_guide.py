@@ -17,8 +17,10 @@ import lowmark
 from lowmark import client, ledger, spark
 from lowmark.catalog.options import OPTIONS
 from lowmark.cli.app import app
-from lowmark.client import automatic, run_holds, run_records
 from lowmark.client.table import MEMORY_BYTES, Table
+from lowmark.compaction import automatic
+from lowmark.compaction import holds as run_holds
+from lowmark.compaction import records as run_records
 from lowmark.ledger import kernel
 from lowmark.node.settings import LedgerSettings, load_settings
 from lowmark.spark import archive, masters

@@ -28,8 +28,8 @@ from docs.example_ledger import DONE, HASHES, MANIFEST, POINTER, RETIRED, ROWS, 
 from docs.pages import FORMATS, blocks, tables
 from lowmark.client import Database, Table
 from lowmark.client.database import LEDGERS
-from lowmark.client.run_records import _FINISHED_KEPT
-from lowmark.client.run_watching import _LOOK_S
+from lowmark.compaction.records import _FINISHED_KEPT
+from lowmark.compaction.watch import _LOOK_S
 from lowmark.errors import Rejected
 from lowmark.ledger import (
     Done,

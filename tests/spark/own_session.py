@@ -12,8 +12,8 @@ from typing import Any
 
 import lowmark
 from eventually import eventually
+from lowmark.backend.errors import Cancelled
 from lowmark.client import Database, Table
-from lowmark.client.failures import Cancelled
 from lowmark.node import load_settings
 
 MASTER = "local[2]"

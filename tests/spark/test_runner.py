@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from lowmark.client.failures import Cancelled
+from lowmark.backend.errors import Cancelled
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.spark import SessionRefused, SparkRunner, TaskFailed, TaskLost
 from spark.jobs import (

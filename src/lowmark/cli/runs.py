@@ -24,7 +24,7 @@ from lowmark.cli.output import Json, show_json
 from lowmark.cli.run_words import run_json, run_row, show_done, show_noted, show_runs
 from lowmark.cli.session import settings_of
 from lowmark.client import Database, Locked, RunRecord, Table
-from lowmark.client.cancelling import ask_to_cancel, runs_begun
+from lowmark.compaction.cancel import ask_to_cancel, runs_begun
 from lowmark.errors import Rejected
 
 __all__ = ["app"]

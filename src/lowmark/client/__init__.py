@@ -23,19 +23,7 @@ Callers come from any thread; the node inside this process has one loop. Batches
 and encoded, and read and decoded, on the caller's thread; the loop only numbers and orders them.
 """
 
-from lowmark.client.appending import Part, Result
-from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
-from lowmark.client.database import Database, open_database
-from lowmark.client.describing import LedgerDescription, RetiredLedger
-from lowmark.client.explaining import (
-    Explanation,
-    Holder,
-    KeyExplanation,
-    LedgerExplanation,
-    PartitionExplanation,
-    TableExplanation,
-)
-from lowmark.client.failures import (
+from lowmark.backend.errors import (
     AppendFailed,
     Cancelled,
     Closed,
@@ -49,20 +37,32 @@ from lowmark.client.failures import (
     RunUnderWay,
     TableUnknown,
 )
+from lowmark.client.appending import Part, Result
+from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
+from lowmark.client.database import Database, open_database
+from lowmark.client.explaining import (
+    Explanation,
+    Holder,
+    KeyExplanation,
+    LedgerExplanation,
+    PartitionExplanation,
+    TableExplanation,
+)
 from lowmark.client.lookup import IndexSize
 from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
-from lowmark.client.rebuilding import Rebuilt
-from lowmark.client.reconciling import Reconciled
-from lowmark.client.run_wishes import Progress
-from lowmark.client.running import Engine, why_no_spark
 from lowmark.client.table import Table
 from lowmark.client.table_reading import Snapshot
 from lowmark.client.tide import Tide
 from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder, TideLedger
-from lowmark.client.times import datetime_of, parse_time, time_text
-from lowmark.client.verifying import LedgerVerdict
+from lowmark.compaction.description import LedgerDescription, RetiredLedger
+from lowmark.compaction.options import Progress
+from lowmark.compaction.rebuild import Rebuilt
+from lowmark.compaction.reconcile import Reconciled
+from lowmark.compaction.runner import Engine, why_no_spark
+from lowmark.compaction.verify import LedgerVerdict
 from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused
+from lowmark.convert.times import datetime_of, parse_time, time_text
 from lowmark.errors import NoMemory, NoThreads
 from lowmark.ledger import Lost, PartitionPlan, Problem, RunRecord
 from lowmark.runtime import DiskFailed, DiskFull, Locked, NoHandles

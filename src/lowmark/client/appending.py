@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import AppendFailed, Ended
 from lowmark.catalog import TableId
-from lowmark.client.embedded import Embedded
-from lowmark.client.failures import AppendFailed, Ended
 from lowmark.errors import InvariantBroken, LowmarkError
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.table import Appended, Outgoing, Producing

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from lowmark.backend.embedded import Embedded
 from lowmark.catalog import Table
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.edges import edge
-from lowmark.client.embedded import Embedded
-from lowmark.client.times import time_text
+from lowmark.convert.times import time_text
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import when_all
 from lowmark.table import (

@@ -10,6 +10,9 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import TableUnknown
+from lowmark.backend.ledgers import Ledgers
 from lowmark.catalog import (
     DEFAULT_SCHEMA,
     Catalog,
@@ -20,17 +23,14 @@ from lowmark.catalog import (
     TableId,
 )
 from lowmark.catalog import Table as TableDescriptor
-from lowmark.client.automatic import Automatic
-from lowmark.client.compactor import Compactor
 from lowmark.client.edges import edge, raise_by_name
-from lowmark.client.embedded import Embedded
-from lowmark.client.failures import TableUnknown
-from lowmark.client.ledgers import Ledgers
-from lowmark.client.running import Engine, Runners
-from lowmark.client.sweeping import claim
 from lowmark.client.table import Table
-from lowmark.client.times import parse_time
+from lowmark.compaction.automatic import Automatic
+from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.runner import Engine, Runners
+from lowmark.compaction.sweep import claim
 from lowmark.convert.columns import ColumnsLike, columns_of
+from lowmark.convert.times import parse_time
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.ledger import RunRecord
 from lowmark.log import files

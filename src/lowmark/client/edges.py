@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
-from lowmark.client.embedded import Embedded
+from lowmark.backend.embedded import Embedded
 from lowmark.runtime import RAN_OUT, by_name
 
 __all__ = ["edge", "raise_by_name"]

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.ledgers import Ledgers
 from lowmark.catalog import Table
-from lowmark.client.embedded import Embedded
-from lowmark.client.ledgers import Ledgers
 from lowmark.client.lookup import Lookup
-from lowmark.client.times import time_text
-from lowmark.client.words import counted
+from lowmark.convert.times import time_text
 from lowmark.errors import LowmarkError
+from lowmark.formatting import counted
 from lowmark.group import when_all
 from lowmark.holds import Hold
 from lowmark.ledger import read_adopted

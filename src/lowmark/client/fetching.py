@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from lowmark.client.embedded import Embedded
+from lowmark.backend.embedded import Embedded
 from lowmark.errors import Unavailable
 from lowmark.group import open_command
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lowmark.client.embedded import Embedded
-from lowmark.client.failures import RowsLost
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import RowsLost
+from lowmark.backend.ledgers import OpenLedger
 from lowmark.client.fetching import Moved, fetch
-from lowmark.client.ledgers import OpenLedger
 from lowmark.client.reading import Gap, GapFound, Reader, Reading, Way, horizon_of
 from lowmark.ledger import KEY_SEED
 from lowmark.runtime import Buffer

@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import RowsLost
+from lowmark.backend.ledgers import Ledgers, OpenLedger
 from lowmark.catalog import Table
-from lowmark.client.embedded import Embedded
-from lowmark.client.failures import RowsLost
 from lowmark.client.fetching import Moved, fetch
-from lowmark.client.ledgers import Ledgers, OpenLedger
 from lowmark.errors import Rejected
 from lowmark.ledger import KEY_SEED, LedgerLost, Lost
 from lowmark.table import (

@@ -30,8 +30,8 @@ from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
+from lowmark.backend.errors import ProducerClosed
 from lowmark.client.appending import Part, Pending
-from lowmark.client.failures import ProducerClosed
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.runtime import by_name
 

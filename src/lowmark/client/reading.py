@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import pyarrow as pa
 from pyroaring import BitMap64
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import PackageMissing, ReaderEnded, RowsLost
+from lowmark.backend.ledgers import Ledgers
 from lowmark.catalog import Table
 from lowmark.client.edges import edge
-from lowmark.client.embedded import Embedded
-from lowmark.client.failures import PackageMissing, ReaderEnded, RowsLost
 from lowmark.client.fetching import Moved, fetch, plan_ahead
-from lowmark.client.ledgers import Ledgers
 from lowmark.errors import Conflict, Rejected
 from lowmark.group import when_all
 from lowmark.ledger import Lost

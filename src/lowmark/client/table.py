@@ -12,15 +12,14 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import TableUnknown
 from lowmark.catalog import Catalog
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.appending import Result
 from lowmark.client.checking import check_offsets, many, whole
-from lowmark.client.compactor import Compactor
 from lowmark.client.cursors import Cursors
-from lowmark.client.describing import LedgerDescription
 from lowmark.client.edges import edge, raise_by_name
-from lowmark.client.embedded import Embedded
 from lowmark.client.explaining import (
     Explanation,
     KeyExplanation,
@@ -28,22 +27,23 @@ from lowmark.client.explaining import (
     explain_key,
     explain_table,
 )
-from lowmark.client.failures import TableUnknown
 from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader
-from lowmark.client.rebuilding import Rebuilt, rebuild_ledgers
-from lowmark.client.reconciling import Reconciled, reconcile_ledgers
-from lowmark.client.run_wishes import Progress, Wishes
-from lowmark.client.running import Engine, Runners
 from lowmark.client.table_keys import check_key, coerced_key, key_batches, key_values
 from lowmark.client.table_reading import Snapshot, Start, TableReaders
 from lowmark.client.table_writing import TableWriter
 from lowmark.client.tide import STRETCHES, Tide, tide_of
-from lowmark.client.times import TimeLike
-from lowmark.client.verifying import LedgerVerdict, verify_ledgers
-from lowmark.client.words import counted
+from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.description import LedgerDescription
+from lowmark.compaction.options import Progress, Wishes
+from lowmark.compaction.rebuild import Rebuilt, rebuild_ledgers
+from lowmark.compaction.reconcile import Reconciled, reconcile_ledgers
+from lowmark.compaction.runner import Engine, Runners
+from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
+from lowmark.convert.times import TimeLike
 from lowmark.errors import Rejected
+from lowmark.formatting import counted
 from lowmark.group import when_all
 from lowmark.ledger import RunRecord
 from lowmark.runtime import RAN_OUT

@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from lowmark.catalog import Table, TableSchema
 from lowmark.client.checking import many
-from lowmark.client.words import counted
 from lowmark.convert.coercion import Coercion
 from lowmark.convert.errors import ColumnRefused
 from lowmark.convert.rows import Columns, is_frame, pieces
 from lowmark.errors import Rejected
+from lowmark.formatting import counted
 
 __all__ = [
     "check_key",

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.ledgers import Ledgers
 from lowmark.catalog import Table, TableId
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.cursors import Cursors
-from lowmark.client.embedded import Embedded
-from lowmark.client.ledgers import Ledgers
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.reading import Reader, Reading, horizon_of
-from lowmark.client.times import TimeLike, is_hybrid, parse_time, time_text
+from lowmark.convert.times import TimeLike, is_hybrid, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.group import Future, when_all
 from lowmark.runtime import COUNTER_BITS, HybridTime

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lowmark.backend.embedded import Embedded
 from lowmark.catalog import Table, TableSchema
 from lowmark.client.appending import Appender, Part, Parts, Pending, Result
 from lowmark.client.checking import check_values
-from lowmark.client.embedded import Embedded
 from lowmark.client.producer import Sink
 from lowmark.client.table_keys import check_key, key_batches, key_schema
 from lowmark.convert.coercion import Coercion

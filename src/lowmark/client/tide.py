@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.ledgers import Ledgers, OpenLedger
 from lowmark.catalog import Table
-from lowmark.client.embedded import Embedded
 from lowmark.client.explaining import why_kept
-from lowmark.client.ledgers import Ledgers, OpenLedger
 from lowmark.client.tide_values import (
     HolderTotal,
     PartitionTide,
     TideHolder,
     TideLedger,
 )
-from lowmark.client.times import time_text
+from lowmark.convert.times import time_text
 from lowmark.errors import Rejected
 from lowmark.group import when_all
 from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of

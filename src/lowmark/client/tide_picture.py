@@ -22,7 +22,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder
-from lowmark.client.words import counted
+from lowmark.formatting import counted
 
 __all__ = ["png_of"]
 

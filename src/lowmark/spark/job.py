@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lowmark.client.failures import Cancelled
+from lowmark.backend.errors import Cancelled
 from lowmark.errors import LowmarkError
 from lowmark.spark.words import translated
 from lowmark.spark.work import error_of

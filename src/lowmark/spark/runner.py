@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from lowmark import __version__
 from lowmark.errors import invariant
 from lowmark.spark.errors import SessionRefused, SparkGone
 from lowmark.spark.executors import slots_of
@@ -24,6 +23,7 @@ from lowmark.spark.job import Job
 from lowmark.spark.session import close_session
 from lowmark.spark.words import translated
 from lowmark.spark.work import name_of, task
+from lowmark.version import __version__
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from lowmark.client.failures import Cancelled
+from lowmark.backend.errors import Cancelled
 from lowmark.errors import LowmarkError
 from lowmark.spark.errors import SparkGone, TaskFailed, TaskLost, WorkersUnfit
 

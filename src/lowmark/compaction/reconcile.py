@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.ledgers import Ledgers
 from lowmark.catalog import Table
-from lowmark.client.embedded import Embedded
-from lowmark.client.ledgers import Ledgers
-from lowmark.client.run_records import Records, SeenPointer
+from lowmark.compaction.records import Records, SeenPointer
 from lowmark.errors import Conflict
 from lowmark.ledger import Expected, Pointer, read_manifest
 from lowmark.table import Adopted, Partition, View

@@ -38,15 +38,15 @@ from typing import Literal
 
 import msgspec
 
+from lowmark.backend.errors import RowsUnrecoverable
 from lowmark.catalog import Table
-from lowmark.client.compacting import Run
-from lowmark.client.compactor import Compactor
-from lowmark.client.failures import RowsUnrecoverable
-from lowmark.client.planning import Standing, standing_of
-from lowmark.client.run_wishes import Wishes
-from lowmark.client.running import HereRunner, Runner
-from lowmark.client.verifying import Inspector, Looked
-from lowmark.client.words import counted
+from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.options import Wishes
+from lowmark.compaction.plan import Standing, standing_of
+from lowmark.compaction.run import Run
+from lowmark.compaction.runner import HereRunner, Runner
+from lowmark.compaction.verify import Inspector, Looked
+from lowmark.formatting import counted
 from lowmark.ledger import (
     REBUILD,
     Expected,

@@ -1,4 +1,4 @@
-"""Numbers in sentences."""
+"""How numbers stand in sentences."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from lowmark.client.failures import Cancelled
-from lowmark.client.run_wishes import Progress
-from lowmark.client.running import Runner
+from lowmark.backend.errors import Cancelled
+from lowmark.compaction.options import Progress
+from lowmark.compaction.runner import Runner
 from lowmark.errors import LowmarkError
 from lowmark.ledger import PartitionPlan, RunRecord, done_path, progress_path, run_folder
 from lowmark.runtime.store import Store

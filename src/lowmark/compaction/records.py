@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lowmark.client.embedded import Embedded
+from lowmark.backend.embedded import Embedded
 from lowmark.errors import Rejected
 from lowmark.group import OutcomeUnknown
 from lowmark.ledger import (

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import Closed, RunUnderWay
+from lowmark.backend.ledgers import Ledgers
 from lowmark.catalog import Table, TableId
-from lowmark.client.compacting import Run, check_wanted
-from lowmark.client.describing import LedgerDescription, describe_ledgers
-from lowmark.client.embedded import Embedded
-from lowmark.client.failures import Closed, RunUnderWay
-from lowmark.client.ledgers import Ledgers
-from lowmark.client.run_holds import release_of
-from lowmark.client.run_records import Records
-from lowmark.client.run_wishes import Wishes
-from lowmark.client.running import OwnSpark, Runner
-from lowmark.client.sweeping import sweep, sweep_dropped
+from lowmark.compaction.description import LedgerDescription, describe_ledgers
+from lowmark.compaction.holds import release_of
+from lowmark.compaction.options import Wishes
+from lowmark.compaction.records import Records
+from lowmark.compaction.run import Run, check_wanted
+from lowmark.compaction.runner import OwnSpark, Runner
+from lowmark.compaction.sweep import sweep, sweep_dropped
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.ledger import REBUILD, RunRecord
 from lowmark.table import Partition

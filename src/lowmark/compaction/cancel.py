@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from lowmark.client.database import LEDGERS
 from lowmark.errors import Rejected
+from lowmark.log import files
 from lowmark.runtime.store import Store
 
 __all__ = ["ask_to_cancel", "runs_begun"]
@@ -48,7 +48,7 @@ def ask_to_cancel(data: str | os.PathLike[str], run: str, *, location: str = "")
 
 def _begun(data: str | os.PathLike[str], location: str) -> Iterator[tuple[Store, str]]:
     """The folders of runs that have begun, and where they are."""
-    usual = os.path.join(os.path.abspath(os.fspath(data)), LEDGERS)
+    usual = os.path.join(os.path.abspath(os.fspath(data)), files.LEDGERS)
     for place in dict.fromkeys([location or usual, usual]):
         store = Store(place)
         for one in store.files(""):

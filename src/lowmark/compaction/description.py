@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lowmark.client.embedded import Embedded
-from lowmark.client.ledgers import Ledgers
-from lowmark.client.run_records import Records
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.ledgers import Ledgers
+from lowmark.compaction.records import Records
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Expected, Manifest, Pointer, Retired, read_manifest
 from lowmark.table import Adopted, Partition

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.ledgers import Ledgers
 from lowmark.catalog import Table
-from lowmark.client.embedded import Embedded
-from lowmark.client.ledgers import Ledgers
-from lowmark.client.run_records import Records, SeenPointer
-from lowmark.client.run_wishes import Progress
+from lowmark.compaction.options import Progress
+from lowmark.compaction.records import Records, SeenPointer
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Expected, Lost, Problem, Verified, read_manifest, verify_ledger
 from lowmark.table import Adopted, Partition, State, View

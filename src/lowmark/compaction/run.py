@@ -36,19 +36,19 @@ from typing import TypeVar
 
 import msgspec
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import Cancelled
+from lowmark.backend.ledgers import Ledgers
 from lowmark.catalog import Table
-from lowmark.client.embedded import Embedded
-from lowmark.client.failures import Cancelled
-from lowmark.client.ledgers import Ledgers
-from lowmark.client.planning import Standing, plan_partition, sealed_tail, standing_of
-from lowmark.client.publishing import Publisher
-from lowmark.client.run_holds import RunHolds
-from lowmark.client.run_records import Records
-from lowmark.client.run_watching import RunWatch, Stop
-from lowmark.client.run_wishes import Wishes
-from lowmark.client.run_work import carried_out, work_for
-from lowmark.client.running import Runner
-from lowmark.client.together import together
+from lowmark.compaction.holds import RunHolds
+from lowmark.compaction.options import Wishes
+from lowmark.compaction.plan import Standing, plan_partition, sealed_tail, standing_of
+from lowmark.compaction.publish import Publisher
+from lowmark.compaction.records import Records
+from lowmark.compaction.runner import Runner
+from lowmark.compaction.watch import RunWatch, Stop
+from lowmark.compaction.waves import together
+from lowmark.compaction.work import carried_out, work_for
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import (
     Done,

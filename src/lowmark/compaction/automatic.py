@@ -11,12 +11,12 @@ import logging
 import threading
 import time
 
+from lowmark.backend.embedded import Embedded
 from lowmark.catalog import Catalogs, Table
-from lowmark.client.compactor import Compactor
-from lowmark.client.embedded import Embedded
-from lowmark.client.planning import old_enough
-from lowmark.client.run_wishes import Wishes
-from lowmark.client.running import Runners
+from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.options import Wishes
+from lowmark.compaction.plan import old_enough
+from lowmark.compaction.runner import Runners
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ledger import REBUILD
 from lowmark.ledger.triggers import Dirt, due

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from pyroaring import BitMap64
 
-from lowmark.client.embedded import Embedded
+from lowmark.backend.embedded import Embedded
 from lowmark.errors import LowmarkError
 from lowmark.ledger import PartitionPlan
 from lowmark.table import Partition, ReleaseLease, RenewLease, TakeLease, View

@@ -2,12 +2,11 @@
 there.
 
 A runner takes packs of work, one for each task, and gives the answers. It knows nothing of what the
-work is; Spark's is in `lowmark.spark`, which is loaded when it is first needed.
+work is; Spark's is in `lowmark.spark`.
 """
 
 from __future__ import annotations
 
-import importlib
 import secrets
 import threading
 import time
@@ -16,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from lowmark.client.failures import Cancelled
-from lowmark.client.together import together
+from lowmark import spark
+from lowmark.backend.errors import Cancelled
+from lowmark.compaction.waves import together
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import RunRecord, carry_out
 from lowmark.node.faults import encode_fault
@@ -129,16 +129,14 @@ class OwnSpark:
         """A runner for one run on that master, with the session that is there, if it still answers
         and was opened with these settings.
         """
-        # The only room that knows pyspark, which is optional and slow to import.
-        spark = importlib.import_module("lowmark.spark")
         asked = master, dict(config or {})
         with self._lock:
             if self._session is not None:
                 if not _answers(spark.SparkRunner(self._session)):
-                    self._close(spark)
+                    self._close()
                 elif asked != self._asked:
                     self._check_free()
-                    self._close(spark)
+                    self._close()
             if self._session is None:
                 self._session = spark.open_session(master, config=asked[1])
                 self._asked = asked
@@ -157,9 +155,9 @@ class OwnSpark:
         """The database is about to be closed."""
         with self._lock:
             if self._session is not None:
-                self._close(importlib.import_module("lowmark.spark"))
+                self._close()
 
-    def _close(self, spark: Any) -> None:
+    def _close(self) -> None:
         session, self._session = self._session, None
         spark.close_session(session)
 
@@ -173,7 +171,7 @@ def _answers(runner: Runner) -> bool:
 
 def why_no_spark() -> str:
     """Why nothing can be carried out on Spark here; empty if it can. Nothing is started."""
-    return str(importlib.import_module("lowmark.spark").why_not())
+    return spark.why_not()
 
 
 class Runners:
@@ -259,8 +257,7 @@ def _check_place(
         )
 
 
-def _on_session(session: object) -> Runner:
-    spark = importlib.import_module("lowmark.spark")
+def _on_session(session: Any) -> Runner:
     runner: Runner = spark.SparkRunner(session)
     return runner
 

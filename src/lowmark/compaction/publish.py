@@ -17,10 +17,10 @@ from typing import cast
 
 import msgspec
 
-from lowmark.client.embedded import Embedded
-from lowmark.client.planning import Standing
-from lowmark.client.run_holds import RunHolds
-from lowmark.client.run_records import Records
+from lowmark.backend.embedded import Embedded
+from lowmark.compaction.holds import RunHolds
+from lowmark.compaction.plan import Standing
+from lowmark.compaction.records import Records
 from lowmark.ledger import (
     Done,
     Expected,

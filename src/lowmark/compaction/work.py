@@ -14,14 +14,13 @@ from itertools import chain
 
 import msgspec
 
-from lowmark import __version__
+from lowmark.backend.embedded import Embedded
 from lowmark.catalog import Table
 from lowmark.catalog.serializers import encode_table
-from lowmark.client.embedded import Embedded
-from lowmark.client.planning import Standing
-from lowmark.client.run_watching import Stop
-from lowmark.client.run_wishes import Wishes
-from lowmark.client.running import Runner, work_off
+from lowmark.compaction.options import Wishes
+from lowmark.compaction.plan import Standing
+from lowmark.compaction.runner import Runner, work_off
+from lowmark.compaction.watch import Stop
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ledger import (
     Done,
@@ -36,6 +35,7 @@ from lowmark.ledger import (
 from lowmark.node.faults import decode_fault
 from lowmark.runtime import HybridTime
 from lowmark.runtime.store import Store
+from lowmark.version import __version__
 
 __all__ = ["carried_out", "work_for"]
 

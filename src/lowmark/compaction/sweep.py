@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.ledgers import Ledgers
 from lowmark.catalog import TableId
-from lowmark.client.embedded import Embedded
-from lowmark.client.ledgers import Ledgers
-from lowmark.client.run_records import Records
+from lowmark.compaction.records import Records
 from lowmark.errors import Rejected
 from lowmark.ledger import Expected, LedgerDamaged, LedgerLost, read_manifest, table_folder
 from lowmark.runtime import FileMissing

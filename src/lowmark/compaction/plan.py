@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from lowmark.backend.embedded import Embedded
 from lowmark.catalog import Table
-from lowmark.client.embedded import Embedded
-from lowmark.client.run_records import SeenPointer
-from lowmark.client.times import time_text
+from lowmark.compaction.records import SeenPointer
+from lowmark.convert.times import time_text
 from lowmark.errors import Unavailable
 from lowmark.ledger import NothingLike, PartitionPlan, Pointer, Tail, tail_of
 from lowmark.log import ReadPlan

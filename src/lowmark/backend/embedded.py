@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from lowmark.client.failures import Closed, Ended, Forked
+from lowmark.backend.errors import Closed, Ended, Forked
 from lowmark.errors import LowmarkError, NoMemory, NoThreads, Unavailable
 from lowmark.group import Future
 from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, NodeSilent, Settings
