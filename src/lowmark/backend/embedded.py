@@ -1,213 +1,728 @@
-"""A node inside this process: a thread of its own, and the ways for others to ask it.
+"""The port, answered by a node inside this process.
 
-The node's rooms know one thread, the loop's; callers come from any. What a caller waits for, it
-waits for here, and Ctrl-C ends the waiting. The thread is not one that keeps the interpreter alive:
-at exit the node is closed, and a process that is killed loses nothing that was acknowledged.
+What a call needs of the node it asks on the node's loop, and waits for on the caller's thread. Rows
+are read on the caller's thread, too: the loop only says where they are.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
 import time
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Literal
 
-from lowmark.backend.errors import Closed, Ended, Forked
-from lowmark.errors import LowmarkError, NoMemory, NoThreads, Unavailable
-from lowmark.group import Future
-from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, NodeSilent, Settings
-from lowmark.runtime import by_name
+from pyroaring import BitMap64
 
-__all__ = ["Embedded"]
+from lowmark.backend.errors import BatchesMoved
+from lowmark.backend.node_thread import NodeThread
+from lowmark.backend.uses import FileUses
+from lowmark.backend.values import (
+    Answer,
+    BatchRange,
+    DatabaseInfo,
+    Held,
+    Hold,
+    Moment,
+    PartitionStatus,
+    ReadRange,
+)
+from lowmark.catalog import Catalog, Command, Executed, TableId
+from lowmark.errors import InvariantBroken, LowmarkError, Unavailable
+from lowmark.group import Future, open_command, when_all
+from lowmark.ledger import Tail, tail_of
+from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
+from lowmark.metastore import Condition, Do, Entry, Operation
+from lowmark.node import Settings
+from lowmark.runtime import Buffer, HybridTime, millis_of
+from lowmark.runtime.memory import Memory
+from lowmark.runtime.store import Store
+from lowmark.table import (
+    EPOCH_BITS,
+    Advanced,
+    Appended,
+    AsOfHold,
+    Control,
+    Fence,
+    Outcome,
+    Outgoing,
+    Partition,
+    Producing,
+    State,
+    Trimmed,
+    View,
+    WatermarkStanding,
+)
+from lowmark.upkeep.dropped import dropped_at
 
-T = TypeVar("T")
+_READY_S = 60.0
+_COPIES_S = 30.0
+_LOOK_S = 0.05
+_ANSWER_S = 1.0
+_FLUSH_S = 60.0
+_STUCK_S = 3.0
+"""How long the segment writer may lack space, handles or memory before a run says so."""
+_PLANNED_MAX = 4_096
+"""So many batches are looked up in one turn of the loop."""
+_RANGES_MAX = 32
+"""Of so many ranges it is found out in one turn of the loop where they are."""
+_ATTEMPTS = 20
 
-_START_S = 60.0
-_STOP_S = 30.0
-_SLACK_S = 5.0
-_LOOK_S = 0.1
-
-_open: weakref.WeakSet[Embedded] = weakref.WeakSet()
+_memory = Memory()
 
 
-class Finishing(Protocol):
-    """Somebody with something to finish."""
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """What a hold keeps."""
 
-    def finish(self) -> None:
-        """Finish it; what can't be is told to whoever asks next."""
+    ends: list[Callable[[], None]] = field(default_factory=list)
+    """End it, on the loop."""
+    changed: threading.Event = field(default_factory=threading.Event)
+    history: AsOfHold | None = None
 
 
-class Embedded:
-    """Open it by making it; close it once."""
+class EmbeddedSent:
+    """See `Sent`. The loop settles it, once."""
 
-    node: Node
+    __slots__ = ("_answers", "_embedded", "_latch", "_parts", "bytes")
+
+    def __init__(self, embedded: Embedded, parts: Sequence[tuple[int, Outgoing]]) -> None:
+        self._embedded = embedded
+        self._parts = len(parts)
+        self.bytes = sum(len(batch.message) for _, batch in parts)
+        self._answers: list[Answer] | None = None
+        # A bare lock that the loop opens: waking by a future costs ten times as much.
+        self._latch = threading.Lock()
+        self._latch.acquire()
+
+    def settle(self, answers: list[Answer]) -> None:
+        """The answers are there; on the loop, once."""
+        self._answers = answers
+        self._latch.release()
+
+    @property
+    def done(self) -> bool:
+        """See `Sent`."""
+        return self._answers is not None
+
+    def answers(self, timeout_s: float | None = None) -> list[Answer] | None:
+        """See `Sent`."""
+        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._answers is None:
+            left = _ANSWER_S if ends_at is None else min(_ANSWER_S, ends_at - time.monotonic())
+            if left <= 0:
+                return None
+            if self._latch.acquire(timeout=left):
+                self._latch.release()  # for the next thread that waits
+            elif not self._embedded.running and self._answers is None:
+                # What waits when the loop ends is never answered.
+                return [self._embedded.ended()] * self._parts
+        return self._answers
+
+
+class EmbeddedAppender:
+    """See `Appender`."""
+
+    def __init__(self, embedded: Embedded, table: TableId, *, producer: bytes, epoch: int) -> None:
+        self._embedded = embedded
+        self._table = table
+        node = embedded.node
+        self._tables = embedded.tables
+        self._groups = node.groups
+        self._producing = Producing(
+            node.runtime,
+            producer=producer,
+            epoch=epoch,
+            timeout_ms=node.settings.group.request_timeout_ms,
+        )
+
+    def send(self, parts: Sequence[tuple[int, Outgoing]]) -> EmbeddedSent:
+        """See `Appender`."""
+        self._embedded.check()
+        sent = EmbeddedSent(self._embedded, parts)
+        self._embedded.tell(lambda: self._send(parts, sent))
+        return sent
+
+    def _send(self, parts: Sequence[tuple[int, Outgoing]], sent: EmbeddedSent) -> None:
+        """On the loop."""
+        answers: list[Answer | None] = [None] * len(parts)
+        left = len(answers)
+
+        def answered(at: int, future: Future[Appended]) -> None:
+            nonlocal left
+            left -= 1
+            answers[at] = future.error if future.error is not None else future.result()
+            if not left:
+                whole = [answer for answer in answers if answer is not None]
+                if len(whole) != len(answers):
+                    raise InvariantBroken("every part has its answer")
+                sent.settle(whole)
+
+        for at, (number, batch) in enumerate(parts):
+            try:
+                future = self._producing.send(self._tables.get(self._table, number), batch)
+            except LowmarkError as error:
+                future = Future.failed(error)
+            future.then(lambda done, at=at: answered(at, done))  # type: ignore[misc]
+        self._groups.turn()  # what was proposed goes to the log in this turn, not in the next
+
+
+class Embedded(NodeThread):
+    """A database in a directory of this machine, which belongs to this process while it is open.
+
+    See `Backend` for what each call is for.
+    """
 
     def __init__(self, data: str | os.PathLike[str], settings: Settings) -> None:
-        self.data = Path(data)
-        self._closed = False
-        self._failure: BaseException | None = None
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._timeout_s = settings.group.request_timeout_ms / 1_000 + _SLACK_S
-        self.before_close: weakref.WeakSet[Finishing] = weakref.WeakSet()
-        """Those who have something to finish before it ends."""
-        made, ready = threading.Event(), threading.Event()
-
-        def run() -> None:
-            try:
-                # Made on the thread that runs it: Ctrl-C interrupts no more than the waiting, and
-                # never leaves half a node behind.
-                self.node = Node(NodeOptions(data=str(data), embedded=True), settings)
-                made.set()
-                self.node.run(ready.set)
-            except BaseException as failure:
-                self._failure = failure
-            finally:
-                made.set()
-                ready.set()
-
-        self._made = made
-        self._thread = threading.Thread(target=run, name="lowmark", daemon=True)
+        super().__init__(Path(data), settings)
         try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise by_name(error, where=f"the database {data}") from error
-        try:
-            self._wait_for(ready)
-            self._check_started()
+            self._settle_in()
         except BaseException:
-            # Whoever has no database can't close it, and its directory would stay locked.
             self.abandon()
             raise
-        _open.add(self)
 
-    def _wait_for(self, ready: threading.Event) -> None:
-        ends_at = time.monotonic() + _START_S
-        while not ready.wait(_LOOK_S):
-            self.check_writes()  # else it would not be ready either
+    def _settle_in(self) -> None:
+        """Wait until everything that is there can be used."""
+        node = self.node
+        assert node.catalogs is not None
+        assert node.tables is not None
+        assert node.watermark is not None
+        self.catalogs = node.catalogs
+        self.tables = node.tables
+        self.mark = node.watermark
+        self._metastore = node.cluster.metastore
+        self._latest: Catalog | None = None
+        self._numbers = count()
+        self._kept: dict[int, _Kept] = {}
+        self._given_up: set[int] = set()
+        self._file_holds: dict[int, list[Callable[[], None]]] = {}
+        self.uses = FileUses()
+        self._partitions: dict[tuple[TableId, int], Partition] = {}
+        try:
+            self.ask(lambda: self.catalogs.when_ready(1), timeout_s=_READY_S)
+        except LowmarkError:
+            self._check_metastore()
+            raise
+        self.info = self._info()
+        self.store = Store(self.info.ledger_location)
+        self._wait_for_copies()
+        self.ask_now(self._catch_up)
+
+    def _info(self) -> DatabaseInfo:
+        settled, settings = self.node.cluster.settings, self.node.settings
+        return DatabaseInfo(
+            name=str(self.data),
+            cluster=settled.id,
+            ledger_location=settled.ledger_location or str(self.data.absolute() / files.LEDGERS),
+            ledgers_elsewhere=bool(settled.ledger_location),
+            data_path=str(self.data.absolute()),
+            watermark_availability_ms=settled.watermark_availability_ms,
+            grace_ms=settings.ledger.grace_ms,
+            request_timeout_ms=settings.group.request_timeout_ms,
+        )
+
+    def _check_metastore(self) -> None:
+        """Raise if it is damaged: that may be found only when it is read."""
+        damage = self.ask_now(lambda: self.node.cluster.damage)
+        if damage is not None:
+            raise damage
+
+    def _wait_for_copies(self) -> None:
+        """What is there can be used when it is open; what can't be started, its caller hears."""
+        ends_at, pause_s = time.monotonic() + _COPIES_S, 0.001
+        while not self.ask_now(self._copies_are_there) and time.monotonic() < ends_at:
+            self.check_writes()  # else they would not be there either
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_S)
+
+    def _copies_are_there(self) -> bool:
+        """On the loop."""
+        node = self.node
+        damage = node.cluster.damage
+        if damage is not None:
+            raise damage
+        assert node.placement is not None
+        ready = {
+            (one.table, one.number)
+            for one in self.tables.all()
+            if one.group.ready or one.group.stopped is not None
+        }
+        wanted = {
+            (table.id, number)
+            for table in self.catalogs.latest.all_tables()
+            for number in range(table.partitions)
+        }
+        return wanted <= ready or bool(node.placement.problem)
+
+    def _catch_up(self) -> None:
+        """On the loop: what is in the log was given by this clock, though it may be behind now."""
+        times = [one.view.closed for one in self.tables.all()]
+        latest = max([self._metastore.state.time, *times])
+        self.node.runtime.clock.catch_up(HybridTime(latest))
+
+    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
+        """See `Backend`."""
+
+        def look() -> Moment:
+            clock = self.node.runtime.clock
+            if table is not None:
+                closed = max((one.view.closed for one in self.tables.of(table)), default=0)
+                clock.catch_up(HybridTime(closed))  # by this clock, though it may be behind now
+            return Moment(int(clock.now()), self.node.loop.wall_ms())
+
+        return self.ask_now(look, timeout_s=timeout_s)
+
+    # -- the catalog ----------------------------------------------------------------------------
+
+    def catalog(self) -> Catalog:
+        """See `Backend`."""
+        self.check()
+        latest = self.catalogs.latest
+        if latest is self._latest:
+            return latest
+        # The last one that everything here was told of, not the one of a time: clocks may jump,
+        # and in one process there is no one else who could still be using the one before.
+        found = self.catalogs.version(self.catalogs.ready_version)
+        if found is latest:
+            self._latest = latest
+        return found
+
+    def catalog_at(self, time: int, *, timeout_s: float | None = None) -> Catalog:
+        """See `Backend`."""
+        return self.ask(lambda: self.catalogs.at(HybridTime(time)), timeout_s=timeout_s)
+
+    def execute(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> Executed:
+        """See `Backend`."""
+        wait_s = _READY_S if timeout_s is None else timeout_s
+        return self.ask(lambda: self.catalogs.execute(commands), timeout_s=wait_s)
+
+    def dropped_at(self, table: TableId) -> int | None:
+        """See `Backend`."""
+        return dropped_at(self.catalogs, table)
+
+    # -- the low watermark ----------------------------------------------------------------------
+
+    def watermark(
+        self, *, latest: bool = False, timeout_s: float | None = None
+    ) -> WatermarkStanding:
+        """See `Backend`."""
+        if latest:
+            self.ask(self.mark.read, timeout_s=timeout_s)
+        return self.ask_now(self.mark.standing, timeout_s=timeout_s)
+
+    def advance_watermark(
+        self, to: int | None = None, *, timeout_s: float | None = None
+    ) -> Advanced:
+        """See `Backend`."""
+        return self.ask(lambda: self.mark.advance(to), timeout_s=timeout_s)
+
+    def hold_history(self, time: int, why: str, *, timeout_s: float | None = None) -> Hold:
+        """See `Backend`."""
+        number = next(self._numbers)
+
+        def taken(hold: AsOfHold) -> Hold:
+            if number in self._given_up:
+                self._given_up.discard(number)
+                hold()
+            else:
+                self._kept[number] = _Kept([hold], history=hold)
+            return Hold(number)
+
+        try:
+            return self.ask(lambda: self.mark.hold(time, why).map(taken), timeout_s=timeout_s)
+        except BaseException:
+            self._give_up(number)
+            raise
+
+    def _give_up(self, number: int) -> None:
+        """A caller that was interrupted while it waited for a hold has none to release."""
+
+        def end() -> None:
+            if number in self._kept:
+                self._end(number)
+            else:
+                self._given_up.add(number)
+
+        self.tell(end)
+
+    def history_lost(self, hold: Hold) -> int | None:
+        """See `Backend`."""
+
+        def look() -> int | None:
+            kept = self._kept.get(hold.number)
+            if kept is None or kept.history is None or not kept.history.lost:
+                return None
+            return kept.history.passed_by
+
+        return self.ask_now(look)
+
+    # -- rows in --------------------------------------------------------------------------------
+
+    def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> EmbeddedAppender:
+        """See `Backend`."""
+        return EmbeddedAppender(self, table, producer=producer, epoch=epoch)
+
+    def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
+        """See `Backend`."""
+        partitions = list(self._all(table).values())
+        epochs = self.ask(
+            lambda: when_all(
+                [one.read(lambda state: state.producers.epoch_of(producer)) for one in partitions]
+            ),
+            timeout_s=timeout_s,
+        )
+        newest = max((epoch for epoch in epochs if epoch is not None), default=0)
+        epoch = (newest >> EPOCH_BITS) + 1 << EPOCH_BITS
+        fences = {one.number: Fence(producer, epoch) for one in partitions}
+        self.propose(table, fences, timeout_s=timeout_s)
+        return epoch
+
+    # -- rows out -------------------------------------------------------------------------------
+
+    def _partition(self, table: TableId, number: int) -> Partition:
+        """A copy at this node; may be asked on any thread."""
+        found = self._partitions.get((table, number))
+        if found is None or found.group.stopped is not None:
+            # A copy that was stopped may have been replaced; what was dropped is let go.
+            found = self.ask_now(lambda: self.tables.get(table, number))
+            self._partitions[table, number] = found
+        return found
+
+    def _all(self, table: TableId) -> dict[int, Partition]:
+        described = self.catalogs.latest.table(table)
+        if described is None:
+            return {one.number: one for one in self.ask_now(lambda: self.tables.of(table))}
+        return {number: self._partition(table, number) for number in range(described.partitions)}
+
+    def view(self, table: TableId, partition: int) -> View:
+        """See `Backend`."""
+        self.check()
+        return self._partition(table, partition).view
+
+    def views(
+        self,
+        table: TableId,
+        partitions: Collection[int],
+        *,
+        closed_at: int | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, View]:
+        """See `Backend`."""
+        self.check()
+        asked = [(number, self._partition(table, number)) for number in partitions]
+        if closed_at is not None:
+            views = self.ask(
+                lambda: when_all([one.closed(closed_at) for _, one in asked]), timeout_s=timeout_s
+            )
+        elif all(one.alone for _, one in asked):
+            return {number: one.view for number, one in asked}
+        else:
+            views = self.ask(
+                lambda: when_all([one.latest() for _, one in asked]), timeout_s=timeout_s
+            )
+        return {number: view for (number, _), view in zip(asked, views, strict=True)}
+
+    def status(
+        self,
+        table: TableId,
+        partitions: Collection[int] | None = None,
+        *,
+        latest: bool = True,
+        timeout_s: float | None = None,
+    ) -> dict[int, PartitionStatus]:
+        """See `Backend`."""
+        wanted = None if partitions is None else set(partitions)
+
+        def look() -> Future[list[PartitionStatus]]:
+            if wanted is None:
+                copies = self.tables.of(table)
+            else:
+                copies = [self.tables.get(table, number) for number in sorted(wanted)]
+            if not latest:
+                return Future.of([self._status(one, one.state) for one in copies])
+            return when_all(
+                [one.read(lambda state, one=one: self._status(one, state)) for one in copies]  # type: ignore[misc]
+            )
+
+        found = self.ask(look, timeout_s=timeout_s)
+        return {one.partition: one for one in found}
+
+    def _status(self, partition: Partition, state: State) -> PartitionStatus:
+        """On the loop."""
+        now_ms = max(self.node.loop.wall_ms(), millis_of(HybridTime(state.closed)))
+        return PartitionStatus(
+            partition.number,
+            state.backlog.view,
+            state.expired,
+            tuple(state.cursors.values()),
+            tuple(state.leases.values()),
+            now_ms,
+            partition.group.stopped,
+        )
+
+    def hold(
+        self,
+        table: TableId,
+        ranges: Mapping[int, ReadRange],
+        *,
+        kind: Literal["reader", "run"] = "reader",
+        holder: str,
+        why: str,
+        timeout_s: float | None = None,
+    ) -> Held:
+        """See `Backend`."""
+        number = next(self._numbers)
+        name = f"{holder} {number}" if kind == "reader" else holder
+
+        def take() -> Held:
+            kept, found = _Kept(), {}
+            try:
+                for one, wanted in sorted(ranges.items()):
+                    partition = self.tables.get(table, one)
+                    found[one] = self._status(partition, partition.state)
+                    self._keep(kept, partition, wanted, (name, kind, why))
+            except BaseException:
+                _call_all(kept.ends)
+                raise
+            self._kept[number] = kept
+            return Held(Hold(number), found)
+
+        try:
+            return self.ask_now(take, timeout_s=timeout_s)
+        except BaseException:
+            self.release(Hold(number))
+            raise
+
+    def _keep(
+        self, kept: _Kept, partition: Partition, wanted: ReadRange, named: tuple[str, str, str]
+    ) -> None:
+        """On the loop: what of one partition is kept by a hold."""
+        view = partition.view
+        start = wanted.start
+        ledger = view.readable if wanted.ledger == "below" else view.ledger
+        if wanted.ledger != "none" and ledger is not None:
+            kept.ends.append(self.uses.take(ledger.manifest))
+            if wanted.ledger == "below":
+                start = max(start, ledger.horizon)
+        if wanted.end is None:
+            kept.ends.append(partition.follow(kept.changed.set))
+            return
+        end = min(wanted.end, view.end)
+        if start >= end:
+            return
+        holder, kind, why = named
+        pins = BitMap64(view.places[view.batch_at(start) : view.batch_at(end - 1) + 1])
+        log = partition.group.log
+        log.hold(holder, kind=kind, pins=pins, why=why)
+        kept.ends.append(lambda: log.release(holder, kind))
+
+    def wait(self, hold: Hold, timeout_s: float) -> None:
+        """See `Backend`."""
+        kept = self._kept.get(hold.number)
+        if kept is not None and kept.changed.wait(timeout_s):
+            kept.changed.clear()
+
+    def release(self, hold: Hold) -> None:
+        """See `Backend`."""
+        ends = self._file_holds.pop(hold.number, None)
+        if ends is not None:
+            _call_all(ends)
+            return
+        kept = self._kept.get(hold.number)
+        if kept is not None:
+            kept.changed.set()  # a thread that waits goes on, and finds out
+        if not self.closed:
+            self.tell(lambda: self._end(hold.number))
+
+    def _end(self, number: int) -> None:
+        """On the loop."""
+        kept = self._kept.pop(number, None)
+        if kept is not None:
+            _call_all(kept.ends)
+
+    def batches(
+        self, table: TableId, partition: int, ranges: Sequence[BatchRange], *, held: bool
+    ) -> Iterator[list[Buffer]]:
+        """See `Backend`."""
+        copy = self._partition(table, partition)
+        for at in range(0, len(ranges), _RANGES_MAX):
+            some = ranges[at : at + _RANGES_MAX]
+            plans: list[ReadPlan | None] = [None] * len(some)
+            if held and len(some) > 1:
+                plans = list(self._plans(copy, some)) or plans
+            for one, plan in zip(some, plans, strict=True):
+                yield self._fetch(copy, one, held=held, plan=plan)
+
+    def _plans(self, copy: Partition, ranges: Sequence[BatchRange]) -> list[ReadPlan]:
+        """How to read several ranges that are held, found out in one turn of the loop.
+
+        A turn may take as long as reading much: a busy caller keeps the loop from the interpreter.
+        """
+        try:
+            return self.ask_now(lambda: [copy.plan(one.places, held=True) for one in ranges])
+        except EntryGone:
+            return []  # each is planned by itself, and says what became of it
+
+    def _fetch(
+        self, copy: Partition, wanted: BatchRange, *, held: bool, plan: ReadPlan | None
+    ) -> list[Buffer]:
+        """The commands of batches, every checksum checked.
+
+        Compaction may move entries between planning and reading: then it is planned again.
+        Neighbours are read into one piece of memory: a caller that keeps a few of them for long
+        takes a copy.
+        """
+        places: Sequence[int] = wanted.places
+        disk = self.node.runtime.disk
+        for _ in range(_ATTEMPTS):
+            try:
+                if plan is None:
+                    plan = self.ask_now(lambda places=places: copy.plan(places, held=held))  # type: ignore[misc]
+                entries = plan.execute(disk, allocate=_memory.allocate)
+                return [open_command(entry.data).data for entry in entries]
+            except ReferenceExpired:
+                plan = None
+            except Damaged as damage:
+                # As when the loop reads: nothing more is written behind what can't be read.
+                self.tell(partial(self.node.groups.quarantine, copy.group.name, damage))
+                raise
+            except EntryGone:
+                plan, fresh = None, copy.view
+                if fresh.start > wanted.first:
+                    raise BatchesMoved(copy.number, wanted.first) from None
+                # A copy at another place has taken over: the view of now names it.
+                at = fresh.batch_at(wanted.first)
+                places = fresh.places[at : at + len(wanted.places)].tolist()
+        raise Unavailable(
+            f"batches of partition {copy.number} can't be read: they move all the time",
+            hint="Read again.",
+        )
+
+    # -- partitions -----------------------------------------------------------------------------
+
+    def propose(
+        self,
+        table: TableId,
+        commands: Mapping[int, Control],
+        *,
+        timeout_s: float | None = None,
+    ) -> dict[int, Outcome]:
+        """See `Backend`."""
+
+        def send() -> Future[list[Outcome]]:
+            copies = [(self.tables.get(table, one), wanted) for one, wanted in commands.items()]
+            return when_all([_proposed(copy, wanted) for copy, wanted in copies])
+
+        outcomes = self.ask(send, timeout_s=timeout_s)
+        return dict(zip(commands, outcomes, strict=True))
+
+    # -- ledgers and runs -----------------------------------------------------------------------
+
+    def hold_files(self, manifests: Collection[str]) -> Hold:
+        """See `Backend`."""
+        number = next(self._numbers)
+        self._file_holds[number] = [self.uses.take(manifest) for manifest in manifests]
+        return Hold(number)
+
+    def files_in_use(self) -> frozenset[str]:
+        """See `Backend`."""
+        return frozenset(self.uses.in_use())
+
+    def tail(
+        self,
+        table: TableId,
+        partition: int,
+        *,
+        low: int,
+        high: int,
+        timeout_s: float | None = None,
+    ) -> Tail:
+        """See `Backend`."""
+        if low >= high:
+            return Tail("", "", b"", low, high)
+        copy = self._partition(table, partition)
+        wait_s = _FLUSH_S if timeout_s is None else timeout_s
+        ends_at, rolled, pause_s = time.monotonic() + wait_s, False, 0.002
+        stuck_at: float | None = None
+        while True:
+            view = copy.view
+            at, end = view.batch_at(low), view.batch_at(high - 1) + 1
+            tail = tail_of(view, self._whole_plan(copy, view, at, end), at=at, low=low, high=high)
+            if tail is not None:
+                return tail
+            if not rolled:
+                self.ask_now(self.node.log.roll)
+                rolled = True
+            stuck = self.node.log.flush_trouble
+            stuck_at = None if stuck is None else stuck_at or time.monotonic()
+            if stuck is not None and stuck_at and time.monotonic() > stuck_at + _STUCK_S:
+                raise stuck
             if time.monotonic() > ends_at:
                 raise Unavailable(
-                    f"the node in {self.data} did not start within {_START_S:g} seconds"
+                    f"partition {partition} was not written into segments within {wait_s:g}"
+                    " seconds",
+                    detail=f"The database is in {self.data}.",
+                    hint="The disk may be busy: try again.",
                 )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.1)
 
-    def _check_started(self) -> None:
-        if self._failure is not None:
-            self._thread.join(_STOP_S)
-            raise by_name(self._failure, where=f"the database {self.data}")
+    def _whole_plan(self, copy: Partition, view: View, at: int, end: int) -> ReadPlan:
+        """Where these batches are; the loop is asked for a few thousand at a time."""
+        whole: ReadPlan | None = None
+        for low in range(at, end, _PLANNED_MAX):
+            indexes = view.places[low : min(low + _PLANNED_MAX, end)].tolist()
+            plan = self.ask_now(lambda indexes=indexes: copy.plan(indexes, held=True))  # type: ignore[misc]
+            if whole is None:
+                whole = plan
+            else:
+                whole.pieces += plan.pieces
+        assert whole is not None
+        return whole
 
-    def check_writes(self) -> None:
-        """Raise what keeps the node from writing anything, and not just this once."""
-        trouble = self._trouble()
-        if trouble is not None:
-            raise trouble
+    # -- the metastore --------------------------------------------------------------------------
 
-    def _trouble(self) -> LowmarkError | None:
-        there = self._made.is_set() and self._failure is None
-        return self.node.log.trouble if there else None
+    def get(self, key: bytes, *, timeout_s: float | None = None) -> Entry | None:
+        """See `Backend`."""
+        return self.ask(lambda: self._metastore.get(key), timeout_s=timeout_s)
 
-    def check(self) -> None:
-        """Refuse to go on in a child process, or after the end."""
-        if self._closed:
-            raise Closed(str(self.data))
-        if os.getpid() != self._pid:
-            raise Forked(str(self.data))
-        if self._failure is not None:
-            where = f"the database {self.data}, and its node has ended"
-            cause = by_name(self._failure, where=where)
-            if isinstance(cause, NoMemory | NoThreads):
-                cause.hint = f"Close the database and open it again. {cause.hint}"
-                raise cause
-            raise Unavailable(
-                f"the node in {self.data} has failed: {self._failure!r}",
-                hint="Close the database and open it again.",
-            ) from self._failure
+    def range(self, prefix: bytes, *, timeout_s: float | None = None) -> tuple[Entry, ...]:
+        """See `Backend`."""
+        return self.ask(lambda: self._metastore.range(prefix=prefix), timeout_s=timeout_s).entries
 
-    def ask(self, function: Callable[[], Future[T]], *, timeout_s: float | None = None) -> T:
-        """What the future comes to that the function gives on the loop; raises its error."""
-        self.check()
-        try:
-            return self.node.bridge.ask(
-                function, timeout_s=self._timeout_s if timeout_s is None else timeout_s
+    def write(
+        self,
+        operations: Sequence[Operation],
+        *,
+        condition: Condition | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """See `Backend`."""
+        if condition is not None:
+            return self.ask(
+                lambda: self._metastore.invoke_if(condition, operations), timeout_s=timeout_s
             )
-        except NodeSilent as silent:
-            trouble = self._trouble()
-            if trouble is None:
-                raise
-            trouble.detail = f"{trouble.detail} {silent.detail}".strip()
-            raise trouble from silent  # that is why, then
-        except NodeClosed:
-            raise self.ended() from self._failure
-        except NodeClosing:
-            if self.ended().failed:
-                self.check()
-            raise Closed(str(self.data)) from self._failure
+        self.ask(lambda: self._metastore.invoke(Do(tuple(operations))), timeout_s=timeout_s)
+        return True
 
-    def ended(self) -> Ended:
-        """Why there is no answer."""
-        if not self._closed:
-            self._thread.join(_STOP_S)  # it has failed, and is about to say why
-        return Ended(str(self.data), self._failure)
 
-    def ask_now(self, function: Callable[[], T]) -> T:
-        """What the function gives on the loop, in one turn."""
-        return self.ask(lambda: Future.of(function()))
+def _proposed(copy: Partition, command: Control) -> Future[Outcome]:
+    """On the loop: a cut that freed something is followed by a snapshot, so that the log can go."""
 
-    def tell(self, function: Callable[[], None]) -> None:
-        """Have something done on the loop; nobody waits for it, or for what it refuses."""
-
-        def call() -> None:
+    def done(outcome: Outcome) -> Outcome:
+        if isinstance(outcome, Trimmed) and outcome.batches:
             with contextlib.suppress(LowmarkError):
-                function()
+                copy.group.snapshot()
+        return outcome
 
-        self.node.bridge.call(call)
-
-    @property
-    def running(self) -> bool:
-        """Whether the loop still answers."""
-        return self._thread.is_alive()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed here, or belongs to another process."""
-        return self._closed or os.getpid() != self._pid
-
-    def abandon(self) -> None:
-        """Close what could not be opened; there is an error to tell already."""
-        self._made.wait(_STOP_S)
-        if self._failure is None:
-            with contextlib.suppress(LowmarkError):
-                self.close()
-
-    def close(self) -> None:
-        """Stop the node in good order. Closing twice is fine, and so is closing a parent's."""
-        if not self.closed:
-            for before in list(self.before_close):
-                with contextlib.suppress(LowmarkError):
-                    before.finish()
-        with self._lock:
-            if self.closed:
-                self._closed = True
-                return
-            self._closed = True
-        _open.discard(self)
-        self.node.stop()
-        self._thread.join(_STOP_S)
-        if self._thread.is_alive():
-            raise Unavailable(
-                f"the node in {self.data} did not stop within {_STOP_S:g} seconds",
-                detail="What was acknowledged is safe.",
-            )
-        if isinstance(self._failure, LowmarkError):
-            raise self._failure
+    return copy.ask(command).map(done)
 
 
-@atexit.register
-def _close_all() -> None:
-    for one in list(_open):
-        with contextlib.suppress(LowmarkError):
-            one.close()
+def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()

@@ -10,6 +10,7 @@ from lowmark.runtime import by_name
 
 __all__ = [
     "AppendFailed",
+    "BatchesMoved",
     "Cancelled",
     "Closed",
     "Ended",
@@ -141,6 +142,16 @@ class RunUnderWay(Conflict):
         super().__init__(
             f"table {table} is being compacted by run {run}",
             hint="Wait for it, or cancel it.",
+        )
+
+
+class BatchesMoved(Conflict):
+    """Batches that a view names were cut meanwhile."""
+
+    def __init__(self, partition: int, offset: int) -> None:
+        super().__init__(
+            f"batches of partition {partition} from offset {offset} on were cut meanwhile",
+            hint="Take a newer view.",
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from lowmark.backend.uses import FileUses
 from lowmark.catalog import Table
 from lowmark.errors import Corrupt
 from lowmark.ledger import (
@@ -362,11 +363,11 @@ def _size_of(rows: pa.RecordBatch) -> int:
 class Ledgers:
     """All of a process, by the name of their manifests."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, uses: FileUses | None = None) -> None:
         self.store = store
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenLedger] = OrderedDict()
-        self._uses: Counter[str] = Counter()
+        self._uses = uses or FileUses()
         self._groups = _Groups()
 
     @property
@@ -408,23 +409,9 @@ class Ledgers:
         self._groups.drop(gone)
 
     def take(self, manifest: str) -> Callable[[], None]:
-        """Somebody reads it from now on; gives what ends that. Nothing is opened here."""
-        with self._lock:
-            self._uses[manifest] += 1
-        ended = False
-
-        def end() -> None:
-            nonlocal ended
-            with self._lock:
-                if not ended:
-                    ended = True
-                    self._uses[manifest] -= 1
-                    if not self._uses[manifest]:
-                        del self._uses[manifest]
-
-        return end
+        """It is read from now on; gives what ends that. Nothing is opened here."""
+        return self._uses.take(manifest)
 
     def in_use(self) -> set[str]:
-        """The manifests that somebody reads."""
-        with self._lock:
-            return set(self._uses)
+        """The manifests that are read."""
+        return self._uses.in_use()

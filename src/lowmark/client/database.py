@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -31,11 +30,10 @@ from lowmark.compaction.runner import Engine, Runners
 from lowmark.compaction.sweep import claim
 from lowmark.convert.columns import ColumnsLike, columns_of
 from lowmark.convert.times import parse_time
-from lowmark.errors import LowmarkError, Rejected
+from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
 from lowmark.log import files
 from lowmark.node import Settings, check_directory, data_path, load_settings, make_directory
-from lowmark.runtime import HybridTime
 from lowmark.runtime.store import Store
 from lowmark.table import Advanced, WatermarkStanding
 
@@ -124,27 +122,13 @@ class Database:
         self, embedded: Embedded, *, spark: object = None, engine: Engine | None = None
     ) -> None:
         self._embedded = embedded
-        node = embedded.node
-        assert node.catalogs is not None
-        assert node.tables is not None
-        assert node.watermark is not None
-        self._catalogs = node.catalogs
-        self._watermark = node.watermark
-        try:
-            embedded.ask(lambda: node.catalogs.when_ready(1), timeout_s=_READY_S)  # type: ignore[union-attr]
-        except LowmarkError:
-            self._check_metastore()
-            raise
+        self._catalogs = embedded.catalogs
+        self._watermark = embedded.mark
         self._lock = threading.Lock()
         self._tables: dict[TableId, Table] = {}
-        settled = node.cluster.settings.ledger_location
-        store = Store(settled or str(embedded.data.absolute() / LEDGERS))
-        self._compactor = Compactor(
-            embedded, Ledgers(store), grace_ms=node.settings.ledger.grace_ms
-        )
-        self._wait_for_copies()
-        embedded.ask_now(self._catch_up)
-        self._check_ledgers(store)
+        ledgers = Ledgers(embedded.store, embedded.uses)
+        self._compactor = Compactor(embedded, ledgers, grace_ms=embedded.info.grace_ms)
+        self._check_ledgers(embedded.store)
         self.auto: Automatic | None = None
         if spark is not None or engine is not None:
             runners = Runners(self._compactor.spark, session=spark, engine=engine or "auto")
@@ -158,49 +142,6 @@ class Database:
         if cluster.ledger_location:
             claim(store, cluster.id)
         self._compactor.sweep_dropped()
-
-    def _catch_up(self) -> None:
-        """On the loop: what is in the log was given by this clock, though it may be behind now."""
-        node = self._embedded.node
-        assert node.tables is not None
-        times = [one.view.closed for one in node.tables.all()]
-        latest = max([node.cluster.metastore.state.time, *times])
-        node.runtime.clock.catch_up(HybridTime(latest))
-
-    def _wait_for_copies(self) -> None:
-        """Whoever has opened it can use what is there; what can't be started is told when used."""
-        ends_at, pause_s = time.monotonic() + _COPIES_S, 0.001
-        while not self._embedded.ask_now(self._copies_are_there) and time.monotonic() < ends_at:
-            self._embedded.check_writes()  # else they would not be there either
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LOOK_S)
-
-    def _check_metastore(self) -> None:
-        """Raise if it is damaged: that may be found only when it is read."""
-        cluster = self._embedded.node.cluster
-        damage = self._embedded.ask_now(lambda: cluster.damage)
-        if damage is not None:
-            raise damage
-
-    def _copies_are_there(self) -> bool:
-        """On the loop."""
-        node = self._embedded.node
-        damage = node.cluster.damage
-        if damage is not None:
-            raise damage
-        assert node.tables is not None
-        assert node.placement is not None
-        ready = {
-            (one.table, one.number)
-            for one in node.tables.all()
-            if one.group.ready or one.group.stopped is not None
-        }
-        wanted = {
-            (table.id, number)
-            for table in self._catalogs.latest.all_tables()
-            for number in range(table.partitions)
-        }
-        return wanted <= ready or bool(node.placement.problem)
 
     @property
     def path(self) -> str:

@@ -61,6 +61,7 @@ from lowmark.table.commands import (
     NO_PRODUCER,
     Adopt,
     Change,
+    Control,
     CreateCursor,
     DeleteCursor,
     Fence,
@@ -110,7 +111,7 @@ from lowmark.table.producers import Appended
 from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
 from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, deletes_held, holds_of
 from lowmark.table.splitting import check_row_sizes, outgoing, split
-from lowmark.table.state import Finished, State, Ticked, Trimmed
+from lowmark.table.state import Finished, Outcome, State, Ticked, Trimmed
 from lowmark.table.tables import Tables
 from lowmark.table.watermark import Advanced, AsOfHold, LowWatermark, WatermarkStanding
 
@@ -140,6 +141,7 @@ __all__ = [
     "Columns",
     "CommandRefused",
     "Compression",
+    "Control",
     "CreateCursor",
     "Cursor",
     "CursorExists",
@@ -168,6 +170,7 @@ __all__ = [
     "OffsetExpired",
     "OffsetToCome",
     "OutOfSequence",
+    "Outcome",
     "Outgoing",
     "Partition",
     "PartitionMachine",

@@ -1,0 +1,223 @@
+"""A node inside this process: a thread of its own, and the ways for others to ask it.
+
+The node's rooms know one thread, the loop's; callers come from any. What a caller waits for, it
+waits for here, and Ctrl-C ends the waiting. The thread is not one that keeps the interpreter alive:
+at exit the node is closed, and a process that is killed loses nothing that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from lowmark.backend.errors import Closed, Ended, Forked
+from lowmark.errors import LowmarkError, NoMemory, NoThreads, Unavailable
+from lowmark.group import Future
+from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, NodeSilent, Settings
+from lowmark.runtime import by_name
+
+T = TypeVar("T")
+
+_START_S = 60.0
+_STOP_S = 30.0
+_BEGIN_S = 2.0
+_SLACK_S = 5.0
+_LOOK_S = 0.1
+
+_open: weakref.WeakSet[NodeThread] = weakref.WeakSet()
+
+
+class Finishing(Protocol):
+    """Somebody with something to finish."""
+
+    def finish(self) -> None:
+        """Finish it; what can't be is told to whoever asks next."""
+
+
+class NodeThread:
+    """Open it by making it; close it once."""
+
+    node: Node
+
+    def __init__(self, data: str | os.PathLike[str], settings: Settings) -> None:
+        self.data = Path(data)
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._timeout_s = settings.group.request_timeout_ms / 1_000 + _SLACK_S
+        self.before_close: weakref.WeakSet[Finishing] = weakref.WeakSet()
+        """What has something to finish before it ends."""
+        made, ready = threading.Event(), threading.Event()
+
+        def run() -> None:
+            self._begun.set()
+            try:
+                if self._abandoned:
+                    return
+                # Made on the thread that runs it: Ctrl-C interrupts no more than the waiting, and
+                # never leaves half a node behind.
+                self.node = Node(NodeOptions(data=str(data), embedded=True), settings)
+                made.set()
+                self.node.run(ready.set)
+            except BaseException as failure:
+                self._failure = failure
+            finally:
+                made.set()
+                ready.set()
+
+        self._made = made
+        self._begun = threading.Event()
+        self._abandoned = False
+        self._thread = threading.Thread(target=run, name="lowmark", daemon=True)
+        try:
+            self._thread.start()
+            self._wait_for(ready)
+            self._check_started()
+        except BaseException as error:
+            # A caller that has no database can't close it, and its directory would stay locked.
+            if isinstance(error, RuntimeError):  # no thread was started
+                raise by_name(error, where=f"the database {data}") from error
+            self.abandon()
+            raise
+        _open.add(self)
+
+    def _wait_for(self, ready: threading.Event) -> None:
+        ends_at = time.monotonic() + _START_S
+        while not ready.wait(_LOOK_S):
+            self.check_writes()  # else it would not be ready either
+            if time.monotonic() > ends_at:
+                raise Unavailable(
+                    f"the node in {self.data} did not start within {_START_S:g} seconds"
+                )
+
+    def _check_started(self) -> None:
+        if self._failure is not None:
+            self._thread.join(_STOP_S)
+            raise by_name(self._failure, where=f"the database {self.data}")
+
+    def check_writes(self) -> None:
+        """Raise what keeps the node from writing anything, and not just this once."""
+        trouble = self._trouble()
+        if trouble is not None:
+            raise trouble
+
+    def _trouble(self) -> LowmarkError | None:
+        there = self._made.is_set() and self._failure is None
+        return self.node.log.trouble if there else None
+
+    def check(self) -> None:
+        """Refuse to go on in a child process, or after the end."""
+        if self._closed:
+            raise Closed(str(self.data))
+        if os.getpid() != self._pid:
+            raise Forked(str(self.data))
+        if self._failure is not None:
+            where = f"the database {self.data}, and its node has ended"
+            cause = by_name(self._failure, where=where)
+            if isinstance(cause, NoMemory | NoThreads):
+                cause.hint = f"Close the database and open it again. {cause.hint}"
+                raise cause
+            raise Unavailable(
+                f"the node in {self.data} has failed: {self._failure!r}",
+                hint="Close the database and open it again.",
+            ) from self._failure
+
+    def ask(self, function: Callable[[], Future[T]], *, timeout_s: float | None = None) -> T:
+        """What the future comes to that the function gives on the loop; raises its error."""
+        self.check()
+        try:
+            return self.node.bridge.ask(
+                function, timeout_s=self._timeout_s if timeout_s is None else timeout_s
+            )
+        except NodeSilent as silent:
+            trouble = self._trouble()
+            if trouble is None:
+                raise
+            trouble.detail = f"{trouble.detail} {silent.detail}".strip()
+            raise trouble from silent  # that is why, then
+        except NodeClosed:
+            raise self.ended() from self._failure
+        except NodeClosing:
+            if self.ended().failed:
+                self.check()
+            raise Closed(str(self.data)) from self._failure
+
+    def ended(self) -> Ended:
+        """Why there is no answer."""
+        if not self._closed:
+            self._thread.join(_STOP_S)  # it has failed, and is about to say why
+        return Ended(str(self.data), self._failure)
+
+    def ask_now(self, function: Callable[[], T], *, timeout_s: float | None = None) -> T:
+        """What the function gives on the loop, in one turn."""
+        return self.ask(lambda: Future.of(function()), timeout_s=timeout_s)
+
+    def tell(self, function: Callable[[], None]) -> None:
+        """Have something done on the loop; nobody waits for it, or for what it refuses."""
+
+        def call() -> None:
+            with contextlib.suppress(LowmarkError):
+                function()
+
+        self.node.bridge.call(call)
+
+    @property
+    def running(self) -> bool:
+        """Whether the loop still answers."""
+        return self._thread.is_alive()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed here, or belongs to another process."""
+        return self._closed or os.getpid() != self._pid
+
+    def abandon(self) -> None:
+        """Close what could not be opened; the caller has an error already.
+
+        Ctrl-C may come while the thread is being started. One that begins only after this finds
+        that it is not wanted any more, and makes no node.
+        """
+        self._abandoned = True
+        if not self._begun.wait(_BEGIN_S):
+            return
+        self._made.wait(_STOP_S)
+        if self._failure is None and hasattr(self, "node"):
+            with contextlib.suppress(LowmarkError):
+                self.close()
+
+    def close(self) -> None:
+        """Stop the node in good order. Closing twice is fine, and so is closing a parent's."""
+        if not self.closed:
+            for before in list(self.before_close):
+                with contextlib.suppress(LowmarkError):
+                    before.finish()
+        with self._lock:
+            if self.closed:
+                self._closed = True
+                return
+            self._closed = True
+        _open.discard(self)
+        self.node.stop()
+        self._thread.join(_STOP_S)
+        if self._thread.is_alive():
+            raise Unavailable(
+                f"the node in {self.data} did not stop within {_STOP_S:g} seconds",
+                detail="What was acknowledged is safe.",
+            )
+        if isinstance(self._failure, LowmarkError):
+            raise self._failure
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in list(_open):
+        with contextlib.suppress(LowmarkError):
+            one.close()

@@ -1,0 +1,273 @@
+"""The port: everything that the API and compaction ask of a database.
+
+Arguments and answers are data: frozen values, Arrow and bytes, iterators. No code crosses it, no
+future, and nothing that belongs to a node. Whatever a partition must decide together with its state
+goes as a command with a name (`propose`), or comes back as one value (`status`, `hold`).
+
+Every call may come from any thread. It takes `timeout_s`; without one, it waits for as long as the
+database lets a request wait. What happens to a call whose answer is lost is its retry class:
+
+    safe        nothing changes, or a repeat changes nothing more: ask again
+    numbered    the batches of an appender have numbers: a repeat is stored once
+    unknown     it may have been done: look before you ask again (`OutcomeUnknown`)
+
+`RETRY` says which call is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, Literal, Protocol, TypeAlias
+
+from lowmark.backend.values import (
+    Answer,
+    BatchRange,
+    DatabaseInfo,
+    Held,
+    Hold,
+    Moment,
+    PartitionStatus,
+    ReadRange,
+)
+from lowmark.catalog import Catalog, Command, Executed, TableId
+from lowmark.ledger import Tail
+from lowmark.metastore import Condition, Entry, Operation
+from lowmark.runtime import Buffer
+from lowmark.runtime.store import Store
+from lowmark.table import Advanced, Control, Outcome, Outgoing, View, WatermarkStanding
+
+Retry: TypeAlias = Literal["safe", "numbered", "unknown"]
+
+
+class Sent(Protocol):
+    """Rows that were handed over, and whose answers may not all be there."""
+
+    @property
+    def bytes(self) -> int:
+        """What they have in the log."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the answers are there."""
+
+    def answers(self, timeout_s: float | None = None) -> list[Answer] | None:
+        """One for each part, in order; None if they are not there in time."""
+
+
+class Appender(Protocol):
+    """One producer's way into one table: its batches are numbered, and stored once and in order."""
+
+    def send(self, parts: Sequence[tuple[int, Outgoing]]) -> Sent:
+        """Hand over batches for partitions; returns before they are stored."""
+
+
+class Backend(Protocol):
+    """A database, wherever it is."""
+
+    # -- the database itself --------------------------------------------------------------------
+
+    @property
+    def info(self) -> DatabaseInfo:
+        """What is settled of it."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed here, or belongs to another process."""
+
+    def check(self) -> None:
+        """Raise if it can't be asked any more: it was closed, has failed, or the process forked."""
+
+    def close(self) -> None:
+        """End it; whatever is under way ends with a named error. Closing twice is fine."""
+
+    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
+        """A time above every one that was given; with a table, above all of its rows."""
+
+    # -- the catalog ----------------------------------------------------------------------------
+
+    def catalog(self) -> Catalog:
+        """The newest version that is in force here; the same object until there is a newer one."""
+
+    def catalog_at(self, time: int, *, timeout_s: float | None = None) -> Catalog:
+        """The version that was in force at a time."""
+
+    def execute(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> Executed:
+        """Change the catalog: all commands or none; it is in force here when this returns."""
+
+    def dropped_at(self, table: TableId) -> int | None:
+        """Since when a table is no more; None: it is there, or was never heard of."""
+
+    # -- the low watermark ----------------------------------------------------------------------
+
+    def watermark(
+        self, *, latest: bool = False, timeout_s: float | None = None
+    ) -> WatermarkStanding:
+        """Where it is as far as this node knows; `latest`, as the metastore knows."""
+
+    def advance_watermark(
+        self, to: int | None = None, *, timeout_s: float | None = None
+    ) -> Advanced:
+        """Move it to where it should be by now, or to a time, as far as its holders allow."""
+
+    def hold_history(self, time: int, why: str, *, timeout_s: float | None = None) -> Hold:
+        """Keep answers as of a time exact until the hold is released."""
+
+    def history_lost(self, hold: Hold) -> int | None:
+        """Where the watermark is, if it has passed the time of that hold; else None."""
+
+    # -- rows in --------------------------------------------------------------------------------
+
+    def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> Appender:
+        """A producer's way in. A higher epoch of the same producer fences off lower ones."""
+
+    def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
+        """Begin an epoch above every one that is known of a producer, in all partitions; gives it.
+
+        Whatever an older one still sends is refused from then on.
+        """
+
+    # -- rows out -------------------------------------------------------------------------------
+
+    def view(self, table: TableId, partition: int) -> View:
+        """The backlog as it is known here now: cheap, and perhaps behind."""
+
+    def views(
+        self,
+        table: TableId,
+        partitions: Collection[int],
+        *,
+        closed_at: int | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, View]:
+        """Backlogs with all that was acknowledged before; with a time, once no row at or below it
+        can come any more.
+        """
+
+    def status(
+        self,
+        table: TableId,
+        partitions: Collection[int] | None = None,
+        *,
+        latest: bool = True,
+        timeout_s: float | None = None,
+    ) -> dict[int, PartitionStatus]:
+        """Where partitions stand, with all that was acknowledged before; not `latest`, as it is
+        known here now. Without numbers: of every partition that is here, whatever its table is.
+        """
+
+    def hold(
+        self,
+        table: TableId,
+        ranges: Mapping[int, ReadRange],
+        *,
+        kind: Literal["reader", "run"] = "reader",
+        holder: str,
+        why: str,
+        timeout_s: float | None = None,
+    ) -> Held:
+        """A view of partitions, and a hold on it, in one moment.
+
+        The batches of bounded ranges stay in the log, and so do the files of ledgers, where a
+        range says so.
+        """
+
+    def wait(self, hold: Hold, timeout_s: float) -> None:
+        """Return when something has changed in the partitions of a hold since the last call, or
+        the time is over.
+        """
+
+    def batches(
+        self, table: TableId, partition: int, ranges: Sequence[BatchRange], *, held: bool
+    ) -> Iterator[list[Buffer]]:
+        """The commands of batches, range by range, every checksum checked.
+
+        `held` says that a hold keeps them. Raises `BatchesMoved` if they were cut meanwhile.
+        """
+
+    def release(self, hold: Hold) -> None:
+        """Keep nothing any more for that hold. It does not wait; twice is harmless."""
+
+    # -- partitions -----------------------------------------------------------------------------
+
+    def propose(
+        self,
+        table: TableId,
+        commands: Mapping[int, Control],
+        *,
+        timeout_s: float | None = None,
+    ) -> dict[int, Outcome]:
+        """Have commands carried out, one in each partition; raises the first refusal.
+
+        A cut that freed something is followed by a snapshot, so that the log can go, too.
+        """
+
+    # -- ledgers and runs -----------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        """The files of ledgers, as they can be read from here."""
+
+    def hold_files(self, manifests: Collection[str]) -> Hold:
+        """Have no sweep remove what these manifests name, until the hold is released."""
+
+    def files_in_use(self) -> frozenset[str]:
+        """The manifests that holds keep."""
+
+    def tail(
+        self,
+        table: TableId,
+        partition: int,
+        *,
+        low: int,
+        high: int,
+        timeout_s: float | None = None,
+    ) -> Tail:
+        """The batches from offset `low` to before `high` as other processes can read them: what is
+        still in memory is written into segments first. A hold must keep them.
+        """
+
+    # -- the metastore --------------------------------------------------------------------------
+
+    def get(self, key: bytes, *, timeout_s: float | None = None) -> Entry | None:
+        """The value of a key."""
+
+    def range(self, prefix: bytes, *, timeout_s: float | None = None) -> tuple[Entry, ...]:
+        """All keys that begin with a prefix, in order."""
+
+    def write(
+        self,
+        operations: Sequence[Operation],
+        *,
+        condition: Condition | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Write all of it in one revision, if the condition holds; says whether it did."""
+
+
+RETRY: Final[Mapping[str, Retry]] = {
+    "now": "safe",
+    "catalog": "safe",
+    "catalog_at": "safe",
+    "execute": "unknown",
+    "dropped_at": "safe",
+    "watermark": "safe",
+    "advance_watermark": "safe",
+    "hold_history": "safe",
+    "history_lost": "safe",
+    "appender": "numbered",
+    "fence": "safe",
+    "view": "safe",
+    "views": "safe",
+    "status": "safe",
+    "hold": "safe",
+    "wait": "safe",
+    "batches": "safe",
+    "release": "safe",
+    "propose": "unknown",
+    "hold_files": "safe",
+    "files_in_use": "safe",
+    "tail": "safe",
+    "get": "safe",
+    "range": "safe",
+    "write": "unknown",
+}

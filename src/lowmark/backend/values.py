@@ -1,0 +1,135 @@
+"""What goes through the port: values that never change, and that can be encoded.
+
+A `View` is one, too (`lowmark.table`): columns of numbers that only grow at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from lowmark.errors import LowmarkError
+from lowmark.holds import Hold as Holder
+from lowmark.table import Adopted, Appended, Cursor, Lease, View, deletes_held, holds_of
+
+Answer: TypeAlias = Appended | LowmarkError
+"""What became of one part of an append: where it went, or why it was not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseInfo:
+    """What is settled of a database, and how long its node waits for things."""
+
+    name: str
+    """How callers know it: its directory, or an address."""
+    cluster: str
+    ledger_location: str
+    """Where ledgers are: a path of this machine, or a URL."""
+    ledgers_elsewhere: bool
+    """Whether that is not in its own directory."""
+    data_path: str
+    """The directory whose segments a run reads; empty if it is on no disk of this machine."""
+    watermark_availability_ms: int
+    grace_ms: int
+    """How long a ledger that was replaced stays."""
+    request_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time above all that is known, and the wall clock."""
+
+    time: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Something that is kept for a caller until it is released, or its database is closed."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """What a reader is going to read of one partition."""
+
+    start: int
+    end: int | None
+    """None: it follows, and nothing of the backlog is kept for it."""
+    ledger: Literal["none", "beside", "below"] = "none"
+    """Whether the files of the adopted ledger are kept, too: for themselves, or because rows below
+    its horizon come from there; then the backlog is kept only from the horizon on.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """Consecutive batches of a backlog."""
+
+    first: int
+    """The first offset of the first one: where they are found if they have moved."""
+    places: tuple[int, ...]
+    """Where they stand in the log."""
+
+    @classmethod
+    def of(cls, view: View, low: int, high: int) -> BatchRange:
+        """The batches of a view from position `low` to before `high`."""
+        return cls(int(view.columns.first[low]), tuple(view.places[low:high].tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """One partition at one moment: what planning, reading, explaining and cursors work from."""
+
+    partition: int
+    view: View
+    """The backlog, and the ledger that was adopted with it."""
+    expired: int
+    """Rows below this offset went by retention before they were in a ledger."""
+    cursors: tuple[Cursor, ...]
+    leases: tuple[Lease, ...]
+    now_ms: int
+    """By this time leases are over, or not: the wall clock, or the partition's if that is later."""
+    stopped: LowmarkError | None = field(default=None, compare=False)
+    """Why nothing will change here any more."""
+
+    @property
+    def ledger(self) -> Adopted | None:
+        """The ledger that it has adopted."""
+        return self.view.ledger
+
+    @property
+    def horizon(self) -> int:
+        """Below this offset rows are in the ledger."""
+        return 0 if self.view.ledger is None else self.view.ledger.horizon
+
+    @property
+    def deletes_gone(self) -> int:
+        """Deletes below this offset may be gone from the ledger that it has adopted."""
+        return 0 if self.view.ledger is None else self.view.ledger.deletes_below
+
+    def backlog_holders(self) -> tuple[Holder, ...]:
+        """Who holds the backlog, and from which offset on."""
+        return tuple(holds_of(*self._readers(), now_ms=self.now_ms))
+
+    def delete_holders(self) -> tuple[Holder, ...]:
+        """Who holds deletes, and from which offset on."""
+        return tuple(deletes_held(*self._readers(), now_ms=self.now_ms))
+
+    def live_leases(self) -> tuple[Lease, ...]:
+        """Leases that are not over."""
+        return tuple(lease for lease in self.leases if lease.ends_ms > self.now_ms)
+
+    def _readers(self) -> tuple[dict[str, Cursor], dict[str, Lease]]:
+        cursors = {cursor.name: cursor for cursor in self.cursors}
+        return cursors, {lease.name: lease for lease in self.leases}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A hold, and the partitions as they were at the moment that it was taken."""
+
+    hold: Hold
+    partitions: Mapping[int, PartitionStatus]
