@@ -191,7 +191,7 @@ def test_rebuild_refuses_to_lose_rows_unless_that_is_accepted(shop: Shop) -> Non
 
 def _put_back(database: Database, table: int, pointer: bytes) -> None:
     """What a backup of the metastore has."""
-    embedded = database._embedded
+    embedded = database._backend
     metastore = embedded.node.cluster.metastore
     embedded.ask(lambda: metastore.put(pointer_key(table, 0), pointer))
 

@@ -270,9 +270,9 @@ def test_rows_that_are_gone_are_an_error_or_a_note(shop: Shop) -> None:
     with lowmark.open(shop.data) as database:
         table = database["log"]
         table.append([{"n": 3}])
-        upkeep = database._embedded.node.upkeep
+        upkeep = database._backend.node.upkeep
         assert upkeep is not None
-        database._embedded.ask(lambda: upkeep.retain(table.descriptor.id))
+        database._backend.ask(lambda: upkeep.retain(table.descriptor.id))
         start = table.explain().partitions[0].start
     assert start > 0
     # when somebody reads from before that

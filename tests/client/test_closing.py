@@ -193,10 +193,10 @@ def test_a_producer_that_fails_names_each_row_once(db: Database) -> None:
     producer = table.producer(linger_ms=600_000, batch_rows=200_000)
     producer.send_many({"id": number} for number in range(70_000))
     # when the partition stops
-    node = db._embedded.node
+    node = db._backend.node
     assert node.tables is not None
     (partition,) = (one for one in node.tables.all())
-    db._embedded.ask_now(lambda: node.groups.close_group(partition.group.name))
+    db._backend.ask_now(lambda: node.groups.close_group(partition.group.name))
     with pytest.raises(Unavailable):
         producer.flush()
     # then what was not stored is told, each row once
@@ -423,11 +423,11 @@ def test_a_reader_that_follows_a_partition_that_stops_is_told(db: Database, orde
     reader = orders.read(follow=True, start="latest")
     waiting = Working(lambda: next(reader))
     # when a copy of a partition is found to be damaged
-    node = db._embedded.node
+    node = db._backend.node
     assert node.tables is not None
     group = node.tables.all()[2].group
     damage = Damaged("a segment", offset=7, what="it rots")
-    db._embedded.ask_now(lambda: node.groups.quarantine(group.name, damage))
+    db._backend.ask_now(lambda: node.groups.quarantine(group.name, damage))
     # then the reader says so, as appends do
     waiting.ended_with(QuarantinedHere)
     with pytest.raises(AppendFailed):

@@ -11,7 +11,7 @@ from lowmark.table import Adopt, DeletesGone, DeletesHeld
 def adopt(table: Table, wanted: Adopt) -> None:
     """As whoever publishes a ledger does; nobody reads its files here."""
     partition = table._partition(0)
-    table._embedded.ask(lambda: partition.ask(wanted))
+    table._backend.ask(lambda: partition.ask(wanted))
 
 
 @pytest.fixture

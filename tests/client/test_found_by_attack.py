@@ -183,7 +183,7 @@ def test_values_that_are_not_what_their_type_says_are_refused(
 
 def expire(table: Table, offset: int) -> None:
     partition = table._partition(0)
-    table._embedded.ask(lambda: partition.ask(Trim(offset, expire=True)))
+    table._backend.ask(lambda: partition.ask(Trim(offset, expire=True)))
 
 
 def test_rows_that_retention_took_are_no_secret_of_an_as_of_read(db: Database) -> None:

@@ -22,7 +22,7 @@ from lowmark.table import BatchRefused, Trim
 
 def flushed(table: Table) -> None:
     """Have all rows of a table in segments."""
-    embedded = table._embedded
+    embedded = table._backend
     embedded.ask_now(embedded.node.log.roll)
     logs = [one.group.log for one in table._all_partitions().values()]
     eventually(lambda: all(log.state.memtable.first is None for log in logs))
@@ -94,7 +94,7 @@ def test_a_clock_that_was_ahead_for_one_append_hides_no_row(
     monkeypatch.setattr(HybridClock, "__init__", shifted)
     with lowmark.open(tmp_path / "data") as db:
         table = db.create_table("t", {"id": "int64"}, key="id", partitions=2)
-        metastore, written = db._embedded.node.cluster.metastore, 0
+        metastore, written = db._backend.node.cluster.metastore, 0
 
         def only_partitions_know() -> bool:
             """Write a row an hour ahead, and take what a crash would leave right then."""
@@ -104,7 +104,7 @@ def test_a_clock_that_was_ahead_for_one_append_hides_no_row(
             written += 1
             crash_image(tmp_path / "data", tmp_path / "image")
             last = max(one.view.closed for one in table._all_partitions().values())
-            known = db._embedded.ask_now(lambda: metastore.state.time)
+            known = db._backend.ask_now(lambda: metastore.state.time)
             return known < last - (1_800_000 << COUNTER_BITS)
 
         # given rows whose times are an hour ahead of all that the metastore knows
@@ -156,21 +156,21 @@ def test_whoever_is_interrupted_while_taking_a_hold_holds_nothing(
 
     # given a caller that is interrupted before its hold is there
     monkeypatch.setattr(type(watermark), "hold", slow)
-    ask = db._embedded.node.bridge.ask
+    ask = db._backend.node.bridge.ask
     with monkeypatch.context() as patch:
 
         def ask_and_leave(function: Any, **more: Any) -> Any:
             if function.__qualname__.endswith("take"):
-                db._embedded.node.bridge.call(function)
+                db._backend.node.bridge.call(function)
                 interrupted()
             return ask(function, **more)
 
-        patch.setattr(db._embedded.node.bridge, "ask", ask_and_leave)
+        patch.setattr(db._backend.node.bridge, "ask", ask_and_leave)
         with pytest.raises(KeyboardInterrupt):
             orders.read(as_of=part.time)
     # when it is there after all
     eventually(lambda: len(waiting) == 1)
-    db._embedded.ask_now(waiting[0])
+    db._backend.ask_now(waiting[0])
     # then nothing holds the watermark
     eventually(lambda: not db.advance_watermark("now").held_by)
 
@@ -232,7 +232,7 @@ def test_a_lease_is_taken_where_the_backlog_begins(db: Database) -> None:
     events = db.create_table("events", {"n": "int64"}, partitions=1)
     events.append([{"n": number} for number in range(5)])
     partition = events._partition(0)
-    events._embedded.ask(lambda: partition.ask(Trim(3, expire=True)))
+    events._backend.ask(lambda: partition.ask(Trim(3, expire=True)))
     with events.read(start=0, on_gap="skip", follow=True, lease_ms=60_000) as reader:
         assert next(reader)["n"].to_pylist() == [3, 4]
         assert [gap.last for gap in reader.gaps] == [2]

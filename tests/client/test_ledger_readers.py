@@ -179,7 +179,7 @@ def test_a_reader_that_is_closed_while_it_changes_to_a_newer_ledger_holds_nothin
         # when it is closed, as another thread may do, right after it took that one
         monkeypatch.setattr(Ledgers, "take", original)
         follower.close()
-        follower._embedded.ask_now(lambda: None)  # what it holds was released before this
+        follower._backend.ask_now(lambda: None)  # what it holds was released before this
         return end
 
     monkeypatch.setattr(Ledgers, "take", take)

@@ -598,7 +598,7 @@ class Life:
         run for one that was interrupted: there, too, somebody would see that it goes on.
         """
         table = self.table
-        rival = Compactor(table._embedded, table._compactor.ledgers, grace_ms=0)
+        rival = Compactor(table._backend, table._compactor.ledgers, grace_ms=0)
         wishes = Wishes(trim=self.dice.random() < 0.5, engine="local", where="this process")
         with replaced(rival, "give_up_others", lambda record: False):
             self._run(rival, wishes)
@@ -637,7 +637,7 @@ class Life:
         self.tell("compact all, with an end before its end")
         with contextlib.suppress(Stopped):
             self._run(self.table._compactor, wishes)
-        if self.db._embedded.closed:
+        if self.db._backend.closed:
             if image is not None:
                 shutil.rmtree(self.path)
                 self.path = image
@@ -917,7 +917,7 @@ class Life:
 
     def look(self) -> dict[int, Standing]:
         found = {}
-        embedded = self.table._embedded
+        embedded = self.table._backend
 
         def seen(state: State) -> Standing:
             view = state.backlog.view

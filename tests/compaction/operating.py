@@ -50,7 +50,7 @@ def set_options(world: World, **options: str | int | None) -> None:
 
 def look_after(world: World) -> Look:
     """Let upkeep look once: watermark, retention, and what is left of dropped tables."""
-    embedded = world.db._embedded
+    embedded = world.db._backend
     upkeep = embedded.node.upkeep
     assert upkeep is not None
     return embedded.ask(upkeep.tick)
@@ -58,7 +58,7 @@ def look_after(world: World) -> Look:
 
 def keys_left(world: World) -> list[bytes]:
     """All that the metastore knows of ledgers and runs."""
-    embedded = world.db._embedded
+    embedded = world.db._backend
     metastore = embedded.node.cluster.metastore
     found: list[bytes] = []
     for prefix in (POINTER_PREFIX, RUN_PREFIX):
@@ -69,14 +69,14 @@ def keys_left(world: World) -> list[bytes]:
 
 def put_pointer(world: World, pointer: Pointer) -> None:
     """What the metastore says was published, put there by somebody who should not have."""
-    embedded = world.db._embedded
+    embedded = world.db._backend
     key, value = pointer_key(world.table.descriptor.id, 0), msgspec.json.encode(pointer)
     embedded.ask(lambda: embedded.node.cluster.metastore.put(key, value))
 
 
 def remove_pointer(world: World) -> None:
     """A metastore that knows of no ledger: a backup from before the first run, say."""
-    embedded = world.db._embedded
+    embedded = world.db._backend
     key = pointer_key(world.table.descriptor.id, 0)
     embedded.ask(lambda: embedded.node.cluster.metastore.remove(key))
 

@@ -161,7 +161,7 @@ def test_a_run_that_takes_longer_than_its_lease_holds_what_it_reads(
     monkeypatch.setattr(run_watching, "_LOOK_S", 0.01)
     fill(world)
     with run_aside(world, until="carry out the work") as end:
-        partition, embedded = world.table._partition(0), world.table._embedded
+        partition, embedded = world.table._partition(0), world.table._backend
 
         def ends_ms() -> int:
             leases = embedded.ask(lambda: partition.read(lambda state: dict(state.leases)))

@@ -102,7 +102,7 @@ def leases(world: World, number: int) -> list[str]:
     def look(state: State) -> list[str]:
         return list(state.leases)
 
-    return world.table._embedded.ask(lambda: partition.read(look))
+    return world.table._backend.ask(lambda: partition.read(look))
 
 
 # -- before every step ----------------------------------------------------------------------------

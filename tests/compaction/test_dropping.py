@@ -35,7 +35,7 @@ def pass_the_drop(world: World) -> None:
     def gone() -> bool:
         world.db.advance_watermark()
         look_after(world)
-        tables = world.db._embedded.node.tables
+        tables = world.db._backend.node.tables
         assert tables is not None
         return not tables.all()
 

@@ -41,11 +41,11 @@ def test_what_a_run_writes_into_the_metastore_grows_with_its_partitions_only(wor
         records.append(len(msgspec.json.encode(record)))
         original(self, record)
 
-    metastore = world.db._embedded.node.cluster.metastore
-    before = world.db._embedded.ask_now(lambda: metastore.state.latest)
+    metastore = world.db._backend.node.cluster.metastore
+    before = world.db._backend.ask_now(lambda: metastore.state.latest)
     with replaced(Records, "put_run", put_run):
         assert world.table.compact(engine="local").state == "done"
-    after = world.db._embedded.ask_now(lambda: metastore.state.latest)
+    after = world.db._backend.ask_now(lambda: metastore.state.latest)
     # then the record of the run was written a number of times that the partitions do not change
     assert len(records) <= 25
     assert sum(records) <= 25 * max(records)

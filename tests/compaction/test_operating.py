@@ -363,7 +363,7 @@ def test_a_batch_that_is_sent_again_is_known_though_none_of_its_rows_is_left(wor
 
     def send() -> object:
         partition = world.table._partition(0)
-        return world.table._embedded.ask(lambda: partition.append(command))
+        return world.table._backend.ask(lambda: partition.append(command))
 
     first = send()
     world.note([("a", 1), ("b", 1)])

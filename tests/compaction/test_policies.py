@@ -283,7 +283,7 @@ def standing(world: World) -> Standing:
     """Where the partition stands, with the watermark above all its rows."""
     records = world.table._compactor.records
     seen = records.pointer(world.table.descriptor.id, 0)
-    embedded = world.table._embedded
+    embedded = world.table._backend
     world.settle()
     mark = world.db.watermark().value
     return standing_of(embedded, world.table._partition(0), seen, watermark=mark)

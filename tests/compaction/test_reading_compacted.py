@@ -434,12 +434,12 @@ def staged(world: World, transaction: int, *changes: tuple[str, int]) -> None:
         change=Change.UPSERT,
         transaction=transaction,
     )
-    table._embedded.ask(lambda: partition.append(command))
+    table._backend.ask(lambda: partition.append(command))
 
 
 def rolled(world: World) -> None:
     """What follows stands in another segment."""
-    embedded = world.table._embedded
+    embedded = world.table._backend
     embedded.ask_now(embedded.node.log.roll)
 
 

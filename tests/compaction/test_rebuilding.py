@@ -580,7 +580,7 @@ def test_a_first_ledger_that_was_never_adopted_is_made_from_the_backlog(world: W
 def _restore(world: World, pointer: Pointer | None) -> None:
     """A backup of the metastore, in which this is what was published last."""
     key = pointer_key(world.table.descriptor.id, 0)
-    metastore, embedded = world.db._embedded.node.cluster.metastore, world.db._embedded
+    metastore, embedded = world.db._backend.node.cluster.metastore, world.db._backend
     if pointer is None:
         embedded.ask(lambda: metastore.remove(key))
     else:

@@ -190,7 +190,7 @@ class World:
     def ask(self, command: Control, partition: int = 0) -> object:
         """Have a partition carry a command out."""
         one = self.table._partition(partition)
-        return self.table._embedded.ask(lambda: one.ask(command))
+        return self.table._backend.ask(lambda: one.ask(command))
 
     def files(self, ending: str = "") -> set[str]:
         """What is in the folder of ledgers."""

@@ -522,7 +522,7 @@ def test_every_name_in_a_store_is_on_the_page(tmp_path: Path) -> None:
         next(store.rglob("*.keys")).unlink()
         table.rebuild_ledger(step=look)
         owner = (store / "database").read_text()
-        assert owner == f"{db._embedded.node.cluster.settings.id}\n"
+        assert owner == f"{db._backend.node.cluster.settings.id}\n"
     seen.add(f"table-3/runs/{run.run}/cancel")  # which `lowmark runs cancel` leaves there
     seen.add("table-3/")
     # then every name that was ever seen is on the page, and the other way round

@@ -189,11 +189,11 @@ def test_a_process_killed_while_it_compacts_and_alters_loses_nothing(data: Path)
         number += 10
         if number % 100 == 0:
             def snapshot():
-                for partition in db._embedded.node.tables.all():
+                for partition in db._backend.node.tables.all():
                     partition.group.snapshot()
                     partition.group.rewrite()
                     partition.group.log.compact()
-            db._embedded.ask_now(snapshot)
+            db._backend.ask_now(snapshot)
             column = NewColumn(name=f"c{number}", type=parse_type("string"))
             db.execute([AddColumns(table="t", columns=(column,))])
     """
@@ -327,17 +327,17 @@ class Compacting:
         self.table = self.db.create_table(
             "t", {"id": "int64", "n": "int64", "note": "string"}, key="id", partitions=partitions
         )
-        self._embedded = self.db._embedded
-        node = self._embedded.node
+        self._backend = self.db._backend
+        node = self._backend.node
         assert node.tables is not None
         self.log, self.partitions = node.log, node.tables.all()
 
     def settle(self) -> None:
-        eventually(lambda: self._embedded.ask_now(lambda: self.log.idle))
+        eventually(lambda: self._backend.ask_now(lambda: self.log.idle))
 
     def all_phases(self) -> None:
         for what in ("rewrite", "snapshot", "roll", "compact"):
-            self._embedded.ask_now(partial(self._do, what))
+            self._backend.ask_now(partial(self._do, what))
             self.settle()
 
     def _do(self, what: str) -> None:
@@ -357,7 +357,7 @@ class Compacting:
             for one in self.partitions:
                 one.ask(Trim(max(0, one.view.end - keep), expire=True))
 
-        self._embedded.ask_now(cut)
+        self._backend.ask_now(cut)
 
     def shake(self, dice: Random) -> None:
         """One of the things that may happen to the log."""
@@ -365,7 +365,7 @@ class Compacting:
         if what == "trim":
             self.trim(dice.choice([20, 200, 1_000]))
         else:
-            self._embedded.ask_now(partial(self._do, what))
+            self._backend.ask_now(partial(self._do, what))
 
 
 def test_a_bounded_reader_gives_all_that_was_there_whatever_is_cut_meanwhile(data: Path) -> None:

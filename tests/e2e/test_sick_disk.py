@@ -72,12 +72,12 @@ def sick(monkeypatch: pytest.MonkeyPatch) -> type[SickDisk]:
 
 
 def log_of(db: Database) -> Log:
-    return db._embedded.node.log
+    return db._backend.node.log
 
 
 def roll(db: Database) -> None:
     """Close the WAL file, as a full one is closed."""
-    db._embedded.ask_now(log_of(db).roll)
+    db._backend.ask_now(log_of(db).roll)
 
 
 def folder_of(db: Database, table: str) -> str:
@@ -206,12 +206,12 @@ db = lowmark.open(data, settings=settings)
 table = db.create_table("orders", {"id": "int64"}, key="id", partitions=1)
 other = db.create_table("others", {"id": "int64"}, key="id", partitions=1)
 table.append([{"id": at} for at in range(100)])
-log = db._embedded.node.log
+log = db._backend.node.log
 group = group_name(table.descriptor.id, 0)
 folder = f"{data}/groups/{group}"
 subprocess.run(["mount", "--bind", folder, folder], check=True)
 subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
-db._embedded.ask_now(log.roll)
+db._backend.ask_now(log.roll)
 until(lambda: log.group(group).unwritable is not None)
 other.append([{"id": 1}])
 print(log.group(group).unwritable)
@@ -227,7 +227,7 @@ db = lowmark.open(data, settings=settings)
 names = [f"t{at}" for at in range(6)]
 for name in names:
     db.create_table(name, {"id": "int64"}, key="id", partitions=2)
-log = db._embedded.node.log
+log = db._backend.node.log
 # The process may have what it has, and 20 more. Somebody takes all of them, and gives them back for
 # a moment now and then: so files are rolled, flushed, named and removed with and without handles.
 limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -272,7 +272,7 @@ assert not any("damaged" in cause for cause in causes), causes
 resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 db.close()
 db = lowmark.open(data, settings=settings)
-log = db._embedded.node.log
+log = db._backend.node.log
 assert not [group.quarantined for group in log.groups() if group.quarantined]
 for name in names:
     assert set(ids(db, name)) >= set(range(stored[name])), name

@@ -17,7 +17,7 @@ from lowmark.log.segments import SegmentRef
 def test_the_metastore_has_few_segments_however_often_the_wal_was_closed(tmp_path: Path) -> None:
     rolls = 120
     with lowmark.open(tmp_path) as db:
-        embedded = db._embedded
+        embedded = db._backend
         metastore, log = embedded.node.cluster.metastore, embedded.node.log
         state = metastore.group.log.state
 
@@ -39,6 +39,6 @@ def test_the_metastore_has_few_segments_however_often_the_wal_was_closed(tmp_pat
             assert entry is not None
             assert int(bytes(entry.value)) >= rolls - 7
     with lowmark.open(tmp_path) as db:
-        metastore = db._embedded.node.cluster.metastore
-        found = db._embedded.ask(lambda: metastore.range(prefix=b"test."))
+        metastore = db._backend.node.cluster.metastore
+        found = db._backend.ask(lambda: metastore.range(prefix=b"test."))
         assert len(found.entries) == 7

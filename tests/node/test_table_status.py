@@ -110,8 +110,8 @@ def data(tmp_path: Path) -> Path:
 def test_a_directory_says_the_same_of_tables_as_its_node_did(data: Path) -> None:
     # given what the node says
     with lowmark.open(data) as database:
-        node = database._embedded.node
-        told = database._embedded.ask(node.status.status)
+        node = database._backend.node
+        told = database._backend.ask(node.status.status)
     # when its directory is asked
     with open_offline(str(data)) as store:
         found = store.status()

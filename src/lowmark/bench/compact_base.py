@@ -58,7 +58,7 @@ def make_base(folder: Path, rows: int, keys: int, *, seed: int) -> Base:
             while (batch := coming.result()) is not None:
                 coming = helper.submit(_drawn, chunks, truth)
                 opened.table.append(batch)
-        embedded = opened.db._embedded
+        embedded = opened.db._backend
         embedded.ask_now(embedded.node.log.roll)
         opened.rest()
         stored = sum(opened.table.snapshot().ends.values())

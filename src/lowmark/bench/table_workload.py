@@ -138,8 +138,8 @@ class Opened:
     def __init__(self, db: Database, table: Table) -> None:
         self.db = db
         self.table = table
-        self._embedded = db._embedded
-        log = self._embedded.node.log
+        self._backend = db._backend
+        log = self._backend.node.log
         self._log = log
         self._first_wal = log.wal.number
 
@@ -151,7 +151,7 @@ class Opened:
     def rest(self) -> None:
         """Wait until nothing is left to do: the segment writer is idle, not only the WAL."""
         ends_at = time.monotonic() + IDLE_DEADLINE_S
-        while not self._embedded.ask_now(lambda: self._log.idle):
+        while not self._backend.ask_now(lambda: self._log.idle):
             invariant(time.monotonic() < ends_at, "the log comes to rest")
             time.sleep(0.001)
 

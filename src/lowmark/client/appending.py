@@ -93,17 +93,17 @@ class Appender:
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         table: TableId,
         name: str,
         *,
         producer: bytes | None = None,
         epoch: int = 0,
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._table = table
         self._name = name
-        node = embedded.node
+        node = backend.node
         assert node.tables is not None
         self._tables = node.tables
         self._groups = node.groups
@@ -116,9 +116,9 @@ class Appender:
 
     def submit(self, parts: Parts) -> Pending:
         """Hand rows over; `wait` for the answer."""
-        self._embedded.check()
+        self._backend.check()
         pending = Pending(parts)
-        self._embedded.tell(lambda: self._send(pending))
+        self._backend.tell(lambda: self._send(pending))
         return pending
 
     def _send(self, pending: Pending) -> None:
@@ -151,9 +151,9 @@ class Appender:
             if answers is not None:
                 return answers
             # What waits when the loop ends is never answered.
-            if not self._embedded.running:
+            if not self._backend.running:
                 last = pending.answers(0)  # they may have come in between
-                return last or [self._embedded.ended()] * len(pending.parts)
+                return last or [self._backend.ended()] * len(pending.parts)
 
     def _parts(self, all_of: list[tuple[Pending, list[Appended | LowmarkError]]]) -> list[Part]:
         stored: list[Part] = []

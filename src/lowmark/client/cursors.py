@@ -84,9 +84,9 @@ class Cursors:
     """The cursors of one table."""
 
     def __init__(
-        self, embedded: Embedded, table: Table, partitions: Callable[[], dict[int, Partition]]
+        self, backend: Embedded, table: Table, partitions: Callable[[], dict[int, Partition]]
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._table = table
         self._partitions = partitions
 
@@ -139,9 +139,7 @@ class Cursors:
 
         asked = list(partitions.items())
         try:
-            self._embedded.ask(
-                lambda: when_all([one.ask(command(number)) for number, one in asked])
-            )
+            self._backend.ask(lambda: when_all([one.ask(command(number)) for number, one in asked]))
         except LowmarkError:
             self._undo(name, token)
             raise
@@ -154,14 +152,14 @@ class Cursors:
         """
         for partition in self._partitions().values():
             with contextlib.suppress(LowmarkError):
-                self._embedded.ask(partial(partition.ask, DeleteCursor(name, token)))
+                self._backend.ask(partial(partition.ask, DeleteCursor(name, token)))
 
     def move(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
         """Move it to these offsets: forward only, unless it is reset."""
         partitions = self._partitions()
         to = check_offsets(to, "move", partitions=len(partitions))
         asked = [(partitions[number], offset) for number, offset in sorted(to.items())]
-        self._embedded.ask(
+        self._backend.ask(
             lambda: when_all([one.ask(MoveCursor(name, at, reset)) for one, at in asked])
         )
         return self.get(name)
@@ -175,7 +173,7 @@ class Cursors:
         ]
         if not there:
             raise CursorUnknown(name)
-        self._embedded.ask(lambda: when_all([one.ask(DeleteCursor(name)) for one in there]))
+        self._backend.ask(lambda: when_all([one.ask(DeleteCursor(name)) for one in there]))
 
     def get(self, name: str) -> TableCursor:
         """A cursor by name."""
@@ -216,7 +214,7 @@ class Cursors:
 
     def _look(self, partition: Partition) -> tuple[dict[str, Cursor], View]:
         """The cursors of a partition, and the backlog in which they stand."""
-        return self._embedded.ask(
+        return self._backend.ask(
             lambda: partition.read(lambda state: (dict(state.cursors), state.backlog.view))
         )
 

@@ -86,28 +86,28 @@ def open_database(
         settings = load_settings(arguments={"watermark": watermark})
     check_directory(path, create=create)
     make_directory(path)
-    embedded = Embedded(path, settings)
+    backend = Embedded(path, settings)
     try:
-        _check_settled(embedded, watermark_availability_ms, settings.ledger.location)
-        return Database(embedded, spark=spark, engine=engine)
+        _check_settled(backend, watermark_availability_ms, settings.ledger.location)
+        return Database(backend, spark=spark, engine=engine)
     except BaseException as error:
-        embedded.abandon()
+        backend.abandon()
         raise_by_name(error, data)
 
 
-def _check_settled(embedded: Embedded, availability_ms: int | None, location: str) -> None:
-    ledgers = embedded.node.cluster.settings.ledger_location
+def _check_settled(backend: Embedded, availability_ms: int | None, location: str) -> None:
+    ledgers = backend.node.cluster.settings.ledger_location
     if location and location != ledgers:
         raise Rejected(
-            f"the ledgers of {embedded.data} are in {ledgers or 'its own directory'},"
+            f"the ledgers of {backend.data} are in {ledgers or 'its own directory'},"
             f" not in {location}",
             detail="That was settled when it was made.",
             hint="Leave ledger.location out.",
         )
-    settled = embedded.node.cluster.settings.watermark_availability_ms
+    settled = backend.node.cluster.settings.watermark_availability_ms
     if availability_ms not in {None, settled}:
         raise Rejected(
-            f"the database {embedded.data} keeps history exact for {settled} ms,"
+            f"the database {backend.data} keeps history exact for {settled} ms,"
             f" not {availability_ms}",
             detail="That was settled when it was made.",
             hint="Leave watermark_availability_ms out.",
@@ -119,26 +119,26 @@ class Database:
     """Tables by name. Safe to use from any thread; not after a fork."""
 
     def __init__(
-        self, embedded: Embedded, *, spark: object = None, engine: Engine | None = None
+        self, backend: Embedded, *, spark: object = None, engine: Engine | None = None
     ) -> None:
-        self._embedded = embedded
-        self._catalogs = embedded.catalogs
-        self._watermark = embedded.mark
+        self._backend = backend
+        self._catalogs = backend.catalogs
+        self._watermark = backend.mark
         self._lock = threading.Lock()
         self._tables: dict[TableId, Table] = {}
-        ledgers = Ledgers(embedded.store, embedded.uses)
-        self._compactor = Compactor(embedded, ledgers, grace_ms=embedded.info.grace_ms)
-        self._check_ledgers(embedded.store)
+        ledgers = Ledgers(backend.store, backend.uses)
+        self._compactor = Compactor(backend, ledgers, grace_ms=backend.info.grace_ms)
+        self._check_ledgers(backend.store)
         self.auto: Automatic | None = None
         if spark is not None or engine is not None:
             runners = Runners(self._compactor.spark, session=spark, engine=engine or "auto")
-            self.auto = Automatic(embedded, self._compactor, self._catalogs, runners)
+            self.auto = Automatic(backend, self._compactor, self._catalogs, runners)
             self.auto.start()
-            embedded.before_close.add(self.auto)
+            backend.before_close.add(self.auto)
 
     def _check_ledgers(self, store: Store) -> None:
         """Ledgers of another database must not be swept by this one."""
-        cluster = self._embedded.node.cluster.settings
+        cluster = self._backend.node.cluster.settings
         if cluster.ledger_location:
             claim(store, cluster.id)
         self._compactor.sweep_dropped()
@@ -146,12 +146,12 @@ class Database:
     @property
     def path(self) -> str:
         """The directory."""
-        return str(self._embedded.data)
+        return str(self._backend.data)
 
     @property
     def catalog(self) -> Catalog:
         """The latest version of the catalog."""
-        self._embedded.check()
+        self._backend.check()
         return self._catalogs.latest
 
     # -- tables ---------------------------------------------------------------------------------
@@ -193,19 +193,19 @@ class Database:
         A table of an earlier time can be read as of then, until the low watermark passes its drop.
         """
         schema, plain = _path(name)
-        self._embedded.check()
+        self._backend.check()
         if as_of is None:
             found = self._catalogs.latest.table_named(schema, plain)
         else:
             time = parse_time(as_of, now=self._now())
-            found = self._embedded.ask(lambda: self._catalogs.at(time)).table_named(schema, plain)
+            found = self._backend.ask(lambda: self._catalogs.at(time)).table_named(schema, plain)
         if found is None:
             raise TableUnknown(name, known=_names(self._catalogs.latest))
         return self._table(found)
 
     def _now(self) -> int:
         """By the node's clock, which belongs to the loop."""
-        return self._embedded.ask_now(lambda: int(self._embedded.node.runtime.clock.now()))
+        return self._backend.ask_now(lambda: int(self._backend.node.runtime.clock.now()))
 
     def _table(self, descriptor: TableDescriptor) -> Table:
         with self._lock:
@@ -214,7 +214,7 @@ class Database:
                 # What was dropped has an index, and batches, that nobody needs any more.
                 there = self._catalogs.latest.tables
                 self._tables = {key: one for key, one in self._tables.items() if key in there}
-                table = Table(self._embedded, descriptor, self._compactor)
+                table = Table(self._backend, descriptor, self._compactor)
                 self._tables[descriptor.id] = table
             return table
 
@@ -230,11 +230,11 @@ class Database:
 
     def execute(self, commands: Sequence[Command]) -> Executed:
         """Change the catalog: all commands or none, in one version."""
-        return self._embedded.ask(lambda: self._catalogs.execute(commands), timeout_s=_READY_S)
+        return self._backend.ask(lambda: self._catalogs.execute(commands), timeout_s=_READY_S)
 
     def runs(self) -> list[RunRecord]:
         """The runs of compaction that are known, of all tables; the newest first."""
-        self._embedded.check()
+        self._backend.check()
         return self._compactor.runs()
 
     # -- the low watermark ----------------------------------------------------------------------
@@ -242,27 +242,27 @@ class Database:
     def watermark(self) -> WatermarkStanding:
         """Where the low watermark is, where it would be if nobody held it, and who does."""
         mark = self._watermark
-        return self._embedded.ask_now(mark.standing)
+        return self._backend.ask_now(mark.standing)
 
     def advance_watermark(self, to: int | str | datetime | None = None) -> Advanced:
         """Move it to where it should be by now, or to a time, as far as its holders allow."""
         mark = self._watermark
         time = None if to is None else parse_time(to, now=self._now())
-        return self._embedded.ask(lambda: mark.advance(time))
+        return self._backend.ask(lambda: mark.advance(time))
 
     # -- closing --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close it in good order; whatever is open of it ends with a named error."""
-        self._embedded.close()
+        self._backend.close()
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self._embedded.closed
+        return self._backend.closed
 
     def __enter__(self) -> Self:
-        self._embedded.check()
+        self._backend.check()
         return self
 
     def __exit__(

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def edge(*, but: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
-    """Of a class with an `_embedded`, whose public methods users call; `but` do without it."""
+    """Of a class with an `_backend`, whose public methods users call; `but` do without it."""
 
     def wrap(cls: type[T]) -> type[T]:
         for name, found in list(vars(cls).items()):
@@ -39,8 +39,8 @@ def _edge(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(self, *args, **kwargs)
         except RAN_OUT as error:
-            embedded: Embedded = self._embedded  # type: ignore[attr-defined]
-            raise_by_name(error, embedded.data)
+            backend: Embedded = self._backend  # type: ignore[attr-defined]
+            raise_by_name(error, backend.data)
 
     return call
 

@@ -207,11 +207,11 @@ class _Seen:
 
 
 def explain_table(
-    embedded: Embedded, table: Table, partitions: Mapping[int, Partition], ledgers: Ledgers
+    backend: Embedded, table: Table, partitions: Mapping[int, Partition], ledgers: Ledgers
 ) -> TableExplanation:
     """What is kept of a table, and for whom."""
     asked = list(partitions.values())
-    now_ms = embedded.node.loop.wall_ms()
+    now_ms = backend.node.loop.wall_ms()
 
     def look(state: State) -> _Seen:
         now = max(millis_of(HybridTime(state.closed)), now_ms)
@@ -219,7 +219,7 @@ def explain_table(
         on_deletes = list(deletes_held(state.cursors, state.leases, now_ms=now))
         return _Seen(state.backlog.view, holds, on_deletes, state.horizon)
 
-    found = embedded.ask(lambda: when_all([one.read(look) for one in asked]))
+    found = backend.ask(lambda: when_all([one.read(look) for one in asked]))
     explained = tuple(
         _partition(partition.number, seen, ledgers, now_ms)
         for partition, seen in zip(asked, found, strict=True)

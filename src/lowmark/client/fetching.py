@@ -25,7 +25,7 @@ _memory = Memory()
 
 
 def fetch(
-    embedded: Embedded,
+    backend: Embedded,
     partition: Partition,
     view: View,
     low: int,
@@ -40,18 +40,18 @@ def fetch(
     are read into one piece of memory; whoever keeps a few of them for long takes a copy.
     """
     indexes = view.places[low:high].tolist()
-    disk = embedded.node.runtime.disk
+    disk = backend.node.runtime.disk
     for _ in range(_ATTEMPTS):
         try:
             if plan is None:
-                plan = embedded.ask_now(partial(partition.plan, indexes, held=held))
+                plan = backend.ask_now(partial(partition.plan, indexes, held=held))
             entries = plan.execute(disk, allocate=_memory.allocate)
             return [open_command(entry.data).data for entry in entries]
         except ReferenceExpired:
             plan = None
         except Damaged as damage:
             # As when the loop reads: nothing more is written behind what can't be read.
-            embedded.tell(partial(embedded.node.groups.quarantine, partition.group.name, damage))
+            backend.tell(partial(backend.node.groups.quarantine, partition.group.name, damage))
             raise
         except EntryGone:
             plan, fresh, first = None, partition.view, int(view.columns.first[low])
@@ -67,7 +67,7 @@ def fetch(
 
 
 def plan_ahead(
-    embedded: Embedded, partition: Partition, view: View, ranges: list[tuple[int, int]]
+    backend: Embedded, partition: Partition, view: View, ranges: list[tuple[int, int]]
 ) -> list[ReadPlan]:
     """How to read several runs of batches that are held, found out in one turn of the loop.
 
@@ -75,6 +75,6 @@ def plan_ahead(
     """
     places = [view.places[low:high].tolist() for low, high in ranges]
     try:
-        return embedded.ask_now(lambda: [partition.plan(indexes, held=True) for indexes in places])
+        return backend.ask_now(lambda: [partition.plan(indexes, held=True) for indexes in places])
     except EntryGone:
         return []  # each is planned by itself, and says what became of it

@@ -66,7 +66,7 @@ class AsOfReader(Reader):
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         partitions: Mapping[int, Partition],
         reading: Reading,
         *,
@@ -75,7 +75,7 @@ class AsOfReader(Reader):
     ) -> None:
         self.time = time
         self._hold = hold
-        super().__init__(embedded, partitions, reading)
+        super().__init__(backend, partitions, reading)
         self._ends.append(hold)
         try:
             for way in self._ways:
@@ -152,14 +152,14 @@ class AsOfReader(Reader):
     def _check_held(self) -> None:
         """Raise if what was given may not be all: the watermark has passed the time meanwhile."""
         hold = self._hold
-        passed_by = self._embedded.ask_now(lambda: hold.passed_by if hold.lost else None)
+        passed_by = self._backend.ask_now(lambda: hold.passed_by if hold.lost else None)
         if passed_by is not None:
             raise BelowWatermark(time=self.time, watermark=passed_by)
 
     def _fetch_held(self, part: _Part, low: int, high: int) -> list[Buffer]:
         """Batches that are held for this reader."""
         try:
-            return fetch(self._embedded, part.partition, part.view, low, high, held=True)
+            return fetch(self._backend, part.partition, part.view, low, high, held=True)
         except Moved:
             raise RowsLost(
                 f"offsets {part.view.start} to {part.end - 1} of partition"

@@ -128,7 +128,7 @@ class Lookup:
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         table: Table,
         partitions: Callable[[int], Partition],
         *,
@@ -142,11 +142,11 @@ class Lookup:
                 hint="Read it with `read`; only a table with a key can be looked up.",
             )
         self.table = table
-        self._embedded = embedded
+        self._backend = backend
         self._partitions = partitions
         self._form = KeyForm.of(table)
         self._indexed: dict[int, _Indexed] = {}
-        if known is not None and known._indexes_for(embedded, table, self._form):
+        if known is not None and known._indexes_for(backend, table, self._form):
             # The same ones, with their locks: what either brings up to date is so for both.
             self._indexed = known._indexed
         self._keys = KeyReader(table, newest=newest)
@@ -156,11 +156,11 @@ class Lookup:
         self.shape = Shape(table, [column.name for column in table.columns], newest=newest)
         self._names = self.shape.names
 
-    def _indexes_for(self, embedded: Embedded, table: Table, form: KeyForm) -> bool:
+    def _indexes_for(self, backend: Embedded, table: Table, form: KeyForm) -> bool:
         """Whether its index is that of another version of its table, too."""
         mine = self._form
         return (
-            self._embedded is embedded
+            self._backend is backend
             and (self.table.id, self.table.partitions) == (table.id, table.partitions)
             and (mine.ids, mine.types) == (form.ids, form.types)
         )
@@ -254,10 +254,10 @@ class Lookup:
 
     def _view(self, partition: Partition) -> View:
         """All that was acknowledged before this moment."""
-        self._embedded.check()
+        self._backend.check()
         if partition.alone:
             return partition.view
-        return self._embedded.ask(partition.latest)
+        return self._backend.ask(partition.latest)
 
     def _row(
         self, partition: Partition, view: View, offset: int, *, deleted: bool
@@ -312,7 +312,7 @@ class Lookup:
         key = (partition.number, first)
         found = self._cache.get(key)
         if found is None:
-            (command,) = fetch(self._embedded, partition, view, at, at + 1, held=False)
+            (command,) = fetch(self._backend, partition, view, at, at + 1, held=False)
             command = bytes(command)  # else it may be a part of much more
             mixed = view.columns.change[at] == Change.MIXED
             keep = np.ones(int(view.columns.rows[at]), bool) if mixed else None
@@ -420,7 +420,7 @@ class Lookup:
         at = view.batch_at(max(index.end, view.start))
         while at < view.count:
             high = view.fitting(at, view.count, _BUILD_BYTES)
-            commands = fetch(self._embedded, indexed.partition, view, at, high, held=False)
+            commands = fetch(self._backend, indexed.partition, view, at, high, held=False)
             found = list(self._keys.read(view, at, commands))
             keyless = any(some.keys.null_count for some in found)
             # One run for all of them: their offsets follow each other. The first batch may begin
@@ -438,7 +438,7 @@ class Lookup:
         """Compare keys one by one, newest first: two keys of the index share a hash."""
         wanted = pa.scalar(key, pa.int64() if isinstance(key, int) else pa.binary())
         for at in range(view.count - 1, -1, -1):
-            commands = fetch(self._embedded, partition, view, at, at + 1, held=False)
+            commands = fetch(self._backend, partition, view, at, at + 1, held=False)
             (some,) = self._keys.read(view, at, commands)
             hits = np.flatnonzero(
                 pc.equal(some.keys, wanted).fill_null(False).to_numpy(zero_copy_only=False)

@@ -213,9 +213,9 @@ class Reader:
     """
 
     def __init__(
-        self, embedded: Embedded, partitions: Mapping[int, Partition], reading: Reading
+        self, backend: Embedded, partitions: Mapping[int, Partition], reading: Reading
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._reading = reading
         self.gaps: list[Gap] = []
         """Rows that could not be given (with `on_gap="skip"`)."""
@@ -229,11 +229,11 @@ class Reader:
         """A batch that was read before it was asked for: the next one to give."""
         self._changed = threading.Event()
         self._ends: list[Callable[[], None]] = []
-        self._ways = embedded.ask_now(lambda: self._open(partitions))
+        self._ways = backend.ask_now(lambda: self._open(partitions))
         self._lease: _Lease | None = None
         if reading.lease_ms is not None:
             kind: Literal["raw", "compacted"] = "compacted" if reading.compacted else "raw"
-            self._lease = _Lease(embedded, self._ways, reading.lease_ms, reading.name, kind)
+            self._lease = _Lease(backend, self._ways, reading.lease_ms, reading.name, kind)
             self._ends.append(self._lease.release)
         self._batches = self._run()
 
@@ -369,7 +369,7 @@ class Reader:
         for way in self._ways:
             stopped = way.partition.group.stopped
             if stopped is not None:
-                self._embedded.check()  # closed in between: that says more
+                self._backend.check()  # closed in between: that says more
                 raise stopped.again()
 
     def _next(self, way: Way) -> Iterator[pa.RecordBatch]:
@@ -473,7 +473,7 @@ class Reader:
 
     def _fetch(self, way: Way, low: int, high: int) -> list[Buffer]:
         """Batches of a partition. Of a bounded read, the next ones are planned at once."""
-        get = partial(fetch, self._embedded, way.partition, way.view, low, high)
+        get = partial(fetch, self._backend, way.partition, way.view, low, high)
         if way.end is None:
             return get(held=False)
         if low not in way.plans:
@@ -489,7 +489,7 @@ class Reader:
             high = way.view.fitting(low, last, self._reading.batch_bytes)
             ranges.append((low, high))
             low = high
-        plans = plan_ahead(self._embedded, way.partition, way.view, ranges)
+        plans = plan_ahead(self._backend, way.partition, way.view, ranges)
         return {first: plan for (first, _), plan in zip(ranges, plans, strict=False)}
 
     def _stop_behind(self, way: Way, rows: int) -> None:
@@ -595,8 +595,8 @@ class Reader:
         self._closed = True
         self._changed.set()
         ends, self._ends = self._ends, []
-        if ends and not self._embedded.closed:
-            self._embedded.tell(lambda: _call_all(ends))
+        if ends and not self._backend.closed:
+            self._backend.tell(lambda: _call_all(ends))
 
     def __enter__(self) -> Self:
         return self
@@ -637,7 +637,7 @@ class _Lease:
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         ways: list[Way],
         ttl_ms: int,
         why: str,
@@ -647,7 +647,7 @@ class _Lease:
             raise Rejected(
                 f"a lease of {ttl_ms} ms is too short", hint=f"Use at least {LEASE_MS_MIN} ms."
             )
-        self._embedded = embedded
+        self._backend = backend
         self._ways = ways
         self._ttl_ms = ttl_ms
         self._name = f"reader-{os.urandom(6).hex()}"
@@ -657,7 +657,7 @@ class _Lease:
 
     def _ask(self, command: Callable[[Way], TakeLease | RenewLease]) -> None:
         asked = [(way.partition, command(way)) for way in self._ways]
-        self._embedded.ask(lambda: when_all([one.ask(wanted) for one, wanted in asked]))
+        self._backend.ask(lambda: when_all([one.ask(wanted) for one, wanted in asked]))
 
     def renew_if_due(self) -> None:
         """Hold what is left to read for as long again; raises if it was let go meanwhile."""

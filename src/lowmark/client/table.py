@@ -60,23 +60,23 @@ class Table:
     """One table of a database. Safe to use from any thread; not after a fork."""
 
     def __init__(
-        self, embedded: Embedded, descriptor: TableDescriptor, compactor: Compactor
+        self, backend: Embedded, descriptor: TableDescriptor, compactor: Compactor
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._compactor = compactor
         self._first = descriptor
         self._seen: Catalog | None = None
         """The version of the catalog that `_first` is of."""
         self._there = True
-        node = embedded.node
+        node = backend.node
         assert node.catalogs is not None
         assert node.tables is not None
         self._catalogs = node.catalogs
         self._tables = node.tables
         self._lock = threading.Lock()
-        self._writer = TableWriter(embedded, descriptor, self._current, self._all_partitions)
+        self._writer = TableWriter(backend, descriptor, self._current, self._all_partitions)
         self._readers = TableReaders(
-            embedded,
+            backend,
             compactor.ledgers,
             descriptor.id,
             described=self._described,
@@ -117,7 +117,7 @@ class Table:
 
     def _current(self) -> TableDescriptor:
         """The table as it is now; refused if it was dropped."""
-        self._embedded.check()
+        self._backend.check()
         if not self._refresh():
             catalog = self._catalogs.latest
             known = [table.name for table in catalog.all_tables()]
@@ -149,13 +149,13 @@ class Table:
         """A copy at this node; may be asked on any thread."""
         partition = self._partitions.get(number)
         if partition is None:
-            partition = self._embedded.ask_now(lambda: self._tables.get(self._first.id, number))
+            partition = self._backend.ask_now(lambda: self._tables.get(self._first.id, number))
             self._partitions[number] = partition
         return partition
 
     def _all_partitions(self) -> dict[int, Partition]:
         if len(self._partitions) < self.partitions:
-            for partition in self._embedded.ask_now(lambda: self._tables.of(self._first.id)):
+            for partition in self._backend.ask_now(lambda: self._tables.of(self._first.id)):
                 self._partitions[partition.number] = partition
         return {number: self._partition(number) for number in range(self.partitions)}
 
@@ -203,7 +203,7 @@ class Table:
             batch_rows=batch_rows,
             in_flight=in_flight,
         )
-        self._embedded.before_close.add(producer)
+        self._backend.before_close.add(producer)
         return producer
 
     # -- reading --------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Table:
         `gaps` (`on_gap="skip"`). With `lease_ms` nothing is removed that this reader has not read,
         as long as it does not pause for longer than that.
         """
-        self._embedded.check()
+        self._backend.check()
         limit = None if limit is None else whole(limit, "limit")
         batch_bytes = whole(batch_bytes, "batch_bytes", least=1)
         lease_ms = None if lease_ms is None else whole(lease_ms, "lease_ms")
@@ -312,7 +312,7 @@ class Table:
             except Rejected:
                 return lookup.get(coerced_key(lookup.table, values))
         except RAN_OUT as error:
-            raise_by_name(error, self._embedded.data)
+            raise_by_name(error, self._backend.data)
 
     def get_many(self, keys: object) -> list[dict[str, Any] | None]:
         """The latest rows of keys, in the order of the keys; they are given as to `delete`."""
@@ -326,7 +326,7 @@ class Table:
             known = self._lookup
             if known is None or known.table.latest != table.latest:
                 self._lookup = known = Lookup(
-                    self._embedded,
+                    self._backend,
                     table,
                     self._partition,
                     known=known,
@@ -348,7 +348,7 @@ class Table:
     def cursors(self) -> Cursors:
         """The named durable readers of this table."""
         self._current()
-        return Cursors(self._embedded, self._first, self._all_partitions)
+        return Cursors(self._backend, self._first, self._all_partitions)
 
     @overload
     def explain(self) -> TableExplanation: ...
@@ -367,7 +367,7 @@ class Table:
             values = coerced_key(table, key_values(table, key))
             return explain_key(self._looking_up(), values)
         ledgers = self._compactor.ledgers
-        return explain_table(self._embedded, table, self._all_partitions(), ledgers)
+        return explain_table(self._backend, table, self._all_partitions(), ledgers)
 
     def tide(self, *, stretches: int = STRETCHES) -> Tide:
         """Where ledger, backlog, low watermark and readers stand, and what each of them keeps; its
@@ -377,7 +377,7 @@ class Table:
         offsets in them are read. With 0 nothing of that is.
         """
         return tide_of(
-            self._embedded,
+            self._backend,
             self._current(),
             self._all_partitions(),
             ledgers=self._compactor.ledgers,
@@ -391,7 +391,7 @@ class Table:
         offsets = check_offsets(offsets, "trim", partitions=self.partitions)
         wanted = self._wanted(list(offsets))
         asked = list(wanted.items())
-        outcomes = self._embedded.ask(
+        outcomes = self._backend.ask(
             lambda: when_all([one.ask(Trim(offsets[number])) for number, one in asked])
         )
         return {
@@ -493,7 +493,7 @@ class Table:
         """Read all of its ledgers, with every checksum and every digest; says what is not sound."""
         made = self._compactor
         table, wanted = self._current(), self._wanted(partitions)
-        return verify_ledgers(self._embedded, made.ledgers, made.records, table, wanted, progress)
+        return verify_ledgers(self._backend, made.ledgers, made.records, table, wanted, progress)
 
     def rebuild_ledger(
         self,
@@ -535,7 +535,7 @@ class Table:
         made = self._compactor
         partitions = self._all_partitions()
         return reconcile_ledgers(
-            self._embedded, made.ledgers, made.records, self._current(), partitions
+            self._backend, made.ledgers, made.records, self._current(), partitions
         )
 
     def sweep(self, *, dry_run: bool = False) -> list[str]:

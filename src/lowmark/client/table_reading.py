@@ -44,7 +44,7 @@ class TableReaders:
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         ledgers: Ledgers,
         table: TableId,
         *,
@@ -52,11 +52,11 @@ class TableReaders:
         current: Callable[[], Table],
         cursors: Callable[[], Cursors],
     ) -> None:
-        node = embedded.node
+        node = backend.node
         assert node.catalogs is not None
         assert node.tables is not None
         assert node.watermark is not None
-        self._embedded = embedded
+        self._backend = backend
         self._ledgers = ledgers
         self._id = table
         self._catalogs = node.catalogs
@@ -119,7 +119,7 @@ class TableReaders:
             compacted=compacted,
             trusted=cursor is not None,
         )
-        return Reader(self._embedded, wanted, reading)
+        return Reader(self._backend, wanted, reading)
 
     def as_of(
         self,
@@ -133,7 +133,7 @@ class TableReaders:
         """The table as it was at a time; see `Table.read`."""
         time = self._past(as_of)
         # The catalog of then says which columns there were.
-        then = self._embedded.ask(lambda: self._catalogs.at(time)).table(self._id)
+        then = self._backend.ask(lambda: self._catalogs.at(time)).table(self._id)
         if then is None:
             raise Rejected(
                 f"table {self._described().name} was not there at {time_text(time)}",
@@ -160,9 +160,9 @@ class TableReaders:
                 ledgers=self._ledgers,
                 described=self._described,
             )
-            return AsOfReader(self._embedded, wanted, reading, time=time, hold=hold)
+            return AsOfReader(self._backend, wanted, reading, time=time, hold=hold)
         except BaseException:
-            self._embedded.tell(hold)
+            self._backend.tell(hold)
             raise
 
     def _hold(self, time: int, why: str) -> AsOfHold:
@@ -188,9 +188,9 @@ class TableReaders:
                 hold()
 
         try:
-            return self._embedded.ask(take)
+            return self._backend.ask(take)
         except BaseException:
-            self._embedded.tell(give_up)
+            self._backend.tell(give_up)
             raise
 
     def snapshot(self, wanted: dict[int, Partition]) -> Snapshot:
@@ -202,10 +202,10 @@ class TableReaders:
 
     def _now(self) -> int:
         """A time above all that any partition has."""
-        return self._embedded.ask_now(self._now_on_loop)
+        return self._backend.ask_now(self._now_on_loop)
 
     def _now_on_loop(self) -> int:
-        clock = self._embedded.node.runtime.clock
+        clock = self._backend.node.runtime.clock
         closed = max((one.view.closed for one in self._tables.of(self._id)), default=0)
         clock.catch_up(HybridTime(closed))  # given by this clock, though it may be behind now
         return int(clock.now())
@@ -222,12 +222,12 @@ class TableReaders:
         if all(partition.alone for partition in wanted.values()):
             return {number: partition.view for number, partition in wanted.items()}
         asked = list(wanted.items())
-        views = self._embedded.ask(lambda: when_all([one.latest() for _, one in asked]))
+        views = self._backend.ask(lambda: when_all([one.latest() for _, one in asked]))
         return {number: view for (number, _), view in zip(asked, views, strict=True)}
 
     def _closed(self, wanted: dict[int, Partition], time: int) -> dict[int, View]:
         asked = list(wanted.items())
-        views = self._embedded.ask(lambda: when_all([one.closed(time) for _, one in asked]))
+        views = self._backend.ask(lambda: when_all([one.closed(time) for _, one in asked]))
         return {number: view for (number, _), view in zip(asked, views, strict=True)}
 
     def _offsets(

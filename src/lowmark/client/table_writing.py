@@ -49,15 +49,15 @@ class TableWriter:
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         table: Table,
         current: Callable[[], Table],
         partitions: Callable[[], Mapping[int, Partition]],
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._current = current
         self._partitions = partitions
-        self._appender = Appender(embedded, table.id, table.name)
+        self._appender = Appender(backend, table.id, table.name)
         self._coercions: dict[int, tuple[Table, Coercion]] = {}
         self._ways: dict[int, tuple[Table, tuple[KeyForm | None, Compression]]] = {}
         self._keyless_turn = 0
@@ -84,7 +84,7 @@ class TableWriter:
     def sink(self, table: Table, name: str | None) -> Sink:
         """Where the rows of a producer go; with a name, it fences older ones of that name off."""
         appender = self._appender if name is None else self._fencing(table, name)
-        return _Sink(self._embedded, self._prepared, appender)
+        return _Sink(self._backend, self._prepared, appender)
 
     def _fencing(self, table: Table, name: str) -> Appender:
         """An appender for the newest producer of a name: above every epoch that is known of it."""
@@ -95,15 +95,15 @@ class TableWriter:
             )
         producer = hashlib.blake2b(name.encode(), digest_size=16, person=b"producer").digest()
         asked = list(self._partitions().values())
-        epochs = self._embedded.ask(
+        epochs = self._backend.ask(
             lambda: when_all(
                 [one.read(lambda state: state.producers.epoch_of(producer)) for one in asked]
             )
         )
         newest = max((epoch for epoch in epochs if epoch is not None), default=0)
         epoch = (newest >> EPOCH_BITS) + 1 << EPOCH_BITS
-        self._embedded.ask(lambda: when_all([one.ask(Fence(producer, epoch)) for one in asked]))
-        return Appender(self._embedded, table.id, table.name, producer=producer, epoch=epoch)
+        self._backend.ask(lambda: when_all([one.ask(Fence(producer, epoch)) for one in asked]))
+        return Appender(self._backend, table.id, table.name, producer=producer, epoch=epoch)
 
     def _written_with(self, table: Table, version: int | None) -> TableSchema:
         if version is None or version == table.latest.number:
@@ -184,20 +184,20 @@ class _Sink:
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         prepared: Callable[[Sequence[Mapping[str, Any]]], list[Parts]],
         appender: Appender,
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._prepared = prepared
         self._appender = appender
 
     @property
     def closed(self) -> bool:
-        return self._embedded.closed
+        return self._backend.closed
 
     def check(self) -> None:
-        self._embedded.check()
+        self._backend.check()
 
     def submit(self, rows: list[Mapping[str, Any]]) -> list[Pending]:
         return [self._appender.submit(parts) for parts in self._prepared(rows)]

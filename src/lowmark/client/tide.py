@@ -170,7 +170,7 @@ class _Seen:
 
 
 def tide_of(
-    embedded: Embedded,
+    backend: Embedded,
     table: Table,
     partitions: Mapping[int, Partition],
     *,
@@ -179,10 +179,10 @@ def tide_of(
     stretches: int,
 ) -> Tide:
     """See where everything of a table stands."""
-    mark = embedded.node.watermark
+    mark = backend.node.watermark
     assert mark is not None
-    standing = embedded.ask_now(mark.standing)
-    now_ms = embedded.node.loop.wall_ms()
+    standing = backend.ask_now(mark.standing)
+    now_ms = backend.node.loop.wall_ms()
     asked = list(partitions.values())
     ends: list[Callable[[], None]] = []
 
@@ -194,7 +194,7 @@ def tide_of(
         return _Seen(state.backlog.view, tuple(state.cursors.values()), leases, state.expired)
 
     try:
-        found = embedded.ask(lambda: when_all([one.read(look) for one in asked]))
+        found = backend.ask(lambda: when_all([one.read(look) for one in asked]))
         shape = Shape(table, [OFFSET, CHANGE], newest=newest)
         drawn = [
             _partition(one.number, seen, _ledger(seen, ledgers, newest, shape, stretches), standing)

@@ -37,9 +37,9 @@ class Automatic:
     """Looks every few seconds; `look` looks at once."""
 
     def __init__(
-        self, embedded: Embedded, compactor: Compactor, catalogs: Catalogs, runners: Runners
+        self, backend: Embedded, compactor: Compactor, catalogs: Catalogs, runners: Runners
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._compactor = compactor
         self._catalogs = catalogs
         self._runners = runners
@@ -65,7 +65,7 @@ class Automatic:
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):
-            if self._embedded.closed:
+            if self._backend.closed:
                 return
             self.look()
 
@@ -81,7 +81,7 @@ class Automatic:
             try:
                 run = self._one(table)
             except Exception as error:  # whatever it is, the other tables and this thread go on
-                if self._over.is_set() or self._embedded.closed:
+                if self._over.is_set() or self._backend.closed:
                     break
                 self._failed(table, error)
             else:
@@ -136,17 +136,17 @@ class Automatic:
         return left[0].run if left else None
 
     def _partitions(self, table: Table) -> dict[int, Partition]:
-        tables = self._embedded.node.tables
+        tables = self._backend.node.tables
         assert tables is not None
-        copies = self._embedded.ask_now(lambda: tables.of(table.id))
+        copies = self._backend.ask_now(lambda: tables.of(table.id))
         return {one.number: one for one in copies}
 
     def _dirt(self, table: Table, partition: Partition) -> Dirt:
-        mark = self._embedded.node.watermark
+        mark = self._backend.node.watermark
         assert mark is not None
         view = partition.view
         low = max(view.start, view.readable.horizon if view.readable is not None else 0)
-        now_ms = self._embedded.node.loop.wall_ms()
+        now_ms = self._backend.node.loop.wall_ms()
         high = max(low, old_enough(view, table, watermark=mark.current, now_ms=now_ms))
         dirty = view.bytes_from(low) - view.bytes_from(high)
         ledger = 0

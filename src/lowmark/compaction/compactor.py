@@ -37,17 +37,17 @@ _STOP_S = 20.0
 class Compactor:
     """Makes the runs of one database, one at a time for each table."""
 
-    def __init__(self, embedded: Embedded, ledgers: Ledgers, *, grace_ms: int) -> None:
-        self.embedded = embedded
+    def __init__(self, backend: Embedded, ledgers: Ledgers, *, grace_ms: int) -> None:
+        self.embedded = backend
         self.ledgers = ledgers
         self._grace_ms = grace_ms
-        self.records = Records(embedded)
+        self.records = Records(backend)
         self.spark = OwnSpark()
         self._lock = threading.Lock()
         self._active: dict[int, Run] = {}
         self._changed = threading.Condition(self._lock)
         self._closing = False
-        embedded.before_close.add(self)
+        backend.before_close.add(self)
 
     # -- from outside ---------------------------------------------------------------------------
 

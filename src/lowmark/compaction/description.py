@@ -55,7 +55,7 @@ class LedgerDescription:
 
 
 def describe_ledgers(
-    embedded: Embedded,
+    backend: Embedded,
     ledgers: Ledgers,
     records: Records,
     partitions: Mapping[int, Partition],
@@ -67,7 +67,7 @@ def describe_ledgers(
     pointers = records.pointers(table)
     adopted = {number: one.view.ledger for number, one in partitions.items()}
     named = {one.manifest for one in adopted.values() if one is not None}
-    waiting = _Waiting(ledgers, named, grace_ms, embedded.node.loop.wall_ms())
+    waiting = _Waiting(ledgers, named, grace_ms, backend.node.loop.wall_ms())
     retired: dict[int, list[RetiredLedger]] = {}
     for number, epoch, one in records.retired(table):
         retired.setdefault(number, []).append(waiting.of(epoch, one))

@@ -32,8 +32,8 @@ class RunHolds:
     partition by one; renewed on the one that watches it.
     """
 
-    def __init__(self, embedded: Embedded, partitions: Mapping[int, Partition]) -> None:
-        self._embedded = embedded
+    def __init__(self, backend: Embedded, partitions: Mapping[int, Partition]) -> None:
+        self._backend = backend
         self._partitions = partitions
         self._held: dict[int, TakeLease] = {}
         """By which lease each partition's backlog is held."""
@@ -44,7 +44,7 @@ class RunHolds:
         low = max(plan.low, view.start)
         lease = TakeLease(_lease_of(run), _holder_of(run), low, LEASE_MS, _WHY, "run")
         self._held[number] = lease  # first: an outcome that is not known has to be given back, too
-        self._embedded.ask(lambda: partition.ask(lease))
+        self._backend.ask(lambda: partition.ask(lease))
         self._pin(lease.name, plan, view)
 
     def _pin(self, name: str, plan: PartitionPlan, view: View) -> None:
@@ -52,7 +52,7 @@ class RunHolds:
             return
         pins = BitMap64(view.places[view.batch_at(plan.low) : view.batch_at(plan.horizon - 1) + 1])
         log = self._partitions[plan.partition].group.log
-        self._embedded.ask_now(lambda: log.hold(name, kind="run", pins=pins, why=_WHY))
+        self._backend.ask_now(lambda: log.hold(name, kind="run", pins=pins, why=_WHY))
 
     def renew(self) -> None:
         """Hold it all for as long again."""
@@ -61,12 +61,12 @@ class RunHolds:
             partition = self._partitions[number]
             # If it is gone, what is read stays all the same: the log of this process holds it.
             with contextlib.suppress(LowmarkError):
-                self._embedded.ask(lambda partition=partition, renew=renew: partition.ask(renew))  # type: ignore[misc]
+                self._backend.ask(lambda partition=partition, renew=renew: partition.ask(renew))  # type: ignore[misc]
 
     def release(self, number: int) -> None:
         """Hold nothing of a partition any more."""
         lease = self._held.pop(number, None)
-        if lease is None or self._embedded.closed:
+        if lease is None or self._backend.closed:
             return
         partition = self._partitions[number]
 
@@ -74,8 +74,8 @@ class RunHolds:
             partition.group.log.release(lease.name, "run")
 
         with contextlib.suppress(LowmarkError):
-            self._embedded.ask_now(let_go)
-            self._embedded.ask(lambda: partition.ask(ReleaseLease(lease.name, lease.holder)))
+            self._backend.ask_now(let_go)
+            self._backend.ask(lambda: partition.ask(ReleaseLease(lease.name, lease.holder)))
 
     def release_all(self) -> None:
         """Hold nothing any more."""

@@ -73,7 +73,7 @@ class Standing:
 
 
 def standing_of(
-    embedded: Embedded,
+    backend: Embedded,
     partition: Partition,
     seen: SeenPointer,
     *,
@@ -81,7 +81,7 @@ def standing_of(
     compare: bool = True,
 ) -> Standing:
     """Ask a partition where it stands, and compare that with what was published."""
-    now_ms = embedded.node.loop.wall_ms()
+    now_ms = backend.node.loop.wall_ms()
 
     def look(state: State) -> tuple[View, int, int, int]:
         held_ms = max(now_ms, millis_of(HybridTime(state.closed)))
@@ -90,7 +90,7 @@ def standing_of(
         gone = state.ledger.deletes_below if state.ledger is not None else 0
         return state.backlog.view, lowest, state.expired, gone
 
-    view, below, expired, gone = embedded.ask(lambda: partition.read(look))
+    view, below, expired, gone = backend.ask(lambda: partition.read(look))
     if compare:
         _compare(partition, view.ledger, seen)
     return Standing(view, seen, watermark, now_ms, below, expired, gone)
@@ -155,7 +155,7 @@ def _skipped(plan: PartitionPlan, why: str) -> PartitionPlan:
 
 
 def sealed_tail(
-    embedded: Embedded, partition: Partition, view: View, *, low: int, high: int
+    backend: Embedded, partition: Partition, view: View, *, low: int, high: int
 ) -> Tail:
     """The batches from `low` to before `high` as other processes can read them.
 
@@ -167,14 +167,14 @@ def sealed_tail(
     ends_at, rolled, pause_s = time.monotonic() + _FLUSH_S, False, 0.002
     stuck_at: float | None = None
     while True:
-        plan = _whole_plan(embedded, partition, view, at, end)
+        plan = _whole_plan(backend, partition, view, at, end)
         tail = tail_of(view, plan, at=at, low=low, high=high)
         if tail is not None:
             return tail
         if not rolled:
-            embedded.ask_now(embedded.node.log.roll)
+            backend.ask_now(backend.node.log.roll)
             rolled = True
-        stuck = embedded.node.log.flush_trouble
+        stuck = backend.node.log.flush_trouble
         stuck_at = None if stuck is None else stuck_at or time.monotonic()
         if stuck is not None and stuck_at is not None and time.monotonic() > stuck_at + _STUCK_S:
             raise stuck
@@ -182,21 +182,19 @@ def sealed_tail(
             raise Unavailable(
                 f"partition {partition.number} was not written into segments within"
                 f" {_FLUSH_S:g} seconds",
-                detail=f"The database is in {embedded.data}.",
+                detail=f"The database is in {backend.data}.",
                 hint="The disk may be busy: try again.",
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.1)
 
 
-def _whole_plan(
-    embedded: Embedded, partition: Partition, view: View, at: int, end: int
-) -> ReadPlan:
+def _whole_plan(backend: Embedded, partition: Partition, view: View, at: int, end: int) -> ReadPlan:
     """Where these batches are; the loop is asked for a few thousand at a time."""
     whole: ReadPlan | None = None
     for low, high in _spans(at, end):
         indexes = view.places[low:high].tolist()
-        plan = embedded.ask_now(lambda indexes=indexes: partition.plan(indexes, held=True))  # type: ignore[misc]
+        plan = backend.ask_now(lambda indexes=indexes: partition.plan(indexes, held=True))  # type: ignore[misc]
         if whole is None:
             whole = plan
         else:

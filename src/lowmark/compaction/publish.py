@@ -42,7 +42,7 @@ class Publisher:
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         store: Store,
         records: Records,
         partitions: Mapping[int, Partition],
@@ -51,7 +51,7 @@ class Publisher:
         *,
         trim: bool,
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._store = store
         self._records = records
         self._partitions = partitions
@@ -86,7 +86,7 @@ class Publisher:
             number,
             pointer,
             seen=now.seen,
-            now_ms=self._embedded.node.loop.wall_ms(),
+            now_ms=self._backend.node.loop.wall_ms(),
         )
         if not published:
             return msgspec.structs.replace(plan, state="overtaken")
@@ -109,7 +109,7 @@ class Publisher:
             pointer.deletes_below,
         )
         try:
-            self._embedded.ask(lambda: partition.ask(adopt))
+            self._backend.ask(lambda: partition.ask(adopt))
         except DeletesHeld:
             return False
         return True
@@ -139,11 +139,11 @@ class Publisher:
         partition = self._partitions[plan.partition]
         before = partition.view
         self._check_there(before)
-        outcome = self._embedded.ask(lambda: partition.ask(Trim(plan.horizon)))
+        outcome = self._backend.ask(lambda: partition.ask(Trim(plan.horizon)))
         trimmed = cast("Trimmed", outcome)
         after = partition.view
         if trimmed.batches:
-            self._embedded.ask_now(partition.group.snapshot)
+            self._backend.ask_now(partition.group.snapshot)
         names = tuple(f"{hold.kind} {hold.holder}" for hold in trimmed.safe.held_by)
         return msgspec.structs.replace(
             plan,

@@ -173,7 +173,7 @@ class _Rebuild(Run):
         self._remedies: dict[int, _Remedy] = {}
         self._made = self._untidy = False
         self.inspector = Inspector(
-            self._embedded, self._ledgers, self._records, table, partitions, wishes.progress
+            self._backend, self._ledgers, self._records, table, partitions, wishes.progress
         )
 
     # -- choosing -------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class _Rebuild(Run):
             table_name=self.table.name,
             state="planned",
             trigger=REBUILD,
-            began_at_ms=self._embedded.node.loop.wall_ms(),
+            began_at_ms=self._backend.node.loop.wall_ms(),
             watermark=self._watermark(),
             trim=False,
             engine=self._wishes.engine,
@@ -337,7 +337,7 @@ class _Rebuild(Run):
         del dry
         partition = self._partitions[number]
         seen = self._records.pointer(self.table.id, number)
-        standing = standing_of(self._embedded, partition, seen, watermark=watermark, compare=False)
+        standing = standing_of(self._backend, partition, seen, watermark=watermark, compare=False)
         return replace(standing, deletes_below=standing.deletes_gone)
 
     def _round(

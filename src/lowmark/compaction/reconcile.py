@@ -39,7 +39,7 @@ class Reconciled:
 
 
 def reconcile_ledgers(
-    embedded: Embedded,
+    backend: Embedded,
     ledgers: Ledgers,
     records: Records,
     table: Table,
@@ -49,7 +49,7 @@ def reconcile_ledgers(
     found: dict[int, tuple[Adopted | None, SeenPointer, Pointer | None]] = {}
     for number in sorted(partitions):
         partition = partitions[number]
-        view: View = embedded.ask(lambda partition=partition: partition.latest())  # type: ignore[misc]
+        view: View = backend.ask(lambda partition=partition: partition.latest())  # type: ignore[misc]
         adopted = view.ledger
         # Looked up after that: what it has adopted was published before, if all is well.
         seen = records.pointer(table.id, number)
@@ -58,7 +58,7 @@ def reconcile_ledgers(
         if wrong and adopted is not None:
             said = Expected.adopted(table.id, number, adopted)
             found[number] = adopted, seen, _pointer(ledgers, adopted, said)
-    return [_reconciled(embedded, records, table, number, *one) for number, one in found.items()]
+    return [_reconciled(backend, records, table, number, *one) for number, one in found.items()]
 
 
 def _follows(adopted: Adopted, seen: SeenPointer) -> bool:
@@ -82,7 +82,7 @@ def _pointer(ledgers: Ledgers, adopted: Adopted, said: Expected) -> Pointer:
 
 
 def _reconciled(
-    embedded: Embedded,
+    backend: Embedded,
     records: Records,
     table: Table,
     number: int,
@@ -92,7 +92,7 @@ def _reconciled(
 ) -> Reconciled:
     before = seen.pointer
     if wanted is not None:
-        now_ms = embedded.node.loop.wall_ms()
+        now_ms = backend.node.loop.wall_ms()
         if not records.publish(table.id, number, wanted, seen=seen, now_ms=now_ms):
             raise Conflict(
                 f"the pointer of partition {number} of table {table.name} has changed meanwhile",

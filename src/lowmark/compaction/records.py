@@ -52,22 +52,22 @@ class SeenPointer:
 class Records:
     """What the metastore says of ledgers."""
 
-    def __init__(self, embedded: Embedded) -> None:
-        self._embedded = embedded
-        self._metastore = embedded.node.cluster.metastore
+    def __init__(self, backend: Embedded) -> None:
+        self._backend = backend
+        self._metastore = backend.node.cluster.metastore
 
     # -- pointers -------------------------------------------------------------------------------
 
     def pointer(self, table: int, partition: int) -> SeenPointer:
         """The ledger of a partition that was published last."""
-        entry = self._embedded.ask(lambda: self._metastore.get(pointer_key(table, partition)))
+        entry = self._backend.ask(lambda: self._metastore.get(pointer_key(table, partition)))
         if entry is None:
             return SeenPointer(None, 0)
         return SeenPointer(decode_pointer(entry.value), entry.revision)
 
     def pointers(self, table: int) -> dict[int, Pointer]:
         """Of all partitions that have one."""
-        page = self._embedded.ask(lambda: self._metastore.range(prefix=pointer_prefix(table)))
+        page = self._backend.ask(lambda: self._metastore.range(prefix=pointer_prefix(table)))
         return {
             int(entry.key.rpartition(b".")[2]): decode_pointer(entry.value)
             for entry in page.entries
@@ -92,7 +92,7 @@ class Records:
             )
         for attempt in range(_PUBLISH_ATTEMPTS):
             try:
-                if self._embedded.ask(lambda: self._metastore.invoke_if(unchanged, operations)):
+                if self._backend.ask(lambda: self._metastore.invoke_if(unchanged, operations)):
                     return True
             except OutcomeUnknown:
                 if self.pointer(table, partition).pointer == pointer:
@@ -105,7 +105,7 @@ class Records:
 
     def retired(self, table: int) -> list[tuple[int, int, Retired]]:
         """Ledgers that were replaced and not removed yet: partition, epoch, and which."""
-        page = self._embedded.ask(lambda: self._metastore.range(prefix=retired_prefix(table)))
+        page = self._backend.ask(lambda: self._metastore.range(prefix=retired_prefix(table)))
         return [
             (*parse_retired_key(entry.key), decode_retired(entry.value)) for entry in page.entries
         ]
@@ -120,25 +120,25 @@ class Records:
         """The tables of which anything is known."""
         found = set()
         for prefix in (POINTER_PREFIX, RUN_PREFIX):
-            page = self._embedded.ask(lambda prefix=prefix: self._metastore.range(prefix=prefix))  # type: ignore[misc]
+            page = self._backend.ask(lambda prefix=prefix: self._metastore.range(prefix=prefix))  # type: ignore[misc]
             found |= {table_of(entry.key) for entry in page.entries}
         return found
 
     def forget_table(self, table: int) -> None:
         """Nothing is left of it."""
         with contextlib.suppress(OutcomeUnknown):  # removed or not: the next one finds it
-            self._embedded.ask(lambda: self._metastore.invoke(Do(ledger_keys(table))))
+            self._backend.ask(lambda: self._metastore.invoke(Do(ledger_keys(table))))
 
     # -- runs -----------------------------------------------------------------------------------
 
     def put_run(self, record: RunRecord) -> None:
         """Note how far a run is."""
         key, value = run_key(record.table, record.run), msgspec.json.encode(record)
-        self._embedded.ask(lambda: self._metastore.put(key, value))
+        self._backend.ask(lambda: self._metastore.put(key, value))
 
     def run(self, table: int, run: str) -> RunRecord:
         """A run by its name."""
-        entry = self._embedded.ask(lambda: self._metastore.get(run_key(table, run)))
+        entry = self._backend.ask(lambda: self._metastore.get(run_key(table, run)))
         if entry is None:
             raise Rejected(f"there is no run {run}", hint="`lowmark runs` lists them.")
         return decode_run(entry.value)
@@ -146,7 +146,7 @@ class Records:
     def runs(self, table: int | None = None) -> list[RunRecord]:
         """All runs that are known, of one table or of all; the newest first."""
         prefix = RUN_PREFIX if table is None else run_prefix(table)
-        page = self._embedded.ask(lambda: self._metastore.range(prefix=prefix))
+        page = self._backend.ask(lambda: self._metastore.range(prefix=prefix))
         found = [decode_run(entry.value) for entry in page.entries]
         return sorted(found, key=lambda one: (one.began_at_ms, one.run), reverse=True)
 
@@ -159,4 +159,4 @@ class Records:
         operations = tuple(Remove(key) for key in keys)
         if operations:
             with contextlib.suppress(OutcomeUnknown):  # removed or not: the next one finds it
-                self._embedded.ask(lambda: self._metastore.invoke(Do(operations)))
+                self._backend.ask(lambda: self._metastore.invoke(Do(operations)))

@@ -85,7 +85,7 @@ class Run:
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         ledgers: Ledgers,
         records: Records,
         table: Table,
@@ -94,7 +94,7 @@ class Run:
         *,
         sweep: Callable[[Table], object],
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._ledgers = ledgers
         self._records = records
         self._sweep = sweep
@@ -109,10 +109,10 @@ class Run:
         """Partitions that found no space when they were tried last, and are tried again."""
         self.thread = threading.get_ident()
         self._stop = Stop()
-        self._holds = RunHolds(embedded, partitions)
+        self._holds = RunHolds(backend, partitions)
         self._watch = RunWatch(ledgers.store, wishes.progress, self._stop, self._holds.renew)
         self._publisher = Publisher(
-            embedded,
+            backend,
             ledgers.store,
             records,
             partitions,
@@ -142,7 +142,7 @@ class Run:
             table_name=table.name,
             state="planned",
             trigger=wishes.trigger,
-            began_at_ms=self._embedded.node.loop.wall_ms(),
+            began_at_ms=self._backend.node.loop.wall_ms(),
             watermark=watermark,
             verify=wishes.verify,
             trim=wishes.trim,
@@ -155,9 +155,9 @@ class Run:
         )
 
     def _watermark(self) -> int:
-        mark = self._embedded.node.watermark
+        mark = self._backend.node.watermark
         assert mark is not None
-        return self._embedded.ask(mark.read)
+        return self._backend.ask(mark.read)
 
     def _sound_standing(self, number: int, watermark: int, *, dry: bool = False) -> Standing | None:
         """Where a partition stands; None if that can't be told: it is left out, and told of when
@@ -175,7 +175,7 @@ class Run:
         """Where a partition stands, after it has adopted what was published for it before."""
         partition = self._partitions[number]
         seen = self._records.pointer(self.table.id, number)
-        standing = standing_of(self._embedded, partition, seen, watermark=watermark)
+        standing = standing_of(self._backend, partition, seen, watermark=watermark)
         ledger = standing.view.ledger
         adopted = ledger.epoch if ledger is not None else 0
         if seen.pointer is None or seen.pointer.epoch <= adopted:
@@ -183,7 +183,7 @@ class Run:
         if dry:
             return standing.once_adopted(seen.pointer)
         if self._publisher.adopt(number, seen.pointer):
-            return standing_of(self._embedded, partition, seen, watermark=watermark)
+            return standing_of(self._backend, partition, seen, watermark=watermark)
         return standing
 
     # -- the run --------------------------------------------------------------------------------
@@ -372,10 +372,10 @@ class Run:
     def _work_for(self, plan: PartitionPlan, standing: Standing) -> Work:
         number, view = plan.partition, standing.view
         tail = sealed_tail(
-            self._embedded, self._partitions[number], view, low=plan.low, high=plan.horizon
+            self._backend, self._partitions[number], view, low=plan.low, high=plan.horizon
         )
         return work_for(
-            self._embedded,
+            self._backend,
             self._ledgers.store,
             self.table,
             plan,
@@ -406,7 +406,7 @@ class Run:
             record,
             state=state,
             error=error,
-            ended_at_ms=self._embedded.node.loop.wall_ms(),
+            ended_at_ms=self._backend.node.loop.wall_ms(),
             seconds=time.monotonic() - self._began_s,
         )
         self._records.put_run(record)

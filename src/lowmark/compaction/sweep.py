@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def sweep(
-    embedded: Embedded,
+    backend: Embedded,
     ledgers: Ledgers,
     records: Records,
     table: int,
@@ -42,14 +42,14 @@ def sweep(
     store = ledgers.store
     there = [one.path for one in store.files(table_folder(table))]
     runs = [one.run for one in records.runs(table) if one.state in {"running", "failed"}]
-    expected = _adopted(embedded, table)
+    expected = _adopted(backend, table)
     adopted = set(expected)
     pointers = set()
     for number, pointer in records.pointers(table).items():
         pointers.add(pointer.manifest)
         expected.setdefault(pointer.manifest, Expected.published(table, number, pointer))
     in_use = ledgers.in_use()  # after what is adopted: whoever takes an older one took it before
-    now_ms = embedded.node.loop.wall_ms()
+    now_ms = backend.node.loop.wall_ms()
     retired = records.retired(table)
     over = [
         (partition, epoch, one)
@@ -98,7 +98,7 @@ def claim(store: Store, database: str) -> None:
 
 
 def sweep_dropped(
-    embedded: Embedded, ledgers: Ledgers, records: Records, *, busy: Collection[int] = ()
+    backend: Embedded, ledgers: Ledgers, records: Records, *, busy: Collection[int] = ()
 ) -> list[int]:
     """Remove the ledgers of tables that were dropped, once nobody can look back to them; gives
     which tables. Those in `busy` are being compacted: they are left for another time.
@@ -106,7 +106,7 @@ def sweep_dropped(
     Their records go as well: a run that went on when its table was dropped may have written one
     after all others had gone.
     """
-    node = embedded.node
+    node = backend.node
     catalogs, mark = node.catalogs, node.watermark
     assert catalogs is not None
     assert mark is not None
@@ -127,11 +127,11 @@ def sweep_dropped(
     return gone
 
 
-def _adopted(embedded: Embedded, table: int) -> dict[str, Expected]:
+def _adopted(backend: Embedded, table: int) -> dict[str, Expected]:
     """The manifests that partitions have adopted, and what they have noted of them."""
-    tables = embedded.node.tables
+    tables = backend.node.tables
     assert tables is not None
-    copies = embedded.ask_now(lambda: [one for one in tables.all() if one.table == table])
+    copies = backend.ask_now(lambda: [one for one in tables.all() if one.table == table])
     ledgers = [(one.number, one.view.ledger) for one in copies]
     return {
         ledger.manifest: Expected.adopted(table, number, ledger)

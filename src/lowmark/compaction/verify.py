@@ -75,14 +75,14 @@ class Inspector:
 
     def __init__(
         self,
-        embedded: Embedded,
+        backend: Embedded,
         ledgers: Ledgers,
         records: Records,
         table: Table,
         partitions: Mapping[int, Partition],
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self._embedded = embedded
+        self._backend = backend
         self._ledgers = ledgers
         self._records = records
         self._table = table
@@ -126,7 +126,7 @@ class Inspector:
             return state.backlog.view
 
         seen = self._records.pointer(self._table.id, number)
-        view = self._embedded.ask(lambda: partition.read(look))
+        view = self._backend.ask(lambda: partition.read(look))
         adopted, pointer = view.ledger, seen.pointer
         ahead = None
         if pointer is not None and pointer.epoch > (adopted.epoch if adopted is not None else -1):
@@ -163,7 +163,7 @@ class Inspector:
 
 
 def verify_ledgers(
-    embedded: Embedded,
+    backend: Embedded,
     ledgers: Ledgers,
     records: Records,
     table: Table,
@@ -171,7 +171,7 @@ def verify_ledgers(
     progress: Callable[[Progress], None] | None,
 ) -> list[LedgerVerdict]:
     """Read all ledgers of some partitions; gives what is wrong with each."""
-    with Inspector(embedded, ledgers, records, table, partitions, progress) as inspector:
+    with Inspector(backend, ledgers, records, table, partitions, progress) as inspector:
         found = inspector.look_at_all()
     return [_verdict(number, one, ledgers) for number, one in found.items()]
 

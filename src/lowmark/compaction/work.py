@@ -46,7 +46,7 @@ _MANY = 32
 
 
 def work_for(
-    embedded: Embedded,
+    backend: Embedded,
     store: Store,
     table: Table,
     plan: PartitionPlan,
@@ -61,7 +61,7 @@ def work_for(
     return Work(
         run=run,
         store=store.location,
-        root=str(embedded.data.absolute()),
+        root=str(backend.data.absolute()),
         table=encode_table(table),
         table_name=table.name,
         partition=plan.partition,
@@ -70,7 +70,7 @@ def work_for(
         base_is=_base_is(table, plan, standing),
         tail=tail,
         horizon=plan.horizon,
-        schema=_schema(embedded, table, plan, standing),
+        schema=_schema(backend, table, plan, standing),
         deletes_below=min(standing.deletes_below, plan.horizon),
         watermark=standing.watermark,
         base_bytes=base.bytes if base is not None else 0,
@@ -85,13 +85,13 @@ def work_for(
     )
 
 
-def _schema(embedded: Embedded, table: Table, plan: PartitionPlan, standing: Standing) -> int:
+def _schema(backend: Embedded, table: Table, plan: PartitionPlan, standing: Standing) -> int:
     """The version that new files get: the one in force at the watermark.
 
     Whoever reads as of that time or later finds every column that it may ask for. Rows that
     come with a newer version were written later, but for a clock that went back.
     """
-    catalogs = embedded.node.catalogs
+    catalogs = backend.node.catalogs
     assert catalogs is not None
     view = standing.view
     at, end = view.batch_at(plan.low), view.batch_at(max(plan.horizon - 1, plan.low))
@@ -99,7 +99,7 @@ def _schema(embedded: Embedded, table: Table, plan: PartitionPlan, standing: Sta
     newest = int(versions.max()) if len(versions) and plan.rows else 0
     in_force = table.schemas[0].number
     with contextlib.suppress(LowmarkError):  # the watermark is older than the catalog's history
-        catalog = embedded.ask(lambda: catalogs.at(HybridTime(standing.watermark)))
+        catalog = backend.ask(lambda: catalogs.at(HybridTime(standing.watermark)))
         then = catalog.table(table.id)
         in_force = max(in_force, then.latest.number if then is not None else 0)
     return max(newest, in_force)

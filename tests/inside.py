@@ -1,0 +1,35 @@
+"""What tests look at behind the API: the node inside this process, and its copies of partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from lowmark.backend.embedded import Embedded
+from lowmark.client import Database, Table
+from lowmark.table import Control, Outcome, Partition
+
+T = TypeVar("T")
+
+
+def backend_of(of: Database | Table) -> Embedded:
+    """The backend of a database that was opened here."""
+    backend = of._backend
+    assert isinstance(backend, Embedded)
+    return backend
+
+
+def partition_of(table: Table, number: int = 0) -> Partition:
+    """This node's copy of a partition."""
+    backend = backend_of(table)
+    return backend.ask_now(lambda: backend.tables.get(table.descriptor.id, number))
+
+
+def on_loop(of: Database | Table, function: Callable[[], T]) -> T:
+    """What a function gives on the node's loop."""
+    return backend_of(of).ask_now(function)
+
+
+def proposed(table: Table, command: Control, number: int = 0) -> Outcome:
+    """What a partition makes of a command."""
+    return backend_of(table).propose(table.descriptor.id, {number: command})[number]
