@@ -235,7 +235,31 @@ def test_commands_and_verify_say_it_and_change_nothing(data: Path, case: str) ->
     else:
         assert "no table can" in verified.output
     assert str(data) in shown.output
+    # and no command sends its user to another node: there is none
+    for done in (shown, run("meta", "range", "--data", data)):
+        told = done.stderr.partition("error: ")[2]
+        assert "ther node" not in told
+        assert "hint: Put" in told or "hint: Use the release" in told
     assert files_of(data) == before
+
+
+def test_verify_misses_the_record_that_was_in_a_wal_file_as_a_start_does(data: Path) -> None:
+    # given a closed directory whose entries are all in segments
+    with lowmark.open(data):
+        eventually(lambda: len(list((data / "wal").iterdir())) == 1)
+    assert run("log", "verify", data).exit_code == 0
+    # when its WAL files are lost, which leaves no gap between entries
+    for path in (data / "wal").iterdir():
+        path.unlink()
+    verified = run("log", "verify", data)
+    # then both say so, with the same advice
+    told = f"the record of {data / METASTORE} is in no WAL file"
+    error = refused(lambda: lowmark.open(data))
+    assert type(error) is MetastoreDamaged
+    assert told in error.message
+    assert verified.exit_code == 1
+    assert "is in no WAL file" in verified.output
+    assert "Put the whole directory back" in verified.output
 
 
 @pytest.mark.parametrize("case", ["node missing", "node empty", "no folder", "no groups"])

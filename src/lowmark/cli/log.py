@@ -75,8 +75,9 @@ def verify(path: DataPath, as_json: Json = False) -> None:
         tell(done, total, at)
 
     with _bar("verifying") as tell:
-        findings = list(verify_log(disk, seen))
-        findings += list(verify_node(disk, findings))
+        recorded: set[str] = set()
+        findings = list(verify_log(disk, seen, recorded=recorded))
+        findings += list(verify_node(disk, findings, recorded=recorded))
     if as_json:
         found = [asdict(finding) for finding in findings]
         ok = not findings

@@ -25,6 +25,7 @@ from lowmark.node import (
     data_path,
     open_offline,
 )
+from lowmark.runtime import DiskFailed
 
 __all__ = ["NODE_VARIABLE", "DataOption", "NodeOption", "Source", "door_client", "opened_source"]
 
@@ -86,10 +87,10 @@ def opened_source(
             raise Rejected(f"there is no directory {data}")
     with open_offline(str(data), settings_of(ctx).log) as store:
         if store.problem and not damaged_ok:
-            raise Corrupt(
-                f"{data} can't be read: {store.problem}",
-                hint=f"See `lowmark log verify {data}`; ask another node meanwhile.",
-            )
+            raise store.damage()
         if store.problem or store.doubt:
             print(f"note: {data}: {store.problem or store.doubt}", file=sys.stderr)
-        yield store
+        try:
+            yield store
+        except (Corrupt, DiskFailed) as error:  # of a value: they are read when they are asked for
+            raise store.damage(error) from error

@@ -48,20 +48,29 @@ def is_log(disk: Disk) -> bool:
     )
 
 
-def verify_log(disk: Disk, progress: Progress | None = None) -> Iterator[Finding]:
+def verify_log(
+    disk: Disk, progress: Progress | None = None, *, recorded: set[str] | None = None
+) -> Iterator[Finding]:
     """Everything that is wrong, as it is found; an intact directory gives nothing.
+
+    `recorded` gets the names of the groups whose own record (`GroupLog.meta`) is in a WAL file: the
+    log can't tell whether a group ever had one.
 
     Raises `Locked` if another process has the directory open; bad files never make it raise.
     """
     lock = disk.lock(files.LOCK, sign=False) if disk.stat(files.LOCK) is not None else None
     try:
-        yield from _verify(disk, Meter(_bytes_below(disk, ""), progress))
+        yield from _verify(
+            disk,
+            Meter(_bytes_below(disk, ""), progress),
+            recorded=recorded if recorded is not None else set(),
+        )
     finally:
         if lock is not None:
             lock.release()
 
 
-def _verify(disk: Disk, meter: Meter) -> Iterator[Finding]:
+def _verify(disk: Disk, meter: Meter, *, recorded: set[str]) -> Iterator[Finding]:
     yield from _check_root(disk)
     groups: list[GroupPieces] = []
     for name in disk.list(files.GROUPS):
@@ -77,6 +86,7 @@ def _verify(disk: Disk, meter: Meter) -> Iterator[Finding]:
     yield from _check_wals(disk, {pieces.name: pieces for pieces in groups}, meter)
     for pieces in groups:
         yield from pieces.settle(disk)
+    recorded.update(pieces.name for pieces in groups if pieces.state.meta)
 
 
 def _check_root(disk: Disk) -> Iterator[Finding]:
@@ -193,7 +203,10 @@ def _check_record(
     pieces = groups.get(found.group)
     if pieces is None or pieces.state.incarnation != found.incarnation:
         return  # the group was deleted, and perhaps made anew
-    if found.record is not None and found.record.kind is not Kind.META:
+    if found.record is not None and found.record.kind is Kind.META:
+        if not file.aside:
+            pieces.state.meta = bytes(found.record.body[0])
+    elif found.record is not None:
         run = wal_format.decode_run(found.record)
         for what in _run_mistakes(run):
             yield Finding("damage", found.group, disk.describe(path), found.offset, what)

@@ -17,7 +17,7 @@ group is gone takes it for deleted, and drops what its WAL files have of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
@@ -168,13 +168,18 @@ def check_metastore(disk: Disk, log: Log, identity: Identity) -> None:
         if copy is None:
             raise MetastoreMissing(disk, alone=alone)
         if not copy.meta:
-            cause = f"the record of {disk.describe(copy.state.folder)} is in no WAL file"
-            raise MetastoreDamaged(disk, cause, alone=alone)
+            raise MetastoreDamaged(disk, _no_record(disk), alone=alone)
 
 
-def verify_node(disk: Disk, found: Sequence[Finding] = ()) -> Iterator[Finding]:
+def _no_record(disk: Disk) -> str:
+    return f"the record of {disk.describe(files.group_dir(GROUP))} is in no WAL file"
+
+
+def verify_node(
+    disk: Disk, found: Sequence[Finding] = (), *, recorded: Collection[str]
+) -> Iterator[Finding]:
     """What is wrong with a node's own files, for `lowmark log verify`, and what it means for the
-    node that something was found in its log.
+    node that something was found in its log, or that a group's record was not (`recorded`).
 
     A log that no node has made has no note, and needs none.
     """
@@ -200,6 +205,12 @@ def verify_node(disk: Disk, found: Sequence[Finding] = ()) -> Iterator[Finding]:
         what = "the metastore can't be opened, and without it no table can"
         hint = MetastoreDamaged(disk, cause.what, alone=alone).hint
         yield Finding("damage", GROUP, where, None, what, hint)
+    elif GROUP in _groups(disk) and GROUP not in recorded:
+        # As at a start: a founder may have crashed before the record of its copy was written.
+        if _had_a_copy(identity, others=len(_groups(disk)) > 1):
+            what = f"{_no_record(disk)}: the metastore can't be opened, and without it no table can"
+            hint = MetastoreDamaged(disk, what, alone=alone).hint
+            yield Finding("missing", GROUP, disk.describe(files.WAL), None, what, hint)
 
 
 def _stops_the_metastore(finding: Finding) -> bool:

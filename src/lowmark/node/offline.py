@@ -24,17 +24,20 @@ from lowmark.catalog import (
     read_log,
     replay,
 )
-from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
+from lowmark.errors import Corrupt, LowmarkError, Rejected, Unavailable, invariant
 from lowmark.group import Command, EntryTooNew, MachineTooOld, envelope
 from lowmark.group.state_record import GroupMeta, SnapshotMembers
 from lowmark.group.storage import raft_entry
 from lowmark.log import GroupLog, Log, LogConfig, is_log
+from lowmark.log.errors import NewerFormat
 from lowmark.metastore import (
     GROUP,
     ClusterSettings,
     Entry,
     Identity,
+    MetastoreDamaged,
     MetastoreMachine,
+    MetastoreUnreadable,
     NodeInfo,
     RevisionCompacted,
     Topology,
@@ -68,7 +71,7 @@ from lowmark.node.status import Copy, Known, Trying, lease_row, merged
 from lowmark.node.table_status import TablePart, parts_of
 from lowmark.raft import Entry as RaftEntry
 from lowmark.raft import EntryKind, MembershipRefused, membership
-from lowmark.runtime import HybridTime, Locked, RealDisk, millis_of, real_runtime
+from lowmark.runtime import DiskFailed, HybridTime, Locked, RealDisk, millis_of, real_runtime
 from lowmark.table import PartitionMachine, parse_group_name
 from lowmark.table import State as PartitionState
 from lowmark.table.watermark import WATERMARK_KEY, read_watermark
@@ -151,6 +154,29 @@ class OfflineStore:
         if self.unknown_entries == 1:
             return "1 more entry is not known to be committed"
         return f"{self.unknown_entries} more entries are not known to be committed"
+
+    def damage(self, error: LowmarkError | None = None) -> LowmarkError:
+        """`problem`, or what came of reading a value, as an error with advice that works: a node
+        that is alone has no others to ask.
+        """
+        disk = RealDisk(self._path, create=False)
+        error = error or self._replay.error
+        if self._log.quarantined is not None and not self._identity.peers:
+            try:
+                check_metastore(disk, self._whole_log, self._identity)
+            except LowmarkError as told:
+                return told
+        if isinstance(error, DiskFailed):
+            return MetastoreUnreadable(disk, error.message)
+        if isinstance(error, NewerFormat) or not isinstance(error, Corrupt | None):
+            return error  # nothing is wrong with the files: the error says which release reads them
+        cause = error.message if error is not None else self.problem
+        if not self._identity.peers:
+            return MetastoreDamaged(disk, cause, alone=True)
+        return Corrupt(
+            f"{self._path} can't be read: {cause}",
+            hint=f"See `lowmark log verify {self._path}`; ask another node meanwhile, by --node.",
+        )
 
     # -- for values -----------------------------------------------------------------------------
 
@@ -367,7 +393,7 @@ class _Replay:
         self.hard_term = meta.hard.term
         self.committed = meta.hard.commit
         self.applied = 0
-        self.problem = ""
+        self.error: LowmarkError | None = None
         self._founded = False
 
     def run(self) -> None:
@@ -389,7 +415,12 @@ class _Replay:
                         return
                     self._apply(entry)
         except LowmarkError as error:
-            self.problem = error.message  # what is behind a damaged entry can't be known
+            self.error = error  # what is behind a damaged entry can't be known
+
+    @property
+    def problem(self) -> str:
+        """Why it did not come further, if so."""
+        return self.error.message if self.error is not None else ""
 
     @property
     def _alone(self) -> bool:
