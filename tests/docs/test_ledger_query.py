@@ -56,6 +56,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "uuid": (UUID(int=7 << 70),),
 }
 
+TO_ARROW = {"Polars": "to_arrow", "Spark": "toArrow"}
+
 # All in one process, which makes the histories once.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
@@ -249,6 +251,45 @@ def test_the_query_by_polars_is_right_after_every_change_of_columns(
     for history in histories:
         found = queried(history, "Polars").to_arrow()
         assert in_order(found, history.key) == history.state(), history.name
+
+
+class OddNames(History):
+    """A table whose columns have names that engines take for patterns, or that a query may use."""
+
+    def __init__(self, db: Database) -> None:
+        self.db, self.name = db, "odd_names"
+        columns = {"*": "int64", "^a$": "int32", "a": "int32", "_nth": "int32", "a.*": "string"}
+        self.table = db.create_table(self.name, columns, key="*", partitions=2)
+        self.write_rows("^a$")
+        db.execute([RenameColumn(table=self.name, column="^a$", to="^.*$")])
+        self.write_rows("^.*$")
+
+    def write_rows(self, name: str) -> None:
+        for nth in range(2):  # of each key two rows, all of whose values differ
+            rows = [
+                {"*": i, name: 100 * nth + i, "a": -i, "_nth": 7 + i, "a.*": f"{nth}"}
+                for i in range(nth, 6)
+            ]
+            self.table.append(rows)
+        settle(self.db, self.table)
+
+
+@pytest.fixture(scope="module")
+def odd_names(histories: list[History]) -> OddNames:
+    return OddNames(histories[0].db)
+
+
+@pytest.mark.parametrize(
+    "engine", ["DuckDB", "Polars", pytest.param("Spark", marks=pytest.mark.spark)]
+)
+def test_the_query_takes_no_column_s_name_for_a_pattern(
+    odd_names: OddNames, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_session(monkeypatch) if engine == "Spark" else contextlib.nullcontext():
+        found = queried(odd_names, engine)
+        rows = found if engine == "DuckDB" else getattr(found, TO_ARROW[engine])()
+    assert rows.column_names == ["*", "^.*$", "a", "_nth", "a.*"]
+    assert in_order(rows, "*") == odd_names.state()
 
 
 @contextlib.contextmanager
