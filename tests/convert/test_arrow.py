@@ -123,7 +123,6 @@ TAKEN: list[tuple[str, pa.Array, list[Any]]] = [
         pa.array([0], pa.timestamp("ms", "Asia/Tokyo")),
         [datetime(1970, 1, 1, tzinfo=UTC)],
     ),
-    ("timestamp", pa.array([date(2026, 7, 1)]), [datetime(2026, 7, 1, tzinfo=UTC)]),
     (
         "timestamp",
         pa.array(["2026-07-01T12:30:00", "2026-07-01T12:30:00Z"]),
@@ -191,6 +190,8 @@ REFUSED: list[tuple[str, pa.Array, int, str]] = [
     ("timestamp", pa.array([2**60]).view(pa.timestamp("s", "UTC")), 0, "out of range"),
     ("timestamp", pa.array([None, MINUTE], pa.timestamp("us")), 1, "has no time zone"),
     ("timestamp", pa.array([2**60]).view(pa.timestamp("s")), 0, "has no time zone"),
+    ("timestamp", pa.array([None, date(2026, 7, 1)]), 1, "is a date, so it is no instant"),
+    ("timestamp", pa.array([date(2026, 7, 1)], pa.date64()), 0, "is a date, so it is no instant"),
     ("timestamp_ntz", pa.array([None, MINUTE], pa.timestamp("us", "UTC")), 1, "time zone"),
     ("list<int8>", pa.array([1]), 0, "not a list"),
     ("list<int8>", pa.array([[1], None, [2, 300]]), 2, "element 1"),

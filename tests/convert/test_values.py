@@ -89,7 +89,6 @@ TAKEN: list[tuple[str, Any, Any]] = [
     ("date", np.datetime64("2026-07-01"), date(2026, 7, 1)),
     ("timestamp", NOON_UTC, NOON_UTC),
     ("timestamp", NOON.replace(tzinfo=BERLIN), NOON_UTC - timedelta(hours=2)),
-    ("timestamp", date(2026, 7, 1), datetime(2026, 7, 1, tzinfo=UTC)),
     ("timestamp", "2026-07-01T12:00:00", NOON_UTC),
     ("timestamp", "2026-07-01 12:00:00Z", NOON_UTC),
     ("timestamp", "2026-07-01T14:00:00.000000000+02:00", NOON_UTC),
@@ -162,6 +161,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("timestamp", np.datetime64(1, "ns"), "more than microseconds"),
     ("timestamp", datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), "out of the range"),
     ("timestamp", NOON, "has no time zone"),
+    ("timestamp", date(2026, 7, 1), "is a date, so it is no instant"),
     ("timestamp", np.datetime64("2026-07-01T12:00:00", "ns"), "has no time zone"),
     ("timestamp", datetime(1, 1, 1), "has no time zone"),  # noqa: DTZ001
     ("timestamp_ntz", NOON_UTC, "has a time zone"),

@@ -25,7 +25,7 @@ from lowmark.convert.nested import (
     map_of,
     struct_of,
 )
-from lowmark.convert.values import NO_ZONE, Leaf, Misfit, Unfit, fit, fit_all
+from lowmark.convert.values import NO_TIME, NO_ZONE, Leaf, Misfit, Unfit, fit, fit_all
 from lowmark.errors import Rejected
 
 __all__ = [
@@ -108,6 +108,8 @@ def _leaf(kind: Leaf, array: pa.Array) -> pa.Array:
         return array
     if kind is Plain.TIMESTAMP and pa.types.is_timestamp(array.type) and array.type.tz is None:
         raise _first_valid(array, NO_ZONE)
+    if kind is Plain.TIMESTAMP and pa.types.is_date(array.type):
+        raise _first_valid(array, NO_TIME)
     way = vectorised(kind, array.type)
     if way is not None:
         try:
@@ -170,7 +172,7 @@ def vectorised(kind: Leaf, source: pa.DataType) -> _Way | None:
             if text:
                 return lambda array: as_strings(array).cast(target)
         case Plain.TIMESTAMP:
-            if types.is_date(source) or (types.is_timestamp(source) and source.tz is not None):
+            if types.is_timestamp(source) and source.tz is not None:
                 return cast
             if text:
                 return _instants

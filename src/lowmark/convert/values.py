@@ -20,9 +20,9 @@ A value fits if the column can give back all of it. What is turned into what:
     uuid           UUID, its text, its 16 bytes                 other lengths
     date           date; datetime without a zone at midnight;   a time of day, a zone, int
                    text such as "2026-07-01"
-    timestamp      datetime with a zone; date: midnight UTC;    a datetime without a zone; int (in
-                   text in ISO form: without a zone it is UTC   which unit?); nanoseconds that are
-                                                                not zero
+    timestamp      datetime with a zone; text in ISO form:      a datetime without a zone; a date
+                   without a zone it is UTC                     (midnight where?); int (in which
+                                                                unit?); nanoseconds other than zero
     timestamp_ntz  datetime without a zone; date; text          a time with a zone
     list<t>        list, tuple, numpy array                     text, set
     struct<…>      dict; a missing field is null                fields that it does not have
@@ -31,8 +31,9 @@ A value fits if the column can give back all of it. What is turned into what:
 Rounding to float32 is the one loss: Python has no such type, so there is no other way to write one,
 and defaults are rounded alike. A datetime without a zone is most often local time, as that of
 `datetime.now()`, and sometimes UTC; a column of instants does not guess, as pandas and Iceberg do
-not. Text without a zone is UTC, as it is in files. Everywhere, numpy's scalars count as the values
-that they hold, and pandas' NaT and NA as null.
+not; and a date begins at another instant in each zone. Text without a zone is UTC, as it is in
+files. Everywhere, numpy's scalars count as the values that they hold, and pandas' NaT and NA as
+null.
 """
 
 from __future__ import annotations
@@ -51,7 +52,17 @@ import numpy as np
 from lowmark.catalog import DecimalOf, Plain
 from lowmark.catalog.types import INTEGER_BITS
 
-__all__ = ["NO_ZONE", "Leaf", "Misfit", "Unfit", "WrittenFloat", "fit", "fit_all", "is_missing"]
+__all__ = [
+    "NO_TIME",
+    "NO_ZONE",
+    "Leaf",
+    "Misfit",
+    "Unfit",
+    "WrittenFloat",
+    "fit",
+    "fit_all",
+    "is_missing",
+]
 
 Leaf = Plain | DecimalOf
 """A type whose values are not made of others."""
@@ -62,6 +73,8 @@ _BEYOND_MICROS = re.compile(r"[.,][0-9]{6}([0-9]+)")
 _INT64_DIGITS = 19
 NO_ZONE = "has no time zone, so it is no instant"
 """Why a column of type timestamp refuses a datetime."""
+NO_TIME = "is a date, so it is no instant: it has no time of day and no time zone"
+"""Why it refuses a date."""
 
 
 class Unfit(Exception):
@@ -291,6 +304,8 @@ def _date(value: object) -> date:
 
 
 def _instant(value: object) -> datetime:
+    if isinstance(value, date) and not isinstance(value, datetime):
+        raise Unfit(NO_TIME)
     moment = _datetime(Plain.TIMESTAMP, value)
     if moment.tzinfo is None:
         if isinstance(value, datetime):
