@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import weakref
 from collections import Counter
@@ -346,3 +348,36 @@ def test_many_threads_find_every_row_while_groups_come_and_go(
             done.result(60)
     kept = ledgers_of(world)._groups
     assert kept.bytes == sum(rows.get_total_buffer_size() for rows in kept._rows.values()) <= 2_000
+
+
+AFTER_THE_MAIN_THREAD = """
+import sys, threading, time
+from concurrent.futures import thread as pools
+import lowmark
+from lowmark.ledger import files, tail
+
+files.ROW_GROUP_ROWS = 4
+tail._CHUNK_BYTES = 1
+db = lowmark.open(sys.argv[1])
+table = db.create_table("t", {"id": "int64"}, key="id", partitions=1)
+for first in range(0, 20, 4):
+    table.append([{"id": n} for n in range(first, first + 4)])
+db.advance_watermark("now")
+table.compact(engine="local")
+
+def read():
+    while not pools._shutdown:
+        time.sleep(0.01)
+    print(sum(table.read(compacted=True).to_arrow()["id"].to_pylist()))
+    db.close()
+
+threading.Thread(target=read).start()
+"""
+
+
+def test_a_thread_reads_on_after_the_main_thread_has_ended(tmp_path: Path) -> None:
+    # given a program whose main thread ends, and a thread of it that reads then
+    words = [sys.executable, "-c", AFTER_THE_MAIN_THREAD, str(tmp_path / "shop")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    # then it gets all rows, from several row groups
+    assert (done.stdout, done.returncode) == ("190\n", 0), done.stderr

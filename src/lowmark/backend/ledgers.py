@@ -211,10 +211,10 @@ class OpenLedger:
         other = self._opened(at)
         with ThreadPoolExecutor(1, "lowmark ledger") as helper:
             for here, there in zip_longest(groups[::2], groups[1::2]):
-                coming = helper.submit(other.group, there, names) if there is not None else None
+                coming = None if there is None else _begun(helper, other, there, names)
                 yield here, opened.group(here, names)
                 if coming is not None:
-                    yield there, coming.result()
+                    yield there, coming()
 
     def _wanted(
         self,
@@ -352,6 +352,18 @@ class OpenLedger:
                 rows = opened.group(group, names)
             rows = self._groups.put(key, rows)
         return rows
+
+
+def _begun(
+    helper: ThreadPoolExecutor, file: OpenFile, group: int, names: Sequence[str]
+) -> Callable[[], pa.RecordBatch]:
+    """Have a row group unpacked on another thread; the caller fetches it when it needs it."""
+    try:
+        return helper.submit(file.group, group, names).result
+    except RuntimeError:
+        # No thread can be had; above all, no pool takes work when the main thread has ended, though
+        # other threads may still read. So the caller unpacks the row group itself.
+        return lambda: file.group(group, names)
 
 
 def _size_of(rows: pa.RecordBatch) -> int:
