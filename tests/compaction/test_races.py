@@ -24,7 +24,7 @@ from lowmark.client import BelowWatermark, GapFound
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.options import Wishes
 from lowmark.compaction.runner import HereRunner
-from lowmark.errors import Rejected
+from lowmark.errors import Rejected, Unavailable
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.ledger import RunRecord, table_folder
 from lowmark.runtime import DiskFull
@@ -301,6 +301,42 @@ def test_partitions_are_tried_again_as_long_as_others_free_space(tmp_path: Path)
         assert (run.state, {one.state for one in run.partitions}) == ("done", {"adopted"})
         assert {one.why for one in run.partitions} == {""}
         assert len(rounds) == 8
+        world.check()
+        world.check_tidy()
+
+
+def test_a_resumed_run_tries_again_when_what_was_finished_before_frees_space(
+    tmp_path: Path,
+) -> None:
+    with World(tmp_path / "w", partitions=2) as world:
+        world.write(*[(f"k{number % 6}", number) for number in range(20)])
+        world.settle()
+        full, really = True, os.replace
+        steps: list[str] = []
+
+        # given a disk that has no space for a partition until another one is adopted
+        def step(name: str) -> None:
+            nonlocal full
+            steps.append(name)
+            if name == "publish partition 0" and steps.count(name) == 1:
+                raise Unavailable("the process is about to end")
+            full = full and name != "adopt partition 0"
+
+        def rename(source: Any, target: Any) -> None:
+            if full and re.search(r"/1/[^/]*\.parquet$", os.fspath(target)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            really(source, target)
+
+        with replaced(os, "replace", rename):
+            # and a run that ends when that one is written, and not published
+            with pytest.raises(Unavailable, match="about to end"):
+                world.table.compact(engine="local", step=step)
+            [failed] = world.table.runs()
+            assert [one.state for one in failed.partitions] == ["written", "planned"]
+            # when it is resumed, then it is done, as it would have been without the end
+            run = world.table.compact(engine="local", resume=failed.run, step=step)
+        assert (run.state, [one.state for one in run.partitions]) == ("done", ["adopted"] * 2)
+        assert [one.why for one in run.partitions] == ["", ""]
         world.check()
         world.check_tidy()
 

@@ -302,11 +302,12 @@ class Run:
                 run=self.name,
                 label=f"compact {self.table.name}",
             )
-            # If others are about to free space, those that had none are tried again.
+            # If others are about to free space, those that had none are tried again; of a run that
+            # was resumed, also what was finished before.
             self._short = {
                 number: error
                 for number, error in damaged.items()
-                if answers and isinstance(error, DiskFull)
+                if (answers or finished) and isinstance(error, DiskFull)
             }
             self._damaged.update((n, e) for n, e in damaged.items() if n not in self._short)
             for answer in answers:
