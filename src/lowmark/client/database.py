@@ -34,6 +34,7 @@ from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
 from lowmark.log import files
 from lowmark.node import Settings, check_directory, data_path, load_settings, make_directory
+from lowmark.runtime import DiskFull, RealDisk
 from lowmark.runtime.store import Store
 from lowmark.table import Advanced, WatermarkStanding
 
@@ -44,6 +45,9 @@ LEDGERS = files.LEDGERS
 _READY_S = 60.0
 _COPIES_S = 30.0
 _LOOK_S = 0.05
+_MIB = 1 << 20
+_START_BYTES = 4 * _MIB
+"""What a start may take beside as much as its WAL files have, with a margin."""
 
 
 def open_database(
@@ -86,13 +90,42 @@ def open_database(
         settings = load_settings(arguments={"watermark": watermark})
     check_directory(path, create=create)
     make_directory(path)
-    backend = Embedded(path, settings)
+    try:
+        backend = Embedded(path, settings)
+    except DiskFull as full:
+        raise _no_space(path, full) from full
+    except BaseException as error:
+        raise_by_name(error, data)
     try:
         _check_settled(backend, watermark_availability_ms, settings.ledger.location)
         return Database(backend, spark=spark, engine=engine)
     except BaseException as error:
         backend.abandon()
-        raise_by_name(error, data)
+        raise_by_name(_no_space(path, error) if isinstance(error, DiskFull) else error, data)
+
+
+def _no_space(path: str, full: DiskFull) -> DiskFull:
+    """Why a directory can't be opened whose disk has not even the reserve left.
+
+    A start begins a WAL file, and rewrites what is in the older ones into segments before it
+    removes them. With less free than they take, the two compete for it.
+    """
+    disk = RealDisk(path, create=False)
+    free = disk.free_bytes()
+    found = (disk.stat(f"{files.WAL}/{name}") for name in disk.list(files.WAL))
+    needed = sum(stat.size for stat in found if stat is not None) + _START_BYTES
+    if free >= needed:
+        return full  # of another disk, or it has just become free
+    told = DiskFull(path)
+    told.message = f"no space left to open {path}: {free:,} bytes are free on its disk"
+    told.detail = "Opening a directory writes to it, also for reads alone. Nothing is lost."
+    told.hint = (
+        f"Free at least {-(-needed // _MIB)} MiB on that disk by removing other files, and none"
+        f" of {path}; then open it again. `lowmark compact` and `lowmark table drop` free more."
+    )
+    told.args = (told.message,)
+    told.free = free
+    return told
 
 
 def _check_settled(backend: Embedded, availability_ms: int | None, location: str) -> None:
