@@ -14,8 +14,10 @@ wait in the same way, so that who hears "there is a table orders already" can re
 A node whose wall clock is far behind the metastore's time can't wait for that: it says at once that
 the version is written, and when it is in force (`NotInForce`).
 
-A node that is alone waits for no wall clock, as there is no other clock that could be behind: its
-own follows every version that it makes or finds, so what it gives out next is later than that.
+An embedded node waits for no wall clock, as there is no other clock that could be behind: its own
+follows every version that it makes or finds, so what it gives out next is later than that. A node
+that is served waits, also while it is the only one: another can join between the answer and the
+version's time, and by that one's clock a version that was called in force would not be.
 
 A look-up by time t waits until this node has every update that can be in force at t: those written
 up to t minus the delay. A node that can't know that says so. A time that no clock of the cluster
