@@ -228,6 +228,8 @@ _DEFINED_IN = {
     "lowmark.raft.log_view": ("LogDiverged", "LogLost"),
     "lowmark.log.errors": (
         "Damaged",
+        "FolderMissing",
+        "FolderMistaken",
         "EntryTooLarge",
         "GroupQuarantined",
         "GroupUnwritable",

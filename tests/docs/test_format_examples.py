@@ -256,7 +256,8 @@ def test_the_shown_texts_are_decoded_and_written_again_byte_for_byte() -> None:
 def test_the_shown_files_together_are_a_sound_data_directory() -> None:
     # given a disk with nothing on it but what the pages show
     disk = SimDisk()
-    folders = {"wal", "groups", f"groups/{GROUP}", f"groups/{GROUP}/snapshots", SNAPSHOT_FOLDER}
+    home = f"groups/{GROUP}"
+    folders = {"wal", "groups", "roster", home, f"{home}/snapshots", SNAPSHOT_FOLDER}
     for folder in sorted(folders):
         disk.make_dir(folder)
     for path in example_bytes():

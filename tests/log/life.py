@@ -7,7 +7,8 @@ that makes no sense just then does nothing.
 In a sick life (`any_sick_step`) a file, a folder or all handles go bad for longer than every retry,
 while the log runs or before it starts, and are well again after a while or after a restart. What
 the log refuses meanwhile does not count. What it took and acknowledged does, and so does all it
-acknowledged before; nothing of it may put a group into quarantine, because nothing is damaged.
+acknowledged before; nothing of it may put a group into quarantine, because nothing is damaged. Or a
+folder is away for one start, and back at the next.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from random import Random
 from log.checked import CheckedWorld
 from log.oracle import GroupOracle, Version, check_group, left_overs
 from lowmark.errors import Unavailable
-from lowmark.log import Damaged, GroupLog, SnapshotMeta
-from lowmark.runtime import DiskFailed
-from lowmark.runtime.sim import SimDisk
+from lowmark.log import Damaged, FolderMissing, GroupLog, SnapshotMeta
+from lowmark.runtime import (
+    DiskFailed,
+)
+from lowmark.runtime.sim import (
+    SimDisk,
+)
 from lowmark.runtime.sim.disk import Ailment
+from lowmark.runtime.sim.tree import Node
 
 GROUPS = ("a", "b")
 ONCE = ("create", "datasync", "rename", "unlink", "write")
@@ -42,6 +48,8 @@ class LogLife:
         """Whether something was, since the log was opened."""
         self.unreadable: set[str] = set()
         """Groups that the last start could not read; the next one shall."""
+        self.away: dict[str, Node] = {}
+        """Folders that are not there; they are back at the next start."""
 
     def check(self) -> None:
         """The log agrees with the oracle."""
@@ -128,6 +136,12 @@ class LogLife:
 
     def reopen(self, disk: SimDisk) -> None:
         self.opened += 1
+        for path, folder in self.away.items():
+            disk.put_back(path, folder)
+        self.away.clear()
+        self.open_log(disk)
+
+    def open_log(self, disk: SimDisk) -> None:
         self.ailing = self.ailing and disk is self.world.disk
         self.litter = self.ailing
         try:
@@ -137,8 +151,12 @@ class LogLife:
             self.heal()
             self.world.open(disk.killed(), seed=self.opened)
         self.unreadable = set(self.world.log.unreadable)
-        if self.unreadable:
-            assert self.ailing, f"{self.world.log.unreadable}, and nothing ails the disk"
+        for name, error in self.world.log.unreadable.items():
+            away = f"groups/{name}" in self.away and isinstance(error, FolderMissing)
+            assert away or self.ailing, f"{name}: {error}, and nothing ails the disk"
+        for name in sorted({*GROUPS} - self.unreadable):
+            if name not in {group.name for group in self.world.log.groups()}:
+                self.world.log.create_group(name)  # as placement does
         self.check()
         for name in sorted({*GROUPS} - self.unreadable):
             try:
@@ -173,17 +191,37 @@ class LogLife:
             self.let_long_time_pass()
             assert known.void_from is not None or group.written_index == group.last_index
 
-    def start_sick(self, dice: Random) -> None:
-        """The process dies; at the next start something can't be read; then it is well again."""
-        disk = self.world.disk
+    def die(self, dice: Random) -> SimDisk:
+        """The process ends in one way or another; gives what is left of its disk."""
         match dice.randrange(3):
             case 0:
                 self.world.close()
-                disk = disk.killed()
+                return self.world.disk.killed()
             case 1:
-                disk = disk.killed()
+                return self.world.disk.killed()
             case _:
-                disk = disk.crashed(Random(dice.randrange(1 << 20)))
+                return self.world.disk.crashed(Random(dice.randrange(1 << 20)))
+
+    def start_without_a_folder(self, dice: Random) -> str:
+        """The process dies; at the next start a folder is not there; at the one after, it is."""
+        disk, path = self.die(dice), f"groups/{dice.choice(GROUPS)}"
+        disk.heal()
+        self.ailing = False
+        for other, folder in self.away.items():
+            disk.put_back(other, folder)
+        self.away = {path: disk.take_away(path)}
+        self.world.disk, self.world.may_fail = disk, True
+        self.opened += 1
+        self.open_log(disk)
+        self.litter = True
+        return path
+
+    def start_sick(self, dice: Random) -> None:
+        """The process dies; at the next start something can't be read; then it is well again."""
+        disk = self.die(dice)
+        for path, folder in self.away.items():
+            disk.put_back(path, folder)
+        self.away.clear()
         paths = [path for path in disk.tree() if path.startswith("groups/")]
         name = dice.choice(GROUPS)
         path = dice.choice([f"groups/{name}/group", f"groups/{name}", *paths]).rstrip("/")
@@ -211,7 +249,7 @@ class LogLife:
     def any_sick_step(self, dice: Random) -> str:
         """One step of a life in which things go bad for long; give its name."""
         try:
-            match dice.randrange(16):
+            match dice.randrange(17):
                 case 0:
                     name = dice.choice(GROUPS)
                     ailment: Ailment = dice.choice(["unwritable", "unwritable", "broken"])
@@ -243,12 +281,14 @@ class LogLife:
                     for _ in range(dice.randrange(1, 4)):
                         self.fail_once(call, path)
                     return f"{call} of {path} fails once or more"
+                case 9:
+                    return f"{self.start_without_a_folder(dice)} is away"
                 case _:
                     return self.any_step(dice)
         except Unavailable as refused:
             return f"refused: {refused.message}"
-        except Damaged as refused:
-            # An identity with a wrong bit is damage, and its group says so to whoever asks for it.
+        except (Damaged, FolderMissing) as refused:
+            # An identity with a wrong bit is damage, and its group says so to each caller.
             if not self.unreadable:
                 raise
             return f"refused: {refused.message}"

@@ -1,7 +1,7 @@
 """The log with one thing wrong, on purpose: what its sick lives must be able to find.
 
 Each mutant is a context manager; within it, every log that is opened has the fault. Lowmark once
-had the first three of them: they cost acknowledged rows without a word.
+had the first four of them: they cost acknowledged rows without a word.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lowmark.log.flush import ClosedFile, SegmentWriter
 from lowmark.log.kept import Owner
 from lowmark.log.log import Log
 from lowmark.log.opening import Opening
+from lowmark.log.roster import Roster
 from lowmark.log.wal import Wal
 from lowmark.log.wal_recovery import WalFile, WalRecord
 from sim.mutants import replaced
@@ -41,6 +42,11 @@ def takes_an_unreadable_group_for_a_deleted_one() -> AbstractContextManager[None
             original(self, file, found)
 
     return replaced(Opening, "_replay", replay)
+
+
+def takes_a_missing_folder_for_a_deleted_group() -> AbstractContextManager[None]:
+    """A group is there if its folder is, whatever the roster says."""
+    return replaced(Roster, "names", lambda _self: set())
 
 
 def goes_on_with_what_it_could_not_read() -> AbstractContextManager[None]:
@@ -95,6 +101,7 @@ def trusts_the_last_batch() -> AbstractContextManager[None]:
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "gives a sick folder up": gives_a_sick_folder_up,
     "takes an unreadable group for a deleted one": takes_an_unreadable_group_for_a_deleted_one,
+    "takes a missing folder for a deleted group": takes_a_missing_folder_for_a_deleted_group,
     "goes on with what it could not read": goes_on_with_what_it_could_not_read,
     "replays a kept file for all": replays_a_kept_file_for_all,
     "replays a file that came back": replays_a_file_that_came_back,

@@ -37,15 +37,17 @@ Invariants
        unreadable, unflushed, or in a quarantine that is not durable. What can't be written down
        where it belongs is written into the node's own folders (`wal/<number>.kept`,
        `quarantine/<group>`), or the file stays.
-   10. A disk that refuses to read or write is no damage: it puts no group into quarantine, and
+   10. A folder that is missing is no deleted group: the node's own folder `roster/` says which
+       groups there are. Its WAL files are kept for it, and no empty group takes its place.
+   11. A disk that refuses to read or write is no damage: it puts no group into quarantine, and
        whoever asks hears its reason.
-   11. Every entry that was taken, and every callback that waits for an end, has exactly one end,
+   12. Every entry that was taken, and every callback that waits for an end, has exactly one end,
        and is told of it (see `Log`), also when its group goes away or the disk fails.
-   10. A part of the disk is reserved: an append uses it only if its owner says so (see `wal`).
+   13. A part of the disk is reserved: an append uses it only if its owner says so (see `wal`).
 
 One loop decides everything; lanes only carry out. So there are no locks here, and each multi-step
-change is described, step by step, at the head of its file: `flush` (roll-over), `snapshots`,
-`install`, `phase3`.
+change is described, step by step, at the head of its file: `roster` (groups come and go), `flush`
+(roll-over), `snapshots`, `install`, `phase3`.
 """
 
 from lowmark.log.config import LogConfig
@@ -55,6 +57,8 @@ from lowmark.log.errors import (
     Damaged,
     EntryGone,
     EntryTooLarge,
+    FolderMissing,
+    FolderMistaken,
     GroupExists,
     GroupLeaving,
     GroupQuarantined,
@@ -102,6 +106,8 @@ __all__ = [
     "EntryTooLarge",
     "Explanation",
     "Finding",
+    "FolderMissing",
+    "FolderMistaken",
     "GroupExists",
     "GroupLeaving",
     "GroupLog",

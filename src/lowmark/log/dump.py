@@ -13,6 +13,7 @@ from lowmark.errors import Corrupt, LowmarkError
 from lowmark.log import files, identity, segment_format, snapshots, wal_format, wal_recovery
 from lowmark.log.entries import Entry
 from lowmark.log.errors import Damaged, ReferenceExpired
+from lowmark.log.roster import read_entries
 from lowmark.log.segments import SegmentReader
 from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
@@ -94,6 +95,10 @@ def dump_log(
         for name in disk.list(files.GROUPS):
             if group in {None, name} and not name.startswith(identity.ASIDE):
                 yield from _dump_group(disk, name, data=data)
+        for name in sorted(read_entries(disk).keys() - set(disk.list(files.GROUPS))):
+            if group in {None, name}:
+                path, problem = disk.describe(files.group_dir(name)), "the folder is missing"
+                yield DumpPiece(path=path, group=name, piece="group", says="", problem=problem)
     finally:
         if lock is not None:
             lock.release()

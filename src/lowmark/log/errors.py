@@ -9,6 +9,8 @@ __all__ = [
     "Damaged",
     "EntryGone",
     "EntryTooLarge",
+    "FolderMissing",
+    "FolderMistaken",
     "GroupExists",
     "GroupLeaving",
     "GroupQuarantined",
@@ -68,6 +70,37 @@ def check_u63(number: int, what: str) -> None:
     """Refuse a number that the formats have no room for."""
     if not 0 <= number < 1 << 63:
         raise Rejected(f"{number} can't be {what}", hint="Use a number from 0 to 2**63 - 1.")
+
+
+class FolderMissing(Corrupt):
+    """The folder of a group that this node has is not there."""
+
+    def __init__(self, group: str, *, folder: str, entry: str, empty: bool = False) -> None:
+        super().__init__(
+            f"the folder {folder} of group {group} is {'empty' if empty else 'missing'}",
+            detail=f"This node has the group: {entry} says so. What the WAL holds of it is kept,"
+            " and no empty group was made in its place.",
+            hint="Put the folder back, or mount its disk, then start again. If it is lost for good,"
+            " put the whole directory back from a backup; or, if no other node has a copy of the"
+            f" group, remove {entry}: the group then begins anew, and its rows are gone.",
+        )
+        self.group = group
+        self.folder = folder
+
+
+class FolderMistaken(Corrupt):
+    """In the place of a group's folder lies another one's."""
+
+    def __init__(self, group: str, *, folder: str, found: bytes, entry: str) -> None:
+        super().__init__(
+            f"the folder {folder} is not the one that this node made for group {group}",
+            detail=f"Its incarnation is {found.hex()}, and {entry} says another. What the WAL holds"
+            " of the group is kept, and nothing in the folder was changed.",
+            hint="Put the right folder back, then start again. If this one is to count from now on,"
+            f" remove {entry}: the next start takes the folder as it is.",
+        )
+        self.group = group
+        self.folder = folder
 
 
 class GroupQuarantined(Corrupt):

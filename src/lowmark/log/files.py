@@ -13,6 +13,7 @@
     groups/<group>/quarantine                why this group takes no writes here
     groups/<group>/runs                      the last compactions, for people
     quarantine/<group>                       the same, of a group whose folder can't be written
+    roster/<group>@<incarnation>             empty: this node has that group
     rejoin/<group>                           a copy that this node gave up; not the log's own
     node                                     who this node is; not the log's own
     ledgers/                                 what compaction has made of tables; not the log's own
@@ -34,7 +35,10 @@ __all__ = [
     "LOCK",
     "NODE",
     "REJOIN",
+    "ROSTER",
     "WAL",
+    "entry_of",
+    "entry_path",
     "group_dir",
     "kept_path",
     "large_name",
@@ -50,6 +54,7 @@ invariant(sys.byteorder == "little", "Lowmark needs a little-endian machine")
 LOCK = "LOCK"
 WAL = "wal"
 GROUPS = "groups"
+ROSTER = "roster"
 REJOIN = "rejoin"
 NODE = "node"
 LEDGERS = "ledgers"
@@ -69,6 +74,7 @@ IDENTITY = "group"
 QUARANTINE = "quarantine"
 SNAPSHOTS = "snapshots"
 DIGITS = 16
+_ENTRY = re.compile(r"([a-z0-9][a-z0-9._-]*)@([0-9a-f]{32})")
 _SNAPSHOT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})")
 
 
@@ -85,6 +91,17 @@ def kept_path(number: int) -> str:
 def group_dir(group: str) -> str:
     """The folder of a group."""
     return f"{GROUPS}/{group}"
+
+
+def entry_path(group: str, incarnation: bytes) -> str:
+    """The file that says that this node has a group."""
+    return f"{ROSTER}/{group}@{incarnation.hex()}"
+
+
+def entry_of(name: str) -> tuple[str, bytes] | None:
+    """The group and the incarnation that a name in the roster stands for."""
+    match = _ENTRY.fullmatch(name)
+    return (match[1], bytes.fromhex(match[2])) if match else None
 
 
 def segment_name(number: int) -> str:

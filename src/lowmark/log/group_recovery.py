@@ -22,6 +22,7 @@ from lowmark.log.install import move_in
 from lowmark.log.live import LiveRow
 from lowmark.log.notes import read_whole
 from lowmark.log.phase3 import finish_merge, merge_is_finished
+from lowmark.log.roster import Roster
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentReader, SegmentRef
 from lowmark.log.snapshots import Snapshot, load_snapshot, remove_others, snapshot_folders
@@ -34,13 +35,17 @@ logger = logging.getLogger(__name__)
 
 
 def recover_group(
-    disk: Disk, name: str, *, read_only: bool
+    disk: Disk, name: str, *, roster: Roster, read_only: bool
 ) -> tuple[GroupState, LowmarkError | None]:
     """The group as its folder has it, without the WAL; and the damage that was found, if any.
 
-    Raises what keeps anybody from telling: an identity that is damaged, a call that the disk fails.
+    Raises what keeps anybody from telling: an identity that is damaged, or another one than the
+    roster says; a call that the disk fails.
     """
     state = GroupState(name, identity.read_identity(disk, name))
+    mistaken = roster.mistaken(name, state.incarnation)
+    if mistaken is not None:
+        raise mistaken
     state.quarantine = identity.read_quarantine(disk, name, state.incarnation)
     damage: LowmarkError | None = None
     for step in (_mend, _load_snapshot, _load_segments, _load_runs):

@@ -13,6 +13,7 @@ writes it again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from lowmark.errors import LowmarkError
@@ -20,13 +21,14 @@ from lowmark.log import files
 from lowmark.log.errors import Damaged
 from lowmark.log.folders import SharedFolder, discard, remove_folder
 from lowmark.log.notes import Note, read_note, read_whole, write_note, write_whole
-from lowmark.runtime import Disk
+from lowmark.runtime import Disk, FileMissing
 
 __all__ = [
     "create_folder",
-    "delete_folder",
+    "move_aside",
     "read_identity",
     "read_quarantine",
+    "remove_aside",
     "sweep_folders",
     "write_quarantine",
 ]
@@ -48,8 +50,8 @@ class _Quarantine(Note, frozen=True, kw_only=True):
     cause: str
 
 
-def create_folder(disk: Disk, name: str, incarnation: bytes) -> None:
-    """Make a group's folder aside, whole and synced, then give it its name."""
+def create_folder(disk: Disk, name: str, incarnation: bytes, *, groups: SharedFolder) -> None:
+    """Make a group's folder aside, whole and synced, then give it its name (see `roster`)."""
     aside = f"{files.GROUPS}/{ASIDE}{name}"
     remove_folder(disk, aside)
     disk.make_dir(aside)
@@ -57,28 +59,40 @@ def create_folder(disk: Disk, name: str, incarnation: bytes) -> None:
     identity = _Identity(name=name, incarnation=incarnation.hex())
     write_note(disk, f"{aside}/{files.IDENTITY}", identity)
     disk.sync_dir(aside)
+    faults = groups.faults
     disk.rename(aside, files.group_dir(name))
-    disk.sync_dir(files.GROUPS)
+    groups.sync(disk, since=faults)
 
 
-def delete_folder(disk: Disk, name: str) -> None:
-    """Take a group's folder out of the way in one step, then remove it."""
-    aside = f"{files.GROUPS}/{ASIDE}{name}"
+def move_aside(disk: Disk, name: str, *, groups: SharedFolder, again: bool) -> None:
+    """Take a group's folder out of the way, if it is there: the first step of removing it.
+
+    `again`: an earlier try may have moved it, and the sync after that failed. A crash would bring
+    its name back, so it gets the name again, and loses it again, before anything in it goes.
+    """
+    aside, folder, faults = f"{files.GROUPS}/{ASIDE}{name}", files.group_dir(name), groups.faults
+    if again and disk.stat(folder) is None and disk.stat(aside) is not None:
+        disk.rename(aside, folder)
     remove_folder(disk, aside)
-    disk.rename(files.group_dir(name), aside)
-    disk.sync_dir(files.GROUPS)
-    # What stays of the rest does no harm: it has the incarnation, and the next start removes it.
-    remove_folder(disk, aside)
+    with contextlib.suppress(FileMissing):
+        disk.rename(folder, aside)
+    groups.sync(disk, since=faults)
+
+
+def remove_aside(disk: Disk, name: str) -> None:
+    """Remove what was moved out of the way; what stays of it, the next start removes."""
+    remove_folder(disk, f"{files.GROUPS}/{ASIDE}{name}")
     discard(disk, f"{files.QUARANTINE}/{name}")
 
 
-def sweep_folders(disk: Disk) -> None:
-    """Remove what an interrupted creation or deletion left."""
+def sweep_folders(disk: Disk, *, known: set[str]) -> None:
+    """Remove what an interrupted creation or deletion left; `known` groups may be away only."""
     for name in disk.list(files.GROUPS):
         if name.startswith(ASIDE):
             remove_folder(disk, f"{files.GROUPS}/{name}")
     for name in disk.list(files.QUARANTINE):
-        if name.startswith(ASIDE) or disk.stat(files.group_dir(name)) is None:
+        gone = name not in known and disk.stat(files.group_dir(name)) is None
+        if name.startswith(ASIDE) or gone:
             discard(disk, f"{files.QUARANTINE}/{name}")
 
 

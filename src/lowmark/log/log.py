@@ -33,6 +33,7 @@ from lowmark.log.installing import Installs
 from lowmark.log.kept import Owner
 from lowmark.log.opening import Opening
 from lowmark.log.owed import OnDone, Owed
+from lowmark.log.roster import Roster
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import ReaderCache, SegmentRef, add_newer
 from lowmark.log.snapshot_format import SnapshotMeta
@@ -116,8 +117,9 @@ class Log:
         self._tasks = Tasks(runtime.loop)
         self._owed = Owed()
         self.unreadable: dict[str, LowmarkError] = {}
-        """Groups whose folder can't be read just now, and why: they are left alone, and what the
-        WAL has of them stays there."""
+        """Groups whose folder is missing or can't be read just now, and why: they are left alone,
+        and what the WAL has of them stays there."""
+        self._roster = Roster(runtime.disk)
         self._found: dict[int, ClosedFile] = {}
         self.wal_folder = SharedFolder(files.WAL)
         self.wal = Wal(
@@ -219,7 +221,7 @@ class Log:
         if name in self._leaving:
             raise GroupLeaving(name)
         state = GroupState(name, self._runtime.random.randbytes(16))
-        identity.create_folder(self.disk, name, state.incarnation)
+        self._roster.create(name, state.incarnation)
         return self._add(state)
 
     def delete_group(self, name: str) -> None:
@@ -245,7 +247,7 @@ class Log:
         def through(lane: str) -> None:
             left.discard(lane)
             if not left:
-                self._tasks.run(lambda: identity.delete_folder(self.disk, name), gone)
+                self._tasks.run(lambda: self._roster.delete(name), gone)
 
         def gone(outcome: Outcome[None]) -> None:
             del self._leaving[name]
@@ -354,7 +356,7 @@ class Log:
     # -- starting -------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        opening = Opening(self.disk, self._read_only)
+        opening = Opening(self.disk, self._read_only, self._roster)
         opening.recover()
         self.unreadable = opening.unreadable
         for state in opening.states.values():

@@ -6,10 +6,12 @@ else happens: the WAL file that shows the damage may go only after.
 
 A group is one of these at a start:
     there        its folder is read; its records are replayed
-    unreadable   its folder is there, but who it is, or what it has, can't be read just now. It is
+    unreadable   its folder is there, but who it is, or what it has, can't be read just now; or the
+                 roster has it, and its folder is missing, empty, or another one's (`roster`). It is
                  not taken for deleted: its records, votes included, stay in their WAL files, it is
                  left alone, and a caller that asks for it hears which file can't be read, and why
-    deleted      it has no folder, or one with another incarnation: its records are passed over
+    deleted      it has neither a folder nor an entry in the roster, or another incarnation has:
+                 its records are passed over
 So a WAL file ends only as `flush` says: this room finds out who is owed which file (`strangers`),
 because its records were not taken into memory: those of unreadable groups, and those that leave a
 gap, which no quarantine mends. An unreadable group is owed also a file that is lost, or damaged so
@@ -34,11 +36,12 @@ from lowmark.log.errors import Damaged, NewerFormat
 from lowmark.log.flush import ClosedFile
 from lowmark.log.group_recovery import check_coverage, recover_group
 from lowmark.log.kept import Owner
+from lowmark.log.roster import Roster
 from lowmark.log.snapshot_format import Floor
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
-from lowmark.runtime import Disk, DiskFailed, NoHandles
+from lowmark.runtime import Disk, DiskFailed, FileMissing, NoHandles
 
 __all__ = ["Opening", "extension", "replay_run", "take_run"]
 
@@ -105,6 +108,7 @@ class Opening:
 
     disk: Disk
     read_only: bool
+    roster: Roster
     states: dict[str, GroupState] = field(default_factory=dict)
     unreadable: dict[str, LowmarkError] = field(default_factory=dict)
     """Groups whose folder can't be read just now; they are left alone, and so are their records."""
@@ -122,11 +126,10 @@ class Opening:
     def recover(self) -> None:
         """Mend what a crash left, and read everything that says what is there."""
         self._refuse_newer_wals()
+        self.roster.read()
         if not self.read_only:
             self._prepare()
-        for name in self.disk.list(files.GROUPS):
-            if not name.startswith(identity.ASIDE):
-                self._recover_group(name)
+        self._recover_groups()
         self._replay_all(wal_recovery.find_wals(self.disk))
         for file in self.wals:
             self._lost_file(file)
@@ -193,24 +196,51 @@ class Opening:
             if disk.stat(folder) is None:
                 disk.make_dir(folder)
         disk.sync_dir("")
-        identity.sweep_folders(disk)
+        identity.sweep_folders(disk, known=self.roster.names())
         for name in disk.list(files.WAL):
             if name.endswith(files.TEMPORARY):
                 disk.unlink(f"{files.WAL}/{name}")
         disk.sync_dir(files.GROUPS)
 
+    def _recover_groups(self) -> None:
+        folders = [n for n in self.disk.list(files.GROUPS) if not n.startswith(identity.ASIDE)]
+        for name in folders:
+            self._recover_group(name)
+        for name in sorted(self.roster.names() - set(folders)):
+            self._leave_alone(name, self.roster.missing(name))
+        if not self.read_only:
+            self.roster.settle({name: state.incarnation for name, state in self.states.items()})
+
+    def _leave_alone(self, name: str, unreadable: LowmarkError) -> None:
+        logger.error("a group can't be read", extra={"group": name, "reason": str(unreadable)})
+        self.unreadable[name] = unreadable
+
     def _recover_group(self, name: str) -> None:
+        roster = self.roster
         try:
-            state, damage = recover_group(self.disk, name, read_only=self.read_only)
+            state, damage = recover_group(self.disk, name, roster=roster, read_only=self.read_only)
         except NoHandles:
             raise  # that is this process's trouble, and no group's: the next start has it all
+        except FileMissing as missing:
+            where = self.disk.describe(missing.path)
+            self._leave_alone(name, Damaged(where, offset=0, what="it is missing"))
+            return
         except (Corrupt, DiskFailed) as unreadable:
-            logger.error("a group can't be read", extra={"group": name, "reason": str(unreadable)})
-            self.unreadable[name] = unreadable
+            away = name in roster.names() and isinstance(unreadable, Damaged)
+            if away and self._is_empty(name):
+                unreadable = roster.missing(name, empty=True)
+            self._leave_alone(name, unreadable)
             return
         self.states[name] = state
         if damage is not None:
             self._quarantine(state, damage)
+
+    def _is_empty(self, name: str) -> bool:
+        """Whether a folder is one in which nothing is mounted just now, and nothing else is."""
+        try:
+            return not self.disk.list(files.group_dir(name))
+        except DiskFailed:
+            return False
 
     # -- the WAL --------------------------------------------------------------------------------
 

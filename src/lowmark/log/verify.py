@@ -19,6 +19,8 @@ from lowmark.log import files, identity, wal_format, wal_recovery
 from lowmark.log.entries import Run
 from lowmark.log.findings import Finding, Meter, Progress, finding_of, left_over
 from lowmark.log.opening import extension, replay_run, take_run
+from lowmark.log.roster import Roster
+from lowmark.log.state import GroupState
 from lowmark.log.verify_group import GroupPieces, check_group
 from lowmark.log.verify_pieces import COPY_NEEDED
 from lowmark.log.wal_format import Kind
@@ -32,6 +34,7 @@ _ROOT_NAMES = {
     files.WAL,
     files.GROUPS,
     files.QUARANTINE,
+    files.ROSTER,
     files.REJOIN,
     files.NODE,
     f"{files.NODE}~",
@@ -83,6 +86,7 @@ def _verify(disk: Disk, meter: Meter, *, recorded: set[str]) -> Iterator[Finding
             yield _unknown(disk, path)
         else:
             yield from check_group(disk, name, found=groups, meter=meter)
+    yield from _check_roster(disk, {pieces.name: pieces.state for pieces in groups})
     yield from _check_wals(disk, {pieces.name: pieces for pieces in groups}, meter)
     for pieces in groups:
         yield from pieces.settle(disk)
@@ -108,6 +112,30 @@ def _check_root(disk: Disk) -> Iterator[Finding]:
             yield Finding("damage", None, disk.describe(path), None, what, hint)
         elif files.number_of(name, ".wal") is None and files.number_of(name, files.KEPT) is None:
             yield _unknown(disk, path)
+
+
+def _check_roster(disk: Disk, there: dict[str, GroupState]) -> Iterator[Finding]:
+    """Whether the groups that are written down are those whose folders lie there."""
+    for entry in disk.list(files.ROSTER):
+        if files.entry_of(entry) is None:
+            yield _unknown(disk, f"{files.ROSTER}/{entry}")
+    roster = Roster(disk)
+    roster.read()
+    for name in sorted(roster.names()):
+        where = disk.describe(files.group_dir(name))
+        mistaken = roster.mistaken(name, there[name].incarnation) if name in there else None
+        if mistaken is not None:
+            what = f"this is not the folder that this node made for group {name}"
+            yield Finding("damage", name, where, None, what, mistaken.hint)
+        elif name not in there and not disk.list(files.group_dir(name)):
+            empty = disk.stat(files.group_dir(name)) is not None
+            what = f"the folder is {'empty' if empty else 'missing'}"
+            yield Finding("missing", name, where, None, what, roster.missing(name).hint)
+    if disk.stat(files.ROSTER) is not None:
+        for name in sorted(there.keys() - roster.names()):
+            path = files.entry_path(name, there[name].incarnation)
+            what = "the file is missing that says that this node has the group"
+            yield left_over(disk, path, name, what)
 
 
 def _unknown(disk: Disk, path: str) -> Finding:

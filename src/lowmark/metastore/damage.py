@@ -11,8 +11,9 @@ it may be whole, and the next start finds out.
 
 A node that knows of others starts with a copy in quarantine: they serve, and it says what it knows.
 
-The note, and whether there is a copy at all, are looked at before the log is opened: a log whose
-group is gone takes it for deleted, and drops what its WAL files have of it.
+The note, and whether there is a copy at all, are looked at before the log is opened: in a directory
+of a release without a roster, a log whose group is gone takes it for deleted, and drops what its
+WAL files have of it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from dataclasses import replace
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.log import Log, files
-from lowmark.log.errors import NewerFormat
+from lowmark.log.errors import FolderMissing, NewerFormat
 from lowmark.log.findings import Finding, finding_of
 from lowmark.log.identity import ASIDE
+from lowmark.log.roster import read_entries
 from lowmark.metastore.identity import PATH, Identity, load_identity
 from lowmark.runtime import Disk
 
@@ -73,11 +75,13 @@ class NodeFileDamaged(Corrupt):
 class MetastoreMissing(Corrupt):
     """A node that had a copy of the metastore, and has none."""
 
-    def __init__(self, disk: Disk, *, alone: bool) -> None:
+    def __init__(self, disk: Disk, *, alone: bool, empty: bool = False) -> None:
+        folder, how = disk.describe(files.group_dir(GROUP)), "empty" if empty else "missing"
         super().__init__(
-            f"{disk.describe(files.group_dir(GROUP))} is missing: the metastore of this node",
+            f"{folder} is {how}: the metastore of this node",
             detail=f"{_LOST} No new metastore was made.",
-            hint=_advice(disk, alone=alone),
+            hint="Put the folder back, or mount its disk, then start again. If it is lost: "
+            + _advice(disk, alone=alone),
         )
 
 
@@ -120,7 +124,7 @@ def find_identity(disk: Disk) -> Identity | None:
         raise
     except Corrupt as damage:
         raise NodeFileDamaged(disk, damage) from damage
-    if identity is None and (_groups(disk) or disk.list(files.LEDGERS)):
+    if identity is None and (_groups(disk) or read_entries(disk) or disk.list(files.LEDGERS)):
         raise NodeFileMissing(disk)
     if identity is not None and _lost_its_copy(disk, identity):
         raise MetastoreMissing(disk, alone=not identity.peers)
@@ -128,9 +132,11 @@ def find_identity(disk: Disk) -> Identity | None:
 
 
 def _lost_its_copy(disk: Disk, identity: Identity) -> bool:
+    groups = _groups(disk)
+    if GROUP in read_entries(disk):
+        return GROUP not in groups
     if identity.left or disk.stat(f"{files.REJOIN}/{GROUP}") is not None:
         return False  # it was given up on purpose, or is about to be made anew from the others
-    groups = _groups(disk)
     return GROUP not in groups and _had_a_copy(identity, others=bool(groups))
 
 
@@ -151,6 +157,8 @@ def check_metastore(disk: Disk, log: Log, identity: Identity) -> None:
         error = log.unreadable[GROUP]
         if isinstance(error, Unavailable):
             raise MetastoreUnreadable(disk, error.message) from error
+        if isinstance(error, FolderMissing):
+            raise MetastoreMissing(disk, alone=alone, empty=True) from error
         newer = isinstance(error, NewerFormat)
         raise MetastoreDamaged(disk, error.message, alone=alone, newer=newer) from error
     others = any(one.name != GROUP for one in log.groups()) or bool(log.unreadable)
@@ -226,6 +234,8 @@ def _groups(disk: Disk) -> list[str]:
 
 def _found(disk: Disk) -> str:
     names = [files.group_dir(name) for name in _groups(disk)]
+    if not names and read_entries(disk):
+        names.append(files.ROSTER)
     if disk.list(files.LEDGERS):
         names.append(files.LEDGERS)
     more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""

@@ -29,7 +29,9 @@ _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]+:/|file:)")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}")
 _STORES = frozenset({"abfs", "abfss", "gcs", "gs", "hdfs", "s3", "s3a", "viewfs"})
 _IDENTITY = "node"
-_FIRST_NAMES = frozenset({files.LOCK, files.WAL, files.GROUPS, _IDENTITY, f"{_IDENTITY}~"})
+_FIRST_NAMES = frozenset(
+    {files.LOCK, files.WAL, files.GROUPS, files.ROSTER, _IDENTITY, f"{_IDENTITY}~"}
+)
 """What a first open makes, in the order of its steps, before it has a cluster."""
 _NOT_COUNTED = frozenset({"lost+found", "lowmark.toml"})
 _SHOWN_MAX = 3
@@ -166,6 +168,7 @@ def _has_node(path: str) -> bool:
     return (
         os.path.isfile(os.path.join(path, _IDENTITY))
         or any(not name.startswith(ASIDE) for name in names(files.GROUPS))
+        or bool(names(files.ROSTER))
         or bool(names(files.LEDGERS))
     )
 

@@ -14,7 +14,8 @@ space in the middle of a write, flip a bit, and stop the world at its n-th call.
 
 One failed call is over with the next try. What lasts longer than every retry is `go_bad`: a file or
 a folder that can't be written, or read, or neither, or a process without a file handle left; it is
-so until `heal`, which stands for a restart, a remount, or another cable.
+so until `heal`, which stands for a restart, a remount, or another cable. A folder can also be away
+for a while (`take_away`, `put_back`).
 """
 
 from __future__ import annotations
@@ -224,6 +225,20 @@ class SimDisk:
     def flip_bit(self, path: str, bit: int) -> None:
         """Change one bit of a file where it lies, behind everybody's back."""
         self._file(path).flip_bit(bit)
+
+    def take_away(self, path: str) -> Node:
+        """Let a file or folder not be there, as when its disk is not mounted; gives it away."""
+        folder, name = self._folder(folder_of(path)), name_of(path)
+        node = folder.names.pop(name)
+        folder.durable.pop(name, None)
+        for change in folder.unsynced:
+            change.pop(name, None)
+        return node
+
+    def put_back(self, path: str, node: Node) -> None:
+        """Let what was taken away be there again, as it was, in place of what is there now."""
+        folder, name = self._folder(folder_of(path)), name_of(path)
+        folder.names[name] = folder.durable[name] = node
 
     def _takes_fault(self, call: str, path: str) -> bool:
         for fault in self._faults:

@@ -1,0 +1,396 @@
+"""A folder that is missing is not a deleted group: the roster knows which groups there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from log.world import QUIET, World
+from lowmark.errors import LowmarkError
+from lowmark.log import (
+    Damaged,
+    FolderMissing,
+    FolderMistaken,
+    GroupExists,
+    Log,
+    dump_log,
+    verify_log,
+)
+from lowmark.log.roster import Roster, read_entries
+from lowmark.runtime import (
+    DiskFailed,
+)
+from lowmark.runtime.sim import (
+    SimDisk,
+    sim_runtime,
+)
+from lowmark.runtime.sim.disk import WorldStopped
+
+
+def two_groups() -> World:
+    """Entries of two groups, in segments and in the WAL."""
+    world = World()
+    world.log.create_group("other")
+    world.segment(1, 10)
+    world.append(11, 20)
+    world.append(1, 5, group="other")
+    world.settle()
+    return world
+
+
+def open_log(disk: SimDisk, *, read_only: bool = False) -> Log:
+    return Log.open(sim_runtime(7, disk=disk), QUIET, read_only=read_only)
+
+
+def check_roster(disk: SimDisk) -> None:
+    """The roster and the folders say the same."""
+    folders = {name for name in disk.list("groups") if not name.startswith("~")}
+    assert read_entries(disk).keys() == folders
+    assert all(len(found) == 1 for found in read_entries(disk).values())
+
+
+def found_by_verify(disk: SimDisk) -> list[tuple[str, str | None, str]]:
+    return [(finding.kind, finding.group, finding.path) for finding in verify_log(disk)]
+
+
+# -- a folder that is away ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["close", "kill", "crash"])
+@pytest.mark.parametrize("leaves", ["nothing", "an empty folder"])
+def test_a_folder_that_is_away_for_some_starts_costs_no_entry(end: str, leaves: str) -> None:
+    # given a group in segments and in the WAL, whose folder is away after the process ended
+    world = two_groups()
+    if end == "close":
+        world.log.close()
+    disk = world.disk.crashed(Random(1)) if end == "crash" else world.disk.killed()
+    folder = disk.take_away("groups/g")
+    if leaves == "an empty folder":
+        disk.make_dir("groups/g")
+        disk.sync_dir("groups")
+    for term in (2, 3):
+        # when the log is opened, the group says which folder is missing, and its name is not free
+        log = open_log(disk)
+        with pytest.raises(FolderMissing, match="groups/g") as told:
+            log.group("g")
+        assert "roster/g@" in told.value.hint
+        with pytest.raises(GroupExists):
+            log.create_group("g")
+        # and the other group goes on; its WAL files come and go
+        other = log.group("other")
+        other.append(term, [b"more"] * 5)
+        log.roll()
+        log._loop.run_until(lambda log=log: log.idle)  # type: ignore[misc]
+        assert other.written_index == other.last_index
+        log.close()
+        assert ("missing", "g", "groups/g") in found_by_verify(disk)
+    # then all of it is there when the folder is
+    if leaves == "an empty folder":
+        disk.take_away("groups/g")
+    disk.put_back("groups/g", folder)
+    after = world._next(disk)
+    assert after.group.quarantined is None
+    assert after.group.last_index == 20
+    after.check(range(1, 21))
+    after.settle()
+    after.log.close()
+    assert found_by_verify(disk) == []
+
+
+def test_a_quarantine_outside_of_a_folder_that_is_away_stays() -> None:
+    # given a quarantine that is written down in the node's own folder
+    world = two_groups()
+    world.disk.go_bad("unwritable", "groups/g")
+    world.log.quarantine(world.group.state, Damaged("a file", offset=0, what="a test wanted it"))
+    world.settle()
+    world.disk.heal()
+    # when the folder is away for one start
+    disk = world.disk.killed()
+    folder = disk.take_away("groups/g")
+    open_log(disk).close()
+    disk.put_back("groups/g", folder)
+    # then the group is still in quarantine
+    assert open_log(disk).group("g").quarantined
+
+
+def test_a_group_whose_folder_is_away_can_be_deleted_and_made_anew() -> None:
+    world = two_groups()
+    disk = world.disk.killed()
+    folder = disk.take_away("groups/g")
+    log = open_log(disk)
+    log.delete_group("g")
+    log._loop.run_until(lambda: log.idle)
+    assert read_entries(disk).keys() == {"other"}
+    log._loop.run_until(lambda: not log.segment_writer.kept)  # no WAL file stays for it
+    assert log.create_group("g").last_index == 0
+    log.close()
+    check_roster(disk)
+    # and the old folder, if it comes back over the new one, is not taken for it
+    disk.take_away("groups/g")
+    disk.put_back("groups/g", folder)
+    with pytest.raises(FolderMistaken, match="groups/g"):
+        open_log(disk).group("g")
+
+
+def test_another_group_s_folder_is_not_taken_for_a_group_s_own() -> None:
+    # given a folder of the same name from elsewhere, in the place of a group's own
+    world, elsewhere = two_groups(), World(seed=9)
+    elsewhere.segment(1, 3, term=4)
+    disk = world.disk.killed()
+    folder = disk.take_away("groups/g")
+    disk.put_back("groups/g", elsewhere.disk.take_away("groups/g"))
+    before = disk.tree()
+    # then nobody takes it for the group, and nothing in it is changed
+    log = open_log(disk)
+    with pytest.raises(FolderMistaken) as told:
+        log.group("g")
+    assert told.value.folder == "groups/g"
+    log._loop.run_until(lambda: log.idle)
+    log.close()
+    assert [p for p in disk.tree() if "groups/g" in p] == [p for p in before if "groups/g" in p]
+    assert ("damage", "g", "groups/g") in found_by_verify(disk)
+    # and the right one is read again
+    disk.put_back("groups/g", folder)
+    after = world._next(disk)
+    after.check(range(1, 21))
+
+
+def test_a_folder_that_is_given_up_makes_room_for_a_new_group() -> None:
+    # given a folder that is lost, and a person who removes its entry
+    world = two_groups()
+    disk = world.disk.killed()
+    disk.take_away("groups/g")
+    [entry] = [name for name in disk.list("roster") if name.startswith("g@")]
+    disk.unlink(f"roster/{entry}")
+    # then its name is free, and no WAL file stays for it
+    log = open_log(disk)
+    log._loop.run_until(lambda: log.idle)
+    assert not log.unreadable
+    assert not log.segment_writer.kept
+    log.create_group("g")
+    check_roster(disk)
+
+
+def test_looking_only_changes_nothing() -> None:
+    world = two_groups()
+    world.log.close()
+    world.disk.take_away("groups/g")
+    world.disk.unlink(f"roster/{world.disk.list('roster')[1]}")
+    before = world.disk.fingerprint()
+    log = open_log(world.disk, read_only=True)
+    assert isinstance(log.unreadable["g"], FolderMissing)
+    assert log.group("other").last_index == 5
+    log.close()
+    found = found_by_verify(world.disk)
+    assert ("missing", "g", "groups/g") in found
+    assert [kind for kind, group, _ in found if group == "other"] == ["left-over"]
+    [piece] = [line for line in dump_log(world.disk) if getattr(line, "problem", "")]
+    assert "missing" in piece.problem
+    assert world.disk.fingerprint() == before
+
+
+def test_what_is_no_entry_is_pointed_out_and_passed_over() -> None:
+    world = two_groups()
+    world.log.close()
+    world.disk.open("roster/notes.txt", "create").close()
+    assert found_by_verify(world.disk) == [("unknown file", None, "roster/notes.txt")]
+    assert not open_log(world.disk).unreadable
+
+
+# -- directories of earlier releases --------------------------------------------------------------
+
+
+def without_roster(world: World) -> SimDisk:
+    world.log.close()
+    world.disk.take_away("roster")
+    return world.disk
+
+
+def test_a_directory_without_a_roster_gets_one() -> None:
+    disk = without_roster(two_groups())
+    assert found_by_verify(disk) == []
+    log = open_log(disk)
+    assert not log.unreadable
+    check_roster(disk)
+    # then a folder that is away is noticed from now on, also after a crash
+    for image in disk.crash_images(Random(1)):
+        image.disk.take_away("groups/g")
+        assert isinstance(open_log(image.disk).unreadable["g"], FolderMissing)
+
+
+@pytest.mark.parametrize("call", ["mkdir", "create", "sync_dir"])
+def test_a_roster_that_can_not_be_written_keeps_no_log_from_starting(call: str) -> None:
+    # given a roster that can't be written at one start
+    disk = without_roster(two_groups())
+    disk.fail_next(call, "roster")
+    world = World(disk=disk)
+    world.check(range(1, 21))
+    # when a group is made and deleted all the same
+    world.log.create_group("new")
+    world.log.delete_group("new")
+    world.settle()
+    world.log.close()
+    # then the next start writes the roster, whatever a crash leaves
+    open_log(disk).close()
+    for image in disk.crash_images(Random(1)):
+        log = open_log(image.disk)
+        assert not log.unreadable
+        assert [group.name for group in log.groups()] == ["g", "other"]
+        check_roster(image.disk)
+
+
+# -- crashes and failures in the middle -----------------------------------------------------------
+
+
+def create(log: Log) -> None:
+    log.create_group("new")
+
+
+def delete(log: Log) -> None:
+    log.delete_group("other")
+
+
+def delete_and_create(log: Log) -> None:
+    if "other" in {*log.unreadable, *(group.name for group in log.groups())}:
+        log.delete_group("other")
+    log._loop.run_until(lambda: log.idle)
+    log.create_group("other")
+
+
+@pytest.mark.parametrize("act", [create, delete, delete_and_create])
+def test_a_crash_at_any_step_leaves_a_roster_that_agrees(act: Callable[[Log], None]) -> None:
+    calls = 0
+    while True:
+        world = two_groups()
+        calls += 1
+        world.disk.stop_at_call = world.disk.calls + calls
+        try:
+            act(world.log)
+            world.settle()
+        except WorldStopped:
+            pass
+        else:
+            break
+        for image in world.disk.crash_images(Random(calls)):
+            log = open_log(image.disk)
+            # no group is missing, and what was acknowledged of the others is there
+            assert not log.unreadable, image.label
+            assert log.group("g").last_index == 20
+            check_roster(image.disk)
+            # from here on, any of them would be missed
+            names = [group.name for group in log.groups()]
+            for again in image.disk.crash_images(Random(calls), samples=1):
+                for name in names:
+                    again.disk.take_away(f"groups/{name}")
+                assert [*open_log(again.disk).unreadable] == names
+    assert calls > 5
+
+
+STEPS = [
+    (call, path)
+    for call in ("create", "rename", "unlink", "sync_dir", "mkdir", "rmdir", "datasync")
+    for path in ("roster", "groups")
+]
+
+
+@pytest.mark.parametrize("act", [create, delete, delete_and_create])
+@pytest.mark.parametrize(("call", "path"), STEPS)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_failure_at_any_step_is_made_good_by_trying_again(
+    act: Callable[[Log], None], call: str, path: str, times: int
+) -> None:
+    # given a disk that fails a step of creating or deleting a group
+    world = two_groups()
+    for _ in range(times):
+        world.disk.fail_next(call, path)
+    # when that is tried until it works
+    for _ in range(2 * times + 1):
+        try:
+            act(world.log)
+        except LowmarkError:
+            continue
+        finally:
+            world.settle()
+        if "other" not in world.log.unreadable:
+            break
+    world.disk.heal()
+    # then the group is there or gone, whatever a crash leaves
+    names = {create: ["g", "new", "other"], delete: ["g"], delete_and_create: ["g", "other"]}[act]
+    assert [group.name for group in world.log.groups()] == names
+    check_roster(world.disk)
+    for image in world.disk.crash_images(Random(1)):
+        entries = read_entries(image.disk)
+        assert entries.keys() == set(names), image.label
+        log = open_log(image.disk)
+        assert entries.keys() <= {group.name for group in log.groups()}
+        assert log.group("g").last_index == 20
+    # and after a kill, too
+    log = open_log(world.disk.killed())
+    assert [group.name for group in log.groups()] == names
+    assert not log.unreadable
+
+
+@pytest.mark.parametrize("path", ["groups", "roster"])
+def test_a_new_group_whose_name_another_lane_s_failed_sync_dropped_is_not_created(
+    path: str,
+) -> None:
+    # given a failed sync of the other lane, right before the sync that makes a new name durable
+    world = two_groups()
+    folder = getattr(world.log._roster, "_groups" if path == "groups" else "_folder")
+
+    def other_lane() -> None:
+        world.disk.fail_next("sync_dir", path)
+        with pytest.raises(DiskFailed):
+            folder.sync(world.disk)
+
+    step = ("rename", "groups/new") if path == "groups" else ("create", "roster/new")
+    world.before(*step, lambda: world.before("sync_dir", path, other_lane))
+    # then its creator is not told that it is there
+    with pytest.raises(DiskFailed):
+        world.log.create_group("new")
+    world.log.create_group("new")
+    # and what is told later holds, whatever a crash leaves
+    for image in world.disk.crash_images(Random(1)):
+        assert "new" in read_entries(image.disk)
+        assert open_log(image.disk).group("new").last_index == 0
+
+
+def test_a_folder_that_was_put_there_meanwhile_is_not_removed_for_a_new_group() -> None:
+    # given a creation that failed, and a folder of the same name that came from elsewhere then
+    world, elsewhere = two_groups(), World(seed=9)
+    elsewhere.log.create_group("new")
+    world.disk.fail_next("create", "roster/new")
+    with pytest.raises(DiskFailed):
+        world.log.create_group("new")
+    world.disk.take_away("groups/new")
+    world.disk.put_back("groups/new", elsewhere.disk.take_away("groups/new"))
+    # then it stays
+    with pytest.raises(DiskFailed):
+        world.log.create_group("new")
+    assert "group" in world.disk.list("groups/new")
+
+
+def test_a_second_entry_of_a_group_that_is_there_goes() -> None:
+    world = two_groups()
+    world.log.close()
+    world.disk.open(f"roster/g@{bytes(16).hex()}", "create").close()
+    log = open_log(world.disk)
+    assert log.group("g").last_index == 20
+    check_roster(world.disk)
+
+
+def test_the_roster_costs_one_listing_at_a_start() -> None:
+    # given many groups that are written down
+    world = World()
+    for i in range(50):
+        world.log.create_group(f"group-{i}")
+    world.log.close()
+    # when they are read, then no file of the roster is opened, and none is made again
+    with world.calls() as calls:
+        roster = Roster(world.disk)
+        roster.read()
+        assert len(roster.names()) == 51
+        open_log(world.disk).close()
+    assert [call for call in calls if "roster" in call] == ["sync_dir roster"]
