@@ -317,7 +317,12 @@ def test_a_failure_at_any_step_is_made_good_by_trying_again(
             break
     world.disk.heal()
     # then the group is there or gone, whatever a crash leaves
-    names = {create: ["g", "new", "other"], delete: ["g"], delete_and_create: ["g", "other"]}[act]
+    ends: dict[Callable[[Log], None], list[str]] = {
+        create: ["g", "new", "other"],
+        delete: ["g"],
+        delete_and_create: ["g", "other"],
+    }
+    names = ends[act]
     assert [group.name for group in world.log.groups()] == names
     check_roster(world.disk)
     for image in world.disk.crash_images(Random(1)):
