@@ -5,14 +5,16 @@ A later sync proves nothing about it. So nothing relies on such a name before it
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from random import Random
 
 import pytest
 
-from log.world import World, finish, number
+from log.world import Stopped, World, finish, number
 from lowmark.log import SnapshotMeta
 from lowmark.log.kept import read_kept
 from lowmark.runtime import DiskFailed
+from lowmark.runtime.sim_disk import WorldStopped
 
 LONG_MS = 60_000
 
@@ -165,3 +167,118 @@ def test_an_installed_snapshot_whose_sync_failed_gets_its_name_anew() -> None:
     for after in world.worlds_after_crash():
         assert after.group.quarantined is None
         assert after.group.row.snapshot_index == 40
+
+
+# -- trusted by the next process -----------------------------------------------------------------
+
+
+def snapshot_name(index: int, term: int = 1) -> str:
+    return f"groups/g/snapshots/{index:016x}-{term:016x}"
+
+
+def fail_the_name(world: World, path: str, *, stop: bool) -> None:
+    """Let the sync fail after a snapshot got its name; stop the world when it is taken back."""
+    failed: list[str] = []
+
+    def look(call: str, its_path: str) -> None:
+        if call == "rename" and its_path == path and not failed:
+            failed.append(path)
+            world.disk.fail_next("sync_dir", "groups/g/snapshots")
+        elif call == "rename" and its_path == f"{path}.tmp" and stop:
+            raise Stopped
+
+    world.disk.before_call = look
+
+
+@pytest.mark.parametrize(("older", "undone"), [(True, True), (True, False), (False, True)])
+def test_a_snapshot_whose_sync_failed_is_not_trusted_by_the_next_process(
+    older: bool, undone: bool
+) -> None:
+    # given a snapshot that got its name, and the sync after it failed, in a process that was killed
+    # right then, or after it had taken the name back
+    world = World(segment_entries_max=5)
+    world.segment(1, 20)
+    if older:
+        world.snapshot(5, [2])
+    fail_the_name(world, snapshot_name(15), stop=not undone)
+    ended = world.begin_snapshot(15, [2, 7])
+    with nullcontext() if undone else pytest.raises(Stopped):
+        world.loop.run_until(lambda: ended.over)
+    assert not undone or isinstance(ended.error, DiskFailed)
+    world.disk.before_call = None
+    # when the next process deletes what its live set does not have
+    after = world.kill()
+    after.settle()
+    # then a snapshot is there that fits what is left, whatever a crash leaves
+    for again in after.worlds_after_crash():
+        assert again.group.quarantined is None
+        assert again.group.row.snapshot_index in ({5, 15} if older else {0, 15})
+        again.check([2, 7, *range(16, 21)])
+    # and another one can be taken
+    after.snapshot(16, [7])
+    after.crash().check([7, *range(17, 21)])
+
+
+def test_an_installed_snapshot_whose_sync_failed_is_not_trusted_by_the_next_process() -> None:
+    # given an installation whose snapshot got its name, and the sync after it failed, in a process
+    # that was killed before it tried again
+    world = World()
+    world.segment(1, 10)
+    installer = world.group.begin_install(SnapshotMeta(index=40, term=3), last_applied=8)
+    installer.add_state(0, b"state")
+    fail_the_name(world, snapshot_name(40, 3), stop=True)
+    with pytest.raises(Stopped):
+        finish(world, installer, [])
+    world.disk.before_call = None
+    # when the next process moves it in
+    after = world.kill()
+    after.settle()
+    # then it is in force, whatever a crash leaves
+    for again in after.worlds_after_crash():
+        assert again.group.quarantined is None
+        assert again.group.row.snapshot_index == 40
+
+
+@pytest.mark.parametrize("step", [f"{number(1)}.segment.new", f"{number(1)}.segment"])
+def test_a_merge_whose_sync_failed_is_not_trusted_by_the_next_process(step: str) -> None:
+    # given a merge whose step failed to become durable, in a process that was killed then
+    world = World()
+    for first in (1, 11, 21):
+        world.segment(first, first + 9)
+    world.snapshot(30, [2, 12, 22])
+    call = "link" if step.endswith(".new") else "rename"
+    world.before(call, f"groups/g/{step}", lambda: world.disk.fail_next("sync_dir", "groups/g"))
+    assert "failed" in world.compact().result
+    # when the next process brings it to its end
+    after = world.kill()
+    after.settle()
+    after.check([2, 12, 22])
+    # then every entry is there, whatever a crash leaves, at any step of it or later
+    for again in after.worlds_after_crash():
+        assert again.group.quarantined is None
+        again.check([2, 12, 22])
+
+
+def test_a_crash_while_a_merge_gets_its_name_anew_loses_nothing() -> None:
+    calls = 0
+    while True:
+        world = World()
+        for first in (1, 11):
+            world.segment(first, first + 9)
+        world.snapshot(20, [2, 12])
+        path = f"groups/g/{number(1)}.segment"
+        world.before("rename", path, lambda: world.disk.fail_next("sync_dir", "groups/g"))  # noqa: B023
+        assert "failed" in world.compact().result
+        disk = world.disk.killed()
+        calls += 1
+        disk.stop_at_call = disk.calls + calls
+        try:
+            world._next(disk).settle()
+        except WorldStopped:
+            pass
+        else:
+            break
+        for again in world.worlds_after_crash():
+            assert again.group.quarantined is None
+            again.check([2, 12])
+    assert calls > 8

@@ -30,7 +30,7 @@ from lowmark.log import (
 from lowmark.log.segments import SegmentReader
 from lowmark.runtime.sim import SimDisk, SimLoop, sim_runtime
 
-__all__ = ["QUIET", "Ended", "World", "data_of", "finish", "number", "send"]
+__all__ = ["QUIET", "Ended", "Stopped", "World", "data_of", "finish", "number", "send"]
 
 KIB = 1 << 10
 

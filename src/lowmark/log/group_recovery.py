@@ -9,6 +9,7 @@ raised, and the group stays as it is until a start finds the disk well.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import msgspec
@@ -25,7 +26,13 @@ from lowmark.log.phase3 import finish_merge, merge_is_finished
 from lowmark.log.roster import Roster
 from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentReader, SegmentRef
-from lowmark.log.snapshots import Snapshot, load_snapshot, remove_others, snapshot_folders
+from lowmark.log.snapshots import (
+    Snapshot,
+    load_snapshot,
+    name_anew,
+    remove_others,
+    snapshot_folders,
+)
 from lowmark.log.state import GroupState
 from lowmark.runtime import Disk
 
@@ -120,6 +127,8 @@ def _load_snapshot(disk: Disk, state: GroupState, *, read_only: bool) -> None:
         logger.warning("an older snapshot stands in for a damaged one", extra=extra)
     root = f"{state.folder}/{files.SNAPSHOTS}"
     if not read_only:
+        if found is not None and damage is None and _has_older(disk, state, found.folder):
+            name_anew(disk, found.folder)
         disk.sync_dir(root)
         keep = found.folder.removeprefix(f"{root}/") if found is not None else ""
         remove_others(disk, state.folder, keep, only_older=False)
@@ -131,6 +140,16 @@ def _load_snapshot(disk: Disk, state: GroupState, *, read_only: bool) -> None:
             found.live if found.live is not None else BitMap64(),
             known=found.live is not None,
         )
+
+
+def _has_older(disk: Disk, state: GroupState, newest: str) -> bool:
+    """Whether a sound snapshot lies behind the newest one."""
+    for _, _, folder in snapshot_folders(disk, state.folder):
+        if folder != newest:
+            with contextlib.suppress(Corrupt):
+                load_snapshot(disk, folder, incarnation=state.incarnation)
+                return True
+    return False
 
 
 def _load_segments(disk: Disk, state: GroupState, *, read_only: bool) -> None:

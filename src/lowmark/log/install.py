@@ -324,8 +324,15 @@ class Installer:
 def move_in(disk: Disk, shared: SharedFolder, *, incarnation: bytes) -> None:
     """Move in what a crash left in `installed/`; every step can be repeated."""
     # The plan came with the folder; without it, a crash interrupted step 5.
-    if disk.stat(f"{shared.path}/{files.INSTALLED}/{_PLAN}") is not None:
-        link_in(disk, shared, incarnation=incarnation, unsure=set())
+    installed = f"{shared.path}/{files.INSTALLED}"
+    if disk.stat(f"{installed}/{_PLAN}") is not None:
+        unsure: set[str] = set()
+        if all(disk.stat(f"{installed}/snapshot/{part}") for part in (STATE, LIVE)):
+            # The sync after the snapshot got its name may have failed in a process that was killed
+            # then. If a part is gone, step 5 had begun, and the sync before it had worked.
+            plan = read_note(disk, f"{installed}/{_PLAN}", _Plan)
+            unsure.add(files.snapshot_name(plan.index, plan.term))
+        link_in(disk, shared, incarnation=incarnation, unsure=unsure)
     _clear(disk, shared)
 
 

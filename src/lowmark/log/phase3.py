@@ -242,13 +242,20 @@ def finish_merge(disk: Disk, folder: str, numbers: list[int]) -> list[Callable[[
         disk.rename(compacting, lowest)
 
     def link() -> None:
-        if not same_file(disk, compacting, lowest):
-            discard(disk, lowest + files.NEW)
-            disk.link(compacting, lowest + files.NEW)
+        new = lowest + files.NEW
+        if not (same_file(disk, compacting, lowest) or same_file(disk, compacting, new)):
+            discard(disk, new)
+            disk.link(compacting, new)
 
     def rename() -> None:
-        if not same_file(disk, compacting, lowest):
-            disk.rename(lowest + files.NEW, lowest)
+        new = lowest + files.NEW
+        if same_file(disk, compacting, lowest):
+            # The sync after this rename may have failed in a process that was killed then. To
+            # repeat it would change nothing, so the file gets its name anew: it always has one of
+            # the two, and so recovery rolls forward.
+            discard(disk, new)
+            disk.rename(lowest, new)
+        disk.rename(new, lowest)
         # Renaming one name of a file over another of the same file removes neither.
         discard(disk, lowest + files.NEW)
 

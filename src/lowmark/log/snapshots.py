@@ -7,17 +7,23 @@ After each step this is true:
     4. the older folder is removed         only the new one is left
 Compaction by the new live set starts after 4, so wherever a crash leaves two snapshots, both can
 still be read, and the older one may stand in for a newer one that is damaged.
+
+If the sync of 3 fails, the new name may go with a crash, and a later sync proves nothing about it.
+So the name is taken back at once, and the snapshot is given up. A process that is killed right
+between leaves both snapshots: the next start gives the newer one its name anew, and syncs, before
+the older one goes. (Of a first snapshot there is no older one, and a start can't tell.)
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from crc32c import crc32c
 from pyroaring import BitMap64
 
-from lowmark.errors import Corrupt
+from lowmark.errors import Corrupt, LowmarkError
 from lowmark.log import files, snapshot_format
 from lowmark.log.entries import own
 from lowmark.log.errors import Damaged
@@ -152,8 +158,23 @@ def publish_snapshot(disk: Disk, group_folder: str, meta: SnapshotMeta) -> None:
     # An earlier try may have been renamed but not synced; nobody relies on it.
     remove_folder(disk, f"{root}/{name}")
     disk.rename(f"{root}/{name}{files.TEMPORARY}", f"{root}/{name}")
-    disk.sync_dir(root)
+    try:
+        disk.sync_dir(root)
+    except LowmarkError:
+        with contextlib.suppress(LowmarkError):
+            disk.rename(f"{root}/{name}", f"{root}/{name}{files.TEMPORARY}")
+        raise
     remove_others(disk, group_folder, name, only_older=True)
+
+
+def name_anew(disk: Disk, folder: str) -> None:
+    """Make a snapshot's name a new one, which a sync makes durable whatever failed before.
+
+    A crash in between leaves it without its name, so an older one has to be there.
+    """
+    remove_folder(disk, folder + files.TEMPORARY)
+    disk.rename(folder, folder + files.TEMPORARY)
+    disk.rename(folder + files.TEMPORARY, folder)
 
 
 def remove_others(disk: Disk, group_folder: str, name: str, *, only_older: bool) -> None:
