@@ -143,3 +143,26 @@ def test_no_handles_for_long_are_no_trouble_of_one_group() -> None:
     world.settle()
     assert world.disk.list("wal") == [f"{number(2)}.wal"]
     world.check(range(1, 13))
+
+
+@pytest.mark.parametrize("flips", [True, False])
+def test_what_is_cut_from_the_end_of_the_wal_is_told(
+    caplog: pytest.LogCaptureFixture, flips: bool
+) -> None:
+    # given a WAL file whose last batch, which was acknowledged, has one wrong bit now; or has none
+    world = World()
+    world.append(1, 5)
+    world.append(6, 10)
+    path = f"wal/{number(1)}.wal"
+    size = world.disk.open(path, "read").size()
+    if flips:
+        world.spoil(path, b"7@1")
+    # when the log is opened, it is taken for a write that was not finished
+    after = world.kill()
+    assert after.group.last_index == (5 if flips else 10)
+    # then the start says from which file it cut how many bytes
+    told = [record for record in caplog.records if "was cut" in record.message]
+    assert [record.__dict__["file"] for record in told] == [path] * flips
+    for record in told:
+        assert record.levelname == "WARNING"
+        assert record.__dict__["bytes"] + record.__dict__["from_byte"] == size

@@ -132,6 +132,7 @@ class Opening:
         self._recover_groups()
         self._replay_all(wal_recovery.find_wals(self.disk))
         for file in self.wals:
+            self._tell_torn(file)
             self._lost_file(file)
             for damage in file.damage if not file.aside else ():
                 self.damaged_wals.add(file.number)
@@ -307,6 +308,18 @@ class Opening:
                 continue
             for run in beyond:
                 take_run(state, file.number, run)
+
+    def _tell_torn(self, file: WalFile) -> None:
+        """Say what was cut: a torn write looks like a last batch that was sound once."""
+        if file.torn_bytes:
+            logger.warning(
+                "the end of a WAL file was cut: it is no whole batch",
+                extra={
+                    "file": self.disk.describe(file.path),
+                    "bytes": file.torn_bytes,
+                    "from_byte": file.durable_bytes,
+                },
+            )
 
     def _lost_file(self, file: WalFile) -> None:
         """A file that groups are owed must be there."""

@@ -1,7 +1,8 @@
 """Reading the WAL back: every whole batch in order, and what is wrong with the rest.
 
-A batch that is not whole at the very end of the last file was never acknowledged: it is a torn tail
-and is dropped. Anything else that does not read back was acknowledged once, so it is damage: of one
+A batch that is not whole at the very end of the last file is taken for a torn tail, which was never
+acknowledged, and is dropped; that a last batch was synced and rotted later, nobody can tell, so a
+start says how many bytes it dropped. Anything else that does not read back was acknowledged once, so it is damage: of one
 group, when the batch's directory is intact; of every group, when it is not, because then nobody can
 say whose entries are gone.
 
@@ -56,6 +57,8 @@ class WalFile:
     durable_bytes: int = 0
     """Up to here it counts."""
     size: int = 0
+    torn_bytes: int = 0
+    """How many bytes at its end were taken for a write that was not finished."""
     damage: list[Corrupt] = field(default_factory=list)
     """Damage that can't be pinned to one group."""
     unsure_from: int = 0
@@ -184,7 +187,9 @@ def _read_file(
         if torn and limit is None and sequence > 0:
             later = wal_format.find_batch_after(data, at + 4, number=file.number, sequence=sequence)
             if later is None:
-                break  # the torn tail of a write that nobody was told of
+                # The torn tail of a write that nobody was told of; or the last batch has rotted.
+                file.torn_bytes = end - at
+                break
         if batch is None:
             file.damage.append(Damaged(where, offset=at, what="a batch can't be read"))
             later = wal_format.find_batch_after(data, at + 4, number=file.number, sequence=sequence)
