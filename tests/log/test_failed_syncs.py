@@ -14,7 +14,7 @@ from log.world import Stopped, World, finish, number
 from lowmark.log import SnapshotMeta
 from lowmark.log.kept import read_kept
 from lowmark.runtime import DiskFailed
-from lowmark.runtime.sim_disk import WorldStopped
+from lowmark.runtime.sim.disk import WorldStopped
 
 LONG_MS = 60_000
 
