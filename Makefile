@@ -40,7 +40,7 @@ lint: $(READY) ## Format, lint, types and rooms, without tests
 # them would compile every module again: half a second of processor time each.
 .PHONY: bytecode
 bytecode: $(READY)
-	@$(PY) -m compileall -q src
+	@$(PY) -m compileall -q src benchmarks
 
 .PHONY: format
 format: $(READY) ## Format the code and fix what can be fixed safely
@@ -71,7 +71,7 @@ lock: ## Choose the newest versions again and write requirements.lock (needs uv)
 .PHONY: clean
 clean: ## Remove everything that make made
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(LOCKED):
 	@python=$$(scripts/preflight.sh) || exit 1; \

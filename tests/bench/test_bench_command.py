@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lowmark.bench import FIELDS
+from benchmarks.suites import FIELDS
 from lowmark.cli.app import app
 from lowmark.log import LogConfig
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lowmark.bench import CATALOG_FIELDS, CatalogSizes, group_suite
-from lowmark.bench.catalog_cluster import CatalogCluster
-from lowmark.bench.catalog_workload import batches, catalog_with, history_of
-from lowmark.bench.etcd_peer import EtcdMissing
+from benchmarks import group_suite
+from benchmarks.catalog_cluster import CatalogCluster
+from benchmarks.catalog_workload import batches, catalog_with, history_of
+from benchmarks.etcd_peer import EtcdMissing
+from benchmarks.suites import CATALOG_FIELDS, CatalogSizes
 from lowmark.catalog import Table
 from lowmark.cli.app import app
 from lowmark.errors import InvariantBroken

@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 import pytest
 from typer.testing import CliRunner
 
-from lowmark.bench import COMPACT_FIELDS, CompactSizes
-from lowmark.bench.compact_workload import (
+from benchmarks.compact_workload import (
     NOTHING,
     PARTITIONS,
     ROW_BYTES,
@@ -28,6 +27,7 @@ from lowmark.bench.compact_workload import (
     left_in,
     rewrites_of,
 )
+from benchmarks.suites import COMPACT_FIELDS, CompactSizes
 from lowmark.cli.app import app
 from lowmark.errors import InvariantBroken
 

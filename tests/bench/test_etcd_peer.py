@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lowmark.bench import etcd_peer
-from lowmark.bench.etcd_http2 import PREFACE, Http2Puts, PutFailed
-from lowmark.bench.etcd_peer import (
+from benchmarks import etcd_peer
+from benchmarks.etcd_http2 import PREFACE, Http2Puts, PutFailed
+from benchmarks.etcd_peer import (
     Client,
     EtcdCluster,
     EtcdMissing,
@@ -20,7 +20,7 @@ from lowmark.bench.etcd_peer import (
     free_ports,
     run_puts,
 )
-from lowmark.bench.etcd_wire import (
+from benchmarks.etcd_wire import (
     FED_BYTES_MAX,
     KEYS,
     Order,
@@ -31,7 +31,7 @@ from lowmark.bench.etcd_wire import (
     transactions,
     txn_request,
 )
-from lowmark.bench.processes import ChildDied
+from benchmarks.processes import ChildDied
 from lowmark.errors import InvariantBroken
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lowmark.bench import Figure, Side, Target
-from lowmark.bench.figure import Variant, compared, rounded
+from benchmarks.figure import Variant, compared, rounded
+from benchmarks.suites import Figure, Side, Target
 from lowmark.errors import InvariantBroken
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
-from lowmark.bench.processes import (
+from benchmarks.processes import (
     MESSAGE_BYTES_MAX,
     Child,
     ChildDied,
@@ -20,11 +19,12 @@ from lowmark.bench.processes import (
     NotInTime,
     _Lines,
 )
+from eventually import eventually
 from lowmark.errors import InvariantBroken
 
 A_CHILD = """
 import select, signal, subprocess, sys
-from lowmark.bench.processes import Parent
+from benchmarks.processes import Parent
 
 parent = Parent()
 match sys.argv[1]:
@@ -54,7 +54,7 @@ match sys.argv[1]:
 A_PARENT = """
 import os, signal, sys
 from pathlib import Path
-from lowmark.bench.processes import Children
+from benchmarks.processes import Children
 
 with Children(Path(sys.argv[1])) as children:
     child = children.start("a_child", "deaf", name="deaf", env=os.environ)

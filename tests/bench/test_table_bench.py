@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from lowmark.bench import TABLE_FIELDS, TableSizes, table_peers
-from lowmark.bench.table_memory import anonymous_bytes, weighed
-from lowmark.bench.table_peers import (
+from benchmarks import table_peers
+from benchmarks.suites import TABLE_FIELDS, TableSizes
+from benchmarks.table_memory import anonymous_bytes, weighed
+from benchmarks.table_peers import (
     MappedFiles,
     PeerMissing,
     Postgres,
@@ -26,7 +27,7 @@ from lowmark.bench.table_peers import (
     sqlite_opened,
     write_raw,
 )
-from lowmark.bench.table_workload import (
+from benchmarks.table_workload import (
     BATCH_ROWS,
     COLUMNS,
     ROW_BYTES,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lowmark.bench import Side, Sizes, Target
-from lowmark.bench.feed import SMALL_BATCH, SMALL_GROUPS, spread
-from lowmark.bench.profile import Sampler
-from lowmark.bench.stopwatch import Stopwatch
-from lowmark.bench.turns import Bench, Turn
+from benchmarks.feed import SMALL_BATCH, SMALL_GROUPS, spread
+from benchmarks.profile import Sampler
+from benchmarks.stopwatch import Stopwatch
+from benchmarks.suites import Side, Sizes, Target
+from benchmarks.turns import Bench, Turn
 
 
 def bench_in(folder: Path, *, runs: int) -> Bench:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lowmark.bench import CATALOG_FIELDS, COMPACT_FIELDS, GROUP_FIELDS, TABLE_FIELDS
+from benchmarks.suites import CATALOG_FIELDS, COMPACT_FIELDS, GROUP_FIELDS, TABLE_FIELDS
 from lowmark.catalog.options import OPTIONS
 from lowmark.client import AppendFailed, Closed, Forked, GapFound
 from lowmark.group import GroupConfig, GroupStatus, OutcomeUnknown, PeerStatus

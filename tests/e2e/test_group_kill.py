@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.group_cluster import Cluster
 from eventually import eventually
-from lowmark.bench.group_cluster import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -1,283 +1,52 @@
-"""`lowmark bench`: measure this machine, side by side with the bare disk.
+"""`lowmark bench`: the benchmarks of a checkout, or one line on how to get them.
 
-The room that measures is imported by these commands only: all others would wait for it.
+They stand in `benchmarks/`, beside `src/`, and are no part of an installed package. So the package
+must not import them by a statement, which would fail where they are missing: this is the one place
+that looks for them, and it does so by path.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
+import importlib
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from lowmark.cli.output import Json, show_json, show_table
-from lowmark.cli.session import help_if_bare, wrong_use
-from lowmark.errors import Rejected, Unavailable
-
-if TYPE_CHECKING:
-    from lowmark import bench as room
+import lowmark
+from lowmark.cli.session import WrongUse
 
 __all__ = ["app"]
 
-app = typer.Typer(invoke_without_command=True)
 
-
-@app.callback()
-def bench(ctx: typer.Context) -> None:
-    """Measure Lowmark on this machine, side by side with what the machine can do."""
-    help_if_bare(ctx)
-
-
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--only", "--figure", metavar="FIELD", help="Measure this figure only; may be repeated."
-    ),
-]
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir",
-        metavar="PATH",
-        help="The disk to measure; else the current directory's. Nothing is left there.",
-    ),
-]
-Tiny = Annotated[bool, typer.Option("--tiny", hidden=True)]
-
-
-@app.command("log")
-def bench_log(
-    as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 40 seconds.")] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure the log: appends, opening, compaction, memory.
-
-    A figure that misses its target is a result, too: the exit code is 0.
-    """
-    from lowmark import bench as room  # noqa: PLC0415
-
-    sizes = room.Sizes.tiny() if tiny else room.Sizes.quick() if quick else room.Sizes.full()
-    with _measured_in(folder, only, room.FIELDS, sizes.space_needed_bytes) as root:
-        figures = room.run(root, sizes, only=only or (), say=_say)
-    _say("")
-    if as_json:
-        show_json(room.report(figures, sizes))
-    else:
-        _show(figures)
-
-
-@app.command("group")
-def bench_group(
-    as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 60 seconds.")] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure replicated groups: three nodes against one, against etcd, against copying.
-
-    Figures against etcd need the extra packages that `bench` names; without them they are skipped,
-    and it says so. A figure that misses its target is a result, too: the exit code is 0.
-    """
-    from lowmark import bench as room  # noqa: PLC0415
-
-    pick = room.GroupSizes
-    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
-    with _measured_in(folder, only, room.GROUP_FIELDS, sizes.space_needed_bytes) as root:
-        figures, skipped = room.run_groups(root, sizes, only=only or (), say=_say)
-    _report(figures, skipped, room.group_report(figures, skipped, sizes), as_json=as_json)
-
-
-@app.command("catalog")
-def bench_catalog(
-    as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 60 seconds.")] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure the catalog and the metastore: long histories, many tables, watchers, etcd.
-
-    The figure against etcd needs the extra packages that `bench` names; without them it is skipped,
-    and it says so. A figure that misses its target is a result, too: the exit code is 0.
-    """
-    from lowmark import bench as room  # noqa: PLC0415
-
-    pick = room.CatalogSizes
-    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
-    with _measured_in(folder, only, room.CATALOG_FIELDS, sizes.space_needed_bytes) as root:
-        figures, skipped = room.run_catalog(root, sizes, only=only or (), say=_say)
-    _report(figures, skipped, room.group_report(figures, skipped, sizes), as_json=as_json)
-
-
-@app.command("table")
-def bench_table(
-    as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 90 seconds.")] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure tables: append, send, get, read, memory; beside SQLite, PostgreSQL, bare files.
-
-    The figure against PostgreSQL needs its server programs (Debian: `postgresql`); without them it
-    is skipped, and it says so. A figure that misses its target is a result, too: the exit code is
-    0.
-    """
-    from lowmark import bench as room  # noqa: PLC0415
-
-    pick = room.TableSizes
-    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
-    with _measured_in(folder, only, room.TABLE_FIELDS, sizes.space_needed_bytes) as root:
-        figures, skipped = room.run_tables(root, sizes, only=only or (), say=_say)
-    _report(figures, skipped, room.table_report(figures, skipped, sizes), as_json=as_json)
-
-
-@app.command("compact")
-def bench_compact(
-    as_json: Json = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer rounds; under 150 seconds.")
-    ] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure compaction on Spark: beside plain Spark, DuckDB, Polars, and copying.
-
-    It needs PySpark and Java. Figures against DuckDB and Polars need the extra packages that
-    `bench` names; without them they are skipped, and it says so. A figure that misses its target is
-    a result, too: the exit code is 0.
-    """
-    from lowmark import bench as room  # noqa: PLC0415
-
-    pick = room.CompactSizes
-    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
-    with _measured_in(folder, only, room.COMPACT_FIELDS, sizes.space_needed_bytes) as root:
-        figures, skipped, apart = room.run_compaction(root, sizes, only=only or (), say=_say)
-    report = room.compact_report(figures, skipped, apart, sizes)
-    _report(figures, skipped, report, as_json=as_json)
-    if not as_json:
-        for name, seconds in apart.items():
-            print(f"\n{name.replace('_', ' ')}: {seconds}")
-
-
-def _report(
-    figures: Sequence[room.Figure],
-    skipped: Mapping[str, str],
-    report: Mapping[str, object],
-    *,
-    as_json: bool,
-) -> None:
-    _say("")
-    if as_json:
-        show_json(report)
-        return
-    if figures:
-        _show(figures)
-    for name, why in skipped.items():
-        print(f"\n{name}: {why}")
-
-
-@contextlib.contextmanager
-def _measured_in(
-    folder: Path | None, only: Sequence[str] | None, known: Iterable[str], needed: int
-) -> Iterator[Path]:
-    with wrong_use():
-        _check_fields(only or (), known)
-        parent = _parent(folder)
-    _check_space(parent, needed)
-    with _folder_in(parent) as root:
-        yield root
-
-
-def _check_fields(only: Sequence[str], known: Iterable[str]) -> None:
-    for name in only:
-        if name not in known:
-            names = ", ".join(known)
-            raise Rejected(f"there is no figure {name!r}", hint=f"Choose one of: {names}.")
-
-
-def _parent(folder: Path | None) -> Path:
-    parent = Path.cwd() if folder is None else folder
-    if not parent.is_dir():
-        raise Rejected(f"there is no folder at {parent}")
-    if folder is None and _in_memory(parent):
-        raise Rejected(
-            f"{parent} is kept in memory, not on a disk",
-            hint="Choose a folder on the disk to be measured with --dir.",
-        )
-    return parent
-
-
-def _in_memory(folder: Path) -> bool:
-    """Whether the folder's file system lives in memory, as far as the system says."""
-    try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return False
-    mounts = {fields[1]: fields[2] for fields in (line.split() for line in lines)}
-    here = folder.resolve()
-    nearest = next((p for p in (here, *here.parents) if str(p) in mounts), None)
-    return nearest is not None and mounts[str(nearest)] in ("tmpfs", "ramfs")
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    _say(f"using up to {needed / 1e9:.1f} GB in {folder} ({free / 1e9:.1f} GB are free)")
-    if free < needed:
-        raise Unavailable(
-            f"the bench needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {folder}",
-            hint="Choose another disk with --dir, or use --quick.",
+class _Missing(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> NoReturn:
+        raise WrongUse(
+            "the benchmarks are not in the installed package: clone Lowmark's repository, run"
+            " `pip install -e '.[bench,spark]'` there, then `lowmark bench` again"
         )
 
 
-@contextlib.contextmanager
-def _folder_in(parent: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(
-        prefix="lowmark-bench-", dir=parent, ignore_cleanup_errors=True
-    ) as root:
-        yield Path(root)
+def _find() -> typer.Typer:
+    above = Path(lowmark.__file__).parents[1]
+    if above.name != "src" or not (above.parent / "benchmarks" / "command.py").is_file():
+        return _missing()
+    if str(above.parent) not in sys.path:
+        sys.path.append(str(above.parent))  # last: nothing in a checkout hides another package
+    found: typer.Typer = importlib.import_module("benchmarks.command").app
+    return found
 
 
-def _say(what: str) -> None:
-    """Progress is for people at a terminal: one line that is written over and over."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
-    elif what:
-        print(what, file=sys.stderr)
+def _missing() -> typer.Typer:
+    app = typer.Typer(cls=_Missing)
+
+    @app.callback()
+    def bench() -> None:
+        """Measure Lowmark on this machine; needs a checkout of its repository."""
+
+    return app
 
 
-def _show(figures: Sequence[room.Figure]) -> None:
-    rows = [
-        {
-            "figure": f.name,
-            "measured": f.value if f.unit != "bytes" else round(f.value),
-            "target": str(f.target),
-            "met": f.met,
-            "ours": round(f.ours),
-            "peer": None if f.peer is None else round(f.peer),
-            "unit": f.unit,
-            "from": f.spread[0] if f.unit != "bytes" else round(f.spread[0]),
-            "to": f.spread[1] if f.unit != "bytes" else round(f.spread[1]),
-        }
-        for f in figures
-    ]
-    show_table(rows, columns=list(rows[0]), as_json=False)
-    for f in figures:
-        print(f"\n{f.name}: {f.notes}.")
-        for name, v in f.variants.items():
-            values = f"{v.value:.2f} ({v.ours:,.0f} against {v.peer:,.0f} {f.unit})"
-            print(f"  {name.replace('_', ' ')}: {values}")
-        if f.profile:
-            print("  where our time goes (share of the samples of one more turn):")
-        for spot in f.profile:
-            print(f"    {spot.share:5.0%}  {spot.thread}  {spot.where}")
+app = _find()

@@ -1,0 +1,59 @@
+"""How much memory a table takes: a process of its own that appends, and says what it weighs.
+
+What is weighed is anonymous memory (`RssAnon`): all that the process holds itself, but not the
+pages of files that the system keeps for it. Nothing is given back to the system by hand before.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+from benchmarks.processes import Children, Parent
+from benchmarks.table_workload import BATCH_ROWS, batch_of, opened_table
+from lowmark.errors import invariant
+from lowmark.log import LogConfig
+
+__all__ = ["anonymous_bytes", "main", "weighed"]
+
+DEADLINE_S = 1_800.0
+
+
+def weighed(folder: Path, wal_bytes: int, marks: list[int]) -> list[int]:
+    """What a new process weighs after so many rows, and after so many more."""
+    words = [str(folder / "data"), *map(str, [wal_bytes, *marks])]
+    with Children(folder) as children:
+        child = children.start("benchmarks.table_memory", *words, name="memory")
+        said = [child.receive(int, deadline_s=DEADLINE_S) for _ in marks]
+        child.finish()
+    return said
+
+
+def anonymous_bytes() -> int:
+    """What this process holds of its own."""
+    gc.collect()
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "RssAnon":
+            return int(value.split()[0]) << 10
+    return 0
+
+
+def main() -> None:
+    """Append batches of 10,000, one after the other, and weigh at each mark."""
+    parent = Parent()
+    folder, (wal_bytes, *marks) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    with opened_table(folder, LogConfig(wal_bytes_max=wal_bytes)) as opened:
+        rows = 0
+        for mark in marks:
+            while rows < mark:
+                opened.table.append(batch_of(rows, min(BATCH_ROWS, mark - rows)))
+                rows += BATCH_ROWS
+            opened.rest()
+            invariant(opened.table.index_size is None, "nobody has looked a key up")
+            parent.send(anonymous_bytes())
+
+
+if __name__ == "__main__":
+    main()
