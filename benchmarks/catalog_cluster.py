@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import msgspec
 
-from benchmarks.group_cluster import Load
-from benchmarks.processes import Child, Children
+from clusters.group import Load
+from clusters.processes import Child, Children
 from lowmark.errors import invariant
 
 __all__ = ["CatalogCluster", "Started"]

@@ -14,9 +14,9 @@ from benchmarks.catalog_sizes import CatalogSizes
 from benchmarks.catalog_workload import adding, catalog_with, creating, history_of
 from benchmarks.etcd_peer import Client, EtcdCluster, Puts, etcd_version, run_puts
 from benchmarks.figure import Figure, Side, Target, Variant
-from benchmarks.group_cluster import Load
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.turns import Bench, Turn
+from clusters.group import Load
 from lowmark.catalog import (
     TOKEN_BYTES,
     Catalog,

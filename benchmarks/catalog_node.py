@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from benchmarks.catalog_workload import batches, history_of, updates
-from benchmarks.closed_loop import ClosedLoop
 from benchmarks.etcd_wire import KEYS
-from benchmarks.processes import Parent
+from clusters.closed_loop import ClosedLoop
+from clusters.processes import Parent
 from lowmark.catalog import (
     UPDATE_PREFIX,
     VERSION_KEY,

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from benchmarks.compact_inputs import input_path
-from benchmarks.processes import Child, Children, Parent
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.table_peers import PeerMissing
+from clusters.processes import Child, Children, Parent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,9 +23,9 @@ from benchmarks.compact_peers import Copying, Job, Peer, plain_spark
 from benchmarks.compact_session import Start, empty_job_seconds, opened_session, start_seconds
 from benchmarks.compact_sizes import CompactSizes
 from benchmarks.compact_workload import PARTITIONS, rewrites_of
-from benchmarks.processes import Children
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.table_workload import Opened
+from clusters.processes import Children
 from lowmark.errors import invariant
 
 if TYPE_CHECKING:

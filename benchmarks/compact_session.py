@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from benchmarks.processes import Children, Parent
 from benchmarks.stopwatch import Stopwatch
+from clusters.processes import Children, Parent
 from lowmark.spark import SparkRunner, archive_path, close_session, make_archive, open_session
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from benchmarks.etcd_wire import PATHS, Done, Go, Order, Ready
-from benchmarks.processes import Parent
+from clusters.processes import Parent
 
 __all__: list[str] = []
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.etcd_wire import PATHS, Done, Go, Kind, Order, Ready
-from benchmarks.processes import Parent
+from clusters.processes import Parent
 from lowmark.errors import Unavailable
 
 __all__ = ["Http2Puts", "PutFailed"]

@@ -32,8 +32,9 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from benchmarks.etcd_wire import KEYS, Done, Go, Kind, Order, Ready, percentile
-from benchmarks.processes import ChildDied, Children, Program
+from benchmarks.etcd_wire import KEYS, Done, Go, Kind, Order, Ready
+from clusters.closed_loop import percentile
+from clusters.processes import ChildDied, Children, Program
 from lowmark.errors import Unavailable, invariant
 
 __all__ = ["Client", "EtcdCluster", "EtcdMissing", "Puts", "etcd_version", "find_etcd", "run_puts"]

@@ -12,7 +12,6 @@ protobuf, so it is written by hand here, and so is a transaction that puts on a 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -27,7 +26,6 @@ __all__ = [
     "Order",
     "Ready",
     "key_of",
-    "percentile",
     "put_request",
     "requests",
     "transactions",
@@ -123,12 +121,6 @@ def transactions(*, value_bytes: int, count: int) -> list[bytes]:
         txn_request(b"%b/%08d" % (run, i % KEYS), values[i % len(values)], version=i // KEYS)
         for i in range(count)
     ]
-
-
-def percentile(ordered: Sequence[int], share: float) -> int:
-    """The least of them that at least this share does not exceed."""
-    invariant(len(ordered) > 0 and 0 < share <= 1, "there is something to take a share of")
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
 def _head(field: int, length: int) -> bytes:

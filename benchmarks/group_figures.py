@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.etcd_peer import Client, EtcdCluster, Puts, etcd_version, run_puts
 from benchmarks.figure import Figure, Side, Target
-from benchmarks.group_cluster import Cluster
 from benchmarks.group_sizes import GroupSizes
 from benchmarks.turns import Bench, Turn
+from clusters.group import Cluster
 from lowmark.errors import invariant
 
 __all__ = [

@@ -10,8 +10,8 @@ import gc
 import sys
 from pathlib import Path
 
-from benchmarks.processes import Children, Parent
 from benchmarks.table_workload import BATCH_ROWS, batch_of, opened_table
+from clusters.processes import Children, Parent
 from lowmark.errors import invariant
 from lowmark.log import LogConfig
 

@@ -34,8 +34,8 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import ipc
 
-from benchmarks.processes import ChildDied, Children, NotInTime, Program
 from benchmarks.table_workload import Row, tuples_of
+from clusters.processes import ChildDied, Children, NotInTime, Program
 from lowmark.errors import Unavailable
 
 __all__ = [

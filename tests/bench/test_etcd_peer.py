@@ -25,13 +25,13 @@ from benchmarks.etcd_wire import (
     KEYS,
     Order,
     key_of,
-    percentile,
     put_request,
     requests,
     transactions,
     txn_request,
 )
-from benchmarks.processes import ChildDied
+from clusters.closed_loop import percentile
+from clusters.processes import ChildDied
 from lowmark.errors import InvariantBroken
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suites import CATALOG_FIELDS, COMPACT_FIELDS, GROUP_FIELDS, TABLE_FIELDS
 from lowmark.catalog.options import OPTIONS
 from lowmark.client import AppendFailed, Closed, Forked, GapFound
 from lowmark.group import GroupConfig, GroupStatus, OutcomeUnknown, PeerStatus
@@ -281,8 +280,3 @@ def test_what_the_guide_says_of_a_status_is_there() -> None:
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named - known == {"waiting_requests_max"}
     assert {"peers", "bytes_per_s", "seconds_left", "installing_bytes"} <= known
-
-
-def test_the_guide_lists_every_figure() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", _section("Figures"), re.MULTILINE)
-    assert rows == [*GROUP_FIELDS, *CATALOG_FIELDS, *TABLE_FIELDS, *COMPACT_FIELDS]

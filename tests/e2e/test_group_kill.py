@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.group_cluster import Cluster
+from clusters.group import Cluster
 from eventually import eventually
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A cluster of ours to measure: nodes are processes on loopback, each with a folder of its own."""
+"""A cluster of nodes with groups: they are processes on loopback, each with a folder of its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Self
 
 import msgspec
 
-from benchmarks.processes import Child, Children
+from clusters.processes import Child, Children
 from lowmark.errors import invariant
 
 __all__ = ["Cluster", "Load"]
 
 DEADLINE_S = 120.0
-MODULE = "benchmarks.group_node"
+MODULE = "clusters.group_node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import (
+from clusters.processes import (
     MESSAGE_BYTES_MAX,
     Child,
     ChildDied,
@@ -22,9 +22,11 @@ from benchmarks.processes import (
 from eventually import eventually
 from lowmark.errors import InvariantBroken
 
+TESTS = Path(__file__).parents[1]
+
 A_CHILD = """
 import select, signal, subprocess, sys
-from benchmarks.processes import Parent
+from clusters.processes import Parent
 
 parent = Parent()
 match sys.argv[1]:
@@ -54,7 +56,7 @@ match sys.argv[1]:
 A_PARENT = """
 import os, signal, sys
 from pathlib import Path
-from benchmarks.processes import Children
+from clusters.processes import Children
 
 with Children(Path(sys.argv[1])) as children:
     child = children.start("a_child", "deaf", name="deaf", env=os.environ)
@@ -69,7 +71,7 @@ Start = Callable[[str], Child]
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "a_child.py").write_text(A_CHILD)
-    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+    return {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{TESTS}"}
 
 
 @pytest.fixture

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from benchmarks.etcd_wire import percentile
-from lowmark.group import Future
+from lowmark.errors import invariant
 
-__all__ = ["ClosedLoop"]
+if TYPE_CHECKING:
+    from lowmark.group import Future
 
 T = TypeVar("T")
+
+
+def percentile(ordered: Sequence[int], share: float) -> int:
+    """The least of them that at least this share does not exceed."""
+    invariant(len(ordered) > 0 and 0 < share <= 1, "there is something to take a share of")
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
 class ClosedLoop(Generic[T]):

@@ -1,4 +1,4 @@
-"""One node of a measured cluster: a process of its own that does what its parent says."""
+"""One node of a cluster with groups: a process of its own that does what its parent says."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from pyroaring import BitMap64
 
-from benchmarks.closed_loop import ClosedLoop
-from benchmarks.processes import Parent
+from clusters.closed_loop import ClosedLoop
+from clusters.processes import Parent
 from lowmark.group import (
     ChangeFailed,
     Future,
@@ -23,14 +23,14 @@ from lowmark.group import (
 from lowmark.log import Log, LogConfig
 from lowmark.runtime import Buffer, RealLoop, real_runtime
 
-__all__ = ["BenchMachine", "main"]
+__all__ = ["CountingMachine", "main"]
 
 PAYLOADS = 16
 SWITCH_INTERVAL_SECONDS = 0.0005
 RETRY_MS = 2
 
 
-class BenchMachine:
+class CountingMachine:
     """Counts; with `keep`, all its commands stay live, as rows of a table do."""
 
     newest_version = 1
@@ -126,8 +126,8 @@ class _Node:
     def say(self, what: dict[str, Any]) -> None:
         self._parent.send(what)
 
-    def _machine(self) -> BenchMachine:
-        return BenchMachine(keep=self._keep)
+    def _machine(self) -> CountingMachine:
+        return CountingMachine(keep=self._keep)
 
     def _hear(self) -> None:
         try:
@@ -228,7 +228,7 @@ class _Node:
 
 
 def main() -> None:
-    """`python -m benchmarks.group_node NUMBER FOLDER SETTINGS`."""
+    """`python -m clusters.group_node NUMBER FOLDER SETTINGS`."""
     number, folder, settings = sys.argv[1:]
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     _Node(int(number), Path(folder), msgspec.json.decode(settings)).run()
