@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from benchmarks.compact_workload import COLUMNS, PARTITIONS, Chunk, Truth, changes_of
 from benchmarks.table_workload import Opened
+from lowmark.backend.embedded import Embedded
 from lowmark.client import open_database
 from lowmark.errors import invariant
 from lowmark.node import Settings
@@ -59,6 +60,7 @@ def make_base(folder: Path, rows: int, keys: int, *, seed: int) -> Base:
                 coming = helper.submit(_drawn, chunks, truth)
                 opened.table.append(batch)
         embedded = opened.db._backend
+        assert isinstance(embedded, Embedded)
         embedded.ask_now(embedded.node.log.roll)
         opened.rest()
         stored = sum(opened.table.snapshot().ends.values())

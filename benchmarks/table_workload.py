@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lowmark.backend.embedded import Embedded
 from lowmark.client import Database, Table, open_database
 from lowmark.errors import invariant
 from lowmark.log import LogConfig
@@ -138,6 +139,7 @@ class Opened:
     def __init__(self, db: Database, table: Table) -> None:
         self.db = db
         self.table = table
+        assert isinstance(db._backend, Embedded)
         self._backend = db._backend
         log = self._backend.node.log
         self._log = log

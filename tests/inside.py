@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lowmark.backend.embedded import Embedded
-from lowmark.client import Database, Table
+from lowmark.client import Database, Reader, Table
 from lowmark.table import Control, Outcome, Partition
 
 T = TypeVar("T")
 
 
-def backend_of(of: Database | Table) -> Embedded:
+def backend_of(of: Database | Table | Reader) -> Embedded:
     """The backend of a database that was opened here."""
     backend = of._backend
     assert isinstance(backend, Embedded)

@@ -11,6 +11,7 @@ import pytest
 
 from cli.shop import Shop, shared
 from eventually import eventually
+from inside import backend_of
 from lowmark.client import Database
 from lowmark.ledger import pointer_key
 
@@ -191,7 +192,7 @@ def test_rebuild_refuses_to_lose_rows_unless_that_is_accepted(shop: Shop) -> Non
 
 def _put_back(database: Database, table: int, pointer: bytes) -> None:
     """What a backup of the metastore has."""
-    embedded = database._backend
+    embedded = backend_of(database)
     metastore = embedded.node.cluster.metastore
     embedded.ask(lambda: metastore.put(pointer_key(table, 0), pointer))
 

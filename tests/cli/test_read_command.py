@@ -17,6 +17,7 @@ import pytest
 
 import lowmark
 from cli.shop import Shop, shared
+from inside import backend_of
 from lowmark.client import time_text
 
 EVERYTHING = (
@@ -270,9 +271,9 @@ def test_rows_that_are_gone_are_an_error_or_a_note(shop: Shop) -> None:
     with lowmark.open(shop.data) as database:
         table = database["log"]
         table.append([{"n": 3}])
-        upkeep = database._backend.node.upkeep
+        upkeep = backend_of(database).node.upkeep
         assert upkeep is not None
-        database._backend.ask(lambda: upkeep.retain(table.descriptor.id))
+        backend_of(database).ask(lambda: upkeep.retain(table.descriptor.id))
         start = table.explain().partitions[0].start
     assert start > 0
     # when somebody reads from before that

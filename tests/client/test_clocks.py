@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import lowmark
+from inside import backend_of
 from lowmark.catalog import AddColumns, NewColumn, NotInForce, parse_type
 from lowmark.client import Database, Table
 from lowmark.runtime import RealLoop
@@ -175,7 +176,7 @@ def test_rows_of_a_version_that_was_not_in_force_yet_are_read_all_the_same(
         table = new_table(db)
         table.append([{"id": 1, "v": 1}])
         wall.ahead_ms = BACK
-        db._backend.node.runtime.clock.alone = False
+        backend_of(db).node.runtime.clock.alone = False
         column = NewColumn(name="note", type=parse_type("string"))
         with pytest.raises(NotInForce, match="version 3 of the catalog was written") as told:
             db.execute([AddColumns(table="t", columns=(column,))])

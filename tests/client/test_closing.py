@@ -17,6 +17,7 @@ import pytest
 
 import lowmark
 from eventually import eventually
+from inside import backend_of
 from lowmark.client import AppendFailed, Closed, Database, Producer, Reader, Table
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import QuarantinedHere
@@ -193,10 +194,10 @@ def test_a_producer_that_fails_names_each_row_once(db: Database) -> None:
     producer = table.producer(linger_ms=600_000, batch_rows=200_000)
     producer.send_many({"id": number} for number in range(70_000))
     # when the partition stops
-    node = db._backend.node
+    node = backend_of(db).node
     assert node.tables is not None
     (partition,) = (one for one in node.tables.all())
-    db._backend.ask_now(lambda: node.groups.close_group(partition.group.name))
+    backend_of(db).ask_now(lambda: node.groups.close_group(partition.group.name))
     with pytest.raises(Unavailable):
         producer.flush()
     # then what was not stored is told, each row once
@@ -423,11 +424,11 @@ def test_a_reader_that_follows_a_partition_that_stops_is_told(db: Database, orde
     reader = orders.read(follow=True, start="latest")
     waiting = Working(lambda: next(reader))
     # when a copy of a partition is found to be damaged
-    node = db._backend.node
+    node = backend_of(db).node
     assert node.tables is not None
     group = node.tables.all()[2].group
     damage = Damaged("a segment", offset=7, what="it rots")
-    db._backend.ask_now(lambda: node.groups.quarantine(group.name, damage))
+    backend_of(db).ask_now(lambda: node.groups.quarantine(group.name, damage))
     # then the reader says so, as appends do
     waiting.ended_with(QuarantinedHere)
     with pytest.raises(AppendFailed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inside import backend_of
 from lowmark.client import Database, Table
 from lowmark.table import Adopt, DeletesGone, DeletesHeld
 
@@ -11,7 +12,7 @@ from lowmark.table import Adopt, DeletesGone, DeletesHeld
 def adopt(table: Table, wanted: Adopt) -> None:
     """As whoever publishes a ledger does; nobody reads its files here."""
     partition = table._partition(0)
-    table._backend.ask(lambda: partition.ask(wanted))
+    backend_of(table).ask(lambda: partition.ask(wanted))
 
 
 @pytest.fixture

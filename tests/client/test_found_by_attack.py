@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lowmark
+from inside import backend_of
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
@@ -183,7 +184,7 @@ def test_values_that_are_not_what_their_type_says_are_refused(
 
 def expire(table: Table, offset: int) -> None:
     partition = table._partition(0)
-    table._backend.ask(lambda: partition.ask(Trim(offset, expire=True)))
+    backend_of(table).ask(lambda: partition.ask(Trim(offset, expire=True)))
 
 
 def test_rows_that_retention_took_are_no_secret_of_an_as_of_read(db: Database) -> None:

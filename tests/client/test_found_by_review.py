@@ -13,6 +13,7 @@ import pytest
 import lowmark
 from compaction.life import crash_image
 from eventually import eventually
+from inside import backend_of
 from lowmark.client import Database, Table, TableUnknown
 from lowmark.errors import Rejected
 from lowmark.group import Future
@@ -22,7 +23,7 @@ from lowmark.table import BatchRefused, Trim
 
 def flushed(table: Table) -> None:
     """Have all rows of a table in segments."""
-    embedded = table._backend
+    embedded = backend_of(table)
     embedded.ask_now(embedded.node.log.roll)
     logs = [one.group.log for one in table._all_partitions().values()]
     eventually(lambda: all(log.state.memtable.first is None for log in logs))
@@ -94,7 +95,7 @@ def test_a_clock_that_was_ahead_for_one_append_hides_no_row(
     monkeypatch.setattr(HybridClock, "__init__", shifted)
     with lowmark.open(tmp_path / "data") as db:
         table = db.create_table("t", {"id": "int64"}, key="id", partitions=2)
-        metastore, written = db._backend.node.cluster.metastore, 0
+        metastore, written = backend_of(db).node.cluster.metastore, 0
 
         def only_partitions_know() -> bool:
             """Write a row an hour ahead, and take what a crash would leave right then."""
@@ -104,7 +105,7 @@ def test_a_clock_that_was_ahead_for_one_append_hides_no_row(
             written += 1
             crash_image(tmp_path / "data", tmp_path / "image")
             last = max(one.view.closed for one in table._all_partitions().values())
-            known = db._backend.ask_now(lambda: metastore.state.time)
+            known = backend_of(db).ask_now(lambda: metastore.state.time)
             return known < last - (1_800_000 << COUNTER_BITS)
 
         # given rows whose times are an hour ahead of all that the metastore knows
@@ -143,7 +144,7 @@ def test_whoever_is_interrupted_while_taking_a_hold_holds_nothing(
     db: Database, orders: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (part,) = orders.append([{"id": "1"}]).parts
-    watermark = db._watermark
+    watermark = backend_of(db).mark
     hold, waiting = type(watermark).hold, []
 
     def slow(self: Any, time: int, why: str) -> Future[Any]:
@@ -156,21 +157,21 @@ def test_whoever_is_interrupted_while_taking_a_hold_holds_nothing(
 
     # given a caller that is interrupted before its hold is there
     monkeypatch.setattr(type(watermark), "hold", slow)
-    ask = db._backend.node.bridge.ask
+    ask = backend_of(db).node.bridge.ask
     with monkeypatch.context() as patch:
 
         def ask_and_leave(function: Any, **more: Any) -> Any:
             if function.__qualname__.endswith("take"):
-                db._backend.node.bridge.call(function)
+                backend_of(db).node.bridge.call(function)
                 interrupted()
             return ask(function, **more)
 
-        patch.setattr(db._backend.node.bridge, "ask", ask_and_leave)
+        patch.setattr(backend_of(db).node.bridge, "ask", ask_and_leave)
         with pytest.raises(KeyboardInterrupt):
             orders.read(as_of=part.time)
     # when it is there after all
     eventually(lambda: len(waiting) == 1)
-    db._backend.ask_now(waiting[0])
+    backend_of(db).ask_now(waiting[0])
     # then nothing holds the watermark
     eventually(lambda: not db.advance_watermark("now").held_by)
 
@@ -193,7 +194,7 @@ def test_rows_that_come_by_and_by_do_not_go_into_a_dropped_table(
 
     with pytest.raises(TableUnknown):
         orders.append(rows())
-    copies = orders._tables.of(orders.descriptor.id)
+    copies = backend_of(orders).tables.of(orders.descriptor.id)
     assert sum(one.view.end for one in copies) == 10_000
 
 
@@ -232,7 +233,7 @@ def test_a_lease_is_taken_where_the_backlog_begins(db: Database) -> None:
     events = db.create_table("events", {"n": "int64"}, partitions=1)
     events.append([{"n": number} for number in range(5)])
     partition = events._partition(0)
-    events._backend.ask(lambda: partition.ask(Trim(3, expire=True)))
+    backend_of(events).ask(lambda: partition.ask(Trim(3, expire=True)))
     with events.read(start=0, on_gap="skip", follow=True, lease_ms=60_000) as reader:
         assert next(reader)["n"].to_pylist() == [3, 4]
         assert [gap.last for gap in reader.gaps] == [2]

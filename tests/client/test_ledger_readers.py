@@ -17,6 +17,7 @@ import pytest
 
 from compaction.world import World
 from eventually import eventually
+from inside import backend_of
 from lowmark.backend import ledgers as client_ledgers
 from lowmark.backend.ledgers import Ledgers, OpenLedger
 from lowmark.client import Gap, Reader
@@ -181,7 +182,7 @@ def test_a_reader_that_is_closed_while_it_changes_to_a_newer_ledger_holds_nothin
         # when it is closed, as another thread may do, right after it took that one
         monkeypatch.setattr(Ledgers, "take", original)
         follower.close()
-        follower._backend.ask_now(lambda: None)  # what it holds was released before this
+        backend_of(follower).ask_now(lambda: None)  # what it holds was released before this
         return end
 
     monkeypatch.setattr(Ledgers, "take", take)

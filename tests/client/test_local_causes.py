@@ -18,6 +18,7 @@ import pytest
 
 import lowmark
 from eventually import eventually
+from inside import backend_of
 from lowmark.client import Database, DiskFailed, NoMemory, NoThreads, Table
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, GroupConfig
@@ -75,10 +76,10 @@ def test_memory_that_runs_out_on_the_loop_is_named(db: Database, data: Path) -> 
 
     # given a request whose work on the loop gets no memory
     with pytest.raises(MemoryError):
-        db._backend.ask_now(fail)
+        backend_of(db).ask_now(fail)
     # when the loop itself gets none, then the node ends, and whoever asks is told why
-    db._backend.tell(fail)
-    db._backend._thread.join(30)
+    backend_of(db).tell(fail)
+    backend_of(db)._thread.join(30)
     for ask in (db.watermark, db.tables):
         with pytest.raises(NoMemory) as caught:
             ask()
@@ -217,10 +218,10 @@ def test_a_process_without_handles_says_so_and_goes_on_when_it_has_some(data: Pa
 
 
 def test_a_metastore_that_can_not_be_read_any_more_is_named(db: Database, data: Path) -> None:
-    node = db._backend.node
+    node = backend_of(db).node
     # given a copy of the metastore that turns out to be damaged while it is open
     damage = Damaged("groups/metastore/1.segment", offset=7, what="a checksum is wrong")
-    db._backend.ask_now(lambda: node.groups.quarantine("metastore", damage))
+    backend_of(db).ask_now(lambda: node.groups.quarantine("metastore", damage))
     # when something is asked that needs it, then the cause is told, and not after a deadline
     eventually(lambda: node.cluster.metastore.group.stopped is not None)
     for ask in (
@@ -235,16 +236,16 @@ def test_a_metastore_that_can_not_be_read_any_more_is_named(db: Database, data: 
 
 def test_a_node_that_is_silent_for_a_cause_names_it(db: Database, data: Path) -> None:
     # given a node that gives no answer, and a disk that has failed again and again
-    wal = db._backend.node.log.wal
+    wal = backend_of(db).node.log.wal
     nothing: Future[None] = Future()
     wal._failures, wal.stopped = 5, DiskFailed("wal/1.wal", call="write", reason="gone")
     try:
         with pytest.raises(DiskFailed, match="gone") as caught:
-            db._backend.ask(lambda: nothing, timeout_s=0.05)
+            backend_of(db).ask(lambda: nothing, timeout_s=0.05)
         check(caught.value, data)
         assert "may have been done" in caught.value.detail
     finally:
         wal._failures, wal.stopped = 0, None
     # and without a cause, it is the node that is silent
     with pytest.raises(NodeSilent):
-        db._backend.ask(lambda: nothing, timeout_s=0.05)
+        backend_of(db).ask(lambda: nothing, timeout_s=0.05)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import lowmark
+from inside import backend_of
 from lowmark.client import Database, Gap, GapFound, Table
 from lowmark.table import Trim
 
@@ -85,7 +86,7 @@ def test_what_expired_is_no_gap_for_who_reads_all_and_what_was_compacted_is(
     events = db.create_table("events", {"n": int}, partitions=1)
     events.append([{"n": number} for number in range(10)])
     partition = events._partition(0)
-    events._backend.ask(lambda: partition.ask(Trim(4, expire=True)))
+    backend_of(events).ask(lambda: partition.ask(Trim(4, expire=True)))
     db.advance_watermark("now")
     assert events.compact(engine="local", trim=False).state == "done"
     # then what is left is all, as it was before the compaction
@@ -93,7 +94,7 @@ def test_what_expired_is_no_gap_for_who_reads_all_and_what_was_compacted_is(
         assert reader.to_arrow()["n"].to_pylist() == [4, 5, 6, 7, 8, 9]
         assert reader.gaps == []
     # when some of them are cut because they are in the ledger
-    events._backend.ask(lambda: partition.ask(Trim(10)))
+    backend_of(events).ask(lambda: partition.ask(Trim(10)))
     # then these are the gap, and no others
     with events.read(follow=follow, limit=6) as reader, pytest.raises(GapFound) as found:
         reader.to_arrow()

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import lowmark
 from compaction.model import Broken, Column, Consumer, Key, Model, Row, Schema, confirm
 from compaction.world import Stopped
+from inside import backend_of
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
@@ -598,7 +599,7 @@ class Life:
         run for one that was interrupted: there, too, somebody would see that it goes on.
         """
         table = self.table
-        rival = Compactor(table._backend, table._compactor.ledgers, grace_ms=0)
+        rival = Compactor(backend_of(table), table._compactor.ledgers, grace_ms=0)
         wishes = Wishes(trim=self.dice.random() < 0.5, engine="local", where="this process")
         with replaced(rival, "give_up_others", lambda record: False):
             self._run(rival, wishes)
@@ -637,7 +638,7 @@ class Life:
         self.tell("compact all, with an end before its end")
         with contextlib.suppress(Stopped):
             self._run(self.table._compactor, wishes)
-        if self.db._backend.closed:
+        if backend_of(self.db).closed:
             if image is not None:
                 shutil.rmtree(self.path)
                 self.path = image
@@ -917,7 +918,7 @@ class Life:
 
     def look(self) -> dict[int, Standing]:
         found = {}
-        embedded = self.table._backend
+        embedded = backend_of(self.table)
 
         def seen(state: State) -> Standing:
             view = state.backlog.view

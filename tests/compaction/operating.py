@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from compaction.world import Stopped, World
+from inside import backend_of
 from lowmark.catalog import SetTableOptions
 from lowmark.compaction import runner as running
 from lowmark.ledger import Pointer, RunRecord, pointer_key
@@ -50,7 +51,7 @@ def set_options(world: World, **options: str | int | None) -> None:
 
 def look_after(world: World) -> Look:
     """Let upkeep look once: watermark, retention, and what is left of dropped tables."""
-    embedded = world.db._backend
+    embedded = backend_of(world.db)
     upkeep = embedded.node.upkeep
     assert upkeep is not None
     return embedded.ask(upkeep.tick)
@@ -58,7 +59,7 @@ def look_after(world: World) -> Look:
 
 def keys_left(world: World) -> list[bytes]:
     """All that the metastore knows of ledgers and runs."""
-    embedded = world.db._backend
+    embedded = backend_of(world.db)
     metastore = embedded.node.cluster.metastore
     found: list[bytes] = []
     for prefix in (POINTER_PREFIX, RUN_PREFIX):
@@ -69,14 +70,14 @@ def keys_left(world: World) -> list[bytes]:
 
 def put_pointer(world: World, pointer: Pointer) -> None:
     """What the metastore says was published, put there by somebody who should not have."""
-    embedded = world.db._backend
+    embedded = backend_of(world.db)
     key, value = pointer_key(world.table.descriptor.id, 0), msgspec.json.encode(pointer)
     embedded.ask(lambda: embedded.node.cluster.metastore.put(key, value))
 
 
 def remove_pointer(world: World) -> None:
     """A metastore that knows of no ledger: a backup from before the first run, say."""
-    embedded = world.db._backend
+    embedded = backend_of(world.db)
     key = pointer_key(world.table.descriptor.id, 0)
     embedded.ask(lambda: embedded.node.cluster.metastore.remove(key))
 

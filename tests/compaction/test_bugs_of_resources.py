@@ -14,6 +14,7 @@ import pytest
 from compaction.operating import at_step, run_aside
 from compaction.world import World, folded
 from eventually import eventually
+from inside import backend_of
 from lowmark.backend.errors import Cancelled
 from lowmark.compaction import holds as run_holds
 from lowmark.compaction import runner as running
@@ -161,7 +162,7 @@ def test_a_run_that_takes_longer_than_its_lease_holds_what_it_reads(
     monkeypatch.setattr(run_watching, "_LOOK_S", 0.01)
     fill(world)
     with run_aside(world, until="carry out the work") as end:
-        partition, embedded = world.table._partition(0), world.table._backend
+        partition, embedded = world.table._partition(0), backend_of(world.table)
 
         def ends_ms() -> int:
             leases = embedded.ask(lambda: partition.read(lambda state: dict(state.leases)))

@@ -19,6 +19,7 @@ import pytest
 from compaction.faults import calls_of_a_run, killed_at_call, killed_before_step
 from compaction.world import World
 from eventually import eventually
+from inside import backend_of
 from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
 from lowmark.table import State
@@ -102,7 +103,7 @@ def leases(world: World, number: int) -> list[str]:
     def look(state: State) -> list[str]:
         return list(state.leases)
 
-    return world.table._backend.ask(lambda: partition.read(look))
+    return backend_of(world.table).ask(lambda: partition.read(look))
 
 
 # -- before every step ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from compaction.operating import STEPS, at_step, keys_left, look_after, run_aside
 from compaction.world import COLUMNS, World, folded
 from eventually import eventually
+from inside import backend_of
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.ledger import RunRecord
 
@@ -35,7 +36,7 @@ def pass_the_drop(world: World) -> None:
     def gone() -> bool:
         world.db.advance_watermark()
         look_after(world)
-        tables = world.db._backend.node.tables
+        tables = backend_of(world.db).node.tables
         assert tables is not None
         return not tables.all()
 

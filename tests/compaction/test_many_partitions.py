@@ -15,6 +15,7 @@ import pytest
 
 from compaction.life import crash_image
 from compaction.world import Stopped, World
+from inside import backend_of
 from lowmark.compaction.records import Records
 from lowmark.ledger import LedgerLost, RunRecord
 from sim.mutants import replaced
@@ -41,11 +42,11 @@ def test_what_a_run_writes_into_the_metastore_grows_with_its_partitions_only(wor
         records.append(len(msgspec.json.encode(record)))
         original(self, record)
 
-    metastore = world.db._backend.node.cluster.metastore
-    before = world.db._backend.ask_now(lambda: metastore.state.latest)
+    metastore = backend_of(world.db).node.cluster.metastore
+    before = backend_of(world.db).ask_now(lambda: metastore.state.latest)
     with replaced(Records, "put_run", put_run):
         assert world.table.compact(engine="local").state == "done"
-    after = world.db._backend.ask_now(lambda: metastore.state.latest)
+    after = backend_of(world.db).ask_now(lambda: metastore.state.latest)
     # then the record of the run was written a number of times that the partitions do not change
     assert len(records) <= 25
     assert sum(records) <= 25 * max(records)

@@ -14,6 +14,7 @@ import pytest
 from compaction.operating import STEPS, at_step, flip, run_aside, stopped_within_work
 from compaction.world import World, folded
 from eventually import eventually
+from inside import backend_of
 from lowmark.backend.errors import RunUnderWay
 from lowmark.compaction import runner as running
 from lowmark.errors import Conflict, Unavailable
@@ -363,7 +364,7 @@ def test_a_batch_that_is_sent_again_is_known_though_none_of_its_rows_is_left(wor
 
     def send() -> object:
         partition = world.table._partition(0)
-        return world.table._backend.ask(lambda: partition.append(command))
+        return backend_of(world.table).ask(lambda: partition.append(command))
 
     first = send()
     world.note([("a", 1), ("b", 1)])

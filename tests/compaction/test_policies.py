@@ -12,6 +12,7 @@ import pytest
 
 from compaction.operating import STEPS, at_step, look_after, run_aside, set_options
 from compaction.world import World, folded
+from inside import backend_of
 from lowmark.catalog import CatalogRefused
 from lowmark.client import GapFound, Reader
 from lowmark.compaction.plan import Standing, plan_partition, standing_of
@@ -283,7 +284,7 @@ def standing(world: World) -> Standing:
     """Where the partition stands, with the watermark above all its rows."""
     records = world.table._compactor.records
     seen = records.pointer(world.table.descriptor.id, 0)
-    embedded = world.table._backend
+    embedded = backend_of(world.table)
     world.settle()
     mark = world.db.watermark().value
     return standing_of(embedded, world.table._partition(0), seen, watermark=mark)

@@ -19,6 +19,7 @@ import pytest
 
 from compaction.faults import calls_of_a_run, store_calls
 from compaction.world import World, folded
+from inside import backend_of
 from lowmark.backend.errors import RunUnderWay
 from lowmark.client import BelowWatermark, GapFound
 from lowmark.compaction.compactor import Compactor
@@ -119,7 +120,7 @@ def test_of_many_threads_that_compact_at_once_one_does_and_nothing_is_done_twice
 def rival_of(world: World) -> Compactor:
     """One that makes runs as if it were in another process."""
     own = world.table._compactor
-    return Compactor(world.table._backend, own.ledgers, grace_ms=world.grace_ms)
+    return Compactor(backend_of(world.table), own.ledgers, grace_ms=world.grace_ms)
 
 
 def compact_by(rival: Compactor, world: World) -> RunRecord:

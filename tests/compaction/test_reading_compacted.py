@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from compaction.world import COLUMNS, World, folded
+from inside import backend_of
 from lowmark.client import GapFound
 from lowmark.ledger import files as ledger_files
 from lowmark.ledger import tail as ledger_tail
@@ -434,12 +435,12 @@ def staged(world: World, transaction: int, *changes: tuple[str, int]) -> None:
         change=Change.UPSERT,
         transaction=transaction,
     )
-    table._backend.ask(lambda: partition.append(command))
+    backend_of(table).ask(lambda: partition.append(command))
 
 
 def rolled(world: World) -> None:
     """What follows stands in another segment."""
-    embedded = world.table._backend
+    embedded = backend_of(world.table)
     embedded.ask_now(embedded.node.log.roll)
 
 

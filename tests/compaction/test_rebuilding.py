@@ -18,6 +18,7 @@ import pytest
 from compaction.damage import DAMAGES, NAMED, READS, damage, flip, small_groups, told
 from compaction.world import Stopped, World, stop_before
 from eventually import eventually
+from inside import backend_of
 from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Gap, GapFound, Rebuilt, RowsLost, RowsUnrecoverable
 from lowmark.errors import Rejected
@@ -580,7 +581,7 @@ def test_a_first_ledger_that_was_never_adopted_is_made_from_the_backlog(world: W
 def _restore(world: World, pointer: Pointer | None) -> None:
     """A backup of the metastore, in which this is what was published last."""
     key = pointer_key(world.table.descriptor.id, 0)
-    metastore, embedded = world.db._backend.node.cluster.metastore, world.db._backend
+    metastore, embedded = backend_of(world.db).node.cluster.metastore, backend_of(world.db)
     if pointer is None:
         embedded.ask(lambda: metastore.remove(key))
     else:

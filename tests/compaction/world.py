@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import lowmark
 from eventually import eventually
+from inside import backend_of
 from lowmark.client import Database, Reader, Table
 from lowmark.ledger import Manifest, RunRecord, read_manifest
 from lowmark.node import Settings, load_settings
@@ -190,7 +191,7 @@ class World:
     def ask(self, command: Control, partition: int = 0) -> object:
         """Have a partition carry a command out."""
         one = self.table._partition(partition)
-        return self.table._backend.ask(lambda: one.ask(command))
+        return backend_of(self.table).ask(lambda: one.ask(command))
 
     def files(self, ending: str = "") -> set[str]:
         """What is in the folder of ledgers."""

@@ -26,6 +26,7 @@ from pyspark import SparkContext
 import lowmark
 from docs.example_ledger import DONE, HASHES, MANIFEST, POINTER, RETIRED, ROWS, RUN, Row
 from docs.pages import FORMATS, blocks, tables
+from inside import backend_of
 from lowmark.client import Database, Table
 from lowmark.client.database import LEDGERS
 from lowmark.compaction.records import _FINISHED_KEPT
@@ -522,7 +523,7 @@ def test_every_name_in_a_store_is_on_the_page(tmp_path: Path) -> None:
         next(store.rglob("*.keys")).unlink()
         table.rebuild_ledger(step=look)
         owner = (store / "database").read_text()
-        assert owner == f"{db._backend.node.cluster.settings.id}\n"
+        assert owner == f"{backend_of(db).node.cluster.settings.id}\n"
     seen.add(f"table-3/runs/{run.run}/cancel")  # which `lowmark runs cancel` leaves there
     seen.add("table-3/")
     # then every name that was ever seen is on the page, and the other way round

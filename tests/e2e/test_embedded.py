@@ -21,6 +21,7 @@ import pytest
 
 import lowmark
 from eventually import eventually
+from inside import backend_of
 from lowmark.client import Database
 from lowmark.group import GroupConfig
 from lowmark.log import LogConfig
@@ -327,7 +328,7 @@ class Compacting:
         self.table = self.db.create_table(
             "t", {"id": "int64", "n": "int64", "note": "string"}, key="id", partitions=partitions
         )
-        self._backend = self.db._backend
+        self._backend = backend_of(self.db)
         node = self._backend.node
         assert node.tables is not None
         self.log, self.partitions = node.log, node.tables.all()

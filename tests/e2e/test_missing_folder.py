@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import lowmark
+from inside import backend_of
 from lowmark.client import Database
 from lowmark.errors import FolderMissing, MetastoreMissing
 from lowmark.group import GroupConfig
@@ -91,7 +92,7 @@ def test_a_folder_that_is_away_for_one_start_costs_no_row(
         # and other tables go on, in newer WAL files, too
         assert db.table("others").append([{"id": 1_000}]).parts[0].first == ROWS
         assert ids(db, "others") == [*range(ROWS), 1_000]
-        db._backend.ask_now(db._backend.node.log.roll)
+        backend_of(db).ask_now(backend_of(db).node.log.roll)
         db.table("others").append([{"id": 1_001}])
     # and `lowmark log verify` names it
     assert ("missing", str(folder)) in {(f.kind, f.path) for f in verify_log(RealDisk(str(data)))}

@@ -16,6 +16,7 @@ import pytest
 
 import lowmark
 from eventually import eventually
+from inside import backend_of
 from lowmark.client import Database
 from lowmark.errors import LowmarkError
 from lowmark.group import GroupConfig
@@ -72,12 +73,12 @@ def sick(monkeypatch: pytest.MonkeyPatch) -> type[SickDisk]:
 
 
 def log_of(db: Database) -> Log:
-    return db._backend.node.log
+    return backend_of(db).node.log
 
 
 def roll(db: Database) -> None:
     """Close the WAL file, as a full one is closed."""
-    db._backend.ask_now(log_of(db).roll)
+    backend_of(db).ask_now(log_of(db).roll)
 
 
 def folder_of(db: Database, table: str) -> str:
@@ -272,7 +273,7 @@ assert not any("damaged" in cause for cause in causes), causes
 resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 db.close()
 db = lowmark.open(data, settings=settings)
-log = db._backend.node.log
+log = backend_of(db).node.log
 assert not [group.quarantined for group in log.groups() if group.quarantined]
 for name in names:
     assert set(ids(db, name)) >= set(range(stored[name])), name

@@ -10,6 +10,7 @@ import pytest
 
 import lowmark
 from eventually import eventually
+from inside import backend_of
 from lowmark.log.segments import SegmentRef
 
 
@@ -17,7 +18,7 @@ from lowmark.log.segments import SegmentRef
 def test_the_metastore_has_few_segments_however_often_the_wal_was_closed(tmp_path: Path) -> None:
     rolls = 120
     with lowmark.open(tmp_path) as db:
-        embedded = db._backend
+        embedded = backend_of(db)
         metastore, log = embedded.node.cluster.metastore, embedded.node.log
         state = metastore.group.log.state
 
@@ -39,6 +40,6 @@ def test_the_metastore_has_few_segments_however_often_the_wal_was_closed(tmp_pat
             assert entry is not None
             assert int(bytes(entry.value)) >= rolls - 7
     with lowmark.open(tmp_path) as db:
-        metastore = db._backend.node.cluster.metastore
-        found = db._backend.ask(lambda: metastore.range(prefix=b"test."))
+        metastore = backend_of(db).node.cluster.metastore
+        found = backend_of(db).ask(lambda: metastore.range(prefix=b"test."))
         assert len(found.entries) == 7

@@ -8,6 +8,7 @@ import pytest
 
 import lowmark
 from eventually import eventually
+from inside import backend_of
 from lowmark.node import DoorClient, open_offline
 from lowmark.node.messages import HolderRow, WatermarkStatus
 from lowmark.node.table_status import (
@@ -110,8 +111,8 @@ def data(tmp_path: Path) -> Path:
 def test_a_directory_says_the_same_of_tables_as_its_node_did(data: Path) -> None:
     # given what the node says
     with lowmark.open(data) as database:
-        node = database._backend.node
-        told = database._backend.ask(node.status.status)
+        node = backend_of(database).node
+        told = backend_of(database).ask(node.status.status)
     # when its directory is asked
     with open_offline(str(data)) as store:
         found = store.status()

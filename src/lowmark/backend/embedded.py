@@ -281,7 +281,6 @@ class Embedded(NodeThread):
 
     def catalog(self) -> Catalog:
         """See `Backend`."""
-        self.check()
         latest = self.catalogs.latest
         if latest is self._latest:
             return latest
@@ -333,8 +332,11 @@ class Embedded(NodeThread):
                 self._kept[number] = _Kept([hold], history=hold)
             return Hold(number)
 
+        def take() -> Future[Hold]:
+            return self.mark.hold(time, why).map(taken)
+
         try:
-            return self.ask(lambda: self.mark.hold(time, why).map(taken), timeout_s=timeout_s)
+            return self.ask(take, timeout_s=timeout_s)
         except BaseException:
             self._give_up(number)
             raise

@@ -8,22 +8,6 @@ from collections.abc import Sequence
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.runtime import by_name
 
-__all__ = [
-    "AppendFailed",
-    "BatchesMoved",
-    "Cancelled",
-    "Closed",
-    "Ended",
-    "Forked",
-    "PackageMissing",
-    "ProducerClosed",
-    "ReaderEnded",
-    "RowsLost",
-    "RowsUnrecoverable",
-    "RunUnderWay",
-    "TableUnknown",
-]
-
 
 class Closed(Rejected):
     """A database that was closed."""

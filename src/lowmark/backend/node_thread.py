@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from lowmark.backend.errors import Closed, Ended, Forked
 from lowmark.errors import LowmarkError, NoMemory, NoThreads, Unavailable
@@ -34,13 +34,6 @@ _LOOK_S = 0.1
 _open: weakref.WeakSet[NodeThread] = weakref.WeakSet()
 
 
-class Finishing(Protocol):
-    """Somebody with something to finish."""
-
-    def finish(self) -> None:
-        """Finish it; what can't be is told to whoever asks next."""
-
-
 class NodeThread:
     """Open it by making it; close it once."""
 
@@ -53,8 +46,6 @@ class NodeThread:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._timeout_s = settings.group.request_timeout_ms / 1_000 + _SLACK_S
-        self.before_close: weakref.WeakSet[Finishing] = weakref.WeakSet()
-        """What has something to finish before it ends."""
         made, ready = threading.Event(), threading.Event()
 
         def run() -> None:
@@ -195,10 +186,6 @@ class NodeThread:
 
     def close(self) -> None:
         """Stop the node in good order. Closing twice is fine, and so is closing a parent's."""
-        if not self.closed:
-            for before in list(self.before_close):
-                with contextlib.suppress(LowmarkError):
-                    before.finish()
         with self._lock:
             if self.closed:
                 self._closed = True

@@ -86,7 +86,10 @@ class Backend(Protocol):
     # -- the catalog ----------------------------------------------------------------------------
 
     def catalog(self) -> Catalog:
-        """The newest version that is in force here; the same object until there is a newer one."""
+        """The newest version that is in force here; the same object until there is a newer one.
+
+        Of a database that was closed, the last one.
+        """
 
     def catalog_at(self, time: int, *, timeout_s: float | None = None) -> Catalog:
         """The version that was in force at a time."""

@@ -12,6 +12,7 @@ from typing import Self
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import TableUnknown
 from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.port import Backend
 from lowmark.catalog import (
     DEFAULT_SCHEMA,
     Catalog,
@@ -23,6 +24,7 @@ from lowmark.catalog import (
 )
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.edges import edge, raise_by_name
+from lowmark.client.session import Session
 from lowmark.client.table import Table
 from lowmark.compaction.automatic import Automatic
 from lowmark.compaction.compactor import Compactor
@@ -128,20 +130,20 @@ def _no_space(path: str, full: DiskFull) -> DiskFull:
     return told
 
 
-def _check_settled(backend: Embedded, availability_ms: int | None, location: str) -> None:
-    ledgers = backend.node.cluster.settings.ledger_location
+def _check_settled(backend: Backend, availability_ms: int | None, location: str) -> None:
+    info = backend.info
+    ledgers = info.ledger_location if info.ledgers_elsewhere else ""
     if location and location != ledgers:
         raise Rejected(
-            f"the ledgers of {backend.data} are in {ledgers or 'its own directory'},"
+            f"the ledgers of {info.name} are in {ledgers or 'its own directory'},"
             f" not in {location}",
             detail="That was settled when it was made.",
             hint="Leave ledger.location out.",
         )
-    settled = backend.node.cluster.settings.watermark_availability_ms
+    settled = info.watermark_availability_ms
     if availability_ms not in {None, settled}:
         raise Rejected(
-            f"the database {backend.data} keeps history exact for {settled} ms,"
-            f" not {availability_ms}",
+            f"the database {info.name} keeps history exact for {settled} ms, not {availability_ms}",
             detail="That was settled when it was made.",
             hint="Leave watermark_availability_ms out.",
         )
@@ -154,38 +156,41 @@ class Database:
     def __init__(
         self, backend: Embedded, *, spark: object = None, engine: Engine | None = None
     ) -> None:
-        self._backend = backend
-        self._catalogs = backend.catalogs
-        self._watermark = backend.mark
+        self._session = Session(backend)
         self._lock = threading.Lock()
         self._tables: dict[TableId, Table] = {}
         ledgers = Ledgers(backend.store, backend.uses)
         self._compactor = Compactor(backend, ledgers, grace_ms=backend.info.grace_ms)
+        self._session.finishing.add(self._compactor)
         self._check_ledgers(backend.store)
         self.auto: Automatic | None = None
         if spark is not None or engine is not None:
             runners = Runners(self._compactor.spark, session=spark, engine=engine or "auto")
-            self.auto = Automatic(backend, self._compactor, self._catalogs, runners)
+            self.auto = Automatic(backend, self._compactor, backend.catalogs, runners)
             self.auto.start()
-            backend.before_close.add(self.auto)
+            self._session.finishing.add(self.auto)
+
+    @property
+    def _backend(self) -> Backend:
+        return self._session.backend
 
     def _check_ledgers(self, store: Store) -> None:
         """Ledgers of another database must not be swept by this one."""
-        cluster = self._backend.node.cluster.settings
-        if cluster.ledger_location:
-            claim(store, cluster.id)
+        info = self._backend.info
+        if info.ledgers_elsewhere:
+            claim(store, info.cluster)
         self._compactor.sweep_dropped()
 
     @property
     def path(self) -> str:
         """The directory."""
-        return str(self._backend.data)
+        return self._backend.info.name
 
     @property
     def catalog(self) -> Catalog:
         """The latest version of the catalog."""
         self._backend.check()
-        return self._catalogs.latest
+        return self._backend.catalog()
 
     # -- tables ---------------------------------------------------------------------------------
 
@@ -228,26 +233,26 @@ class Database:
         schema, plain = _path(name)
         self._backend.check()
         if as_of is None:
-            found = self._catalogs.latest.table_named(schema, plain)
+            found = self._backend.catalog().table_named(schema, plain)
         else:
             time = parse_time(as_of, now=self._now())
-            found = self._backend.ask(lambda: self._catalogs.at(time)).table_named(schema, plain)
+            found = self._backend.catalog_at(time).table_named(schema, plain)
         if found is None:
-            raise TableUnknown(name, known=_names(self._catalogs.latest))
+            raise TableUnknown(name, known=_names(self._backend.catalog()))
         return self._table(found)
 
     def _now(self) -> int:
-        """By the node's clock, which belongs to the loop."""
-        return self._backend.ask_now(lambda: int(self._backend.node.runtime.clock.now()))
+        """By the database's clock."""
+        return self._backend.now().time
 
     def _table(self, descriptor: TableDescriptor) -> Table:
         with self._lock:
             table = self._tables.get(descriptor.id)
             if table is None:
                 # What was dropped has an index, and batches, that nobody needs any more.
-                there = self._catalogs.latest.tables
+                there = self._backend.catalog().tables
                 self._tables = {key: one for key, one in self._tables.items() if key in there}
-                table = Table(self._backend, descriptor, self._compactor)
+                table = Table(self._session, descriptor, self._compactor)
                 self._tables[descriptor.id] = table
             return table
 
@@ -263,7 +268,7 @@ class Database:
 
     def execute(self, commands: Sequence[Command]) -> Executed:
         """Change the catalog: all commands or none, in one version."""
-        return self._backend.ask(lambda: self._catalogs.execute(commands), timeout_s=_READY_S)
+        return self._backend.execute(commands)
 
     def runs(self) -> list[RunRecord]:
         """The runs of compaction that are known, of all tables; the newest first."""
@@ -274,20 +279,18 @@ class Database:
 
     def watermark(self) -> WatermarkStanding:
         """Where the low watermark is, where it would be if nobody held it, and who does."""
-        mark = self._watermark
-        return self._backend.ask_now(mark.standing)
+        return self._backend.watermark()
 
     def advance_watermark(self, to: int | str | datetime | None = None) -> Advanced:
         """Move it to where it should be by now, or to a time, as far as its holders allow."""
-        mark = self._watermark
         time = None if to is None else parse_time(to, now=self._now())
-        return self._backend.ask(lambda: mark.advance(time))
+        return self._backend.advance_watermark(time)
 
     # -- closing --------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close it in good order; whatever is open of it ends with a named error."""
-        self._backend.close()
+        self._session.close()
 
     @property
     def closed(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
-from lowmark.backend.embedded import Embedded
+from lowmark.backend.port import Backend
 from lowmark.runtime import RAN_OUT, by_name
 
 __all__ = ["edge", "raise_by_name"]
@@ -39,8 +39,8 @@ def _edge(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(self, *args, **kwargs)
         except RAN_OUT as error:
-            backend: Embedded = self._backend  # type: ignore[attr-defined]
-            raise_by_name(error, backend.data)
+            backend: Backend = self._backend  # type: ignore[attr-defined]
+            raise_by_name(error, backend.info.name)
 
     return call
 

@@ -30,6 +30,7 @@ from lowmark.client.explaining import (
 from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader
+from lowmark.client.session import Session
 from lowmark.client.table_keys import check_key, coerced_key, key_batches, key_values
 from lowmark.client.table_reading import Snapshot, Start, TableReaders
 from lowmark.client.table_writing import TableWriter
@@ -59,22 +60,16 @@ MEMORY_BYTES = 1 << 30
 class Table:
     """One table of a database. Safe to use from any thread; not after a fork."""
 
-    def __init__(
-        self, backend: Embedded, descriptor: TableDescriptor, compactor: Compactor
-    ) -> None:
-        self._backend = backend
+    def __init__(self, session: Session, descriptor: TableDescriptor, compactor: Compactor) -> None:
+        self._session = session
+        backend = self._backend
         self._compactor = compactor
         self._first = descriptor
         self._seen: Catalog | None = None
         """The version of the catalog that `_first` is of."""
         self._there = True
-        node = backend.node
-        assert node.catalogs is not None
-        assert node.tables is not None
-        self._catalogs = node.catalogs
-        self._tables = node.tables
         self._lock = threading.Lock()
-        self._writer = TableWriter(backend, descriptor, self._current, self._all_partitions)
+        self._writer = TableWriter(session, descriptor, self._current)
         self._readers = TableReaders(
             backend,
             compactor.ledgers,
@@ -87,6 +82,12 @@ class Table:
         self._looks_in: Catalog | None = None
         """The version of the catalog that `_lookup` is of."""
         self._partitions: dict[int, Partition] = {}
+
+    @property
+    def _backend(self) -> Embedded:
+        backend = self._session.backend
+        assert isinstance(backend, Embedded)
+        return backend
 
     # -- what it is -----------------------------------------------------------------------------
 
@@ -101,26 +102,20 @@ class Table:
 
     def _refresh(self) -> bool:
         """Take note of what the catalog says; False if the table is not there any more."""
-        latest = self._catalogs.latest
-        if latest is self._seen:
-            return self._there
-        # The last one that everybody here was told of, not the one of a time: clocks may jump, and
-        # in one process there is nobody who could still be using the one before.
-        catalog = self._catalogs.version(self._catalogs.ready_version)
-        found = catalog.table(self._first.id)
-        if found is not None:
-            self._first = found
-        self._there = found is not None
-        if catalog is latest:
-            self._seen = latest
+        catalog = self._session.backend.catalog()
+        if catalog is not self._seen:
+            found = catalog.table(self._first.id)
+            if found is not None:
+                self._first = found
+            self._there = found is not None
+            self._seen = catalog
         return self._there
 
     def _current(self) -> TableDescriptor:
         """The table as it is now; refused if it was dropped."""
-        self._backend.check()
+        self._session.backend.check()
         if not self._refresh():
-            catalog = self._catalogs.latest
-            known = [table.name for table in catalog.all_tables()]
+            known = [table.name for table in self._backend.catalog().all_tables()]
             raise TableUnknown(self._first.name, known=known)
         return self._first
 
@@ -149,13 +144,15 @@ class Table:
         """A copy at this node; may be asked on any thread."""
         partition = self._partitions.get(number)
         if partition is None:
-            partition = self._backend.ask_now(lambda: self._tables.get(self._first.id, number))
+            partition = self._backend.ask_now(
+                lambda: self._backend.tables.get(self._first.id, number)
+            )
             self._partitions[number] = partition
         return partition
 
     def _all_partitions(self) -> dict[int, Partition]:
         if len(self._partitions) < self.partitions:
-            for partition in self._backend.ask_now(lambda: self._tables.of(self._first.id)):
+            for partition in self._backend.ask_now(lambda: self._backend.tables.of(self._first.id)):
                 self._partitions[partition.number] = partition
         return {number: self._partition(number) for number in range(self.partitions)}
 
@@ -203,7 +200,7 @@ class Table:
             batch_rows=batch_rows,
             in_flight=in_flight,
         )
-        self._backend.before_close.add(producer)
+        self._session.finishing.add(producer)
         return producer
 
     # -- reading --------------------------------------------------------------------------------
@@ -303,7 +300,7 @@ class Table:
         """The latest row of a key; None if it was deleted, or never there (see `explain`)."""
         try:  # and no `edge`: a look-up is too quick for one call more
             lookup = self._lookup
-            if lookup is None or self._catalogs.latest is not self._looks_in:
+            if lookup is None or self._session.backend.catalog() is not self._looks_in:
                 lookup = self._looking_up()
             short = len(lookup.table.key) == 1 and not isinstance(key, dict | tuple)
             values = (key,) if short else key_values(lookup.table, key)
@@ -312,7 +309,7 @@ class Table:
             except Rejected:
                 return lookup.get(coerced_key(lookup.table, values))
         except RAN_OUT as error:
-            raise_by_name(error, self._backend.data)
+            raise_by_name(error, self._backend.info.name)
 
     def get_many(self, keys: object) -> list[dict[str, Any] | None]:
         """The latest rows of keys, in the order of the keys; they are given as to `delete`."""

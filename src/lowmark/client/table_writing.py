@@ -14,25 +14,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lowmark.backend.embedded import Embedded
 from lowmark.catalog import Table, TableSchema
-from lowmark.client.appending import Appender, Part, Parts, Pending, Result
+from lowmark.client.appending import Part, Parts, Pending, Result, TableAppender
 from lowmark.client.checking import check_values
 from lowmark.client.producer import Sink
+from lowmark.client.session import Session
 from lowmark.client.table_keys import check_key, key_batches, key_schema
 from lowmark.convert.coercion import Coercion
 from lowmark.convert.rows import is_frame
 from lowmark.errors import Rejected
-from lowmark.group import when_all
 from lowmark.table import (
     CHANGE,
-    EPOCH_BITS,
     NAME_CHARACTERS_MAX,
     Change,
     Compression,
-    Fence,
     KeyForm,
-    Partition,
     check_row_sizes,
     outgoing,
     split,
@@ -49,15 +45,13 @@ class TableWriter:
 
     def __init__(
         self,
-        backend: Embedded,
+        session: Session,
         table: Table,
         current: Callable[[], Table],
-        partitions: Callable[[], Mapping[int, Partition]],
     ) -> None:
-        self._backend = backend
+        self._session = session
         self._current = current
-        self._partitions = partitions
-        self._appender = Appender(backend, table.id, table.name)
+        self._appender = TableAppender(session.backend, table.id, table.name)
         self._coercions: dict[int, tuple[Table, Coercion]] = {}
         self._ways: dict[int, tuple[Table, tuple[KeyForm | None, Compression]]] = {}
         self._keyless_turn = 0
@@ -84,9 +78,9 @@ class TableWriter:
     def sink(self, table: Table, name: str | None) -> Sink:
         """Where the rows of a producer go; with a name, it fences older ones of that name off."""
         appender = self._appender if name is None else self._fencing(table, name)
-        return _Sink(self._backend, self._prepared, appender)
+        return _Sink(self._session, self._prepared, appender)
 
-    def _fencing(self, table: Table, name: str) -> Appender:
+    def _fencing(self, table: Table, name: str) -> TableAppender:
         """An appender for the newest producer of a name: above every epoch that is known of it."""
         if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
             raise Rejected(
@@ -94,16 +88,9 @@ class TableWriter:
                 hint=f"Use 1 to {NAME_CHARACTERS_MAX} printable characters.",
             )
         producer = hashlib.blake2b(name.encode(), digest_size=16, person=b"producer").digest()
-        asked = list(self._partitions().values())
-        epochs = self._backend.ask(
-            lambda: when_all(
-                [one.read(lambda state: state.producers.epoch_of(producer)) for one in asked]
-            )
-        )
-        newest = max((epoch for epoch in epochs if epoch is not None), default=0)
-        epoch = (newest >> EPOCH_BITS) + 1 << EPOCH_BITS
-        self._backend.ask(lambda: when_all([one.ask(Fence(producer, epoch)) for one in asked]))
-        return Appender(self._backend, table.id, table.name, producer=producer, epoch=epoch)
+        backend = self._session.backend
+        epoch = backend.fence(table.id, producer)
+        return TableAppender(backend, table.id, table.name, producer=producer, epoch=epoch)
 
     def _written_with(self, table: Table, version: int | None) -> TableSchema:
         if version is None or version == table.latest.number:
@@ -184,20 +171,20 @@ class _Sink:
 
     def __init__(
         self,
-        backend: Embedded,
+        session: Session,
         prepared: Callable[[Sequence[Mapping[str, Any]]], list[Parts]],
-        appender: Appender,
+        appender: TableAppender,
     ) -> None:
-        self._backend = backend
+        self._session = session
         self._prepared = prepared
         self._appender = appender
 
     @property
     def closed(self) -> bool:
-        return self._backend.closed
+        return self._session.backend.closed
 
     def check(self) -> None:
-        self._backend.check()
+        self._session.backend.check()
 
     def submit(self, rows: list[Mapping[str, Any]]) -> list[Pending]:
         return [self._appender.submit(parts) for parts in self._prepared(rows)]

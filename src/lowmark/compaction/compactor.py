@@ -47,7 +47,6 @@ class Compactor:
         self._active: dict[int, Run] = {}
         self._changed = threading.Condition(self._lock)
         self._closing = False
-        backend.before_close.add(self)
 
     # -- from outside ---------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+"""A database as this process has it open: its backend, and what is finished before it is closed.
+
+Tables, readers and producers keep the session and ask it for the backend each time, so they go on
+when the backend is replaced by another one of the same database.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from typing import Protocol
+
+from lowmark.backend.port import Backend
+from lowmark.errors import LowmarkError
+
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+class Finishing(Protocol):
+    """Has something to finish before the database is closed."""
+
+    def finish(self) -> None:
+        """Finish it; what can't be is an error of its next call."""
+
+
+class Session:
+    """Made by `open`; ended once."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.finishing: weakref.WeakSet[Finishing] = weakref.WeakSet()
+        _open.add(self)
+
+    def close(self) -> None:
+        """Finish what is under way, and close the backend. Closing twice is fine."""
+        if not self.backend.closed:
+            for one in list(self.finishing):
+                with contextlib.suppress(LowmarkError):
+                    one.finish()
+        _open.discard(self)
+        self.backend.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    # Before the backends are closed, which was registered before this.
+    for one in list(_open):
+        with contextlib.suppress(LowmarkError):
+            one.close()
