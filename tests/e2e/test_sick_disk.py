@@ -273,7 +273,7 @@ assert not any("damaged" in cause for cause in causes), causes
 resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 db.close()
 db = lowmark.open(data, settings=settings)
-log = backend_of(db).node.log
+log = db._backend.node.log
 assert not [group.quarantined for group in log.groups() if group.quarantined]
 for name in names:
     assert set(ids(db, name)) >= set(range(stored[name])), name
