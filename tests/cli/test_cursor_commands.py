@@ -127,7 +127,7 @@ def test_the_watermark_is_shown_and_moved(shop: Shop) -> None:
     found = shop.json("watermark")
     assert found["watermark"] is None
     assert found["holders"] == []
-    assert "Nobody holds it." in shop.run("watermark")
+    assert "Nothing holds it." in shop.run("watermark")
     # when it is moved to a time
     moment = (datetime.now(UTC) - timedelta(hours=1)).isoformat(timespec="milliseconds")
     moved = shop.json("watermark", "advance", "--to", moment)
@@ -138,7 +138,7 @@ def test_the_watermark_is_shown_and_moved(shop: Shop) -> None:
     assert back["after"] == moved["after"]
     # and without a time it goes where it should be
     assert shop.json("watermark", "advance")["after"] > moved["after"]
-    assert "Nobody held it back." in shop.run("watermark", "advance")
+    assert "Nothing held it back." in shop.run("watermark", "advance")
     assert "is yet to come" in shop.refused("watermark", "advance", "--to", "2999-01-01")
     assert "is not a time" in shop.refused("watermark", "advance", "--to", "noon")
 

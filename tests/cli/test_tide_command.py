@@ -130,7 +130,7 @@ def test_a_few_rows_fill_the_whole_bar(tmp_path: Path) -> None:
     said = shop.run("tide", "orders")
     [bar] = [line for line in said.splitlines() if "ledger 1" in line or "100% live" in line]
     assert re.match(r"    0 █{64} ledger", bar)
-    assert "Nobody stands in it." in said
+    assert "Nothing holds any of it." in said
 
 
 def test_a_table_without_rows_and_one_that_is_not_compacted_are_drawn(tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ class AppendFailed(Conflict):
         super().__init__(
             f"rows for table {table} were not all stored: {cause.message}",
             detail=f"Partitions that have theirs: {_listed(stored)}; that refused theirs:"
-            f" {_listed(refused)}; of which nobody knows: {_listed(unknown)}.",
+            f" {_listed(refused)}; whose outcome is unknown: {_listed(unknown)}.",
             hint="Read what is there before you append again. With a key, appending the same rows"
-            " again does no harm if nobody else has changed those keys meanwhile.",
+            " again does no harm if no other writer has changed those keys meanwhile.",
         )
         self.stored, self.refused, self.unknown = tuple(stored), tuple(refused), tuple(unknown)
         self.cause = cause
@@ -153,7 +153,8 @@ class RowsUnrecoverable(Corrupt):
             detail=f"Missing or damaged: {named}. Neither the backlog nor an older ledger has those"
             " rows. Nothing was changed.",
             hint="Bring the files back from a copy, and see with `lowmark ledger verify`; or go on"
-            " without those rows: `lowmark ledger rebuild --accept-loss`. Readers are told.",
+            " without those rows: `lowmark ledger rebuild --accept-loss`. Readers that come"
+            " across them get an error.",
         )
 
 

@@ -48,7 +48,7 @@ OPTIONS: Mapping[str, Option] = {
             name="compaction",
             words=("off", "manual", "auto"),
             default="manual",
-            help="who starts compaction: nobody may, people do, or triggers do too",
+            help="what starts compaction: nothing (off), you (manual), triggers too (auto)",
         ),
         Option(
             name="compression",

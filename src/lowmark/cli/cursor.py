@@ -187,7 +187,7 @@ def create(
     """Create a cursor. A raw one keeps the backlog from its place on, until it moves on.
 
     A cursor that falls further behind than its maximum lag is overdue: it holds nothing from then
-    on, and whoever moves it is told.
+    on, and the next command that moves it fails with an error that says so.
 
     With --json, one object: what `cursor list` shows of it.
 

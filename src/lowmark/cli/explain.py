@@ -78,7 +78,7 @@ def _show_key(table: Table, found: KeyExplanation, *, as_json: bool) -> None:
     if found.state == "unknown":
         print(
             "\nNeither the ledger nor the backlog has a row of it: it was never written, went by"
-            "\nretention, or was deleted, and everybody has passed that."
+            "\nretention, or was deleted, and all cursors and readers have passed the delete."
         )
 
 
@@ -182,7 +182,7 @@ def _show_ledgers(
 def _show_holders(holders: Sequence[dict[str, Any]], title: str) -> None:
     """Who holds the backlog, or its deletes: then there are no bytes."""
     if not holders:
-        print("Nobody holds any of it.")
+        print("Nothing holds any of it.")
         return
     columns = ["kind", "name", "partition", "offset", "keeps", "for", "why"]
     rows = [

@@ -130,8 +130,9 @@ def rebuild(
 
     Rows come from the sound files of the ledger, from the backlog, or from a ledger that was
     replaced and is still there. If some can't be brought back, nothing is changed, and the error
-    says which. With --accept-loss they are left out: the new ledger says so, and whoever reads
-    across them is told. Until the new ledger is there, readers get the error that names the damage.
+    says which. With --accept-loss they are left out: the new ledger says so, and a reader that
+    comes across them gets an error. Until the new ledger is there, readers get the error that names
+    the damage.
 
     With --json, a list: partition, source (none, sound, published, adopted, keys, backlog, retired,
     files or salvage), problems (path, what, missing, why), base, low, horizon, lost (first, last,
@@ -163,7 +164,7 @@ def reconcile(
     """Set the metastore's pointers to what the partitions have adopted, where they are behind.
 
     A metastore that was restored from a backup names older ledgers than the partitions have, and
-    compaction stops at that. What the partitions have adopted is what everybody reads; it is not
+    compaction stops at that. What the partitions have adopted is what all readers read; it is not
     changed. If a manifest can't be read, nothing is changed: rebuild the ledger first.
 
     With --json, a list: partition, state (same, ahead, none or changed), adopted_epoch,
@@ -189,10 +190,10 @@ def sweep(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Remove files of a table's ledgers that nobody names any more, and list them.
+    """Remove files of a table's ledgers that no ledger and no run names any more, and list them.
 
     Every run does that at its end. A ledger that was replaced is named until its grace time
-    (ledger.grace_ms) is over and nobody reads it; a run that can be resumed names all it wrote.
+    (ledger.grace_ms) is over and no reader reads it; a run that can be resumed names all it wrote.
 
     With --json, one object: table, dry_run, files.
 

@@ -176,7 +176,7 @@ def dump(
 def compact(
     ctx: typer.Context, path: DataPath, group: GroupName = None, as_json: Json = False
 ) -> None:
-    """Open the log, delete what nobody needs (phase 1), and merge sparse segments (phase 3).
+    """Open the log, delete what is no longer needed (phase 1), and merge sparse segments (phase 3).
 
     The directory must not be open elsewhere. Entries in the WAL are moved into segments first.
 

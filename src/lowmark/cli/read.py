@@ -63,7 +63,7 @@ class _Wanted:
         if self.cursor is not None and self.start is not None:
             raise WrongUse("a reader has one start", hint="Leave --start or --cursor out.")
         if self.follow and self.end is not None:
-            raise WrongUse("whoever follows has no end", hint="Leave --follow or --end out.")
+            raise WrongUse("a reader that follows has no end", hint="Leave --follow or --end out.")
         if self.columns is not None and not listed(self.columns):
             raise WrongUse("--columns names no column", hint="Leave it out for all of them.")
 

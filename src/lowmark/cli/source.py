@@ -41,7 +41,7 @@ NodeOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Read a data directory that nobody has open."),
+    typer.Option("--data", metavar="DIR", help="Read a data directory that no process has open."),
 ]
 
 

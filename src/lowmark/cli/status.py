@@ -120,7 +120,7 @@ def _show_tables(found: Status) -> None:
 
 
 def _leader(name: str) -> str:
-    return f"{name} leads" if name else "nobody leads"
+    return f"{name} leads" if name else "no node leads"
 
 
 def _show_cluster(found: Status) -> None:

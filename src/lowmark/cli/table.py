@@ -428,7 +428,7 @@ def drop(
 ) -> None:
     """Drop a table. As of earlier times it can be read until the low watermark passes the drop.
 
-    Without --yes it asks, if there is somebody to ask.
+    Without --yes it asks first, if it runs in a terminal.
 
     With --json, one object: table, dropped.
 

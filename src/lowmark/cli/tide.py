@@ -182,7 +182,7 @@ def _legend(seen: Tide) -> Iterator[Text]:
 
 def _show_holders(seen: Tide) -> None:
     if not seen.holders:
-        print("\nNobody stands in it.")
+        print("\nNothing holds any of it.")
         return
     rows: list[dict[str, Cell]] = [
         {

@@ -41,7 +41,7 @@ def watermark(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = F
         show_json(facts | {"holders": holders})
         return
     show_facts(facts, as_json=False)
-    _show_holders(holders, "Nobody holds it.")
+    _show_holders(holders, "Nothing holds it.")
 
 
 @app.command()
@@ -75,7 +75,7 @@ def advance(
         show_json(facts | {"held_by": held_by})
         return
     show_facts(facts, as_json=False)
-    _show_holders(held_by, "Nobody held it back.")
+    _show_holders(held_by, "Nothing held it back.")
 
 
 def _time(time: int) -> str | None:

@@ -461,7 +461,7 @@ def _check_lost(number: int, lost: Sequence[Lost], offset: int | None) -> None:
         if offset is None or (one.stale and offset < one.first):
             known = "is not found" if offset is None else f"was last seen at offset {offset}"
             raise RowsLost(
-                f"nobody knows the last row of this key: it {known}, and rows at offsets"
+                f"the last row of this key is unknown: it {known}, and rows at offsets"
                 f" {one.first} to {one.last} of partition {number} are lost",
                 detail="The ledger was damaged, and rebuilt without them.",
                 hint="Write the key again, or delete it: from then on it is known.",

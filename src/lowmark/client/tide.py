@@ -281,7 +281,7 @@ def _partition(
 
 def _cursor(cursor: Cursor, view: View, horizon: int) -> TideHolder:
     raw = cursor.kind == "raw"
-    why = "has not read on from here" if raw else "is told of every delete from here on"
+    why = "has not read on from here" if raw else "gets every delete from here on"
     rows, size = _kept_for(cursor.offset, view, horizon) if raw and not cursor.overdue else (0, 0)
     return TideHolder(
         kind="cursor" if raw else "compacted cursor",

@@ -39,7 +39,7 @@ def ask_to_cancel(data: str | os.PathLike[str], run: str, *, location: str = "")
     others = runs_begun(data, location=location)
     raise Rejected(
         f"no run {run} goes on in another process that has {os.fspath(data)} open",
-        detail="Of what is over, only whoever can open the database can tell.",
+        detail="Runs that are over are known only to a process that has the database open.",
         hint=f"There is {' and '.join(others)}."
         if others
         else "See whether the name is right, and whether the run has ended meanwhile.",

@@ -136,7 +136,7 @@ class _Waiting:
         if one.manifest in self._adopted:
             why = "the partition still reads it: it has not adopted a newer one"
         elif one.manifest in self._in_use:
-            why = "somebody in this process reads it"
+            why = "a reader in this process reads it"
         elif self._now_ms < ends_ms:
             why = "its grace time"
         else:

@@ -144,7 +144,7 @@ class Calls:
         address = self._transport.addresses.get(node)
         if address is None:
             future: Future[bytes] = Future()
-            future.reject(NotAsked(f"node {node}", why="nobody knows where it is"))
+            future.reject(NotAsked(f"node {node}", why="this node does not know its address"))
             return future
         return self._ask(node, address, service, question, timeout_ms)
 

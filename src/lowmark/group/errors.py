@@ -32,7 +32,7 @@ class NotLeader(Conflict):
     """Only the leader takes proposals."""
 
     def __init__(self, group: str, *, leader: int | None) -> None:
-        who = f"node {leader} does" if leader else "nobody does at the moment"
+        who = f"node {leader} does" if leader else "no node does at the moment"
         super().__init__(
             f"this node does not lead group {group}; {who}",
             hint=f"Ask node {leader}." if leader else "Retry after an election.",

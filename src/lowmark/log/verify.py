@@ -139,7 +139,7 @@ def _check_roster(disk: Disk, there: dict[str, GroupState]) -> Iterator[Finding]
 
 
 def _unknown(disk: Disk, path: str) -> Finding:
-    hint = "Lowmark does not look at it. Move it away if nobody needs it here."
+    hint = "Lowmark does not look at it. Move it away if you do not need it here."
     return Finding("unknown file", None, disk.describe(path), None, "not a file of ours", hint)
 
 

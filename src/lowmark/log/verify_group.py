@@ -256,7 +256,7 @@ _KNOWN = {
     files.SNAPSHOTS,
     files.INSTALLED,
 }
-_REMOVE = "Lowmark does not look at it. Move it away if nobody needs it here."
+_REMOVE = "Lowmark does not look at it. Move it away if you do not need it here."
 
 
 def _check_names(disk: Disk, pieces: GroupPieces) -> Iterator[Finding]:

@@ -227,7 +227,7 @@ class Coordinating:
             where = self._groups.transport.addresses.get(leader)
             if where is not None:
                 return Future.of(Elsewhere(where))
-            return Future.of(NotNow("nobody leads the metastore at the moment"))
+            return Future.of(NotNow("no node leads the metastore at the moment"))
         now = self.look()
         if now is None or now.settings is None:
             return Future.of(NotNow("the cluster is being founded, or its leader is damaged"))

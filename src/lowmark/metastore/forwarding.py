@@ -84,7 +84,7 @@ class _Request:
         self.since_ms = since_ms
         self.deadline_ms = deadline_ms
         self.future: Future[Outcome] = Future()
-        self.why = "nobody leads it, as far as this node knows"
+        self.why = "no node leads it, as far as this node knows"
 
 
 class Forwarding:

@@ -380,7 +380,7 @@ def _seed(options: NodeOptions) -> str:
         if not known.peers:
             raise
         logger.warning(
-            "nobody answers where this node was to join; it goes back to the nodes it knows",
+            "no node answers where this node was to join; it goes back to the nodes it knows",
             extra={"seed": options.join, "reason": error.message},
         )
         return ""

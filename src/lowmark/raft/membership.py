@@ -302,5 +302,5 @@ def restore(stored: ConfState) -> Members:
     if members.outgoing and not members.incoming:
         raise MembershipRefused("a joint configuration needs new voters")
     if not members.incarnations.keys() <= members.everybody:
-        raise MembershipRefused("an incarnation of somebody who is no member")
+        raise MembershipRefused("an incarnation of a node that is no member")
     return members

@@ -355,7 +355,7 @@ class _RealEndpoint:
             # Too many open files, most likely. They wait in the backlog while we wait for room.
             self._stop_listening()
             self._full = self.loop.asyncio.call_later(self.limits.rest_ms_max / 1000, self._listen)
-            self.tell_cut("somebody", PeerLost("somebody", reason=str(error)))
+            self.tell_cut("a new peer", PeerLost("a new peer", reason=str(error)))
             return
         connection.setblocking(False)
         making = self.loop.asyncio.connect_accepted_socket(
@@ -485,7 +485,9 @@ def _listen(address: str, listen: str, limits: NetworkLimits) -> tuple[socket.so
         raise AddressUnusable(address, reason=f"it has over {limits.address_bytes_max} bytes")
     known_as, known_port = host_and_port(address)
     if _is_any_host(known_as):
-        raise AddressUnusable(address, reason="nobody can dial it; say apart where to listen")
+        raise AddressUnusable(
+            address, reason="other nodes can't dial it; give the address to listen at separately"
+        )
     host, port = host_and_port(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

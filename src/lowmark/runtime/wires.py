@@ -257,7 +257,7 @@ class TlsWire(Wire):
 
 
 def _name_of(peername: tuple[str, int] | None) -> str:
-    return f"{peername[0]}:{peername[1]}" if peername else "somebody"
+    return f"{peername[0]}:{peername[1]}" if peername else "a peer without an address"
 
 
 def _tune(connection: socket.socket, limits: NetworkLimits) -> None:

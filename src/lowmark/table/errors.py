@@ -72,7 +72,7 @@ class ProducerFenced(Conflict):
     def __init__(self, *, epoch: int, current: int) -> None:
         super().__init__(
             f"this producer (epoch {epoch}) was replaced by a newer one (epoch {current})",
-            hint="Close it: whoever replaced it goes on with its work.",
+            hint="Close it: the producer that replaced it goes on with its work.",
         )
 
 
@@ -131,7 +131,7 @@ class LeaseExists(Conflict):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"somebody else has the lease {name!r}", hint="Choose another name, or wait."
+            f"another holder has the lease {name!r}", hint="Choose another name, or wait."
         )
 
 
@@ -226,7 +226,8 @@ class TooMany(Rejected):
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(
-            f"a partition keeps at most {limit} {what}", hint=f"Delete {what} that nobody needs."
+            f"a partition keeps at most {limit} {what}",
+            hint=f"Delete {what} that are no longer needed.",
         )
 
 

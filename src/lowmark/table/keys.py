@@ -255,7 +255,7 @@ def _with_nulls_of(columns: list[pa.Array], keys: pa.Array) -> pa.Array:
         return keys
     valid = columns[0].is_valid()
     for column in columns[1:]:
-        invariant(valid.equals(column.is_valid()), "a key is partly null, and nobody refused it")
+        invariant(valid.equals(column.is_valid()), "a key is partly null, and was not refused")
     return pc.if_else(valid, keys, pa.scalar(None, keys.type))
 
 
