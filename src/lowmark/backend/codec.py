@@ -1,0 +1,208 @@
+"""Everything that crosses the port, as bytes and back.
+
+Msgpack, with a name before each value that is not plain: `[name, field, ...]`. Only what is listed
+here can be decoded, so bytes from elsewhere make values and nothing else. The columns of a view are
+raw numbers, little endian; a catalog, its commands and errors have encodings of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final, get_args
+from uuid import UUID
+
+import msgspec
+import numpy as np
+from pyroaring import BitMap64
+
+from lowmark import catalog, holds, ledger, metastore, table
+from lowmark.backend import values
+from lowmark.catalog import Catalog, ColumnType, Snapshot, parse_type, type_text
+from lowmark.catalog.serializers import decode_snapshot, encode_snapshot
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.ledger.tail import Piece
+from lowmark.metastore import commands as statements
+from lowmark.node.faults import decode_fault, encode_fault
+from lowmark.table import Columns, View
+
+_BYTES: Final = (bytes, bytearray, memoryview)
+_PLAIN: Final = (bool, int, float, str, type(None))
+
+
+def _listed(module: Any, *names: str) -> dict[str, type[Any]]:
+    room = module.__name__.rpartition(".")[2]
+    return {f"{room}.{name}": getattr(module, name) for name in names}
+
+
+_KINDS: Final[Mapping[str, type[Any]]] = {
+    **_listed(
+        values,
+        "DatabaseInfo",
+        "Moment",
+        "Hold",
+        "ReadRange",
+        "BatchRange",
+        "PartitionStatus",
+        "Held",
+    ),
+    **_listed(
+        table,
+        "Adopt",
+        "Adopted",
+        "Advanced",
+        "Appended",
+        "Change",
+        "CreateCursor",
+        "Cursor",
+        "DeleteCursor",
+        "Fence",
+        "Finish",
+        "Finished",
+        "Lease",
+        "MoveCursor",
+        "Outgoing",
+        "ReleaseLease",
+        "RenewLease",
+        "TakeLease",
+        "Tick",
+        "Ticked",
+        "Trim",
+        "Trimmed",
+        "WatermarkStanding",
+    ),
+    **_listed(holds, "Hold", "SafePoint", "Span"),
+    **_listed(ledger, "Tail"),
+    "ledger.Piece": Piece,
+    **_listed(metastore, "Entry"),
+    **_listed(
+        statements,
+        "AllOf",
+        "AnyOf",
+        "Compare",
+        "Exists",
+        "LeaseEnds",
+        "LeaseIsOver",
+        "Not",
+        "Put",
+        "Remove",
+        "Revision",
+        "ValueIs",
+        "Version",
+    ),
+    **_listed(catalog, "Executed"),
+    **_listed(catalog, "Keep", "NewColumn"),
+    **{f"catalog.{kind.__name__}": kind for kind in get_args(catalog.Command)},
+}
+_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode(value: object) -> bytes:
+    """A value of the port as bytes."""
+    return msgspec.msgpack.encode(_plain(value))
+
+
+def decode(data: bytes) -> Any:
+    """The value that these bytes are."""
+    try:
+        return _value(msgspec.msgpack.decode(data))
+    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise Corrupt(f"a message of {len(data)} bytes can't be read: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return [_NAMES[type(value)], value.value]
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, _BYTES):
+        return bytes(value)
+    encoder = _ENCODERS.get(type(value))
+    if encoder is not None:
+        return encoder(value)
+    if isinstance(value, LowmarkError):
+        return ["error", encode_fault(value)]
+    if isinstance(value, Mapping):
+        return ["map", [[_plain(key), _plain(one)] for key, one in value.items()]]
+    name = _NAMES.get(type(value))
+    if name is None:
+        raise TypeError(f"{type(value).__name__} does not cross the port")
+    return [name, *(_plain(getattr(value, one)) for one in _fields(type(value)))]
+
+
+def _fields(kind: type[Any]) -> tuple[str, ...]:
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    fields: tuple[str, ...] = kind._fields
+    return fields
+
+
+def _value(plain: Any) -> Any:
+    if not isinstance(plain, list):
+        return plain
+    name, *rest = plain
+    decoder = _DECODERS.get(name)
+    if decoder is not None:
+        return decoder(*rest)
+    kind = _KINDS[name]
+    if issubclass(kind, Enum):
+        return kind(rest[0])
+    fields = dict(zip(_fields(kind), map(_value, rest), strict=True))
+    return kind(**fields)
+
+
+def _many(name: str) -> Callable[[Any], Any]:
+    return lambda value: [name, [_plain(one) for one in value]]
+
+
+def _plain_view(view: View) -> list[Any]:
+    columns = [
+        np.ascontiguousarray(column[: view.count]).astype(column.dtype.newbyteorder("<")).tobytes()
+        for column in view.columns
+    ]
+    rest = [view.count, view.start, view.end, view.closed, _plain(view.ledger)]
+    return ["view", columns, *rest]
+
+
+def _view(columns: list[bytes], count: int, start: int, end: int, closed: int, led: Any) -> View:
+    kinds = (np.uint64, np.uint64, np.uint64, np.uint32, np.uint32, np.uint32, np.uint8)
+    arrays = [np.frombuffer(data, kind) for data, kind in zip(columns, kinds, strict=True)]
+    return View(Columns(*arrays), count, start, end, closed, _value(led))
+
+
+_ENCODERS: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
+    list: _many("list"),
+    tuple: _many("tuple"),
+    set: _many("set"),
+    frozenset: _many("set"),
+    View: _plain_view,
+    BitMap64: lambda pins: ["bitmap", pins.serialize()],
+    Catalog: lambda one: ["catalog", encode_snapshot(Snapshot(one))],
+    **{kind: lambda one: ["type", type_text(one)] for kind in get_args(ColumnType)},
+    Decimal: lambda one: ["decimal", str(one)],
+    UUID: lambda one: ["uuid", str(one)],
+    datetime: lambda one: ["datetime", one.isoformat()],
+    date: lambda one: ["date", one.isoformat()],
+    time: lambda one: ["time", one.isoformat()],
+}
+_DECODERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "list": lambda some: [_value(one) for one in some],
+    "tuple": lambda some: tuple(_value(one) for one in some),
+    "set": lambda some: frozenset(_value(one) for one in some),
+    "map": lambda pairs: {_value(key): _value(one) for key, one in pairs},
+    "view": _view,
+    "bitmap": BitMap64.deserialize,
+    "catalog": lambda data: decode_snapshot(data).catalog,
+    "type": parse_type,
+    "decimal": Decimal,
+    "uuid": UUID,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "error": decode_fault,
+}

@@ -1,0 +1,164 @@
+"""Everything that crosses the port comes out of its encoding as it went in."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from types import UnionType
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import pytest
+from pyroaring import BitMap64
+
+from lowmark import errors
+from lowmark.backend import codec
+from lowmark.backend.codec import decode, encode
+from lowmark.catalog import Catalog, parse_type
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.table import Adopted, Columns, View
+
+ADOPTED = Adopted(3, "table-7/0/ledger", 41, b"\x01" * 32, 5)
+CATALOG = Catalog(version=0, time=0, activates_at=0)
+
+
+def view_of(count: int) -> View:
+    numbers = np.arange(1, count + 5, dtype=np.uint64)  # a column may be longer than the view
+    small = numbers.astype(np.uint32)
+    columns = Columns(
+        numbers, numbers * 10, numbers * 100, small, small, small, small.astype(np.uint8)
+    )
+    return View(columns, count, 10, 10 * count + 7, 1 << 60, ADOPTED)
+
+
+def same(left: object, right: object) -> bool:
+    """Equal; views by what they show."""
+    if isinstance(left, View) and isinstance(right, View):
+        pairs = zip(left.columns, right.columns, strict=True)
+        rest = [(one.count, one.start, one.end, one.closed, one.ledger) for one in (left, right)]
+        return rest[0] == rest[1] and all(
+            a.dtype == b.dtype and np.array_equal(a[: left.count], b[: left.count])
+            for a, b in pairs
+        )
+    if dataclasses.is_dataclass(left) and type(left) is type(right):
+        return all(
+            same(getattr(left, field.name), getattr(right, field.name))
+            for field in dataclasses.fields(left)
+        )
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, LowmarkError) and isinstance(right, LowmarkError):
+        return type(left) is type(right) and str(left) == str(right)
+    return type(left) is type(right) and left == right
+
+
+SAMPLES: dict[Any, Any] = {
+    int: 1 << 61,
+    str: "orders",
+    bytes: b"\x00\xff",
+    bool: True,
+    float: 1.5,
+    type(None): None,
+    View: view_of(3),
+    Catalog: CATALOG,
+    BitMap64: BitMap64([1, 1 << 40]),
+    Decimal: Decimal("1.20"),
+    LowmarkError: errors.Rejected("it is red", detail="It was painted.", hint="Paint it."),
+    memoryview: b"rows",
+}
+
+
+COMMANDS = {
+    "default": Decimal("1.20"),
+    "key": (),
+    "node_filter": "rack = r1",
+    "options": {"retention_ms": 60_000},
+    "partitions": 4,
+    "replicas": 1,
+    "to": "other",
+}
+"""Commands of the catalog check what they are given."""
+
+
+def sample(hint: Any) -> Any:
+    """A value of a type, made of values of its fields' types."""
+    if hint in SAMPLES:
+        return SAMPLES[hint]
+    if isinstance(hint, typing.NewType):
+        return sample(hint.__supertype__)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return inner[0]
+    if origin in {typing.Union, UnionType}:
+        return sample(next(one for one in inner if one is not type(None)))
+    if origin is tuple:
+        return tuple(sample(one) for one in inner if one is not Ellipsis)
+    if origin is not None:  # a mapping
+        return {sample(inner[0]): sample(inner[1])}
+    if isinstance(hint, type) and hint in codec._NAMES:
+        return made(hint)
+    if hint.__name__ in {"Plain", "DecimalOf", "ListOf", "StructOf", "MapOf"}:
+        return parse_type("decimal(12,2)")
+    raise AssertionError(f"there is no sample of {hint}")
+
+
+def made(kind: Any) -> Any:
+    if issubclass(kind, codec.Enum):
+        return next(iter(kind))
+    hints = typing.get_type_hints(kind)
+    given = COMMANDS if codec._NAMES[kind].startswith("catalog.") else {}
+    names = codec._fields(kind)
+    return kind(**{name: given[name] if name in given else sample(hints[name]) for name in names})
+
+
+@pytest.mark.parametrize("name", sorted(codec._KINDS))
+def test_each_kind_of_value_comes_out_as_it_went_in(name: str) -> None:
+    given = made(codec._KINDS[name])
+    assert same(decode(encode(given)), given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        view_of(0),
+        view_of(2),
+        (1, [2, (3,)], {"größer": b"b"}, frozenset({4})),
+        {1: view_of(1), 2: None},
+        Decimal("-0.00"),
+        UUID(int=7),
+        date(2026, 11, 17),
+        datetime(2026, 11, 17, 1, 2, 3, 4, tzinfo=UTC),
+        parse_type("list<struct<a: int64, b: map<string, decimal(12,2)>>>"),
+        errors.TableUnknown("ordres", known=["orders"]),
+        errors.Corrupt("it is torn"),
+    ],
+    ids=repr,
+)
+def test_values_within_values_come_out_too(given: object) -> None:
+    assert same(decode(encode(given)), given)
+
+
+def test_what_is_not_listed_is_not_encoded() -> None:
+    with pytest.raises(TypeError, match="object does not cross the port"):
+        encode(object())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode(["os.system", "true"]),
+        msgspec.msgpack.encode(["values.Hold"]),
+        msgspec.msgpack.encode(["values.Hold", 1, 2]),
+        msgspec.msgpack.encode(["view", [], 0, 0, 0, 0, None]),
+        msgspec.msgpack.encode([]),
+    ],
+)
+def test_rubbish_is_refused_by_name(data: bytes) -> None:
+    with pytest.raises(Corrupt, match="can't be read"):
+        decode(data)
