@@ -6,6 +6,7 @@ import dataclasses
 import typing
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from enum import Enum
 from types import UnionType
 from typing import Any, Literal
 from uuid import UUID
@@ -20,10 +21,11 @@ from lowmark.backend import codec
 from lowmark.backend.codec import decode, encode
 from lowmark.catalog import Catalog, parse_type
 from lowmark.errors import Corrupt, LowmarkError
+from lowmark.runtime import HybridTime
 from lowmark.table import Adopted, Columns, View
 
 ADOPTED = Adopted(3, "table-7/0/ledger", 41, b"\x01" * 32, 5)
-CATALOG = Catalog(version=0, time=0, activates_at=0)
+CATALOG = Catalog(version=0, time=0, activates_at=HybridTime(0))
 
 
 def view_of(count: int) -> View:
@@ -38,7 +40,7 @@ def view_of(count: int) -> View:
 def same(left: object, right: object) -> bool:
     """Equal; views by what they show."""
     if isinstance(left, View) and isinstance(right, View):
-        pairs = zip(left.columns, right.columns, strict=True)
+        pairs: Any = zip(left.columns, right.columns, strict=True)
         rest = [(one.count, one.start, one.end, one.closed, one.ledger) for one in (left, right)]
         return rest[0] == rest[1] and all(
             a.dtype == b.dtype and np.array_equal(a[: left.count], b[: left.count])
@@ -107,7 +109,7 @@ def sample(hint: Any) -> Any:
 
 
 def made(kind: Any) -> Any:
-    if issubclass(kind, codec.Enum):
+    if issubclass(kind, Enum):
         return next(iter(kind))
     hints = typing.get_type_hints(kind)
     given = COMMANDS if codec._NAMES[kind].startswith("catalog.") else {}
