@@ -241,8 +241,14 @@ def covered(state: GroupState) -> BitMap64:
     have = BitMap64()
     for ref in state.segments:
         have.add_range(ref.first, ref.last + 1)
+    # Most runs follow one another: the map is told of a stretch, not of each of them.
+    begin = end = 0
     for run in state.memtable.view:
-        have.add_range(run.first, run.kept_last + 1)
+        if run.first != end:
+            have.add_range(begin, end)
+            begin = run.first
+        end = run.first + run.kept
+    have.add_range(begin, end)
     return have
 
 

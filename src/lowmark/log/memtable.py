@@ -48,14 +48,20 @@ class Memtable:
 
     def append(self, run: Run) -> None:
         """Add a run at the end; what it overwrites leaves the view."""
-        last = self.last
-        if last is not None and last >= run.first:
-            self.truncate(run.first)
-            last = self.last
-        invariant(last is None or last + 1 == run.first, "a tail has no gaps")
-        if self.view:
-            run.bytes_before = self.view[-1].bytes_before + self.view[-1].kept_bytes
-        self.view.append(run)
+        # Written out, without the properties: a start comes here once per record of the WAL.
+        view, first = self.view, run.first
+        if view and view[-1].first + view[-1].kept > first:
+            self.truncate(first)
+        if view:
+            newest = view[-1]
+            kept = newest.kept
+            if newest.first + kept != first:
+                invariant(False, "a tail has no gaps")
+            whole = kept == newest.count
+            run.bytes_before = newest.bytes_before + (
+                newest.data_bytes if whole else newest.kept_bytes
+            )
+        view.append(run)
 
     def truncate(self, first: int) -> None:
         """Take everything from `first` on out of the view."""
@@ -70,7 +76,10 @@ class Memtable:
     def stored(self, run: Run, wal: int) -> None:
         """Note that a run is going into a WAL file."""
         run.wal = wal
-        self.by_wal.setdefault(wal, []).append(run)
+        runs = self.by_wal.get(wal)
+        if runs is None:
+            runs = self.by_wal[wal] = []
+        runs.append(run)
 
     def unstored(self, run: Run) -> None:
         """Note that a run did not get into its WAL file after all."""

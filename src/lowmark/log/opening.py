@@ -59,7 +59,7 @@ def replay_run(state: GroupState, found: WalRecord, run: Run) -> str | None:
     # A run that the snapshot covers is taken, too: it may cut off the tail of an older one.
     last = state.memtable.last
     previous = found.record.previous if found.record is not None else run.first - 1
-    follows = previous <= max(state.last_index, state.row.snapshot_index)
+    follows = previous <= state.last_index or previous <= state.row.snapshot_index
     joins = last is None or run.first <= last + 1
     if not (follows and joins):
         return f"entries {state.last_index + 1} to {run.first - 1} of {state.name} are missing"
@@ -119,6 +119,8 @@ class Opening:
     """Per WAL file, everybody who has records in it that may count."""
     strangers: dict[int, set[Owner]] = field(default_factory=lambda: defaultdict(set))
     """Per WAL file, those of them whose records were not taken into memory."""
+    _held: dict[str, int] = field(default_factory=dict)
+    """Per group, the WAL file that was last found to hold records of it."""
     _gaps: dict[str, Damaged] = field(default_factory=dict)
     _behind_gap: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     _aside: dict[Owner, list[Run]] = field(default_factory=dict)
@@ -249,50 +251,59 @@ class Opening:
         at: WalFile | None = None
         by_number = {file.number: file for file in files_there}
         for record in wal_recovery.read_wals(self.disk, self.wals, files_there):
-            if at is not None and at.number != record.wal:
-                self._extend_all(at)
-            at = by_number[record.wal]
-            if at.counts_for(record):
+            if at is None or at.number != record.wal:
+                if at is not None:
+                    self._extend_all(at)
+                at = by_number[record.wal]
+            if at.kept is None or at.counts_for(record):
                 self._replay(at, record)
         if at is not None:
             self._extend_all(at)
 
     def _replay(self, file: WalFile, found: WalRecord) -> None:
-        owner = (found.group, found.incarnation)
+        # Once per record of the WAL: what is the same for all of a group's in a file is done once.
         if found.damage is not None and not file.aside:
             self.damaged_wals.add(found.wal)
+        state = self.states.get(found.group)
+        if state is None or state.incarnation != found.incarnation:
+            self._replay_stranger(file, found)
+            return
+        if self._held.get(found.group) != found.wal:
+            self._held[found.group] = found.wal
+            self.holders[found.wal].add((found.group, found.incarnation))
+        record = found.record
+        if file.aside:
+            floor = state.snapshot.floor if state.snapshot is not None else Floor()
+            void = floor.voids(found.wal, found.sequence)
+            if not void and record is not None and record.kind is not Kind.META:
+                owner = (found.group, found.incarnation)
+                self._aside.setdefault(owner, []).append(wal_format.decode_run(record))
+        elif found.damage is not None:
+            self._quarantine(state, found.damage)
+        elif record is not None and record.kind is Kind.META:
+            state.meta = bytes(record.body[0])
+        elif record is not None:
+            gap = replay_run(state, found, wal_format.decode_run(record))
+            if gap is None:
+                if state.name in self._gaps:
+                    del self._gaps[state.name]
+                    self._behind_gap.pop(state.name, None)
+            else:
+                where = self.disk.describe(file.path)
+                self._gaps.setdefault(state.name, Damaged(where, offset=found.offset, what=gap))
+                self._behind_gap[state.name].add(found.wal)
+
+    def _replay_stranger(self, file: WalFile, found: WalRecord) -> None:
+        """A record of a group that is not there: unreadable, deleted, or unknown."""
         if not found.incarnation:
             if not file.aside:
                 where = self.disk.describe(file.path)
                 unknown = Damaged(where, offset=found.offset, what="a writer is unknown")
                 self.damaged_wals.add(found.wal)
                 self._quarantine_all(found.damage or unknown, file)
-            return
-        if found.group in self.unreadable:
-            self.strangers[found.wal].add(owner)
-            return
-        state = self.states.get(found.group)
-        if state is None or state.incarnation != found.incarnation:
-            return  # the group was deleted, and perhaps made anew
-        self.holders[found.wal].add(owner)
-        if file.aside:
-            floor = state.snapshot.floor if state.snapshot is not None else Floor()
-            void = floor.voids(found.wal, found.sequence)
-            if not void and found.record is not None and found.record.kind is not Kind.META:
-                self._aside.setdefault(owner, []).append(wal_format.decode_run(found.record))
-        elif found.damage is not None:
-            self._quarantine(state, found.damage)
-        elif found.record is not None and found.record.kind is Kind.META:
-            state.meta = bytes(found.record.body[0])
-        elif found.record is not None:
-            gap = replay_run(state, found, wal_format.decode_run(found.record))
-            if gap is None:
-                self._gaps.pop(state.name, None)
-                self._behind_gap.pop(state.name, None)
-            else:
-                where = self.disk.describe(file.path)
-                self._gaps.setdefault(state.name, Damaged(where, offset=found.offset, what=gap))
-                self._behind_gap[state.name].add(found.wal)
+        elif found.group in self.unreadable:
+            self.strangers[found.wal].add((found.group, found.incarnation))
+        # Else the group was deleted, and perhaps made anew.
 
     def _extend_all(self, file: WalFile) -> None:
         """A file that was set aside is read: take what only it has, group by group."""

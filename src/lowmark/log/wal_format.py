@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -100,7 +99,9 @@ class Batch:
     sequence: int
     offset: int
     end: int
-    records: tuple[Record | BadRecord, ...]
+    records: list[Record | BadRecord]
+    torn: bool
+    """Whether one of them is bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +205,16 @@ def decode_batch(data: memoryview, offset: int, *, number: int, sequence: int) -
         return None
     if end > len(data):
         return None
-    return Batch(sequence, offset, end, tuple(_decode_records(data, directory_at, count, body_at)))
+    records, torn = _decode_records(data, directory_at, count, body_at)
+    return Batch(sequence, offset, end, records, torn)
 
 
 def _decode_records(
     data: memoryview, directory_at: int, count: int, body_at: int
-) -> Iterator[Record | BadRecord]:
+) -> tuple[list[Record | BadRecord], bool]:
+    """The records, and whether one of them is bad."""
+    records: list[Record | BadRecord] = []
+    torn = False
     directory = data[directory_at : directory_at + count * ROW_BYTES]
     for row in _ROW.iter_unpack(directory):
         number, _, _, writer, previous, first, term, length, entries, stored = row
@@ -217,10 +222,12 @@ def _decode_records(
         kind, fixed_bytes, entry_bytes = _BODIES.get(number, _NO_BODY)
         fits = len(body) == length >= fixed_bytes + entry_bytes * entries
         if kind is not None and fits and crc32c(body) == stored:
-            yield Record(kind, writer, previous, first, term, entries, (body,))
+            records.append(Record(kind, writer, previous, first, term, entries, (body,)))
         else:
-            yield BadRecord(writer, body_at)
+            torn = True
+            records.append(BadRecord(writer, body_at))
         body_at += length
+    return records, torn
 
 
 # Per kind how many bytes its body has at least: some, and some more for each entry.

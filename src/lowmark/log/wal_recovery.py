@@ -34,6 +34,9 @@ from lowmark.runtime import Disk
 
 __all__ = ["WalFile", "WalRecord", "find_wals", "list_wals", "read_wals"]
 
+_UNKNOWN = (b"", "")
+"""Incarnation and group of a writer that nobody named."""
+
 
 class WalRecord(msgspec.Struct, frozen=True, gc=False):
     """A record as it is replayed: where it stood, whose it is, and what it says."""
@@ -182,7 +185,7 @@ def _read_file(
         file.damage.append(Damaged(where, offset=len(data), what=f"it should have {limit} bytes"))
     while at < end:
         batch = wal_format.decode_batch(data, at, number=file.number, sequence=sequence)
-        torn = batch is None or any(isinstance(record, BadRecord) for record in batch.records)
+        torn = batch is None or batch.torn
         # A file gets its name when its first batch is durable: that one is never torn.
         if torn and limit is None and sequence > 0:
             later = wal_format.find_batch_after(data, at + 4, number=file.number, sequence=sequence)
@@ -208,13 +211,14 @@ def _read_file(
 def _records(
     where: str, batch: Batch, number: int, writers: dict[int, tuple[bytes, str]]
 ) -> Iterator[WalRecord]:
+    sequence, offset = batch.sequence, batch.offset
     for record in batch.records:
-        if isinstance(record, Record) and record.kind is Kind.WRITER:
-            writers[record.writer] = wal_format.decode_writer(record)
-            continue
-        incarnation, group = writers.get(record.writer, (b"", ""))
         if isinstance(record, BadRecord):
+            incarnation, group = writers.get(record.writer, _UNKNOWN)
             damage = Damaged(where, offset=record.offset, what=f"a record of group {group} is bad")
-            yield WalRecord(number, batch.sequence, incarnation, group, None, damage, batch.offset)
+            yield WalRecord(number, sequence, incarnation, group, None, damage, offset)
+        elif record.kind is Kind.WRITER:
+            writers[record.writer] = wal_format.decode_writer(record)
         else:
-            yield WalRecord(number, batch.sequence, incarnation, group, record, offset=batch.offset)
+            incarnation, group = writers.get(record.writer, _UNKNOWN)
+            yield WalRecord(number, sequence, incarnation, group, record, None, offset)
