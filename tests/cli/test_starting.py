@@ -94,6 +94,13 @@ def test_a_command_does_not_import_the_other_commands(tmp_path: Path) -> None:
     assert commands & set(done.stderr.split()) == {"lowmark.cli.log"}
 
 
+def test_a_command_that_reads_no_rows_imports_no_library_for_data_frames(tmp_path: Path) -> None:
+    lowmark.open(tmp_path / "data").close()
+    _, packages, _ = imported(MODULE, "", "table", "list", "--data", "data", cwd=tmp_path)
+    assert "pyarrow" in packages
+    assert packages & {"pandas", "polars", "pyspark"} == set()
+
+
 def test_every_command_is_found_under_its_name() -> None:
     group = get_command(app)
     names = group.list_commands(None)  # type: ignore[attr-defined]

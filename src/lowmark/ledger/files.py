@@ -50,7 +50,10 @@ SYSTEM_IDS: Final = {OFFSET: 2_147_480_001, TIME: 2_147_480_002, CHANGE: 2_147_4
 ROW_GROUP_ROWS: Final = 1 << 17
 ROW_GROUP_BYTES: Final = 16 << 20
 """A row group has no more than either: it is written, and read, as a whole."""
-_WORDS = pa.array(["upsert", "delete"])
+# From buffers: `pa.array` would import pandas first, where there is one, to ask what a list is.
+_WORDS = pa.StringArray.from_buffers(
+    2, pa.py_buffer(np.array([0, 6, 12], np.int32)), pa.py_buffer(b"upsertdelete")
+)
 _CHANGE_STORED = pa.dictionary(pa.int32(), pa.string())
 Pace = Callable[[int], None]
 """Told how many bytes were read or written; may wait, or raise to end the work."""
