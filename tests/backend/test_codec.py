@@ -19,13 +19,13 @@ from pyroaring import BitMap64
 from lowmark import errors
 from lowmark.backend import codec
 from lowmark.backend.codec import decode, encode
-from lowmark.catalog import Catalog, parse_type
+from lowmark.catalog import Catalog, CatalogVersion, parse_type
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.runtime import HybridTime
 from lowmark.table import Adopted, Columns, View
 
 ADOPTED = Adopted(3, "table-7/0/ledger", 41, b"\x01" * 32, 5)
-CATALOG = Catalog(version=0, time=0, activates_at=HybridTime(0))
+CATALOG = Catalog(version=CatalogVersion(0), time=HybridTime(0), activates_at=HybridTime(0))
 
 
 def view_of(count: int) -> View:

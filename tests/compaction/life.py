@@ -64,10 +64,21 @@ from lowmark.node.settings import LedgerSettings, SchemaSync, WatermarkSettings
 from lowmark.table import Adopted, Cursor, Lease, State
 from sim.mutants import replaced
 
-__all__ = ["LIVES_IN_TEST", "Life", "Story", "crash_image", "live", "settings_of", "small"]
+__all__ = [
+    "LIVES_IN_ALL",
+    "LIVES_IN_TEST",
+    "Life",
+    "Story",
+    "crash_image",
+    "live",
+    "settings_of",
+    "small",
+]
 
-LIVES_IN_TEST = 24
+LIVES_IN_TEST = 12
 """Lives in `make test`."""
+LIVES_IN_ALL = 24
+"""Lives in `make test-all`."""
 STEPS = 40
 ALL = ("_partition", "_offset", "_time", "_change")
 LONG_MS = 3_600_000

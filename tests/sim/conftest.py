@@ -7,6 +7,8 @@ from collections import Counter
 
 import pytest
 
+from sim.lives import OUTDATED
+
 FIGURES = {
     "cluster life": "lives of clusters",
     "metastore life": "lives of metastores",
@@ -18,6 +20,18 @@ FIGURES = {
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for figures, of_what in FIGURES.items():
         _sum_up(terminalreporter, figures, of_what)
+    outdated = [
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, value in report.user_properties
+        if name == OUTDATED
+    ]
+    if outdated:
+        terminalreporter.section("seeds of mutants to be brought up to date (FOUND_BY)")
+        for line in outdated:
+            terminalreporter.write_line(line)
 
 
 def _sum_up(terminalreporter: pytest.TerminalReporter, figures: str, of_what: str) -> None:

@@ -21,10 +21,12 @@ from sim.metastore_nemesis import MOODS, MetastoreNemesis
 from sim.metastore_watchers import Watchers
 from sim.metastore_world import MetastoreNode, MetastoreShape, MetastoreWorld
 
-__all__ = ["SEEDS_IN_TEST", "MetastoreLife", "MetastoreStory", "live"]
+__all__ = ["SEEDS_IN_ALL", "SEEDS_IN_TEST", "MetastoreLife", "MetastoreStory", "live"]
 
-SEEDS_IN_TEST = 100
+SEEDS_IN_TEST = 50
 """Lives in `make test`."""
+SEEDS_IN_ALL = 100
+"""Lives in `make test-all`."""
 
 TROUBLE_MS = 5_000
 PAUSES_MS = (5, 20, 60, 150, 400)

@@ -22,10 +22,12 @@ from sim.table_clients import TableClients
 from sim.table_nemesis import MOODS, TableNemesis
 from sim.table_world import PartitionNode, PartitionWorld, TableShape
 
-__all__ = ["SEEDS_IN_TEST", "TableLife", "TableStory", "live"]
+__all__ = ["SEEDS_IN_ALL", "SEEDS_IN_TEST", "TableLife", "TableStory", "live"]
 
-SEEDS_IN_TEST = 100
+SEEDS_IN_TEST = 60
 """Lives in `make test`."""
+SEEDS_IN_ALL = 100
+"""Lives in `make test-all`."""
 
 TROUBLE_MS = 5_000
 PAUSES_MS = (5, 20, 60, 150, 400)

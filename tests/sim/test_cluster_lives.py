@@ -14,13 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from sim.cluster_life import SEEDS_IN_TEST, live
+from sim.cluster_life import SEEDS_IN_ALL, SEEDS_IN_TEST, live
+from sim.lives import portions, seeds_of
 
-SEEDS = (
-    [int(os.environ["SEED"])]
-    if os.environ.get("SEED")
-    else range(int(os.environ.get("LOWMARK_SIM_SEEDS", SEEDS_IN_TEST)))
-)
+SEEDS = seeds_of(SEEDS_IN_ALL)
 SEEDS_PER_TEST = 5
 TESTS = Path(__file__).parents[1]
 
@@ -33,7 +30,7 @@ print(live(int(sys.argv[1])))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
+@pytest.mark.parametrize("first", portions(SEEDS, each=SEEDS_PER_TEST, in_test=SEEDS_IN_TEST))
 def test_a_cluster_keeps_its_promises_through_any_life(
     first: int, record_property: Callable[[str, object], None]
 ) -> None:
@@ -62,7 +59,10 @@ def trace(seed: int, *, hash_seed: int, allocated: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 6, 24])
+@pytest.mark.parametrize(
+    "seed",
+    [2, pytest.param(6, marks=pytest.mark.release), pytest.param(24, marks=pytest.mark.release)],
+)
 def test_one_seed_gives_one_life_in_any_process(seed: int) -> None:
     # given two fresh processes with other hash seeds and other numbers of objects
     one = trace(seed, hash_seed=1, allocated=10)

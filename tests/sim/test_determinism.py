@@ -36,7 +36,7 @@ def live(seed: int, *, hash_seed: int, allocated: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [3, 14])
+@pytest.mark.parametrize("seed", [3, pytest.param(14, marks=pytest.mark.release)])
 def test_one_seed_gives_one_trace_in_any_process(seed: int) -> None:
     # given two fresh processes with other hash seeds and other numbers of objects
     one = live(seed, hash_seed=1, allocated=10)

@@ -454,7 +454,9 @@ def small_list(dice: Random) -> list[Call]:
     return calls
 
 
-FEW, MANY = range(500), pytest.param(range(500, 8_000), marks=pytest.mark.slow)
+ONLY_BEFORE_A_RELEASE = [pytest.mark.slow, pytest.mark.release]
+
+FEW, MANY = range(500), pytest.param(range(500, 8_000), marks=ONLY_BEFORE_A_RELEASE)
 
 
 @pytest.mark.parametrize("seeds", [FEW, MANY])
@@ -629,7 +631,9 @@ def spoiled(dice: Random, calls: Sequence[Call]) -> list[Call]:
     return changed
 
 
-@pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 200), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [range(15), pytest.param(range(15, 200), marks=ONLY_BEFORE_A_RELEASE)]
+)
 @pytest.mark.parametrize("lists", [False, True])
 def test_histories_of_an_atomic_object_pass_and_spoiled_ones_mostly_fail(
     lists: bool, seeds: range
@@ -662,7 +666,7 @@ def test_histories_of_an_atomic_object_pass_and_spoiled_ones_mostly_fail(
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(200), pytest.param(range(200, 2_500), marks=pytest.mark.slow)]
+    "seeds", [range(200), pytest.param(range(200, 2_500), marks=ONLY_BEFORE_A_RELEASE)]
 )
 def test_an_order_is_found_however_alike_the_values_are(seeds: range) -> None:
     for seed in seeds:
