@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from lowmark.spark import SparkRunner
 
 # Slow machines must not fail a test, so there is no deadline; pytest-timeout catches what hangs.
 settings.register_profile(
@@ -51,3 +55,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in item.iter_markers("xdist_group"):
             if not item.nodeid.endswith(f"@{mark.args[0]}"):
                 item._id = item.id.parse(f"{item.nodeid}@{mark.args[0]}")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[SparkRunner]:
+    """One Spark session for all tests that need one, on two cores: it takes seconds to start.
+
+    A test that asks for it is of the group `spark`, so that one process has it. It is also the
+    session that `SparkSession.builder.getOrCreate()` gives.
+    """
+    from lowmark.spark import SparkRunner, open_session  # noqa: PLC0415
+    from lowmark.spark.archive import SWITCH  # noqa: PLC0415
+    from spark.jobs import ON_WORKERS  # noqa: PLC0415
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(SWITCH, "off")  # a test leaves nothing in the user's cache
+        runner = SparkRunner(open_session("local[2]", config=ON_WORKERS), owns=True)
+    yield runner
+    runner.close()

@@ -5,13 +5,12 @@ queries come to the table's own state, without any code of Lowmark's.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
-from pyspark import SparkContext
 
 import lowmark
 from docs.example_ledger import DONE, HASHES, MANIFEST, POINTER, RETIRED, ROWS, RUN, Row
@@ -58,8 +56,7 @@ from lowmark.ledger import (
 from lowmark.log import verify_log
 from lowmark.node import load_settings
 from lowmark.runtime import RealDisk
-from lowmark.spark import close_session, open_session
-from lowmark.spark.archive import SWITCH
+from lowmark.spark import SparkRunner
 from lowmark.table.hashing import hash64_one
 
 PAGE = "ledger.md"
@@ -622,29 +619,17 @@ def test_the_query_by_polars_comes_to_the_table_s_own_state(
     assert rows_as_set(run_on(folder, *infos, monkeypatch=monkeypatch)["state"].to_arrow()) == state
 
 
-@contextlib.contextmanager
-def a_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The Spark session of this process, which can have only one: what is there, or a new one."""
-    if SparkContext._active_spark_context is not None:
-        yield
-        return
-    monkeypatch.setenv(SWITCH, "off")  # a test leaves nothing in the user's cache
-    session = open_session("local[2]")
-    try:
-        yield
-    finally:
-        close_session(session)
-
-
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_the_query_by_spark_comes_to_the_table_s_own_state(
-    shop: tuple[Path, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
+    shop: tuple[Path, list[tuple[Any, ...]]],
+    shared: SparkRunner,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # given a Spark session, which the query finds by itself
     folder, state = shop
-    with a_session(monkeypatch):
-        infos = ("files without Lowmark", "columns by their ids", "query by Spark")
-        found = run_on(folder, *infos, monkeypatch=monkeypatch)["state"]
-        rows = sorted((row["id"], row["status"], row["amount"]) for row in found.collect())
+    infos = ("files without Lowmark", "columns by their ids", "query by Spark")
+    found = run_on(folder, *infos, monkeypatch=monkeypatch)["state"]
+    rows = sorted((row["id"], row["status"], row["amount"]) for row in found.collect())
     assert rows == state

@@ -5,7 +5,6 @@ renamed, widened.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -16,15 +15,13 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from pyspark import SparkContext
 
 import lowmark
 from docs.pages import blocks
 from lowmark.catalog import AddColumns, AlterColumn, DropColumns, NewColumn, RenameColumn
 from lowmark.catalog.types import parse_type, type_text
 from lowmark.client import Database, Table
-from lowmark.spark import close_session, open_session
-from lowmark.spark.archive import SWITCH
+from lowmark.spark import SparkRunner
 
 HISTORIES = 24
 ROUNDS = 3
@@ -283,34 +280,21 @@ def odd_names(histories: list[History]) -> OddNames:
     "engine", ["DuckDB", "Polars", pytest.param("Spark", marks=pytest.mark.spark)]
 )
 def test_the_query_takes_no_column_s_name_for_a_pattern(
-    odd_names: OddNames, engine: str, monkeypatch: pytest.MonkeyPatch
+    odd_names: OddNames, engine: str, request: pytest.FixtureRequest
 ) -> None:
-    with a_session(monkeypatch) if engine == "Spark" else contextlib.nullcontext():
-        found = queried(odd_names, engine)
-        rows = found if engine == "DuckDB" else getattr(found, TO_ARROW[engine])()
+    if engine == "Spark":
+        request.getfixturevalue("shared")  # a session, which the query finds by itself
+    found = queried(odd_names, engine)
+    rows = found if engine == "DuckDB" else getattr(found, TO_ARROW[engine])()
     assert rows.column_names == ["*", "^.*$", "a", "_nth", "a.*"]
     assert in_order(rows, "*") == odd_names.state()
 
 
-@contextlib.contextmanager
-def a_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The Spark session of this process, which can have only one: what is there, or a new one."""
-    if SparkContext._active_spark_context is not None:
-        yield
-        return
-    monkeypatch.setenv(SWITCH, "off")  # a test leaves nothing in the user's cache
-    session = open_session("local[2]")
-    try:
-        yield
-    finally:
-        close_session(session)
-
-
 @pytest.mark.spark
 def test_the_query_by_spark_is_right_after_every_change_of_columns(
-    histories: list[History], monkeypatch: pytest.MonkeyPatch
+    histories: list[History], shared: SparkRunner
 ) -> None:
-    with a_session(monkeypatch):
-        for history in few_with_all(histories):
-            found = queried(history, "Spark").toArrow()
-            assert in_order(found, history.key) == history.state(), history.name
+    # given a Spark session, which the query finds by itself
+    for history in few_with_all(histories):
+        found = queried(history, "Spark").toArrow()
+        assert in_order(found, history.key) == history.state(), history.name

@@ -14,6 +14,17 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide" / "start.md").read_text()
 
 
+SAID = (
+    "every row is later than the low watermark",
+    "5 rows read → 2 live and 1 delete",
+    "the backlog below the horizon is kept for cursor billing",
+    "live rows",
+    '"_change":"delete"',
+    "horizon ╵",
+)
+"""What the remarks beside the commands promise."""
+
+
 def script(language: str, *, spark: bool) -> str:
     """All blocks of a language, one behind the other; those on Spark only if they are wanted."""
     found = re.findall(rf"^```{language}(.*)\n((?:.*\n)*?)```$", GUIDE, re.MULTILINE)
@@ -41,9 +52,9 @@ def run_python(folder: Path, *, spark: bool) -> None:
     assert (folder / "tide.png").read_bytes().startswith(b"\x89PNG")
 
 
-def run_shell(folder: Path) -> str:
+def run_shell(folder: Path, *, spark: bool) -> str:
     prelude = f'set -e\nlowmark() {{ {sys.executable} -m lowmark "$@"; }}\n'
-    return run(["sh", "-c", prelude + script("sh", spark=True)], folder)
+    return run(["sh", "-c", prelude + script("sh", spark=spark)], folder)
 
 
 def test_the_python_prints_what_it_says_it_prints(tmp_path: Path) -> None:
@@ -51,22 +62,23 @@ def test_the_python_prints_what_it_says_it_prints(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_commands_say_what_is_said_of_them(tmp_path: Path) -> None:
+    said = run_shell(tmp_path, spark=False)
+    for words in SAID:
+        assert words in said, words
+
+
+@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("spark")
 def test_all_of_it_works_with_what_runs_on_spark(tmp_path: Path) -> None:
     # when all of the Python is run, and then all commands
     run_python(tmp_path, spark=True)
-    said = run_shell(tmp_path)
+    said = run_shell(tmp_path, spark=True)
     # then they say what the remarks beside them promise
-    for words in (
-        "every row is later than the low watermark",
-        "5 rows read → 2 live and 1 delete",
-        "the backlog below the horizon is kept for cursor billing",
-        "live rows",
-        '"_change":"delete"',
-        "horizon ╵",
-        "(on Spark, local[2]): 1 row",
-    ):
+    for words in (*SAID, "(on Spark, local[2]): 1 row"):
         assert words in said, words
     assert "ledger" in said.rpartition("(on Spark, local[2])")[2]

@@ -36,6 +36,7 @@ def test_a_cluster_inside_one_process(tmp_path: Path) -> None:
     assert not any(is_alive(pid) for pid in everybody)
 
 
+@pytest.mark.release  # `test_compaction` kills an executor of such a cluster, too
 def test_a_cluster_of_processes_one_of_which_is_killed(tmp_path: Path) -> None:
     with standalone(tmp_path, workers=2) as cluster:
         driver = Driver(cluster.master, tmp_path)

@@ -97,6 +97,7 @@ def drive(master: str, folder: Path, *more: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_cluster_inside_one_process_compacts(history: Path) -> None:
     driver = drive("local-cluster[2,1,512]", history)
     out, err = driver.communicate(timeout=120)
