@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from compaction.world import World, folded
+from inside import backend_of
 from lowmark.client import Table
 from lowmark.ledger import LedgerDamaged, LedgerFile, LedgerLost, Manifest, read_manifest
 
@@ -101,7 +102,7 @@ def misplace(world: World, kind: str, *, other: Table, older: Manifest) -> Path:
     """
     what, where = MISPLACED[kind]
     store = world.table._compactor.ledgers.store
-    theirs = other._partition(1).view.ledger
+    theirs = backend_of(other).view(other.descriptor.id, 1).ledger
     assert theirs is not None
     mine = world.adopted(1).manifest, world.manifest(1)
     name, manifest = {

@@ -61,7 +61,7 @@ from lowmark.ledger import (
 from lowmark.log import LogConfig
 from lowmark.node import Settings
 from lowmark.node.settings import LedgerSettings, SchemaSync, WatermarkSettings
-from lowmark.table import Adopted, Cursor, Lease, State
+from lowmark.table import Adopted, Cursor, Lease
 from sim.mutants import replaced
 
 __all__ = [
@@ -225,7 +225,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Place:
     """Where a partition stands."""
 
     start: int
@@ -610,7 +610,7 @@ class Life:
         run for one that was interrupted: there, too, somebody would see that it goes on.
         """
         table = self.table
-        rival = Compactor(backend_of(table), table._compactor.ledgers, grace_ms=0)
+        rival = Compactor(backend_of(table), table._compactor.ledgers)
         wishes = Wishes(trim=self.dice.random() < 0.5, engine="local", where="this process")
         with replaced(rival, "give_up_others", lambda record: False):
             self._run(rival, wishes)
@@ -649,7 +649,7 @@ class Life:
         self.tell("compact all, with an end before its end")
         with contextlib.suppress(Stopped):
             self._run(self.table._compactor, wishes)
-        if backend_of(self.db).closed:
+        if self.db.closed:
             if image is not None:
                 shutil.rmtree(self.path)
                 self.path = image
@@ -684,7 +684,7 @@ class Life:
             held = [lease.name for lease in stands.leases.values() if lease.kind == "run"]
             confirm(not held, f"{what} has left a lease on partition {number}: {held}")
 
-    def _check_plan(self, plan: RunRecord, before: Mapping[int, Standing]) -> None:
+    def _check_plan(self, plan: RunRecord, before: Mapping[int, Place]) -> None:
         for one in plan.partitions:
             rows, stands = self.model.partitions[one.partition], before[one.partition]
             free = sum(row.time <= self.watermark for row in rows)
@@ -695,7 +695,7 @@ class Life:
             confirm(one.rows == horizon - one.low, f"{what} counts rows wrongly")
 
     def _check_record(
-        self, record: RunRecord, plan: RunRecord, before: Mapping[int, Standing], *, trim: bool
+        self, record: RunRecord, plan: RunRecord, before: Mapping[int, Place], *, trim: bool
     ) -> None:
         idle = all(one.state == "skipped" for one in record.partitions)
         ends = {"done", "too young" if record.held_rows else "nothing"} if idle else {"done"}
@@ -927,20 +927,18 @@ class Life:
 
     # -- looking --------------------------------------------------------------------------------
 
-    def look(self) -> dict[int, Standing]:
-        found = {}
-        embedded = backend_of(self.table)
-
-        def seen(state: State) -> Standing:
-            view = state.backlog.view
-            return Standing(
-                view.start, view.end, view.ledger, dict(state.cursors), dict(state.leases)
+    def look(self) -> dict[int, Place]:
+        found = backend_of(self.table).status(self.table.descriptor.id)
+        return {
+            number: Place(
+                one.view.start,
+                one.view.end,
+                one.ledger,
+                {cursor.name: cursor for cursor in one.cursors},
+                {lease.name: lease for lease in one.leases},
             )
-
-        for number in range(self.table.partitions):
-            partition = self.table._partition(number)
-            found[number] = embedded.ask(lambda one=partition: one.read(seen))  # type: ignore[misc]
-        return found
+            for number, one in found.items()
+        }
 
     def rows(self, **how: Any) -> list[dict[str, Any]]:
         how.setdefault("columns", [*self.model.schema.names, *ALL])

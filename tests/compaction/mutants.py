@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from lowmark.backend.ledgers import Ledgers, OpenLedger
+from lowmark.backend import values as backend_values
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.ledgers import OpenLedger
 from lowmark.client import Reader
 from lowmark.client.reading import Way
 from lowmark.compaction import compactor as compactor_module
@@ -66,7 +68,7 @@ def nobody(*_: object, **__: object) -> Iterator[Hold]:
 def drops_deletes_that_somebody_needs() -> Iterator[None]:
     """Both who plans and who adopts believe that nobody reads."""
     with (
-        replaced(planning, "deletes_held", nobody),
+        replaced(backend_values, "deletes_held", nobody),
         replaced(state_module, "deletes_held", nobody),
     ):
         yield
@@ -118,19 +120,19 @@ def cuts_what_a_cursor_holds() -> AbstractContextManager[None]:
 
 
 def sweeps_what_somebody_reads() -> AbstractContextManager[None]:
-    def in_use(self: Ledgers) -> set[str]:
+    def files_in_use(self: Embedded) -> frozenset[str]:
         del self
-        return set()
+        return frozenset()
 
-    return replaced(Ledgers, "in_use", in_use)
+    return replaced(Embedded, "files_in_use", files_in_use)
 
 
 def sweeps_what_a_run_has_written() -> AbstractContextManager[None]:
     original = sweeping.sweep
 
-    def sweep(embedded: Any, ledgers: Any, records: Records, *given: Any, **more: Any) -> list[str]:
+    def sweep(backend: Any, ledgers: Any, records: Records, *given: Any, **more: Any) -> list[str]:
         with replaced(records, "runs", lambda table: []):
-            return original(embedded, ledgers, records, *given, **more)
+            return original(backend, ledgers, records, *given, **more)
 
     return replaced(compactor_module, "sweep", sweep)
 

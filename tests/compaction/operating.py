@@ -16,6 +16,7 @@ from lowmark.catalog import SetTableOptions
 from lowmark.compaction import runner as running
 from lowmark.ledger import Pointer, RunRecord, pointer_key
 from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX
+from lowmark.metastore import Put, Remove
 from lowmark.upkeep.upkeep import Look
 
 __all__ = [
@@ -59,27 +60,23 @@ def look_after(world: World) -> Look:
 
 def keys_left(world: World) -> list[bytes]:
     """All that the metastore knows of ledgers and runs."""
-    embedded = backend_of(world.db)
-    metastore = embedded.node.cluster.metastore
+    backend = backend_of(world.db)
     found: list[bytes] = []
     for prefix in (POINTER_PREFIX, RUN_PREFIX):
-        page = embedded.ask(lambda prefix=prefix: metastore.range(prefix=prefix))  # type: ignore[misc]
-        found += [entry.key for entry in page.entries]
+        found += [entry.key for entry in backend.range(prefix)]
     return found
 
 
 def put_pointer(world: World, pointer: Pointer) -> None:
     """What the metastore says was published, put there by somebody who should not have."""
-    embedded = backend_of(world.db)
     key, value = pointer_key(world.table.descriptor.id, 0), msgspec.json.encode(pointer)
-    embedded.ask(lambda: embedded.node.cluster.metastore.put(key, value))
+    backend_of(world.db).write([Put(key, value)])
 
 
 def remove_pointer(world: World) -> None:
     """A metastore that knows of no ledger: a backup from before the first run, say."""
-    embedded = backend_of(world.db)
     key = pointer_key(world.table.descriptor.id, 0)
-    embedded.ask(lambda: embedded.node.cluster.metastore.remove(key))
+    backend_of(world.db).write([Remove(key)])
 
 
 def at_step(step: str, act: Callable[[], object]) -> Callable[[str], None]:

@@ -162,11 +162,10 @@ def test_a_run_that_takes_longer_than_its_lease_holds_what_it_reads(
     monkeypatch.setattr(run_watching, "_LOOK_S", 0.01)
     fill(world)
     with run_aside(world, until="carry out the work") as end:
-        partition, embedded = world.table._partition(0), backend_of(world.table)
+        table, backend = world.table.descriptor.id, backend_of(world.table)
 
         def ends_ms() -> int:
-            leases = embedded.ask(lambda: partition.read(lambda state: dict(state.leases)))
-            (lease,) = leases.values()
+            (lease,) = backend.status(table, [0])[0].leases
             return lease.ends_ms
 
         first = ends_ms()

@@ -22,7 +22,6 @@ from eventually import eventually
 from inside import backend_of
 from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
-from lowmark.table import State
 
 pytestmark = pytest.mark.slow
 
@@ -98,12 +97,8 @@ def check_one_ledger(world: World) -> None:
 
 
 def leases(world: World, number: int) -> list[str]:
-    partition = world.table._partition(number)
-
-    def look(state: State) -> list[str]:
-        return list(state.leases)
-
-    return backend_of(world.table).ask(lambda: partition.read(look))
+    status = backend_of(world.table).status(world.table.descriptor.id, [number])
+    return [lease.name for lease in status[number].leases]
 
 
 # -- before every step ----------------------------------------------------------------------------

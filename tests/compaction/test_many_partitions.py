@@ -15,7 +15,7 @@ import pytest
 
 from compaction.life import crash_image
 from compaction.world import Stopped, World
-from inside import backend_of
+from inside import backend_of, on_loop
 from lowmark.compaction.records import Records
 from lowmark.ledger import LedgerLost, RunRecord
 from sim.mutants import replaced
@@ -43,10 +43,10 @@ def test_what_a_run_writes_into_the_metastore_grows_with_its_partitions_only(wor
         original(self, record)
 
     metastore = backend_of(world.db).node.cluster.metastore
-    before = backend_of(world.db).ask_now(lambda: metastore.state.latest)
+    before = on_loop(world.db, lambda: metastore.state.latest)
     with replaced(Records, "put_run", put_run):
         assert world.table.compact(engine="local").state == "done"
-    after = backend_of(world.db).ask_now(lambda: metastore.state.latest)
+    after = on_loop(world.db, lambda: metastore.state.latest)
     # then the record of the run was written a number of times that the partitions do not change
     assert len(records) <= 25
     assert sum(records) <= 25 * max(records)

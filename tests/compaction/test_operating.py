@@ -14,7 +14,7 @@ import pytest
 from compaction.operating import STEPS, at_step, flip, run_aside, stopped_within_work
 from compaction.world import World, folded
 from eventually import eventually
-from inside import backend_of
+from inside import backend_of, partition_of
 from lowmark.backend.errors import RunUnderWay
 from lowmark.compaction import runner as running
 from lowmark.errors import Conflict, Unavailable
@@ -210,7 +210,7 @@ def test_horizon_and_ledger_are_one_pair_whoever_looks_whenever(world: World) ->
     for thread in threads:
         thread.start()
     # when it is compacted again and again meanwhile, until several ledgers were seen
-    ledgers, runs = world.table._compactor.ledgers, 0
+    runs = 0
     while not problems and (runs < 10 or len(pairs) < 4):
         runs += 1
         world.db.advance_watermark()
@@ -228,7 +228,7 @@ def test_horizon_and_ledger_are_one_pair_whoever_looks_whenever(world: World) ->
     world.note([(f"k{number % 30}", number) for number in written[30:]])
     world.compact()
     world.check()
-    eventually(lambda: not ledgers.in_use())
+    eventually(lambda: not backend_of(world.table).files_in_use())
     world.check_tidy()
 
 
@@ -363,7 +363,7 @@ def test_a_batch_that_is_sent_again_is_known_though_none_of_its_rows_is_left(wor
     )
 
     def send() -> object:
-        partition = world.table._partition(0)
+        partition = partition_of(world.table)
         return backend_of(world.table).ask(lambda: partition.append(command))
 
     first = send()

@@ -15,7 +15,7 @@ from compaction.world import World, folded
 from inside import backend_of
 from lowmark.catalog import CatalogRefused
 from lowmark.client import GapFound, Reader
-from lowmark.compaction.plan import Standing, plan_partition, standing_of
+from lowmark.compaction.plan import PlanInput, plan_input, plan_partition
 from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
 from lowmark.runtime import HybridTime, millis_of
@@ -280,14 +280,18 @@ def test_what_retention_cuts_off_below_the_horizon_has_not_expired(world: World)
 # -- what is too young ----------------------------------------------------------------------------
 
 
-def standing(world: World) -> Standing:
+def given_to_plan(world: World) -> PlanInput:
     """Where the partition stands, with the watermark above all its rows."""
-    records = world.table._compactor.records
-    seen = records.pointer(world.table.descriptor.id, 0)
-    embedded = backend_of(world.table)
+    table, records = world.table.descriptor, world.table._compactor.records
+    seen = records.pointer(table.id, 0)
     world.settle()
     mark = world.db.watermark().value
-    return standing_of(embedded, world.table._partition(0), seen, watermark=mark)
+    return plan_input(backend_of(world.table), table, 0, seen, watermark=mark)
+
+
+def at(given: PlanInput, now_ms: int) -> PlanInput:
+    """The same, at another time."""
+    return replace(given, status=replace(given.status, now_ms=now_ms))
 
 
 def times(world: World) -> list[int]:
@@ -322,7 +326,7 @@ def test_rows_younger_than_the_least_lag_are_left_alone_and_old_ones_are_not(
 ) -> None:
     with World(tmp_path / "data", batched=False) as world:
         world.write(*[("k", number) for number in range(4)])
-        stands, wrote = standing(world), times(world)
+        given, wrote = given_to_plan(world), times(world)
         set_options(world, min_lag_ms=1_000)
         table = world.table.descriptor
         for now_ms, why in [
@@ -330,17 +334,17 @@ def test_rows_younger_than_the_least_lag_are_left_alone_and_old_ones_are_not(
             (wrote[0] + 999, "every row is younger than min_lag_ms"),
             (0, "every row is younger than min_lag_ms"),  # the clock was set back
         ]:
-            plan = plan_partition(0, table, replace(stands, now_ms=now_ms))
+            plan = plan_partition(0, table, at(given, now_ms))
             assert (plan.state, plan.why, plan.held_rows) == ("skipped", why, 4)
         # at the edge: a row of exactly that age is old enough when its millisecond is over
         for row, wrote_ms in enumerate(wrote):
-            plan = plan_partition(0, table, replace(stands, now_ms=wrote_ms + 1_001))
+            plan = plan_partition(0, table, at(given, wrote_ms + 1_001))
             assert plan.horizon >= row + 1
             assert plan.held_until if plan.held_rows else not plan.held_until
-        plan = plan_partition(0, table, replace(stands, now_ms=wrote[-1] + 1_001))
+        plan = plan_partition(0, table, at(given, wrote[-1] + 1_001))
         assert (plan.state, plan.horizon, plan.held_rows) == ("planned", 4, 0)
         # and a clock that runs ahead makes rows old, never young for ever
-        plan = plan_partition(0, table, replace(stands, now_ms=wrote[-1] + 10**9))
+        plan = plan_partition(0, table, at(given, wrote[-1] + 10**9))
         assert plan.horizon == 4
 
 

@@ -120,7 +120,7 @@ def test_of_many_threads_that_compact_at_once_one_does_and_nothing_is_done_twice
 def rival_of(world: World) -> Compactor:
     """One that makes runs as if it were in another process."""
     own = world.table._compactor
-    return Compactor(backend_of(world.table), own.ledgers, grace_ms=world.grace_ms)
+    return Compactor(backend_of(world.table), own.ledgers)
 
 
 def compact_by(rival: Compactor, world: World) -> RunRecord:
@@ -128,7 +128,7 @@ def compact_by(rival: Compactor, world: World) -> RunRecord:
     with replaced(rival, "give_up_others", lambda record: False):
         return rival.compact(
             world.table.descriptor,
-            world.table._all_partitions(),
+            range(world.table.partitions),
             HereRunner,
             Wishes(engine="local", where="this process"),
         )
@@ -381,7 +381,7 @@ def lost_answers(world: World, fate: str, *, times: int = 1) -> Iterator[list[st
 
     They are `applied`, or `lost`, or applied `late`: after somebody has looked.
     """
-    metastore = world.table._compactor.records._metastore
+    metastore = backend_of(world.table).node.cluster.metastore
     invoke_if, get = metastore.invoke_if, metastore.get
     said: list[str] = []
     waiting: list[Callable[[], Any]] = []

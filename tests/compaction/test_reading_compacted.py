@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from compaction.world import COLUMNS, World, folded
-from inside import backend_of
+from inside import backend_of, on_loop, partition_of
 from lowmark.client import GapFound
 from lowmark.ledger import files as ledger_files
 from lowmark.ledger import tail as ledger_tail
@@ -424,7 +424,7 @@ def test_a_reader_takes_no_more_at_once_than_it_has_room_for(
 
 def staged(world: World, transaction: int, *changes: tuple[str, int]) -> None:
     """Rows that wait for `Finish`: one batch."""
-    partition, table = world.table._partition(0), world.table
+    partition, table = partition_of(world.table), world.table
     rows = pa.record_batch(
         {"id": [key for key, _ in changes], "v": pa.array([v for _, v in changes], pa.int64())}
     )
@@ -440,8 +440,7 @@ def staged(world: World, transaction: int, *changes: tuple[str, int]) -> None:
 
 def rolled(world: World) -> None:
     """What follows stands in another segment."""
-    embedded = backend_of(world.table)
-    embedded.ask_now(embedded.node.log.roll)
+    on_loop(world.table, backend_of(world.table).node.log.roll)
 
 
 def test_rows_of_an_open_transaction_are_in_no_ledger_until_it_ends(world: World) -> None:

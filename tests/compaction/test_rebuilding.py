@@ -23,6 +23,7 @@ from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Gap, GapFound, Rebuilt, RowsLost, RowsUnrecoverable
 from lowmark.errors import Rejected
 from lowmark.ledger import LedgerLost, Lost, NothingLike, Pointer, pointer_key
+from lowmark.metastore import Put, Remove
 from lowmark.table.commands import CreateCursor, DeleteCursor
 
 A_DAY_MS = 86_400_000
@@ -581,11 +582,8 @@ def test_a_first_ledger_that_was_never_adopted_is_made_from_the_backlog(world: W
 def _restore(world: World, pointer: Pointer | None) -> None:
     """A backup of the metastore, in which this is what was published last."""
     key = pointer_key(world.table.descriptor.id, 0)
-    metastore, embedded = backend_of(world.db).node.cluster.metastore, backend_of(world.db)
-    if pointer is None:
-        embedded.ask(lambda: metastore.remove(key))
-    else:
-        embedded.ask(lambda: metastore.put(key, msgspec.json.encode(pointer)))
+    put = Remove(key) if pointer is None else Put(key, msgspec.json.encode(pointer))
+    backend_of(world.db).write([put])
 
 
 @pytest.mark.parametrize("behind", ["an older one", "none", "another one of that epoch"])
@@ -694,7 +692,7 @@ def test_a_reader_that_fails_holds_nothing(bare: World) -> None:
         with pytest.raises(LedgerLost) as error:
             bare.table.read(**how).to_pylist()
         errors.append(error)  # with all that its traceback keeps alive
-    eventually(lambda: not bare.table._compactor.ledgers.in_use())
+    eventually(lambda: not backend_of(bare.table).files_in_use())
 
 
 def test_a_whole_file_checksum_is_enough_to_write_it_anew(world: World) -> None:

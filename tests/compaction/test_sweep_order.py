@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compaction.world import World, folded
-from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.embedded import Embedded
 from lowmark.client import Reader
 from lowmark.compaction import compactor as compactor_module
 from lowmark.compaction import sweep as sweeping
@@ -26,7 +26,7 @@ LOOK_UPS: dict[str, tuple[Any, str]] = {
     "runs": (Records, "runs"),
     "what is adopted": (sweeping, "_adopted"),
     "pointers": (Records, "pointers"),
-    "readers": (Ledgers, "in_use"),
+    "readers": (Embedded, "files_in_use"),
     "what was retired": (Records, "retired"),
 }
 
@@ -80,10 +80,10 @@ def test_a_sweep_leaves_what_a_reader_takes_between_any_two_of_its_look_ups(
 def test_a_sweep_that_looks_up_readers_before_what_is_adopted_is_found(tmp_path: Path) -> None:
     original = sweeping.sweep
 
-    def too_early(embedded: Any, ledgers: Ledgers, *given: Any, **more: Any) -> list[str]:
-        in_use = ledgers.in_use()
-        with replaced(ledgers, "in_use", lambda: in_use):
-            return original(embedded, ledgers, *given, **more)
+    def too_early(backend: Embedded, *given: Any, **more: Any) -> list[str]:
+        in_use = backend.files_in_use()
+        with replaced(backend, "files_in_use", lambda: in_use):
+            return original(backend, *given, **more)
 
     # given a sweep with its look-ups in the wrong order; then a reader loses its files
     with replaced(compactor_module, "sweep", too_early), pytest.raises(LedgerLost):

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import lowmark
 from eventually import eventually
-from inside import backend_of
+from inside import backend_of, proposed
 from lowmark.client import Database, Reader, Table
 from lowmark.ledger import Manifest, RunRecord, read_manifest
 from lowmark.node import Settings, load_settings
@@ -176,7 +176,7 @@ class World:
 
     def view(self, partition: int = 0) -> View:
         """Of a partition, now."""
-        return self.table._partition(partition).view
+        return backend_of(self.table).view(self.table.descriptor.id, partition)
 
     def adopted(self, partition: int = 0) -> Adopted:
         """The ledger of a partition that has one."""
@@ -190,8 +190,7 @@ class World:
 
     def ask(self, command: Control, partition: int = 0) -> object:
         """Have a partition carry a command out."""
-        one = self.table._partition(partition)
-        return backend_of(self.table).ask(lambda: one.ask(command))
+        return proposed(self.table, command, partition)
 
     def files(self, ending: str = "") -> set[str]:
         """What is in the folder of ledgers."""

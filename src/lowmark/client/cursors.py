@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
-from lowmark.backend.embedded import Embedded
+from lowmark.backend.port import Backend
+from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import Table
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.edges import edge
 from lowmark.convert.times import time_text
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.group import when_all
 from lowmark.table import (
     NAME_CHARACTERS_MAX,
     CreateCursor,
@@ -23,8 +22,6 @@ from lowmark.table import (
     CursorUnknown,
     DeleteCursor,
     MoveCursor,
-    Partition,
-    View,
 )
 
 __all__ = ["CursorPlace", "Cursors", "TableCursor"]
@@ -83,12 +80,10 @@ class TableCursor:
 class Cursors:
     """The cursors of one table."""
 
-    def __init__(
-        self, backend: Embedded, table: Table, partitions: Callable[[], dict[int, Partition]]
-    ) -> None:
+    def __init__(self, backend: Backend, table: Table) -> None:
         self._backend = backend
         self._table = table
-        self._partitions = partitions
+        self._partitions = range(table.partitions)
 
     def create(
         self,
@@ -114,15 +109,14 @@ class Cursors:
         max_lag_rows = whole(max_lag_rows, "max_lag_rows")
         max_lag_ms = whole(max_lag_ms, "max_lag_ms")
         token = int.from_bytes(os.urandom(7), "little")
-        partitions = self._partitions()
         if isinstance(start, Mapping):
-            missing = sorted(partitions.keys() - start.keys())
+            missing = sorted(set(self._partitions) - start.keys())
             if missing:
                 raise Rejected(
                     f"the start of cursor {name!r} says nothing of partition {missing[0]}",
                     hint="Give an offset for every partition.",
                 )
-            start = check_offsets(start, "start", partitions=len(partitions))
+            start = check_offsets(start, "start", partitions=len(self._partitions))
         elif start not in {"earliest", "latest"}:
             raise Rejected(f"a cursor starts at earliest, latest or at offsets, not {start!r}")
 
@@ -137,9 +131,9 @@ class Cursors:
                 max_lag_ms=max_lag_ms,
             )
 
-        asked = list(partitions.items())
         try:
-            self._backend.ask(lambda: when_all([one.ask(command(number)) for number, one in asked]))
+            commands = {number: command(number) for number in self._partitions}
+            self._backend.propose(self._table.id, commands)
         except LowmarkError:
             self._undo(name, token)
             raise
@@ -150,30 +144,27 @@ class Cursors:
 
         What was asked for may be on its way still: this comes behind it in every log.
         """
-        for partition in self._partitions().values():
+        for number in self._partitions:
             with contextlib.suppress(LowmarkError):
-                self._backend.ask(partial(partition.ask, DeleteCursor(name, token)))
+                self._backend.propose(self._table.id, {number: DeleteCursor(name, token)})
 
     def move(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
         """Move it to these offsets: forward only, unless it is reset."""
-        partitions = self._partitions()
-        to = check_offsets(to, "move", partitions=len(partitions))
-        asked = [(partitions[number], offset) for number, offset in sorted(to.items())]
-        self._backend.ask(
-            lambda: when_all([one.ask(MoveCursor(name, at, reset)) for one, at in asked])
-        )
+        to = check_offsets(to, "move", partitions=len(self._partitions))
+        moves = {number: MoveCursor(name, at, reset) for number, at in sorted(to.items())}
+        self._backend.propose(self._table.id, moves)
         return self.get(name)
 
     def delete(self, name: str) -> None:
         """Forget it, and hold nothing for it."""
         there = [
-            partition
-            for partition in self._partitions().values()
-            if name in self._look(partition)[0]
+            number
+            for number, status in self._status().items()
+            if any(cursor.name == name for cursor in status.cursors)
         ]
         if not there:
             raise CursorUnknown(name)
-        self._backend.ask(lambda: when_all([one.ask(DeleteCursor(name)) for one in there]))
+        self._backend.propose(self._table.id, {number: DeleteCursor(name) for number in there})
 
     def get(self, name: str) -> TableCursor:
         """A cursor by name."""
@@ -186,9 +177,9 @@ class Cursors:
         """All cursors, by name."""
         places: dict[str, list[CursorPlace]] = {}
         kinds: dict[str, Cursor] = {}
-        for number, partition in self._partitions().items():
-            cursors, view = self._look(partition)
-            for cursor in cursors.values():
+        for number, status in self._status().items():
+            view = status.view
+            for cursor in status.cursors:
                 holds = cursor.kind == "raw" and not cursor.overdue
                 kinds[cursor.name] = cursor
                 places.setdefault(cursor.name, []).append(
@@ -212,11 +203,9 @@ class Cursors:
             for name, where in sorted(places.items())
         ]
 
-    def _look(self, partition: Partition) -> tuple[dict[str, Cursor], View]:
-        """The cursors of a partition, and the backlog in which they stand."""
-        return self._backend.ask(
-            lambda: partition.read(lambda state: (dict(state.cursors), state.backlog.view))
-        )
+    def _status(self) -> dict[int, PartitionStatus]:
+        """The cursors of partitions, and the backlogs in which they stand."""
+        return self._backend.status(self._table.id, self._partitions)
 
 
 def _check_name(name: str) -> None:

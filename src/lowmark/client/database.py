@@ -160,13 +160,13 @@ class Database:
         self._lock = threading.Lock()
         self._tables: dict[TableId, Table] = {}
         ledgers = Ledgers(backend.store, backend.uses)
-        self._compactor = Compactor(backend, ledgers, grace_ms=backend.info.grace_ms)
+        self._compactor = Compactor(backend, ledgers)
         self._session.finishing.add(self._compactor)
         self._check_ledgers(backend.store)
         self.auto: Automatic | None = None
         if spark is not None or engine is not None:
             runners = Runners(self._compactor.spark, session=spark, engine=engine or "auto")
-            self.auto = Automatic(backend, self._compactor, backend.catalogs, runners)
+            self.auto = Automatic(backend, self._compactor, runners)
             self.auto.start()
             self._session.finishing.add(self.auto)
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.port import Backend
+from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import Table
 from lowmark.client.lookup import Lookup
 from lowmark.convert.times import time_text
 from lowmark.errors import LowmarkError
 from lowmark.formatting import counted
-from lowmark.group import when_all
 from lowmark.holds import Hold
 from lowmark.ledger import read_adopted
-from lowmark.runtime import HybridTime, millis_of
-from lowmark.table import Adopted, Partition, State, View, deletes_held, holds_of
+from lowmark.table import Adopted
 
 __all__ = [
     "Explanation",
@@ -196,34 +195,12 @@ def explain_key(lookup: Lookup, values: Sequence[object]) -> KeyExplanation:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What one partition says of itself."""
-
-    view: View
-    holds: list[Hold]
-    on_deletes: list[Hold]
-    horizon: int
-
-
 def explain_table(
-    backend: Embedded, table: Table, partitions: Mapping[int, Partition], ledgers: Ledgers
+    backend: Backend, table: Table, partitions: Collection[int], ledgers: Ledgers
 ) -> TableExplanation:
     """What is kept of a table, and for whom."""
-    asked = list(partitions.values())
-    now_ms = backend.node.loop.wall_ms()
-
-    def look(state: State) -> _Seen:
-        now = max(millis_of(HybridTime(state.closed)), now_ms)
-        holds = list(holds_of(state.cursors, state.leases, now_ms=now))
-        on_deletes = list(deletes_held(state.cursors, state.leases, now_ms=now))
-        return _Seen(state.backlog.view, holds, on_deletes, state.horizon)
-
-    found = backend.ask(lambda: when_all([one.read(look) for one in asked]))
-    explained = tuple(
-        _partition(partition.number, seen, ledgers, now_ms)
-        for partition, seen in zip(asked, found, strict=True)
-    )
+    found = backend.status(table.id, partitions)
+    explained = tuple(_partition(found[number], ledgers) for number in partitions)
     return TableExplanation(
         table.name,
         explained,
@@ -233,21 +210,22 @@ def explain_table(
     )
 
 
-def _partition(number: int, seen: _Seen, ledgers: Ledgers, now_ms: int) -> PartitionExplanation:
-    view = seen.view
+def _partition(status: PartitionStatus, ledgers: Ledgers) -> PartitionExplanation:
+    view = status.view
     holders = [
-        _holder(number, hold, now_ms, view.bytes_from(hold.lowest() or 0)) for hold in seen.holds
+        _holder(status, hold, view.bytes_from(hold.lowest() or 0))
+        for hold in status.backlog_holders()
     ]
     on_deletes = [
-        _holder(number, hold, now_ms, 0)
-        for hold in seen.on_deletes
+        _holder(status, hold, 0)
+        for hold in status.delete_holders()
         if (hold.lowest() or 0) < view.end
     ]
     return PartitionExplanation(
-        number,
+        status.partition,
         view.start,
         view.end,
-        seen.horizon,
+        status.horizon,
         view.count,
         int(view.size.sum()),
         time_text(view.closed),
@@ -257,10 +235,10 @@ def _partition(number: int, seen: _Seen, ledgers: Ledgers, now_ms: int) -> Parti
     )
 
 
-def _holder(number: int, hold: Hold, now_ms: int, keeps_bytes: int) -> Holder:
-    age_ms = max(0, now_ms - hold.since_ms)
+def _holder(status: PartitionStatus, hold: Hold, keeps_bytes: int) -> Holder:
+    age_ms = max(0, status.now_ms - hold.since_ms)
     offset = hold.lowest() or 0
-    return Holder(hold.kind, hold.holder, number, offset, age_ms, hold.why, keeps_bytes)
+    return Holder(hold.kind, hold.holder, status.partition, offset, age_ms, hold.why, keeps_bytes)
 
 
 def _ledger(adopted: Adopted | None, ledgers: Ledgers) -> LedgerExplanation | None:

@@ -345,7 +345,7 @@ class Table:
     def cursors(self) -> Cursors:
         """The named durable readers of this table."""
         self._current()
-        return Cursors(self._backend, self._first, self._all_partitions)
+        return Cursors(self._backend, self._first)
 
     @overload
     def explain(self) -> TableExplanation: ...
@@ -364,7 +364,7 @@ class Table:
             values = coerced_key(table, key_values(table, key))
             return explain_key(self._looking_up(), values)
         ledgers = self._compactor.ledgers
-        return explain_table(self._backend, table, self._all_partitions(), ledgers)
+        return explain_table(self._backend, table, range(table.partitions), ledgers)
 
     def tide(self, *, stretches: int = STRETCHES) -> Tide:
         """Where ledger, backlog, low watermark and readers stand, and what each of them keeps; its
@@ -376,7 +376,7 @@ class Table:
         return tide_of(
             self._backend,
             self._current(),
-            self._all_partitions(),
+            range(self.partitions),
             ledgers=self._compactor.ledgers,
             newest=self._current,
             stretches=whole(stretches, "stretches"),
@@ -464,9 +464,7 @@ class Table:
         if dry_run:
             return self._compactor.plan(table, wanted, wishes)
         if resume is not None:
-            return self._compactor.resume(
-                table, self._all_partitions(), runners.get, wishes, run=resume
-            )
+            return self._compactor.resume(table, runners.get, wishes, run=resume)
         return self._compactor.compact(table, wanted, runners.get, wishes)
 
     def runs(self) -> list[RunRecord]:
@@ -530,10 +528,9 @@ class Table:
         behind that or contradicts it: after a backup of the metastore was restored.
         """
         made = self._compactor
-        partitions = self._all_partitions()
-        return reconcile_ledgers(
-            self._backend, made.ledgers, made.records, self._current(), partitions
-        )
+        table = self._current()
+        numbers = range(table.partitions)
+        return reconcile_ledgers(self._backend, made.ledgers, made.records, table, numbers)
 
     def sweep(self, *, dry_run: bool = False) -> list[str]:
         """Remove files of this table's ledgers that nobody names any more; gives which. A dry run

@@ -9,14 +9,15 @@ from __future__ import annotations
 import importlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.ledgers import Ledgers, OpenLedger
+from lowmark.backend.port import Backend
+from lowmark.backend.values import PartitionStatus, ReadRange
 from lowmark.catalog import Table
 from lowmark.client.explaining import why_kept
 from lowmark.client.tide_values import (
@@ -27,16 +28,13 @@ from lowmark.client.tide_values import (
 )
 from lowmark.convert.times import time_text
 from lowmark.errors import Rejected
-from lowmark.group import when_all
-from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
+from lowmark.runtime import COUNTER_BITS
 from lowmark.table import (
     CHANGE,
     OFFSET,
     Cursor,
     Lease,
-    Partition,
     Shape,
-    State,
     View,
     WatermarkStanding,
 )
@@ -159,50 +157,35 @@ def _picture() -> Any:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A partition at one moment."""
-
-    view: View
-    cursors: tuple[Cursor, ...]
-    leases: tuple[Lease, ...]
-    expired: int
-
-
 def tide_of(
-    backend: Embedded,
+    backend: Backend,
     table: Table,
-    partitions: Mapping[int, Partition],
+    partitions: Collection[int],
     *,
     ledgers: Ledgers,
     newest: Callable[[], Table],
     stretches: int,
 ) -> Tide:
     """See where everything of a table stands."""
-    mark = backend.node.watermark
-    assert mark is not None
-    standing = backend.ask_now(mark.standing)
-    now_ms = backend.node.loop.wall_ms()
-    asked = list(partitions.values())
-    ends: list[Callable[[], None]] = []
-
-    def look(state: State) -> _Seen:
-        if state.ledger is not None:
-            ends.append(ledgers.take(state.ledger.manifest))  # its files stay while we count
-        at_ms = max(now_ms, millis_of(HybridTime(state.closed)))
-        leases = tuple(lease for lease in state.leases.values() if lease.ends_ms > at_ms)
-        return _Seen(state.backlog.view, tuple(state.cursors.values()), leases, state.expired)
-
+    standing = backend.watermark()
+    now_ms = backend.now().wall_ms
+    held = backend.hold(
+        table.id,
+        {number: ReadRange(0, 0, ledger="beside") for number in partitions},
+        holder="tide",
+        why="rows of its ledger are counted",
+    )
     try:
-        found = backend.ask(lambda: when_all([one.read(look) for one in asked]))
         shape = Shape(table, [OFFSET, CHANGE], newest=newest)
-        drawn = [
-            _partition(one.number, seen, _ledger(seen, ledgers, newest, shape, stretches), standing)
-            for one, seen in zip(asked, found, strict=True)
-        ]
+        drawn = []
+        for number in partitions:
+            status = held.partitions[number]
+            if status.stopped is not None:
+                raise status.stopped
+            ledger = _ledger(status, ledgers, newest, shape, stretches)
+            drawn.append(_partition(status, ledger, standing))
     finally:
-        for end in ends:
-            end()
+        backend.release(held.hold)
     return Tide(
         table=table.name,
         at=time_text(now_ms << COUNTER_BITS),
@@ -216,13 +199,13 @@ def tide_of(
 
 
 def _ledger(
-    seen: _Seen,
+    status: PartitionStatus,
     ledgers: Ledgers,
     newest: Callable[[], Table],
     shape: Shape,
     stretches: int,
 ) -> TideLedger | None:
-    adopted = seen.view.ledger
+    adopted = status.ledger
     if adopted is None:
         return None
     opened = ledgers.open(adopted, newest)
@@ -252,24 +235,23 @@ def _survivors(ledger: OpenLedger, shape: Shape, stretches: int) -> tuple[int, .
 
 
 def _partition(
-    number: int, seen: _Seen, ledger: TideLedger | None, standing: WatermarkStanding
+    status: PartitionStatus, ledger: TideLedger | None, standing: WatermarkStanding
 ) -> PartitionTide:
-    view = seen.view
-    horizon = view.ledger.horizon if view.ledger is not None else 0
+    view, horizon = status.view, status.horizon
     watermark = max(view.offset_after(standing.value), horizon, view.start)
     behind = view.bytes_from(view.start)
     next_on = min(behind, view.bytes_from(horizon))
     young = view.bytes_from(watermark)
-    holders = [_cursor(one, view, horizon) for one in seen.cursors]
-    holders += [_lease(one, view, horizon) for one in seen.leases]
+    holders = [_cursor(one, view, horizon) for one in status.cursors]
+    holders += [_lease(one, view, horizon) for one in status.live_leases()]
     holders.sort(key=lambda one: (one.offset, one.kind, one.name))
     return PartitionTide(
-        partition=number,
+        partition=status.partition,
         start=view.start,
         horizon=horizon,
         watermark=watermark,
         end=view.end,
-        expired=seen.expired,
+        expired=status.expired,
         backlog_bytes=behind,
         kept_bytes=behind - next_on,
         next_bytes=next_on - young,

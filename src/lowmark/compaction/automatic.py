@@ -11,8 +11,9 @@ import logging
 import threading
 import time
 
-from lowmark.backend.embedded import Embedded
-from lowmark.catalog import Catalogs, Table
+from lowmark.backend.port import Backend
+from lowmark.backend.values import PartitionStatus
+from lowmark.catalog import Table
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.options import Wishes
 from lowmark.compaction.plan import old_enough
@@ -21,7 +22,6 @@ from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ledger import REBUILD
 from lowmark.ledger.triggers import Dirt, due
 from lowmark.runtime import HybridTime, millis_of
-from lowmark.table import Partition
 
 __all__ = ["Automatic"]
 
@@ -36,12 +36,9 @@ _STOP_S = 20.0
 class Automatic:
     """Looks every few seconds; `look` looks at once."""
 
-    def __init__(
-        self, backend: Embedded, compactor: Compactor, catalogs: Catalogs, runners: Runners
-    ) -> None:
+    def __init__(self, backend: Backend, compactor: Compactor, runners: Runners) -> None:
         self._backend = backend
         self._compactor = compactor
-        self._catalogs = catalogs
         self._runners = runners
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lowmark compaction", daemon=True)
@@ -72,7 +69,7 @@ class Automatic:
     def look(self) -> list[str]:
         """Compact what is due, now; gives the names of the runs."""
         runs = []
-        for table in list(self._catalogs.latest.tables.values()):
+        for table in self._backend.catalog().all_tables():
             if self._over.is_set():
                 break
             until_s, _ = self._waits.get(table.id, (0.0, 0.0))
@@ -108,22 +105,22 @@ class Automatic:
     def _one(self, table: Table) -> str | None:
         if self._compactor.active(table.id) is not None:
             return None
-        partitions = self._partitions(table)
         left = self._left_over(table)
         if left is not None:
             record = self._compactor.resume(
                 table,
-                partitions,
                 self._runners.get,
                 Wishes(engine=self._runners.engine, where=self._runners.where),
                 run=left,
             )
         else:
-            why = due(table.settings, [self._dirt(table, one) for one in partitions.values()])
+            there = self._backend.status(table.id, latest=False)
+            watermark = self._backend.watermark().value
+            why = due(table.settings, [self._dirt(table, one, watermark) for one in there.values()])
             if why is None:
                 return None
             wishes = Wishes(trigger=why, engine=self._runners.engine, where=self._runners.where)
-            record = self._compactor.compact(table, partitions, self._runners.get, wishes)
+            record = self._compactor.compact(table, list(there), self._runners.get, wishes)
         return record.run
 
     def _left_over(self, table: Table) -> str | None:
@@ -135,19 +132,10 @@ class Automatic:
         left = [one for one in runs if one.state == "running" and one.trigger != REBUILD]
         return left[0].run if left else None
 
-    def _partitions(self, table: Table) -> dict[int, Partition]:
-        tables = self._backend.node.tables
-        assert tables is not None
-        copies = self._backend.ask_now(lambda: tables.of(table.id))
-        return {one.number: one for one in copies}
-
-    def _dirt(self, table: Table, partition: Partition) -> Dirt:
-        mark = self._backend.node.watermark
-        assert mark is not None
-        view = partition.view
+    def _dirt(self, table: Table, status: PartitionStatus, watermark: int) -> Dirt:
+        view, now_ms = status.view, status.now_ms
         low = max(view.start, view.readable.horizon if view.readable is not None else 0)
-        now_ms = self._backend.node.loop.wall_ms()
-        high = max(low, old_enough(view, table, watermark=mark.current, now_ms=now_ms))
+        high = max(low, old_enough(view, table, watermark=watermark, now_ms=now_ms))
         dirty = view.bytes_from(low) - view.bytes_from(high)
         ledger = 0
         if view.readable is not None:

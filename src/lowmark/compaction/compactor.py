@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import Closed, RunUnderWay
 from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.port import Backend
 from lowmark.catalog import Table, TableId
 from lowmark.compaction.description import LedgerDescription, describe_ledgers
 from lowmark.compaction.holds import release_of
@@ -27,7 +27,6 @@ from lowmark.compaction.runner import OwnSpark, Runner
 from lowmark.compaction.sweep import sweep, sweep_dropped
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.ledger import REBUILD, RunRecord
-from lowmark.table import Partition
 
 __all__ = ["Compactor"]
 
@@ -37,10 +36,9 @@ _STOP_S = 20.0
 class Compactor:
     """Makes the runs of one database, one at a time for each table."""
 
-    def __init__(self, backend: Embedded, ledgers: Ledgers, *, grace_ms: int) -> None:
-        self.embedded = backend
+    def __init__(self, backend: Backend, ledgers: Ledgers) -> None:
+        self.backend = backend
         self.ledgers = ledgers
-        self._grace_ms = grace_ms
         self.records = Records(backend)
         self.spark = OwnSpark()
         self._lock = threading.Lock()
@@ -50,14 +48,14 @@ class Compactor:
 
     # -- from outside ---------------------------------------------------------------------------
 
-    def plan(self, table: Table, partitions: Mapping[int, Partition], wishes: Wishes) -> RunRecord:
+    def plan(self, table: Table, partitions: Collection[int], wishes: Wishes) -> RunRecord:
         """What a run would do: nothing is written, nothing is held."""
         return self._run(table, partitions, wishes).plan(dry=True)
 
     def compact(
         self,
         table: Table,
-        partitions: Mapping[int, Partition],
+        partitions: Collection[int],
         runner: Callable[[], Runner],
         wishes: Wishes,
     ) -> RunRecord:
@@ -80,9 +78,9 @@ class Compactor:
                 return run.finish_published(record)
             return run.go(record, runner)
 
-    def _run(self, table: Table, partitions: Mapping[int, Partition], wishes: Wishes) -> Run:
+    def _run(self, table: Table, partitions: Collection[int], wishes: Wishes) -> Run:
         return Run(
-            self.embedded,
+            self.backend,
             self.ledgers,
             self.records,
             table,
@@ -116,7 +114,6 @@ class Compactor:
     def resume(
         self,
         table: Table,
-        partitions: Mapping[int, Partition],
         runner: Callable[[], Runner],
         wishes: Wishes,
         *,
@@ -127,7 +124,7 @@ class Compactor:
         record = self.records.run(table.id, run)
         wanted = [one.partition for one in record.partitions]
         wishes = _as_before(wishes, record)
-        one = self._run(table, {number: partitions[number] for number in wanted}, wishes)
+        one = self._run(table, wanted, wishes)
         with self.only(one):
             record = self.records.run(table.id, run)  # nobody gives it up from here on
             if record.state not in {"running", "failed"}:
@@ -156,12 +153,12 @@ class Compactor:
             active.cancel()
             return self.records.run(table.id, run)
         # It must not be resumed while it is given up: its files go.
-        with self.only(self._run(table, {}, Wishes())):
+        with self.only(self._run(table, (), Wishes())):
             record = self.records.run(table.id, run)
             if record.state not in {"running", "failed"}:
                 raise Rejected(f"run {run} is {record.state}", hint="There is nothing to cancel.")
             ended = msgspec.structs.replace(
-                record, state="cancelled", ended_at_ms=self.embedded.node.loop.wall_ms()
+                record, state="cancelled", ended_at_ms=self.backend.now().wall_ms
             )
             self.records.put_run(ended)
             self._release_leases(ended)
@@ -170,41 +167,27 @@ class Compactor:
 
     def _release_leases(self, run: RunRecord) -> None:
         """Hold nothing any more for a run whose process has ended before it could let go."""
-        tables = self.embedded.node.tables
-        assert tables is not None
-        copies = self.embedded.ask_now(lambda: tables.of(TableId(run.table)))
-        release = release_of(run.run)
-        for one in copies:
-            with contextlib.suppress(LowmarkError):  # it ends by itself, later
-                self.embedded.ask(lambda one=one: one.ask(release))  # type: ignore[misc]
+        table, release = TableId(run.table), release_of(run.run)
+        with contextlib.suppress(LowmarkError):  # they end by themselves, later
+            there = self.backend.status(table, latest=False)
+            self.backend.propose(table, dict.fromkeys(there, release))
 
     def sweep(self, table: Table, *, dry_run: bool = False) -> list[str]:
         """Remove files of a table that nobody names; gives which. And what is left of tables that
         were dropped. A dry run only says what would go.
         """
-        gone = sweep(
-            self.embedded, self.ledgers, self.records, table.id, self._grace_ms, dry_run=dry_run
-        )
+        gone = sweep(self.backend, self.ledgers, self.records, table.id, dry_run=dry_run)
         if not dry_run:
             self.sweep_dropped()
         return gone
 
     def sweep_dropped(self) -> None:
         """Remove what is left of tables that were dropped, once nobody can look back to them."""
-        sweep_dropped(self.embedded, self.ledgers, self.records, busy=set(self._active))
+        sweep_dropped(self.backend, self.ledgers, self.records, busy=set(self._active))
 
-    def describe(
-        self, table: Table, partitions: Mapping[int, Partition]
-    ) -> list[LedgerDescription]:
+    def describe(self, table: Table, partitions: Collection[int]) -> list[LedgerDescription]:
         """What the ledgers of partitions consist of, and which older ones wait to be removed."""
-        return describe_ledgers(
-            self.embedded,
-            self.ledgers,
-            self.records,
-            partitions,
-            table=table.id,
-            grace_ms=self._grace_ms,
-        )
+        return describe_ledgers(self.backend, self.ledgers, self.records, table, partitions)
 
     def run(self, table: int, run: str) -> RunRecord:
         """A run by its name."""
@@ -251,7 +234,7 @@ class Compactor:
         """While it goes on, no other run of its table can."""
         with self._lock:
             if self._closing:
-                raise Closed(str(self.embedded.data))
+                raise Closed(self.backend.info.name)
             other = self._active.get(run.table.id)
             if other is not None:
                 raise RunUnderWay(run.table.name, other.name)

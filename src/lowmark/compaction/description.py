@@ -4,15 +4,16 @@ for programs that read the files themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.port import Backend
+from lowmark.catalog import Table
 from lowmark.compaction.records import Records
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Expected, Manifest, Pointer, Retired, read_manifest
-from lowmark.table import Adopted, Partition
+from lowmark.table import Adopted
 
 __all__ = ["LedgerDescription", "RetiredLedger", "describe_ledgers"]
 
@@ -55,26 +56,24 @@ class LedgerDescription:
 
 
 def describe_ledgers(
-    backend: Embedded,
+    backend: Backend,
     ledgers: Ledgers,
     records: Records,
-    partitions: Mapping[int, Partition],
-    *,
-    table: int,
-    grace_ms: int,
+    table: Table,
+    partitions: Collection[int],
 ) -> list[LedgerDescription]:
     """The ledgers of some partitions of a table, in the order of their numbers."""
-    pointers = records.pointers(table)
-    adopted = {number: one.view.ledger for number, one in partitions.items()}
+    pointers = records.pointers(table.id)
+    adopted = {number: backend.view(table.id, number).ledger for number in partitions}
     named = {one.manifest for one in adopted.values() if one is not None}
-    waiting = _Waiting(ledgers, named, grace_ms, backend.node.loop.wall_ms())
+    waiting = _Waiting(backend, ledgers, named)
     retired: dict[int, list[RetiredLedger]] = {}
-    for number, epoch, one in records.retired(table):
+    for number, epoch, one in records.retired(table.id):
         retired.setdefault(number, []).append(waiting.of(epoch, one))
     return [
         _described(
             ledgers,
-            table,
+            table.id,
             number,
             adopted[number],
             pointers.get(number),
@@ -124,12 +123,12 @@ def _described(
 class _Waiting:
     """Says why a ledger is still there; the order is that of the sweep."""
 
-    def __init__(self, ledgers: Ledgers, adopted: set[str], grace_ms: int, now_ms: int) -> None:
+    def __init__(self, backend: Backend, ledgers: Ledgers, adopted: set[str]) -> None:
         self._ledgers = ledgers
         self._adopted = adopted
-        self._in_use = ledgers.in_use()
-        self._grace_ms = grace_ms
-        self._now_ms = now_ms
+        self._in_use = backend.files_in_use()
+        self._grace_ms = backend.info.grace_ms
+        self._now_ms = backend.now().wall_ms
 
     def of(self, epoch: int, one: Retired) -> RetiredLedger:
         ends_ms = one.at_ms + self._grace_ms

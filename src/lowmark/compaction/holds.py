@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
 
-from pyroaring import BitMap64
-
-from lowmark.backend.embedded import Embedded
+from lowmark.backend.port import Backend
+from lowmark.backend.values import Hold, ReadRange
+from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
 from lowmark.ledger import PartitionPlan
-from lowmark.table import Partition, ReleaseLease, RenewLease, TakeLease, View
+from lowmark.table import ReleaseLease, RenewLease, TakeLease, View
 
 __all__ = ["LEASE_MS", "RunHolds", "release_of"]
 
@@ -32,50 +31,49 @@ class RunHolds:
     partition by one; renewed on the one that watches it.
     """
 
-    def __init__(self, backend: Embedded, partitions: Mapping[int, Partition]) -> None:
+    def __init__(self, backend: Backend, table: TableId) -> None:
         self._backend = backend
-        self._partitions = partitions
+        self._table = table
         self._held: dict[int, TakeLease] = {}
         """By which lease each partition's backlog is held."""
+        self._pins: dict[int, Hold] = {}
+        """What keeps the segments that are read."""
 
     def take(self, run: str, plan: PartitionPlan, view: View) -> None:
         """Hold what is going to be read of a partition."""
-        number, partition = plan.partition, self._partitions[plan.partition]
+        number = plan.partition
         low = max(plan.low, view.start)
         lease = TakeLease(_lease_of(run), _holder_of(run), low, LEASE_MS, _WHY, "run")
         self._held[number] = lease  # first: an outcome that is not known has to be given back, too
-        self._backend.ask(lambda: partition.ask(lease))
-        self._pin(lease.name, plan, view)
+        self._backend.propose(self._table, {number: lease})
+        self._unpin(number)  # of an earlier round: one name has one hold
+        if plan.low < plan.horizon:
+            wanted = {number: ReadRange(plan.low, plan.horizon)}
+            held = self._backend.hold(self._table, wanted, kind="run", holder=lease.name, why=_WHY)
+            self._pins[number] = held.hold
 
-    def _pin(self, name: str, plan: PartitionPlan, view: View) -> None:
-        if plan.low >= plan.horizon:
-            return
-        pins = BitMap64(view.places[view.batch_at(plan.low) : view.batch_at(plan.horizon - 1) + 1])
-        log = self._partitions[plan.partition].group.log
-        self._backend.ask_now(lambda: log.hold(name, kind="run", pins=pins, why=_WHY))
+    def _unpin(self, number: int) -> None:
+        pins = self._pins.pop(number, None)
+        if pins is not None:
+            self._backend.release(pins)
 
     def renew(self) -> None:
         """Hold it all for as long again."""
         for number, lease in list(self._held.items()):
             renew = RenewLease(lease.name, lease.holder, lease.offset)
-            partition = self._partitions[number]
             # If it is gone, what is read stays all the same: the log of this process holds it.
             with contextlib.suppress(LowmarkError):
-                self._backend.ask(lambda partition=partition, renew=renew: partition.ask(renew))  # type: ignore[misc]
+                self._backend.propose(self._table, {number: renew})
 
     def release(self, number: int) -> None:
         """Hold nothing of a partition any more."""
         lease = self._held.pop(number, None)
+        self._unpin(number)
         if lease is None or self._backend.closed:
             return
-        partition = self._partitions[number]
-
-        def let_go() -> None:
-            partition.group.log.release(lease.name, "run")
-
+        let_go = ReleaseLease(lease.name, lease.holder)
         with contextlib.suppress(LowmarkError):
-            self._backend.ask_now(let_go)
-            self._backend.ask(lambda: partition.ask(ReleaseLease(lease.name, lease.holder)))
+            self._backend.propose(self._table, {number: let_go})
 
     def release_all(self) -> None:
         """Hold nothing any more."""

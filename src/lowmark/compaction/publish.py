@@ -12,14 +12,15 @@ The backlog is never cut unless every file of the ledger is there: nothing else 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
-from lowmark.backend.embedded import Embedded
+from lowmark.backend.port import Backend
+from lowmark.catalog import TableId
 from lowmark.compaction.holds import RunHolds
-from lowmark.compaction.plan import Standing
+from lowmark.compaction.plan import PlanInput
 from lowmark.compaction.records import Records
 from lowmark.ledger import (
     Done,
@@ -32,7 +33,7 @@ from lowmark.ledger import (
     read_manifest,
 )
 from lowmark.runtime.store import Store
-from lowmark.table import Adopt, DeletesHeld, Partition, Trim, Trimmed, View
+from lowmark.table import Adopt, DeletesHeld, Trim, Trimmed, View
 
 __all__ = ["Publisher"]
 
@@ -42,10 +43,10 @@ class Publisher:
 
     def __init__(
         self,
-        backend: Embedded,
+        backend: Backend,
         store: Store,
         records: Records,
-        partitions: Mapping[int, Partition],
+        table: TableId,
         holds: RunHolds,
         step: Callable[[str], None],
         *,
@@ -54,18 +55,18 @@ class Publisher:
         self._backend = backend
         self._store = store
         self._records = records
-        self._partitions = partitions
+        self._table = table
         self._holds = holds
         self._step = step
         self._trim = trim
 
     def finish(
-        self, plan: PartitionPlan, done: Done, *, run: str, before: Standing, now: Standing
+        self, plan: PartitionPlan, done: Done, *, run: str, before: PlanInput, now: PlanInput
     ) -> PartitionPlan:
         """Have one partition read what was written for it; where it stood when that was begun, and
         where it stands now, tell whether it still may.
         """
-        number, table = done.partition, self._partitions[done.partition].table
+        number, table = done.partition, self._table
         if now.view.ledger != before.view.ledger or done.epoch <= now.seen.epoch:
             return msgspec.structs.replace(plan, state="overtaken")
         if done.deletes_below > now.passed:
@@ -86,7 +87,7 @@ class Publisher:
             number,
             pointer,
             seen=now.seen,
-            now_ms=self._backend.node.loop.wall_ms(),
+            now_ms=self._backend.now().wall_ms,
         )
         if not published:
             return msgspec.structs.replace(plan, state="overtaken")
@@ -98,8 +99,7 @@ class Publisher:
 
     def adopt(self, number: int, pointer: Pointer) -> bool:
         """Have a partition read from a ledger that was published; False if somebody needs more."""
-        partition = self._partitions[number]
-        said = Expected.published(partition.table, number, pointer)
+        said = Expected.published(self._table, number, pointer)
         read_manifest(self._store, pointer.manifest, said)  # whatever lies there now
         adopt = Adopt(
             pointer.epoch,
@@ -109,7 +109,7 @@ class Publisher:
             pointer.deletes_below,
         )
         try:
-            self._backend.ask(lambda: partition.ask(adopt))
+            self._backend.propose(self._table, {number: adopt})
         except DeletesHeld:
             return False
         return True
@@ -128,7 +128,7 @@ class Publisher:
         if not self._trim:
             return record
         for plan in record.partitions:
-            view = self._partitions[plan.partition].view
+            view = self._backend.view(self._table, plan.partition)
             cut = view.ledger is None or view.start >= view.ledger.horizon
             if plan.state == "skipped" and not cut:
                 record = record.with_partition(self._cut(plan))
@@ -136,14 +136,12 @@ class Publisher:
 
     def _cut(self, plan: PartitionPlan) -> PartitionPlan:
         """Cut the backlog up to the horizon, as far as nobody holds it; says how far, and who."""
-        partition = self._partitions[plan.partition]
-        before = partition.view
+        number = plan.partition
+        before = self._backend.view(self._table, number)
         self._check_there(before)
-        outcome = self._backend.ask(lambda: partition.ask(Trim(plan.horizon)))
-        trimmed = cast("Trimmed", outcome)
-        after = partition.view
-        if trimmed.batches:
-            self._backend.ask_now(partition.group.snapshot)
+        outcomes = self._backend.propose(self._table, {number: Trim(plan.horizon)})
+        trimmed = cast("Trimmed", outcomes[number])
+        after = self._backend.view(self._table, number)
         names = tuple(f"{hold.kind} {hold.holder}" for hold in trimmed.safe.held_by)
         return msgspec.structs.replace(
             plan,

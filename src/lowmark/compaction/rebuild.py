@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -42,7 +42,7 @@ from lowmark.backend.errors import RowsUnrecoverable
 from lowmark.catalog import Table
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.options import Wishes
-from lowmark.compaction.plan import Standing, standing_of
+from lowmark.compaction.plan import PlanInput, plan_input
 from lowmark.compaction.run import Run
 from lowmark.compaction.runner import HereRunner, Runner
 from lowmark.compaction.verify import Inspector, Looked
@@ -63,7 +63,7 @@ from lowmark.ledger import (
     read_manifest,
     recover_ledger,
 )
-from lowmark.table import Adopted, Partition, View
+from lowmark.table import Adopted, View
 
 __all__ = ["Rebuilt", "Source", "rebuild_ledgers"]
 
@@ -127,7 +127,7 @@ class _Remedy:
 def rebuild_ledgers(
     compactor: Compactor,
     table: Table,
-    partitions: Mapping[int, Partition],
+    partitions: Collection[int],
     wishes: Wishes,
     *,
     dry_run: bool,
@@ -154,13 +154,13 @@ class _Rebuild(Run):
         self,
         compactor: Compactor,
         table: Table,
-        partitions: Mapping[int, Partition],
+        partitions: Collection[int],
         wishes: Wishes,
         *,
         accept_loss: bool,
     ) -> None:
         super().__init__(
-            compactor.embedded,
+            compactor.backend,
             compactor.ledgers,
             compactor.records,
             table,
@@ -307,7 +307,7 @@ class _Rebuild(Run):
             table_name=self.table.name,
             state="planned",
             trigger=REBUILD,
-            began_at_ms=self._backend.node.loop.wall_ms(),
+            began_at_ms=self._backend.now().wall_ms,
             watermark=self._watermark(),
             trim=False,
             engine=self._wishes.engine,
@@ -332,22 +332,23 @@ class _Rebuild(Run):
             with contextlib.suppress(LedgerLost, LedgerDamaged):  # as above
                 self._sweep(self.table)
 
-    def _standing(self, number: int, watermark: int, *, dry: bool = False) -> Standing:
+    def _plan_input(self, number: int, watermark: int, *, dry: bool = False) -> PlanInput:
         """Where a partition stands, whatever the metastore says; no more deletes go than went."""
         del dry
-        partition = self._partitions[number]
         seen = self._records.pointer(self.table.id, number)
-        standing = standing_of(self._backend, partition, seen, watermark=watermark, compare=False)
-        return replace(standing, deletes_below=standing.deletes_gone)
+        given = plan_input(
+            self._backend, self.table, number, seen, watermark=watermark, compare=False
+        )
+        return replace(given, deletes_below=given.deletes_gone)
 
     def _round(
         self, record: RunRecord, todo: Sequence[PartitionPlan], runner: Callable[[], Runner]
     ) -> RunRecord:
-        works: dict[int, tuple[Work, Standing]] = {}
+        works: dict[int, tuple[Work, PlanInput]] = {}
         for plan in todo:
             number = plan.partition
-            standing = self._standing(number, record.watermark)
-            if not self._remedies[number].is_of(standing.view):
+            given = self._plan_input(number, record.watermark)
+            if not self._remedies[number].is_of(given.view):
                 self._remedies[number] = self._remedy(number, self.inspector.look(number))
                 self._check_loss()
             if self._remedies[number].source == "published":
@@ -363,7 +364,7 @@ class _Rebuild(Run):
             if fresh.state != "skipped":
                 self._step(f"salvage partition {number}")
                 fresh = msgspec.structs.replace(fresh, base=self._base(number, remedy))
-                works[number] = self._work(fresh, standing, remedy), standing
+                works[number] = self._work(fresh, given, remedy), given
             record = record.with_partition(fresh)
         return self._worked_off(record, works, {}, runner)
 
@@ -395,8 +396,8 @@ class _Rebuild(Run):
             made_by=self.name,
         )
 
-    def _work(self, plan: PartitionPlan, standing: Standing, remedy: _Remedy) -> Work:
-        work = self._prepared(plan, standing)
+    def _work(self, plan: PartitionPlan, given: PlanInput, remedy: _Remedy) -> Work:
+        work = self._prepared(plan, given)
         schemas: tuple[int, ...] = ()
         base_is, base_bytes = work.base_is, 0
         if plan.base:
@@ -407,7 +408,7 @@ class _Rebuild(Run):
             base_is=base_is,
             base_bytes=base_bytes,
             schema=max(work.schema, *schemas, 0),
-            deletes_gone=standing.deletes_gone,
+            deletes_gone=given.deletes_gone,
             # Of a key whose last row is lost, no older one may stay: whoever reads the files
             # without live sets would take it for the last one. The same goes for files that were
             # found again: older ones among them have rows whose deletes are gone.
@@ -421,7 +422,7 @@ class _Rebuild(Run):
         return [self._rebuilt(number, one) for number, one in self._remedies.items()]
 
     def _rebuilt(self, number: int, remedy: _Remedy) -> Rebuilt:
-        before, now = remedy.adopted, self._partitions[number].view.ledger
+        before, now = remedy.adopted, self._backend.view(self.table.id, number).ledger
         url = self._ledgers.store.url
         based = remedy.base is not None and remedy.source != "published"
         plain = remedy.source in {"none", "sound"}

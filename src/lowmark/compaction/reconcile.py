@@ -9,17 +9,17 @@ a call that was interrupted is made again.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.compaction.records import Records, SeenPointer
 from lowmark.errors import Conflict
 from lowmark.ledger import Expected, Pointer, read_manifest
-from lowmark.table import Adopted, Partition, View
+from lowmark.table import Adopted
 
 __all__ = ["Reconciled", "reconcile_ledgers"]
 
@@ -39,18 +39,16 @@ class Reconciled:
 
 
 def reconcile_ledgers(
-    backend: Embedded,
+    backend: Backend,
     ledgers: Ledgers,
     records: Records,
     table: Table,
-    partitions: Mapping[int, Partition],
+    partitions: Collection[int],
 ) -> list[Reconciled]:
     """Set pointers that are behind what partitions have adopted, or contradict it."""
     found: dict[int, tuple[Adopted | None, SeenPointer, Pointer | None]] = {}
     for number in sorted(partitions):
-        partition = partitions[number]
-        view: View = backend.ask(lambda partition=partition: partition.latest())  # type: ignore[misc]
-        adopted = view.ledger
+        adopted = backend.views(table.id, [number])[number].ledger
         # Looked up after that: what it has adopted was published before, if all is well.
         seen = records.pointer(table.id, number)
         wrong = adopted is not None and not _follows(adopted, seen)
@@ -82,7 +80,7 @@ def _pointer(ledgers: Ledgers, adopted: Adopted, said: Expected) -> Pointer:
 
 
 def _reconciled(
-    backend: Embedded,
+    backend: Backend,
     records: Records,
     table: Table,
     number: int,
@@ -92,7 +90,7 @@ def _reconciled(
 ) -> Reconciled:
     before = seen.pointer
     if wanted is not None:
-        now_ms = backend.node.loop.wall_ms()
+        now_ms = backend.now().wall_ms
         if not records.publish(table.id, number, wanted, seen=seen, now_ms=now_ms):
             raise Conflict(
                 f"the pointer of partition {number} of table {table.name} has changed meanwhile",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lowmark.backend.embedded import Embedded
+from lowmark.backend.port import Backend
 from lowmark.errors import Rejected
 from lowmark.group import OutcomeUnknown
 from lowmark.ledger import (
@@ -27,7 +27,7 @@ from lowmark.ledger import (
     run_prefix,
 )
 from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX, ledger_keys, table_of
-from lowmark.metastore import Compare, Do, Operation, Put, Remove, missing, revision
+from lowmark.metastore import Compare, Operation, Put, Remove, missing, revision
 
 __all__ = ["Records", "SeenPointer"]
 
@@ -52,25 +52,23 @@ class SeenPointer:
 class Records:
     """What the metastore says of ledgers."""
 
-    def __init__(self, backend: Embedded) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._metastore = backend.node.cluster.metastore
 
     # -- pointers -------------------------------------------------------------------------------
 
     def pointer(self, table: int, partition: int) -> SeenPointer:
         """The ledger of a partition that was published last."""
-        entry = self._backend.ask(lambda: self._metastore.get(pointer_key(table, partition)))
+        entry = self._backend.get(pointer_key(table, partition))
         if entry is None:
             return SeenPointer(None, 0)
         return SeenPointer(decode_pointer(entry.value), entry.revision)
 
     def pointers(self, table: int) -> dict[int, Pointer]:
         """Of all partitions that have one."""
-        page = self._backend.ask(lambda: self._metastore.range(prefix=pointer_prefix(table)))
         return {
             int(entry.key.rpartition(b".")[2]): decode_pointer(entry.value)
-            for entry in page.entries
+            for entry in self._backend.range(pointer_prefix(table))
         }
 
     def publish(
@@ -92,7 +90,7 @@ class Records:
             )
         for attempt in range(_PUBLISH_ATTEMPTS):
             try:
-                if self._backend.ask(lambda: self._metastore.invoke_if(unchanged, operations)):
+                if self._backend.write(operations, condition=unchanged):
                     return True
             except OutcomeUnknown:
                 if self.pointer(table, partition).pointer == pointer:
@@ -105,9 +103,9 @@ class Records:
 
     def retired(self, table: int) -> list[tuple[int, int, Retired]]:
         """Ledgers that were replaced and not removed yet: partition, epoch, and which."""
-        page = self._backend.ask(lambda: self._metastore.range(prefix=retired_prefix(table)))
         return [
-            (*parse_retired_key(entry.key), decode_retired(entry.value)) for entry in page.entries
+            (*parse_retired_key(entry.key), decode_retired(entry.value))
+            for entry in self._backend.range(retired_prefix(table))
         ]
 
     def forget_retired(self, table: int, partition: int, epoch: int) -> None:
@@ -120,25 +118,24 @@ class Records:
         """The tables of which anything is known."""
         found = set()
         for prefix in (POINTER_PREFIX, RUN_PREFIX):
-            page = self._backend.ask(lambda prefix=prefix: self._metastore.range(prefix=prefix))  # type: ignore[misc]
-            found |= {table_of(entry.key) for entry in page.entries}
+            found |= {table_of(entry.key) for entry in self._backend.range(prefix)}
         return found
 
     def forget_table(self, table: int) -> None:
         """Nothing is left of it."""
         with contextlib.suppress(OutcomeUnknown):  # removed or not: the next one finds it
-            self._backend.ask(lambda: self._metastore.invoke(Do(ledger_keys(table))))
+            self._backend.write(ledger_keys(table))
 
     # -- runs -----------------------------------------------------------------------------------
 
     def put_run(self, record: RunRecord) -> None:
         """Note how far a run is."""
         key, value = run_key(record.table, record.run), msgspec.json.encode(record)
-        self._backend.ask(lambda: self._metastore.put(key, value))
+        self._backend.write([Put(key, value)])
 
     def run(self, table: int, run: str) -> RunRecord:
         """A run by its name."""
-        entry = self._backend.ask(lambda: self._metastore.get(run_key(table, run)))
+        entry = self._backend.get(run_key(table, run))
         if entry is None:
             raise Rejected(f"there is no run {run}", hint="`lowmark runs` lists them.")
         return decode_run(entry.value)
@@ -146,8 +143,7 @@ class Records:
     def runs(self, table: int | None = None) -> list[RunRecord]:
         """All runs that are known, of one table or of all; the newest first."""
         prefix = RUN_PREFIX if table is None else run_prefix(table)
-        page = self._backend.ask(lambda: self._metastore.range(prefix=prefix))
-        found = [decode_run(entry.value) for entry in page.entries]
+        found = [decode_run(entry.value) for entry in self._backend.range(prefix)]
         return sorted(found, key=lambda one: (one.began_at_ms, one.run), reverse=True)
 
     def forget_old_runs(self, table: int) -> None:
@@ -159,4 +155,4 @@ class Records:
         operations = tuple(Remove(key) for key in keys)
         if operations:
             with contextlib.suppress(OutcomeUnknown):  # removed or not: the next one finds it
-                self._backend.ask(lambda: self._metastore.invoke(Do(operations)))
+                self._backend.write(operations)

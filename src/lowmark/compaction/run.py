@@ -30,19 +30,19 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import Cancelled
 from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.compaction.holds import RunHolds
 from lowmark.compaction.options import Wishes
-from lowmark.compaction.plan import Standing, plan_partition, sealed_tail, standing_of
+from lowmark.compaction.plan import PlanInput, plan_input, plan_partition
 from lowmark.compaction.publish import Publisher
 from lowmark.compaction.records import Records
 from lowmark.compaction.runner import Runner
@@ -60,7 +60,6 @@ from lowmark.ledger import (
     read_manifest,
 )
 from lowmark.runtime import DiskFull, FileMissing
-from lowmark.table import Partition
 
 __all__ = ["Run", "check_wanted"]
 
@@ -85,11 +84,11 @@ class Run:
 
     def __init__(
         self,
-        backend: Embedded,
+        backend: Backend,
         ledgers: Ledgers,
         records: Records,
         table: Table,
-        partitions: Mapping[int, Partition],
+        partitions: Collection[int],
         wishes: Wishes,
         *,
         sweep: Callable[[Table], object],
@@ -109,13 +108,13 @@ class Run:
         """Partitions that found no space when they were tried last, and are tried again."""
         self.thread = threading.get_ident()
         self._stop = Stop()
-        self._holds = RunHolds(backend, partitions)
+        self._holds = RunHolds(backend, table.id)
         self._watch = RunWatch(ledgers.store, wishes.progress, self._stop, self._holds.renew)
         self._publisher = Publisher(
             backend,
             ledgers.store,
             records,
-            partitions,
+            table.id,
             self._holds,
             self._step,
             trim=wishes.trim,
@@ -131,18 +130,18 @@ class Run:
         watermark = self._watermark()
         plans = []
         for number in sorted(self._partitions):
-            standing = self._sound_standing(number, watermark, dry=dry)
-            if standing is None:
+            given = self._sound_input(number, watermark, dry=dry)
+            if given is None:
                 plans.append(PartitionPlan(partition=number, why=self._damaged[number].message))
             else:
-                plans.append(plan_partition(number, table, standing, anyway=wishes.rewrite))
+                plans.append(plan_partition(number, table, given, anyway=wishes.rewrite))
         return RunRecord(
             run=self.name,
             table=table.id,
             table_name=table.name,
             state="planned",
             trigger=wishes.trigger,
-            began_at_ms=self._backend.node.loop.wall_ms(),
+            began_at_ms=self._backend.now().wall_ms,
             watermark=watermark,
             verify=wishes.verify,
             trim=wishes.trim,
@@ -155,36 +154,33 @@ class Run:
         )
 
     def _watermark(self) -> int:
-        mark = self._backend.node.watermark
-        assert mark is not None
-        return self._backend.ask(mark.read)
+        return self._backend.watermark(latest=True).value
 
-    def _sound_standing(self, number: int, watermark: int, *, dry: bool = False) -> Standing | None:
+    def _sound_input(self, number: int, watermark: int, *, dry: bool = False) -> PlanInput | None:
         """Where a partition stands; None if that can't be told: it is left out, and told of when
         the others are done. With nothing else to do, it is told at once.
         """
         try:
-            return self._standing(number, watermark, dry=dry)
+            return self._plan_input(number, watermark, dry=dry)
         except Corrupt as damage:
             if dry or len(self._partitions) == 1:
                 raise
             self._damaged[number] = damage
             return None
 
-    def _standing(self, number: int, watermark: int, *, dry: bool = False) -> Standing:
+    def _plan_input(self, number: int, watermark: int, *, dry: bool = False) -> PlanInput:
         """Where a partition stands, after it has adopted what was published for it before."""
-        partition = self._partitions[number]
         seen = self._records.pointer(self.table.id, number)
-        standing = standing_of(self._backend, partition, seen, watermark=watermark)
-        ledger = standing.view.ledger
+        given = plan_input(self._backend, self.table, number, seen, watermark=watermark)
+        ledger = given.view.ledger
         adopted = ledger.epoch if ledger is not None else 0
         if seen.pointer is None or seen.pointer.epoch <= adopted:
-            return standing
+            return given
         if dry:
-            return standing.once_adopted(seen.pointer)
+            return given.once_adopted(seen.pointer)
         if self._publisher.adopt(number, seen.pointer):
-            return standing_of(self._backend, partition, seen, watermark=watermark)
-        return standing
+            return plan_input(self._backend, self.table, number, seen, watermark=watermark)
+        return given
 
     # -- the run --------------------------------------------------------------------------------
 
@@ -254,41 +250,41 @@ class Run:
         self, record: RunRecord, todo: Sequence[PartitionPlan], runner: Callable[[], Runner]
     ) -> RunRecord:
         """Work off what is left, then publish it; what was refused stays to be done."""
-        finished: dict[int, tuple[Done, Standing]] = {}
-        works: dict[int, tuple[Work, Standing]] = {}
+        finished: dict[int, tuple[Done, PlanInput]] = {}
+        works: dict[int, tuple[Work, PlanInput]] = {}
         for wave in _waves(todo):
-            ready: list[tuple[PartitionPlan, Standing]] = []
+            ready: list[tuple[PartitionPlan, PlanInput]] = []
             for plan in wave:
-                standing = self._sound_standing(plan.partition, record.watermark)
-                if standing is None:
+                given = self._sound_input(plan.partition, record.watermark)
+                if given is None:
                     continue
-                ledger = standing.ledger
+                ledger = given.ledger
                 if ledger is not None and ledger.manifest == plan.manifest:
                     # It was adopted before the run was interrupted: what is left is to cut.
                     record = record.with_partition(self._publisher.trimmed(plan))
                     if len(wave) == 1:
                         record = self._noted(record)
                     continue
-                done = self._finished(plan, standing)
+                done = self._finished(plan, given)
                 if done is not None:
-                    finished[plan.partition] = done, standing
+                    finished[plan.partition] = done, given
                     continue
                 fresh = plan_partition(
-                    plan.partition, self.table, standing, anyway=self._wishes.rewrite
+                    plan.partition, self.table, given, anyway=self._wishes.rewrite
                 )
                 record = record.with_partition(fresh)
                 if fresh.state != "skipped":
-                    ready.append((fresh, standing))
+                    ready.append((fresh, given))
             _together(lambda one: self._held(*one), ready)
-            for fresh, standing in ready:
-                works[fresh.partition] = self._work_for(fresh, standing), standing
+            for fresh, given in ready:
+                works[fresh.partition] = self._work_for(fresh, given), given
         return self._worked_off(record, works, finished, runner)
 
     def _worked_off(
         self,
         record: RunRecord,
-        works: Mapping[int, tuple[Work, Standing]],
-        finished: dict[int, tuple[Done, Standing]],
+        works: Mapping[int, tuple[Work, PlanInput]],
+        finished: dict[int, tuple[Done, PlanInput]],
         runner: Callable[[], Runner],
     ) -> RunRecord:
         """Have the work done, and publish it with what was finished before."""
@@ -327,7 +323,7 @@ class Run:
         def finish(number: int) -> PartitionPlan:
             self._check()
             done, before = finished[number]
-            now = self._standing(number, record.watermark)
+            now = self._plan_input(number, record.watermark)
             return self._publisher.finish(
                 plans[number], done, run=self.name, before=before, now=now
             )
@@ -336,7 +332,7 @@ class Run:
             record = self._noted(record.with_partitions(_together(finish, wave)))
         return record
 
-    def _finished(self, plan: PartitionPlan, standing: Standing) -> Done | None:
+    def _finished(self, plan: PartitionPlan, given: PlanInput) -> Done | None:
         """What a partition has written before the run was interrupted, if it can still be used."""
         path = done_path(self.table.id, self.name, plan.partition)
         try:
@@ -354,33 +350,30 @@ class Run:
             return None
         if done.partition != plan.partition:
             return None  # another one's answer, in the wrong place
-        base = standing.ledger.manifest if standing.ledger is not None else ""
-        if manifest.based_on != base or done.deletes_below > standing.passed:
+        base = given.ledger.manifest if given.ledger is not None else ""
+        if manifest.based_on != base or done.deletes_below > given.passed:
             return None
-        if done.epoch <= standing.seen.epoch:
+        if done.epoch <= given.seen.epoch:
             return None  # another one was published meanwhile, and was not adopted
         return done
 
-    def _prepared(self, plan: PartitionPlan, standing: Standing) -> Work:
+    def _prepared(self, plan: PartitionPlan, given: PlanInput) -> Work:
         """Step 2: hold what is read, and say where it is."""
-        self._held(plan, standing)
-        return self._work_for(plan, standing)
+        self._held(plan, given)
+        return self._work_for(plan, given)
 
-    def _held(self, plan: PartitionPlan, standing: Standing) -> None:
+    def _held(self, plan: PartitionPlan, given: PlanInput) -> None:
         self._step(f"hold partition {plan.partition}")
-        self._holds.take(self.name, plan, standing.view)
+        self._holds.take(self.name, plan, given.view)
 
-    def _work_for(self, plan: PartitionPlan, standing: Standing) -> Work:
-        number, view = plan.partition, standing.view
-        tail = sealed_tail(
-            self._backend, self._partitions[number], view, low=plan.low, high=plan.horizon
-        )
+    def _work_for(self, plan: PartitionPlan, given: PlanInput) -> Work:
+        tail = self._backend.tail(self.table.id, plan.partition, low=plan.low, high=plan.horizon)
         return work_for(
             self._backend,
             self._ledgers.store,
             self.table,
             plan,
-            standing,
+            given,
             tail,
             self._wishes,
             run=self.name,
@@ -407,7 +400,7 @@ class Run:
             record,
             state=state,
             error=error,
-            ended_at_ms=self._backend.node.loop.wall_ms(),
+            ended_at_ms=self._backend.now().wall_ms,
             seconds=time.monotonic() - self._began_s,
         )
         self._records.put_run(record)

@@ -13,15 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.port import Backend
 from lowmark.catalog import TableId
 from lowmark.compaction.records import Records
 from lowmark.errors import Rejected
 from lowmark.ledger import Expected, LedgerDamaged, LedgerLost, read_manifest, table_folder
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
-from lowmark.upkeep.dropped import dropped_at
 
 __all__ = ["claim", "sweep", "sweep_dropped"]
 
@@ -30,11 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 def sweep(
-    backend: Embedded,
+    backend: Backend,
     ledgers: Ledgers,
     records: Records,
-    table: int,
-    grace_ms: int,
+    table: TableId,
     *,
     dry_run: bool = False,
 ) -> list[str]:
@@ -48,8 +46,8 @@ def sweep(
     for number, pointer in records.pointers(table).items():
         pointers.add(pointer.manifest)
         expected.setdefault(pointer.manifest, Expected.published(table, number, pointer))
-    in_use = ledgers.in_use()  # after what is adopted: whoever takes an older one took it before
-    now_ms = backend.node.loop.wall_ms()
+    in_use = backend.files_in_use()  # after what is adopted: whoever takes an older one did before
+    now_ms, grace_ms = backend.now().wall_ms, backend.info.grace_ms
     retired = records.retired(table)
     over = [
         (partition, epoch, one)
@@ -98,7 +96,7 @@ def claim(store: Store, database: str) -> None:
 
 
 def sweep_dropped(
-    backend: Embedded, ledgers: Ledgers, records: Records, *, busy: Collection[int] = ()
+    backend: Backend, ledgers: Ledgers, records: Records, *, busy: Collection[int] = ()
 ) -> list[int]:
     """Remove the ledgers of tables that were dropped, once nobody can look back to them; gives
     which tables. Those in `busy` are being compacted: they are left for another time.
@@ -106,19 +104,16 @@ def sweep_dropped(
     Their records go as well: a run that went on when its table was dropped may have written one
     after all others had gone.
     """
-    node = backend.node
-    catalogs, mark = node.catalogs, node.watermark
-    assert catalogs is not None
-    assert mark is not None
     store = ledgers.store
     folders = store.folders("")
     numbers = {one.removeprefix("table-") for one in folders if one.startswith("table-")}
     known = {int(number) for number in numbers if number.isdigit()} | records.tables()
-    read = {manifest.partition("/")[0] for manifest in ledgers.in_use()}
+    read = {manifest.partition("/")[0] for manifest in backend.files_in_use()}
+    watermark = backend.watermark().value
     gone = []
     for table in sorted(known.difference(busy)):
-        at = dropped_at(catalogs, TableId(table))
-        if at is None or mark.current < at or table_folder(table) in read:
+        at = backend.dropped_at(TableId(table))
+        if at is None or watermark < at or table_folder(table) in read:
             continue
         ledgers.forget_all(f"{table_folder(table)}/")
         store.delete_folder(table_folder(table))
@@ -127,16 +122,12 @@ def sweep_dropped(
     return gone
 
 
-def _adopted(backend: Embedded, table: int) -> dict[str, Expected]:
+def _adopted(backend: Backend, table: TableId) -> dict[str, Expected]:
     """The manifests that partitions have adopted, and what they have noted of them."""
-    tables = backend.node.tables
-    assert tables is not None
-    copies = backend.ask_now(lambda: [one for one in tables.all() if one.table == table])
-    ledgers = [(one.number, one.view.ledger) for one in copies]
     return {
-        ledger.manifest: Expected.adopted(table, number, ledger)
-        for number, ledger in ledgers
-        if ledger is not None
+        one.ledger.manifest: Expected.adopted(table, number, one.ledger)
+        for number, one in backend.status(table, latest=False).items()
+        if one.ledger is not None
     }
 
 

@@ -7,19 +7,20 @@ What is looked at stays: its files are not swept until whoever looks is done.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.port import Backend
+from lowmark.backend.values import Hold, PartitionStatus, ReadRange
 from lowmark.catalog import Table
 from lowmark.compaction.options import Progress
 from lowmark.compaction.records import Records, SeenPointer
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Expected, Lost, Problem, Verified, read_manifest, verify_ledger
-from lowmark.table import Adopted, Partition, State, View
+from lowmark.table import Adopted, View
 
 __all__ = ["Inspector", "LedgerVerdict", "Looked", "verify_ledgers"]
 
@@ -75,11 +76,11 @@ class Inspector:
 
     def __init__(
         self,
-        backend: Embedded,
+        backend: Backend,
         ledgers: Ledgers,
         records: Records,
         table: Table,
-        partitions: Mapping[int, Partition],
+        partitions: Collection[int],
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self._backend = backend
@@ -89,7 +90,7 @@ class Inspector:
         self._partitions = partitions
         self._progress = progress
         self._found: dict[str, Verified] = {}
-        self._ends = contextlib.ExitStack()
+        self._holds: list[Hold] = []
         self._read = self._total = self._ready = 0
 
     def __enter__(self) -> Self:
@@ -101,12 +102,13 @@ class Inspector:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._ends.close()
+        while self._holds:
+            self._backend.release(self._holds.pop())
 
     def look_at_all(self) -> dict[int, Looked]:
         """Every partition, in the order of their numbers."""
-        for partition in self._partitions.values():
-            ledger = partition.view.ledger
+        for number in self._partitions:
+            ledger = self._backend.view(self._table.id, number).ledger
             if ledger is not None:
                 self._total += self._size_of(ledger.manifest)
         found = {}
@@ -118,21 +120,28 @@ class Inspector:
 
     def look(self, number: int) -> Looked:
         """One partition, as it is now."""
-        partition = self._partitions[number]
-
-        def look(state: State) -> View:
-            if state.ledger is not None:
-                self._ends.callback(self._ledgers.take(state.ledger.manifest))
-            return state.backlog.view
-
         seen = self._records.pointer(self._table.id, number)
-        view = self._backend.ask(lambda: partition.read(look))
+        view = self._held(number).view
         adopted, pointer = view.ledger, seen.pointer
         ahead = None
         if pointer is not None and pointer.epoch > (adopted.epoch if adopted is not None else -1):
             said = Expected.published(self._table.id, number, pointer)
             ahead = self.verify(pointer.manifest, said)
         return Looked(view, seen, self._adopted(number, adopted), ahead)
+
+    def _held(self, number: int) -> PartitionStatus:
+        """A partition, whose ledger's files stay from then on."""
+        held = self._backend.hold(
+            self._table.id,
+            {number: ReadRange(0, 0, ledger="beside")},
+            holder="verify",
+            why="its ledger is verified",
+        )
+        self._holds.append(held.hold)
+        status = held.partitions[number]
+        if status.stopped is not None:
+            raise status.stopped
+        return status
 
     def _adopted(self, number: int, adopted: Adopted | None) -> Verified | None:
         if adopted is None:
@@ -143,7 +152,7 @@ class Inspector:
     def verify(self, manifest: str, expected: Expected | None = None) -> Verified:
         """Read all of a ledger, if that was not done yet."""
         if manifest not in self._found:
-            self._ends.callback(self._ledgers.take(manifest))
+            self._holds.append(self._backend.hold_files([manifest]))
             self._found[manifest] = verify_ledger(
                 self._ledgers.store, manifest, self._table, expected=expected, pace=self._tell
             )
@@ -163,11 +172,11 @@ class Inspector:
 
 
 def verify_ledgers(
-    backend: Embedded,
+    backend: Backend,
     ledgers: Ledgers,
     records: Records,
     table: Table,
-    partitions: Mapping[int, Partition],
+    partitions: Collection[int],
     progress: Callable[[Progress], None] | None,
 ) -> list[LedgerVerdict]:
     """Read all ledgers of some partitions; gives what is wrong with each."""

@@ -14,11 +14,11 @@ from itertools import chain
 
 import msgspec
 
-from lowmark.backend.embedded import Embedded
+from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.catalog.serializers import encode_table
 from lowmark.compaction.options import Wishes
-from lowmark.compaction.plan import Standing
+from lowmark.compaction.plan import PlanInput
 from lowmark.compaction.runner import Runner, work_off
 from lowmark.compaction.watch import Stop
 from lowmark.errors import Corrupt, LowmarkError
@@ -33,7 +33,6 @@ from lowmark.ledger import (
     read_adopted,
 )
 from lowmark.node.faults import decode_fault
-from lowmark.runtime import HybridTime
 from lowmark.runtime.store import Store
 from lowmark.version import __version__
 
@@ -46,35 +45,35 @@ _MANY = 32
 
 
 def work_for(
-    backend: Embedded,
+    backend: Backend,
     store: Store,
     table: Table,
     plan: PartitionPlan,
-    standing: Standing,
+    given: PlanInput,
     tail: Tail,
     wishes: Wishes,
     *,
     run: str,
 ) -> Work:
     """All that a task has to know of one partition."""
-    base = _base(store, standing)
+    base = _base(store, given)
     return Work(
         run=run,
         store=store.location,
-        root=str(backend.data.absolute()),
+        root=backend.info.data_path,
         table=encode_table(table),
         table_name=table.name,
         partition=plan.partition,
-        epoch=max(plan.base_epoch, standing.seen.epoch) + 1,
+        epoch=max(plan.base_epoch, given.seen.epoch) + 1,
         base=plan.base,
-        base_is=_base_is(table, plan, standing),
+        base_is=_base_is(table, plan, given),
         tail=tail,
         horizon=plan.horizon,
-        schema=_schema(backend, table, plan, standing),
-        deletes_below=min(standing.deletes_below, plan.horizon),
-        watermark=standing.watermark,
+        schema=_schema(backend, table, plan, given),
+        deletes_below=min(given.deletes_below, plan.horizon),
+        watermark=given.watermark,
         base_bytes=base.bytes if base is not None else 0,
-        expired=base.expired if base is not None else standing.expired,
+        expired=base.expired if base is not None else given.status.expired,
         made_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         release=__version__,
         verify=wishes.verify,
@@ -85,41 +84,38 @@ def work_for(
     )
 
 
-def _schema(backend: Embedded, table: Table, plan: PartitionPlan, standing: Standing) -> int:
+def _schema(backend: Backend, table: Table, plan: PartitionPlan, given: PlanInput) -> int:
     """The version that new files get: the one in force at the watermark.
 
     Whoever reads as of that time or later finds every column that it may ask for. Rows that
     come with a newer version were written later, but for a clock that went back.
     """
-    catalogs = backend.node.catalogs
-    assert catalogs is not None
-    view = standing.view
+    view = given.view
     at, end = view.batch_at(plan.low), view.batch_at(max(plan.horizon - 1, plan.low))
     versions = view.columns.schema[at : end + 1][: max(view.count - at, 0)]
     newest = int(versions.max()) if len(versions) and plan.rows else 0
     in_force = table.schemas[0].number
     with contextlib.suppress(LowmarkError):  # the watermark is older than the catalog's history
-        catalog = backend.ask(lambda: catalogs.at(HybridTime(standing.watermark)))
-        then = catalog.table(table.id)
+        then = backend.catalog_at(given.watermark).table(table.id)
         in_force = max(in_force, then.latest.number if then is not None else 0)
     return max(newest, in_force)
 
 
-def _base_is(table: Table, plan: PartitionPlan, standing: Standing) -> Expected | None:
+def _base_is(table: Table, plan: PartitionPlan, given: PlanInput) -> Expected | None:
     """What the partition has noted of the ledger that the work begins with."""
-    ledger = standing.ledger
+    ledger = given.ledger
     if ledger is None or ledger.manifest != plan.base:
         return None  # what a rebuild begins with: it says so itself
     return Expected.adopted(table.id, plan.partition, ledger)
 
 
-def _base(store: Store, standing: Standing) -> Manifest | None:
+def _base(store: Store, given: PlanInput) -> Manifest | None:
     """The ledger that there is; it says below which offset rows went by retention that no ledger
     has: what it cuts off a backlog below the horizon stays in the ledger.
     """
-    if standing.ledger is not None:
+    if given.ledger is not None:
         with contextlib.suppress(Corrupt):  # told by the work, which reads it as well
-            return read_adopted(store, standing.ledger)
+            return read_adopted(store, given.ledger)
     return None
 
 
