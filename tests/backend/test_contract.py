@@ -1,0 +1,277 @@
+"""What the API promises, over each implementation of the port: the same answers, the same errors.
+
+The second implementation passes bytes and nothing else (see `encoded`), so what holds here does not
+depend on sharing a process with the database.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from backend.conftest import embedded
+from backend.encoded import EncodedBackend
+from eventually import eventually
+from lowmark import errors
+from lowmark.backend.port import RETRY, Backend
+from lowmark.catalog import AddColumns, NewColumn, parse_type
+from lowmark.client import Database, Table
+
+pytestmark = pytest.mark.contract
+
+COLUMNS = {"id": "int64", "status": "string"}
+
+
+@pytest.fixture
+def orders(db: Database) -> Table:
+    return db.create_table("orders", COLUMNS, key="id", partitions=3)
+
+
+def rows(first: int, end: int, status: str = "new") -> list[dict[str, object]]:
+    return [{"id": number, "status": status} for number in range(first, end)]
+
+
+def by_id(found: list[dict[str, object]]) -> dict[object, object]:
+    return {row["id"]: row["status"] for row in found}
+
+
+def settle(db: Database) -> None:
+    """Let compaction take all that is there."""
+    db.advance_watermark("now")
+
+
+# -- rows in ------------------------------------------------------------------------------------
+
+
+def test_rows_go_in_and_say_where(db: Database, orders: Table) -> None:
+    # when rows, an Arrow table and deletes are appended
+    first = orders.append(rows(0, 100))
+    second = orders.append(pa.table({"id": [100, 101], "status": ["a", "b"]}))
+    third = orders.delete([0, 1])
+    # then each call says where they went, without gaps
+    assert [one.rows for one in (first, second, third)] == [100, 2, 2]
+    ends = orders.snapshot().ends
+    assert sum(ends.values()) == 104
+    assert orders.get(0) is None
+    assert orders.get(101) == {"id": 101, "status": "b"}
+    assert [row and row["id"] for row in orders.get_many([5, 1, 7])] == [5, None, 7]
+
+
+def test_a_refused_batch_leaves_nothing(db: Database, orders: Table) -> None:
+    with pytest.raises(errors.ValueRefused, match="status"):
+        orders.append([{"id": 1, "status": "new"}, {"id": 2, "status": 7.5}])
+    assert orders.read().to_arrow().num_rows == 0
+
+
+def test_a_producer_sends_and_a_newer_one_fences_it_off(db: Database, orders: Table) -> None:
+    older = orders.producer(name="import", linger_ms=0)
+    older.send_many(rows(0, 10))
+    older.flush()
+    with orders.producer(name="import", linger_ms=0) as newer:
+        newer.send_many(rows(10, 20))
+    older.send({"id": 99, "status": "late"})
+    with pytest.raises(errors.ProducerFenced):
+        older.flush()
+    assert orders.get(99) is None
+    assert len(by_id(orders.read().to_pylist())) == 20
+
+
+# -- rows out -----------------------------------------------------------------------------------
+
+
+def test_rows_come_out_by_place_by_time_and_by_column(db: Database, orders: Table) -> None:
+    orders.append(rows(0, 50))
+    middle = orders.snapshot()
+    orders.append(rows(50, 80))
+    assert len(orders.read().to_pylist()) == 80
+    assert len(orders.read(end=middle).to_pylist()) == 50
+    assert len(orders.read(start=dict(middle.ends)).to_pylist()) == 30
+    assert len(orders.read(start="latest").to_pylist()) == 0
+    assert len(orders.read(partitions=[1]).to_pylist()) == len(
+        orders.read(partitions=[1], batch_bytes=1).to_pylist()
+    )
+    limited = orders.read(limit=7, columns=["id", "_offset", "_partition", "_time"])
+    assert len(limited.to_pylist()) == 7
+    rest = orders.read(start=limited.position)
+    assert len(rest.to_pylist()) == 73
+    table = pa.table(orders.read(columns=["id"]))
+    assert sorted(table["id"].to_pylist()) == list(range(80))
+
+
+def test_history_is_exact(db: Database, orders: Table) -> None:
+    orders.append(rows(0, 10, "old"))
+    then = orders.snapshot().time
+    orders.append(rows(0, 5, "new"))
+    orders.delete([9])
+    assert by_id(orders.read(as_of=then).to_pylist()) == dict.fromkeys(range(10), "old")
+    now = by_id(orders.read(as_of=orders.snapshot().time).to_pylist())
+    assert now == dict.fromkeys(range(5), "new") | dict.fromkeys(range(5, 9), "old")
+    with pytest.raises(errors.TimeInFuture):
+        orders.read(as_of=datetime(2100, 1, 1, tzinfo=UTC))
+
+
+def test_a_reader_follows(db: Database, orders: Table) -> None:
+    reader = orders.read(follow=True, lease_ms=60_000)
+    seen: list[int] = []
+
+    def follow() -> None:
+        for batch in reader:
+            seen.extend(batch.column("id").to_pylist())
+            if len(seen) >= 20:
+                return
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    orders.append(rows(0, 10))
+    eventually(lambda: len(seen) == 10)
+    orders.append(rows(10, 20))
+    thread.join(60)
+    reader.close()
+    assert sorted(seen) == list(range(20))
+
+
+def test_cursors_hold_what_they_have_not_read(db: Database, orders: Table) -> None:
+    orders.append(rows(0, 30))
+    cursor = orders.cursors.create("billing")
+    assert cursor.lag_rows == 30
+    reader = orders.read(cursor="billing")
+    assert len(reader.to_pylist()) == 30
+    orders.cursors.commit("billing", reader.position)
+    assert orders.cursors.get("billing").lag_rows == 0
+    (explained,) = {holder.name for one in orders.explain().partitions for holder in one.holders}
+    assert explained == "billing"
+    orders.cursors.delete("billing")
+    with pytest.raises(errors.CursorUnknown):
+        orders.cursors.get("billing")
+
+
+# -- compaction ---------------------------------------------------------------------------------
+
+
+def test_a_table_is_compacted_read_and_verified(db: Database, orders: Table) -> None:
+    # given three rows of each key, and some deletes
+    for status in ("a", "b", "c"):
+        orders.append(rows(0, 40, status))
+    orders.delete([38, 39])
+    then = orders.snapshot()
+    settle(db)
+    # when it is compacted
+    assert orders.compact(engine="local", dry_run=True).state == "planned"
+    record = orders.compact(engine="local", verify=True)
+    # then of each key the last row is left, by every way to look
+    assert record.state == "done"
+    expected = dict.fromkeys(range(38), "c")
+    compacted = orders.read(compacted=True)
+    assert by_id(compacted.to_pylist()) == expected
+    assert by_id(orders.read(as_of=then.time).to_pylist()) == expected
+    assert orders.get(7) == {"id": 7, "status": "c"}
+    assert orders.get(38) is None
+    with pytest.raises(errors.GapFound):
+        orders.read().to_arrow()
+    assert not any(verdict.problems for verdict in orders.verify_ledgers())
+    assert [one.state for one in orders.runs()] == ["done"]
+    assert len(orders.ledgers()) == 3
+    assert orders.sweep(dry_run=True) == []
+    tide = orders.tide(stretches=4)
+    assert sum(one.ledger.live_rows for one in tide.partitions if one.ledger) == 38
+    # and rows that come later are found with it
+    orders.append(rows(0, 2, "d"))
+    assert orders.get(0) == {"id": 0, "status": "d"}
+    assert by_id(orders.read(compacted=True).to_pylist())[1] == "d"
+    assert orders.compact(engine="local").state in {"too young", "done"}
+
+
+def test_young_rows_are_left_alone(db: Database, orders: Table) -> None:
+    orders.append(rows(0, 5))
+    assert orders.compact(engine="local").state == "too young"
+    assert len(orders.read().to_pylist()) == 5
+
+
+# -- the catalog, the watermark, the end ---------------------------------------------------------
+
+
+def test_tables_change_and_go(db: Database, orders: Table) -> None:
+    orders.append(rows(0, 3))
+    added = NewColumn(name="note", type=parse_type("string"))
+    db.execute([AddColumns(table="orders", columns=(added,))])
+    orders.append([{"id": 3, "status": "new", "note": "n"}])
+    assert orders.get(3) == {"id": 3, "status": "new", "note": "n"}
+    assert orders.get(0) == {"id": 0, "status": "new", "note": None}
+    before = db.watermark().goal
+    assert db.advance_watermark().after <= max(before, db.watermark().goal)
+    assert db.tables() == ["orders"]
+    then = orders.snapshot().time
+    db.drop_table("orders")
+    with pytest.raises(errors.TableUnknown):
+        orders.append(rows(4, 5))
+    with pytest.raises(errors.TableUnknown):
+        db.table("ordres")
+    assert len(db.table("orders", as_of=then).read(as_of=then).to_pylist()) == 4
+
+
+def test_below_the_watermark_nothing_is_answered(db: Database, orders: Table) -> None:
+    orders.append(rows(0, 3))
+    then = orders.snapshot().time
+    orders.append(rows(3, 6))
+    settle(db)
+    assert db.watermark().value > then
+    with pytest.raises(errors.BelowWatermark):
+        orders.read(as_of=then)
+
+
+def test_after_the_end_every_call_says_so(db: Database, orders: Table) -> None:
+    reader = orders.read(follow=True)
+    db.close()
+    with pytest.raises(errors.Closed):
+        orders.append(rows(0, 1))
+    with pytest.raises(errors.Closed):
+        orders.get(1)
+    with pytest.raises(errors.LowmarkError):
+        next(reader)
+
+
+# -- the port itself ----------------------------------------------------------------------------
+
+
+def test_every_call_of_the_port_has_its_retry_class() -> None:
+    calls = {
+        name
+        for name, member in vars(Backend).items()
+        if callable(member) and not name.startswith("_")
+    }
+    assert calls - {"check", "close"} == set(RETRY)
+
+
+def test_the_api_and_compaction_use_every_call(tmp_path: Path) -> None:
+    """A call that nothing uses is not part of the port."""
+    backend = EncodedBackend(embedded(tmp_path / "data"))
+    with Database(backend) as db:
+        orders = db.create_table("orders", COLUMNS, key="id", partitions=2)
+        orders.append(rows(0, 20))
+        with orders.producer(name="import", linger_ms=0) as producer:
+            producer.send({"id": 20, "status": "new"})
+        then = orders.snapshot().time
+        orders.read(as_of=then).to_arrow()
+        orders.get(1)
+        with orders.read(follow=True) as reader:
+            next(reader)
+            threading.Timer(0.2, reader.close).start()
+            for _ in reader:
+                time.sleep(0)
+        orders.cursors.create("billing")
+        orders.cursors.delete("billing")
+        db.table("orders", as_of=then)
+        db.advance_watermark("now")
+        orders.compact(engine="local")
+        orders.verify_ledgers()
+        orders.explain()
+        db.drop_table("orders")
+        db.advance_watermark("now")
+        other = db.create_table("other", COLUMNS, key="id")
+        other.sweep()
+    assert set(RETRY) - backend.calls == set()
