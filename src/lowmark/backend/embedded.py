@@ -80,9 +80,13 @@ _memory = Memory()
 class _Kept:
     """What a hold keeps."""
 
-    ends: list[Callable[[], None]] = field(default_factory=list)
+    ends: list[Callable[[], object]] = field(default_factory=list)
     """End it, on the loop."""
     changed: threading.Event = field(default_factory=threading.Event)
+    followed: list[Partition] = field(default_factory=list)
+    """Where a change is told."""
+    files: dict[int, Hold] = field(default_factory=dict)
+    """What keeps the files of ledgers, by partition."""
     history: AsOfHold | None = None
 
 
@@ -199,7 +203,8 @@ class Embedded(NodeThread):
         self._latest: Catalog | None = None
         self._numbers = count()
         self._kept: dict[int, _Kept] = {}
-        self._given_up: set[int] = set()
+        self._awaited: set[int] = set()
+        """The numbers of holds that are being taken, and that a caller waits for."""
         self._file_holds: dict[int, list[Callable[[], None]]] = {}
         self.uses = FileUses()
         self._partitions: dict[tuple[TableId, int], Partition] = {}
@@ -324,33 +329,33 @@ class Embedded(NodeThread):
         """See `Backend`."""
         number = next(self._numbers)
 
-        def taken(hold: AsOfHold) -> Hold:
-            if number in self._given_up:
-                self._given_up.discard(number)
-                hold()
-            else:
-                self._kept[number] = _Kept([hold], history=hold)
-            return Hold(number)
-
         def take() -> Future[Hold]:
-            return self.mark.hold(time, why).map(taken)
+            future = self.mark.hold(time, why)
+            future.then(done)
+            return future.map(lambda _: Hold(number))
 
+        def done(future: Future[AsOfHold]) -> None:
+            awaited = number in self._awaited
+            self._awaited.discard(number)
+            if future.error is not None:
+                return
+            hold = future.result()
+            if awaited:
+                self._kept[number] = _Kept([hold], history=hold)
+            else:
+                hold()
+
+        def give_up() -> None:
+            self._awaited.discard(number)
+            self._end(number)
+
+        self._awaited.add(number)
         try:
             return self.ask(take, timeout_s=timeout_s)
         except BaseException:
-            self._give_up(number)
+            # A caller that was interrupted while it waited for a hold has none to release.
+            self.tell(give_up)
             raise
-
-    def _give_up(self, number: int) -> None:
-        """A caller that was interrupted while it waited for a hold has none to release."""
-
-        def end() -> None:
-            if number in self._kept:
-                self._end(number)
-            else:
-                self._given_up.add(number)
-
-        self.tell(end)
 
     def history_lost(self, hold: Hold) -> int | None:
         """See `Backend`."""
@@ -395,16 +400,36 @@ class Embedded(NodeThread):
             self._partitions[table, number] = found
         return found
 
+    def _some(self, table: TableId, numbers: Collection[int]) -> dict[int, Partition]:
+        """Copies at this node, found out in one turn of the loop at most."""
+        if any((table, number) not in self._partitions for number in numbers):
+            found = self.ask_now(lambda: [self.tables.get(table, number) for number in numbers])
+            self._partitions.update({(table, one.number): one for one in found})
+        return {number: self._partition(table, number) for number in numbers}
+
     def _all(self, table: TableId) -> dict[int, Partition]:
         described = self.catalogs.latest.table(table)
         if described is None:
             return {one.number: one for one in self.ask_now(lambda: self.tables.of(table))}
-        return {number: self._partition(table, number) for number in range(described.partitions)}
+        return self._some(table, range(described.partitions))
 
-    def view(self, table: TableId, partition: int) -> View:
+    def view(
+        self,
+        table: TableId,
+        partition: int,
+        *,
+        latest: bool = False,
+        timeout_s: float | None = None,
+    ) -> View:
         """See `Backend`."""
         self.check()
-        return self._partition(table, partition).view
+        copy = self._partitions.get((table, partition))
+        if copy is not None and copy.alone:  # of nearly all, and a look-up asks each time
+            return copy.view
+        copy = self._partition(table, partition)
+        if not latest or copy.alone:
+            return copy.view
+        return self.ask(copy.latest, timeout_s=timeout_s)
 
     def views(
         self,
@@ -416,7 +441,7 @@ class Embedded(NodeThread):
     ) -> dict[int, View]:
         """See `Backend`."""
         self.check()
-        asked = [(number, self._partition(table, number)) for number in partitions]
+        asked = list(self._some(table, partitions).items())
         if closed_at is not None:
             views = self.ask(
                 lambda: when_all([one.closed(closed_at) for _, one in asked]), timeout_s=timeout_s
@@ -492,7 +517,7 @@ class Embedded(NodeThread):
                 _call_all(kept.ends)
                 raise
             self._kept[number] = kept
-            return Held(Hold(number), found)
+            return Held(Hold(number), found, kept.files)
 
         try:
             return self.ask_now(take, timeout_s=timeout_s)
@@ -508,11 +533,13 @@ class Embedded(NodeThread):
         start = wanted.start
         ledger = view.readable if wanted.ledger == "below" else view.ledger
         if wanted.ledger != "none" and ledger is not None:
-            kept.ends.append(self.uses.take(ledger.manifest))
+            files = kept.files[partition.number] = self.hold_files([ledger.manifest])
+            kept.ends.append(lambda: self._end_files(files))
             if wanted.ledger == "below":
                 start = max(start, ledger.horizon)
         if wanted.end is None:
             kept.ends.append(partition.follow(kept.changed.set))
+            kept.followed.append(partition)
             return
         end = min(wanted.end, view.end)
         if start >= end:
@@ -526,20 +553,31 @@ class Embedded(NodeThread):
     def wait(self, hold: Hold, timeout_s: float) -> None:
         """See `Backend`."""
         kept = self._kept.get(hold.number)
-        if kept is not None and kept.changed.wait(timeout_s):
+        if kept is None:
+            return
+        for one in kept.followed:
+            stopped = one.group.stopped
+            if stopped is not None:
+                self.check()  # closed in between: that says more
+                raise stopped.again()
+        if kept.changed.wait(timeout_s):
             kept.changed.clear()
 
     def release(self, hold: Hold) -> None:
         """See `Backend`."""
-        ends = self._file_holds.pop(hold.number, None)
-        if ends is not None:
-            _call_all(ends)
+        if self._end_files(hold):
             return
         kept = self._kept.get(hold.number)
         if kept is not None:
             kept.changed.set()  # a thread that waits goes on, and finds out
         if not self.closed:
             self.tell(lambda: self._end(hold.number))
+
+    def _end_files(self, hold: Hold) -> bool:
+        """On any thread; False if it is no hold of files, or has ended."""
+        ends = self._file_holds.pop(hold.number, None)
+        _call_all(ends or ())
+        return ends is not None
 
     def _end(self, number: int) -> None:
         """On the loop."""
@@ -612,6 +650,7 @@ class Embedded(NodeThread):
         table: TableId,
         commands: Mapping[int, Control],
         *,
+        wait: bool = True,
         timeout_s: float | None = None,
     ) -> dict[int, Outcome]:
         """See `Backend`."""
@@ -620,6 +659,13 @@ class Embedded(NodeThread):
             copies = [(self.tables.get(table, one), wanted) for one, wanted in commands.items()]
             return when_all([_proposed(copy, wanted) for copy, wanted in copies])
 
+        def hand_over() -> None:
+            send()
+
+        if not wait:
+            if not self.closed:
+                self.tell(hand_over)
+            return {}
         outcomes = self.ask(send, timeout_s=timeout_s)
         return dict(zip(commands, outcomes, strict=True))
 
@@ -725,6 +771,6 @@ def _proposed(copy: Partition, command: Control) -> Future[Outcome]:
     return copy.ask(command).map(done)
 
 
-def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
+def _call_all(callbacks: Sequence[Callable[[], object]]) -> None:
     for callback in callbacks:
         callback()

@@ -131,8 +131,17 @@ class Backend(Protocol):
 
     # -- rows out -------------------------------------------------------------------------------
 
-    def view(self, table: TableId, partition: int) -> View:
-        """The backlog as it is known here now: cheap, and perhaps behind."""
+    def view(
+        self,
+        table: TableId,
+        partition: int,
+        *,
+        latest: bool = False,
+        timeout_s: float | None = None,
+    ) -> View:
+        """The backlog as it is known here now: cheap, and perhaps behind; `latest`, with all that
+        was acknowledged before.
+        """
 
     def views(
         self,
@@ -171,12 +180,13 @@ class Backend(Protocol):
         """A view of partitions, and a hold on it, in one moment.
 
         The batches of bounded ranges stay in the log, and so do the files of ledgers, where a
-        range says so.
+        range says so; these have holds of their own (`Held.files`).
         """
 
     def wait(self, hold: Hold, timeout_s: float) -> None:
         """Return when something has changed in the partitions of a hold since the last call, or
-        the time is over.
+        the time is over. Raises why, if nothing will change in one of them any more. Only
+        partitions that are followed count (`ReadRange.end`).
         """
 
     def batches(
@@ -188,7 +198,10 @@ class Backend(Protocol):
         """
 
     def release(self, hold: Hold) -> None:
-        """Keep nothing any more for that hold. It does not wait; twice is harmless."""
+        """Keep nothing any more for that hold. It does not wait; twice is harmless.
+
+        A hold of files (`hold_files`, `Held.files`) has ended when this returns.
+        """
 
     # -- partitions -----------------------------------------------------------------------------
 
@@ -197,11 +210,13 @@ class Backend(Protocol):
         table: TableId,
         commands: Mapping[int, Control],
         *,
+        wait: bool = True,
         timeout_s: float | None = None,
     ) -> dict[int, Outcome]:
         """Have commands carried out, one in each partition; raises the first refusal.
 
-        A cut that freed something is followed by a snapshot, so that the log can go, too.
+        A cut that freed something is followed by a snapshot, so that the log can go, too. Without
+        `wait` it returns at once, with nothing: what becomes of them is not told.
         """
 
     # -- ledgers and runs -----------------------------------------------------------------------

@@ -133,3 +133,7 @@ class Held:
 
     hold: Hold
     partitions: Mapping[int, PartitionStatus]
+    files: Mapping[int, Hold] = field(default_factory=dict)
+    """By partition, what keeps the files of its ledger: a reader is through with a ledger long
+    before its end. Whoever releases `hold` releases these, too.
+    """
