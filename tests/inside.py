@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from lowmark.backend.embedded import Embedded
+from lowmark.backend.values import BatchRange, Hold
 from lowmark.client import Database, Reader, Table
-from lowmark.table import Control, Outcome, Partition
+from lowmark.runtime import Buffer
+from lowmark.table import Control, Outcome, Partition, View
 
 T = TypeVar("T")
 
@@ -33,3 +35,17 @@ def on_loop(of: Database | Table, function: Callable[[], T]) -> T:
 def proposed(table: Table, command: Control, number: int = 0) -> Outcome:
     """What a partition makes of a command."""
     return backend_of(table).propose(table.descriptor.id, {number: command})[number]
+
+
+def commands_of(table: Table, view: View, low: int, high: int, number: int = 0) -> list[Buffer]:
+    """The commands of batches of a view, from position `low` to before `high`."""
+    wanted = [BatchRange.of(view, low, high)]
+    return next(backend_of(table).batches(table.descriptor.id, number, wanted, held=False))
+
+
+def lose_history(db: Database, hold: Hold) -> None:
+    """Let go of history as when the node is taken for gone: its caller does not know."""
+    backend = backend_of(db)
+    history = backend._kept[hold.number].history
+    assert history is not None
+    backend.ask_now(history)

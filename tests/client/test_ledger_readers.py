@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from eventually import eventually
 from inside import backend_of
 from lowmark.backend import ledgers as client_ledgers
 from lowmark.backend.ledgers import Ledgers, OpenLedger
+from lowmark.backend.values import Held
 from lowmark.client import Gap, Reader
 from lowmark.ledger import OpenFile
 from lowmark.ledger import files as ledger_files
@@ -175,17 +176,19 @@ def test_a_reader_that_is_closed_while_it_changes_to_a_newer_ledger_holds_nothin
     world.write(("b", 1))
     world.compact()
     assert world.view().start == 2
-    original = Ledgers.take
+    backend = backend_of(world.table)
+    original = backend.hold
 
-    def take(self: Ledgers, manifest: str) -> Callable[[], None]:
-        end = original(self, manifest)
+    def hold(*given: Any, **more: Any) -> Held:
+        held = original(*given, **more)
         # when it is closed, as another thread may do, right after it took that one
-        monkeypatch.setattr(Ledgers, "take", original)
+        monkeypatch.setattr(backend, "hold", original)
+        assert held.files
         follower.close()
-        backend_of(follower).ask_now(lambda: None)  # what it holds was released before this
-        return end
+        backend.now()  # what it holds was released before this
+        return held
 
-    monkeypatch.setattr(Ledgers, "take", take)
+    monkeypatch.setattr(backend, "hold", hold)
     list(follower)
     # then nothing stays held
     assert ledgers_of(world).in_use() == set()

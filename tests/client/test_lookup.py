@@ -17,10 +17,9 @@ import pytest
 
 import lowmark
 from eventually import eventually
-from inside import backend_of
+from inside import backend_of, commands_of, lose_history, on_loop, partition_of, proposed
 from lowmark.catalog import AddColumns, NewColumn, RenameColumn, parse_type
 from lowmark.client import Database, RowsLost, Table
-from lowmark.client.fetching import fetch
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.lookup import Lookup
 from lowmark.errors import Corrupt
@@ -37,9 +36,8 @@ def numbers(db: Database, **more: Any) -> Table:
 
 def expire(table: Table, offset: int) -> None:
     """Cut as retention does."""
-    partition = table._partition(0)
-    backend_of(table).ask(lambda: partition.ask(Trim(offset, expire=True)))
-    backend_of(table).ask_now(partition.group.snapshot)
+    proposed(table, Trim(offset, expire=True))
+    on_loop(table, partition_of(table).group.snapshot)
 
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
@@ -139,11 +137,11 @@ def test_rows_of_a_schema_version_that_nobody_knows_are_corrupt(db: Database) ->
     old = table.descriptor
     db.execute([NOTE])
     table.append([{"k": 1, "v": 1, "note": "x"}])
-    partition = table._partition(0)
-    commands = fetch(backend_of(table), partition, partition.view, 0, 1, held=False)
+    view = partition_of(table).view
+    commands = commands_of(table, view, 0, 1)
     # when it reads them, then that is no fault of the caller
     with pytest.raises(Corrupt, match="schema version 2"):
-        list(KeyReader(old).read(partition.view, 0, commands))
+        list(KeyReader(old).read(view, 0, commands))
 
 
 # -- schema versions ------------------------------------------------------------------------------
@@ -154,9 +152,7 @@ def test_rows_of_a_version_that_came_meanwhile_are_looked_up_as_the_older_one_sa
 ) -> None:
     # given somebody who looks keys up, and just then the table gets a column, and rows with it
     table = numbers(db)
-    lookup = Lookup(
-        backend_of(table), table.descriptor, table._partition, newest=lambda: table.descriptor
-    )
+    lookup = Lookup(backend_of(table), table.descriptor, newest=lambda: table.descriptor)
     db.execute([NOTE])
     table.append([{"k": 1, "v": 1, "note": "x"}])
     # when the key is looked up, then it is found, with the columns of before
@@ -164,7 +160,7 @@ def test_rows_of_a_version_that_came_meanwhile_are_looked_up_as_the_older_one_sa
 
 
 def looking_up(table: Table, known: Lookup | None = None) -> Lookup:
-    return Lookup(backend_of(table), table.descriptor, table._partition, known=known)
+    return Lookup(backend_of(table), table.descriptor, known=known)
 
 
 def test_a_change_of_the_schema_keeps_the_index_and_not_the_rows(db: Database) -> None:
@@ -295,9 +291,8 @@ def test_a_batch_is_read_as_the_view_says(db: Database) -> None:
 
 
 def stored(table: Table, at: int) -> tuple[View, Any]:
-    partition = table._partition(0)
-    view = partition.view
-    (command,) = fetch(backend_of(table), partition, view, at, at + 1, held=False)
+    view = partition_of(table).view
+    (command,) = commands_of(table, view, at, at + 1)
     return view, command
 
 
@@ -312,7 +307,7 @@ def test_who_looks_back_is_told_that_the_time_was_not_held(db: Database, limit: 
     (second,) = table.append([{"k": 1, "v": 2}]).parts
     reader = table.read(as_of=first.time, limit=limit)
     assert isinstance(reader, AsOfReader)
-    backend_of(db).ask_now(reader._hold)
+    lose_history(db, reader._history)
     assert db.advance_watermark(second.time).after == second.time
     # when it has given its last row, then it says so
     with pytest.raises(BelowWatermark):
@@ -322,10 +317,9 @@ def test_who_looks_back_is_told_that_the_time_was_not_held(db: Database, limit: 
 def test_rows_that_go_while_somebody_looks_back_are_an_error_with_a_name(filed: Table) -> None:
     # given a reader for which nothing is held, though it should be
     reader = filed.read(as_of="now")
-    release, *_ = reader._ends
-    backend_of(filed).ask_now(release)
+    backend_of(filed).release(reader._hold)
     expire(filed, 40)
-    partition, (place, *_) = filed._partition(0), reader._ways[0].view.places.tolist()
+    partition, (place, *_) = partition_of(filed), reader._parts[0].view.places.tolist()
 
     def gone() -> bool:
         partition.group.log.compact()
@@ -335,7 +329,7 @@ def test_rows_that_go_while_somebody_looks_back_are_an_error_with_a_name(filed: 
             return True
         return False
 
-    eventually(lambda: backend_of(filed).ask_now(gone))
+    eventually(lambda: on_loop(filed, gone))
     # when it reads what is gone, then the error has a name
     with pytest.raises(RowsLost, match="offsets 0 to 39 of partition 0 are gone"):
         reader.to_arrow()

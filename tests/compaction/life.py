@@ -1198,10 +1198,10 @@ class Life:
         names = {one.manifest for one in compactor.records.pointers(table).values()}
         names |= {one.ledger.manifest for one in self.look().values() if one.ledger is not None}
         names |= {
-            way.ledger.manifest
+            part.ledger.manifest
             for one in self.readers
-            for way in one.reader._ways
-            if way.ledger is not None
+            for part in one.reader._parts
+            if part.ledger is not None
         }
         needed = set(names)
         for name in names:

@@ -17,7 +17,7 @@ from lowmark.backend import values as backend_values
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.ledgers import OpenLedger
 from lowmark.client import Reader
-from lowmark.client.reading import Way
+from lowmark.client.reading import PartitionReader
 from lowmark.compaction import compactor as compactor_module
 from lowmark.compaction import plan as planning
 from lowmark.compaction import run as compacting
@@ -151,12 +151,12 @@ def reads_a_row_below_the_horizon_again() -> AbstractContextManager[None]:
     """The ledger had it already; the backlog has it, too, as long as it is not cut."""
     original = Reader._from_ledger
 
-    def from_ledger(self: Reader, way: Way, end: int) -> Iterator[pa.RecordBatch]:
-        before = way.at
-        yield from original(self, way, end)
-        horizon = 0 if way.ledger is None else way.ledger.horizon
-        if before < way.at == horizon and horizon > way.view.start:
-            way.at -= 1
+    def from_ledger(self: Reader, part: PartitionReader, end: int) -> Iterator[pa.RecordBatch]:
+        before = part.at
+        yield from original(self, part, end)
+        horizon = 0 if part.ledger is None else part.ledger.horizon
+        if before < part.at == horizon and horizon > part.view.start:
+            part.at -= 1
 
     return replaced(Reader, "_from_ledger", from_ledger)
 
@@ -165,11 +165,11 @@ def stays_with_an_older_ledger() -> AbstractContextManager[None]:
     """A reader that follows does not see that the backlog was cut while it read its ledger."""
     original = Reader._from_ledger
 
-    def from_ledger(self: Reader, way: Way, end: int) -> Iterator[pa.RecordBatch]:
-        newer = way.view.ledger
-        yield from original(self, way, end)
-        if way.ledger is not None and newer != way.ledger and way.at >= way.ledger.horizon:
-            way.at = max(way.at, way.view.start)
+    def from_ledger(self: Reader, part: PartitionReader, end: int) -> Iterator[pa.RecordBatch]:
+        newer = part.view.ledger
+        yield from original(self, part, end)
+        if part.ledger is not None and newer != part.ledger and part.at >= part.ledger.horizon:
+            part.at = max(part.at, part.view.start)
 
     return replaced(Reader, "_from_ledger", from_ledger)
 

@@ -45,9 +45,9 @@ def _edge(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def raise_by_name(error: BaseException, data: object) -> NoReturn:
-    """Raise what ran out by its name, with the directory; any other error as it is."""
-    found = by_name(error, where=f"the database {data}")
+def raise_by_name(error: BaseException, name: object) -> NoReturn:
+    """Raise what ran out by its name, with the database; any other error as it is."""
+    found = by_name(error, where=f"the database {name}")
     if found is error:
         raise error
     raise found from error

@@ -12,49 +12,25 @@ The keys of one partition's backlog at a time are kept in memory, all of them; r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import RowsLost
+from lowmark.backend.errors import BatchesMoved, RowsLost
 from lowmark.backend.ledgers import OpenLedger
-from lowmark.client.fetching import Moved, fetch
-from lowmark.client.reading import Gap, GapFound, Reader, Reading, Way, horizon_of
+from lowmark.backend.port import Backend
+from lowmark.backend.values import BatchRange, Hold
+from lowmark.client.reading import Gap, GapFound, PartitionReader, Reader, Reading, horizon_of
 from lowmark.ledger import KEY_SEED
 from lowmark.runtime import Buffer
-from lowmark.table import (
-    AsOfHold,
-    BelowWatermark,
-    Fold,
-    KeyForm,
-    KeyReader,
-    Keys,
-    Mask,
-    Partition,
-    View,
-)
+from lowmark.table import BelowWatermark, Fold, KeyForm, KeyReader, Keys, Mask, View
 
 __all__ = ["AsOfReader"]
 
 _CHUNK_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    partition: Partition
-    view: View
-    end: int
-    """The first offset that is later than the time."""
-    ledger: OpenLedger | None
-
-    @property
-    def low(self) -> int:
-        """The first offset that is read from the backlog."""
-        return horizon_of(self.view)
 
 
 class AsOfReader(Reader):
@@ -64,69 +40,59 @@ class AsOfReader(Reader):
     apply: batches are those that were appended, without the rows that did not last.
     """
 
-    def __init__(
-        self,
-        backend: Embedded,
-        partitions: Mapping[int, Partition],
-        reading: Reading,
-        *,
-        time: int,
-        hold: AsOfHold,
-    ) -> None:
+    def __init__(self, backend: Backend, reading: Reading, *, time: int, history: Hold) -> None:
         self.time = time
-        self._hold = hold
-        super().__init__(backend, partitions, reading)
-        self._ends.append(hold)
+        self._history = history
+        """Keeps answers as of the time exact."""
+        super().__init__(backend, reading)
         try:
-            for way in self._ways:
-                expired = way.view.start if way.view.readable is None else self._expired(way)
+            for part in self._parts:
+                expired = part.view.start if part.view.readable is None else self._expired(part)
                 if expired:
-                    self.gaps.append(Gap(way.partition.number, 0, expired - 1, "expired"))
-                self.gaps += self._lost(way)
+                    self.gaps.append(Gap(part.partition, 0, expired - 1, "expired"))
+                self.gaps += self._lost(part)
             if self.gaps and reading.on_gap == "raise":
                 raise GapFound(self.gaps[0])
         except BaseException:
             self.close()  # whoever has no reader can't close it, and it would hold what it holds
             raise
 
-    def _open(self, partitions: Mapping[int, Partition]) -> list[Way]:
-        """On the loop: with the ledgers that go with the views."""
-        ways = super()._open(partitions)
-        for way in ways:
-            self._ends.append(way.release)
-            self._use(way, way.view.readable)
-        return ways
+    @property
+    def _ledgers_kept(self) -> Literal["none", "beside", "below"]:
+        """With the ledgers that go with the views."""
+        return "below"
 
-    def _expired(self, way: Way) -> int:
+    def _holds(self) -> list[Hold]:
+        return [*super()._holds(), self._history]
+
+    def _expired(self, part: PartitionReader) -> int:
         """Rows below this offset went by retention before they were in a ledger, or after it."""
-        ledger = self._ledger(way)
+        ledger = self._ledger(part)
         assert ledger is not None
-        return way.view.start if way.view.start > ledger.horizon else ledger.manifest.expired
+        return part.view.start if part.view.start > ledger.horizon else ledger.manifest.expired
 
-    def _lost(self, way: Way) -> list[Gap]:
+    def _lost(self, part: PartitionReader) -> list[Gap]:
         """What its ledger should have and has not: it is all before the time."""
-        ledger = self._ledger(way)
+        ledger = self._ledger(part)
         lost = ledger.manifest.lost if ledger is not None else ()
-        return [Gap(way.partition.number, one.first, one.last, "lost") for one in lost]
+        return [Gap(part.partition, one.first, one.last, "lost") for one in lost]
 
-    def _ledger(self, way: Way) -> OpenLedger | None:
+    def _ledger(self, part: PartitionReader) -> OpenLedger | None:
         reading = self._reading
-        if way.ledger is None or reading.ledgers is None or reading.described is None:
+        if part.ledger is None or reading.ledgers is None or reading.described is None:
             return None
-        return reading.ledgers.open(way.ledger, reading.described)
+        return reading.ledgers.open(part.ledger, reading.described)
 
     @property
     def position(self) -> dict[int, int]:
         """Where the table as it was ends: whoever has read it goes on from there."""
-        return {way.partition.number: way.end or 0 for way in self._ways}
+        return {part.partition: part.end or 0 for part in self._parts}
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         try:
-            for way in self._ways:
+            for part in self._parts:
                 if not self._goes_on():
                     return
-                end = way.end if way.end is not None else way.view.end
-                part = _Part(way.partition, way.view, end, self._ledger(way))
                 for batch in self._survivors(part):
                     if self._left is not None:
                         batch = batch.slice(0, self._left)
@@ -139,8 +105,8 @@ class AsOfReader(Reader):
                         self._check_held()
                         self._ended = True
                         return
-                way.at = end
-                way.leave_ledger()
+                part.at = _end(part)
+                self._leave_ledger(part)
             self._check_held()
             self._ended = True
         finally:
@@ -151,46 +117,42 @@ class AsOfReader(Reader):
 
     def _check_held(self) -> None:
         """Raise if what was given may not be all: the watermark has passed the time meanwhile."""
-        hold = self._hold
-        passed_by = self._backend.ask_now(lambda: hold.passed_by if hold.lost else None)
+        passed_by = self._backend.history_lost(self._history)
         if passed_by is not None:
             raise BelowWatermark(time=self.time, watermark=passed_by)
 
-    def _fetch_held(self, part: _Part, low: int, high: int) -> list[Buffer]:
+    def _fetch_held(self, part: PartitionReader, low: int, high: int) -> list[Buffer]:
         """Batches that are held for this reader."""
+        wanted = [BatchRange.of(part.view, low, high)]
         try:
-            return fetch(self._backend, part.partition, part.view, low, high, held=True)
-        except Moved:
+            return next(self._backend.batches(self._table, part.partition, wanted, held=True))
+        except BatchesMoved:
             raise RowsLost(
-                f"offsets {part.view.start} to {part.end - 1} of partition"
-                f" {part.partition.number} are gone, though they were held for this reader",
+                f"offsets {part.view.start} to {_end(part) - 1} of partition {part.partition} are"
+                " gone, though they were held for this reader",
                 hint="This is a bug of Lowmark: report it. Read the table as of a later time.",
             ) from None
 
-    def _survivors(self, part: _Part) -> Iterator[pa.RecordBatch]:
-        view, shape = part.view, self._reading.shape
-        first = view.batch_at(part.low) if part.end > part.low else 0
-        count = view.batch_at(part.end - 1) + 1 if part.end > part.low else 0
+    def _survivors(self, part: PartitionReader) -> Iterator[pa.RecordBatch]:
+        view, shape, ledger = part.view, self._reading.shape, self._ledger(part)
+        start, end = horizon_of(view), _end(part)
+        first = view.batch_at(start) if end > start else 0
+        count = view.batch_at(end - 1) + 1 if end > start else 0
         masks, keys = self._masks(part, first, count)
-        if part.ledger is not None:
+        if ledger is not None:
             without = None
             if keys is not None:
-                without = part.ledger.superseded_by(keys, KeyForm.hashes(keys, KEY_SEED))
+                without = ledger.superseded_by(keys, KeyForm.hashes(keys, KEY_SEED))
             # A delete in the ledger says that there is no row: with or without it, none is given.
-            yield from self._of_ledger(part.ledger, without)
+            yield from self._of_ledger(ledger, without)
         for low, high in _chunks(view, first, count):
             wanted = [at for at in range(low, high) if _any(masks[at])]
             if not wanted:
                 continue
             commands = self._fetch_held(part, low, high)
             for at in wanted:
-                yield shape.read_at(
-                    view,
-                    at,
-                    commands[at - low],
-                    partition=part.partition.number,
-                    keep=masks[at],
-                )
+                command, keep = commands[at - low], masks[at]
+                yield shape.read_at(view, at, command, partition=part.partition, keep=keep)
 
     def _of_ledger(
         self, ledger: OpenLedger, without: list[Mask | None] | None
@@ -206,7 +168,7 @@ class AsOfReader(Reader):
             yield batch
 
     def _masks(
-        self, part: _Part, first: int, count: int
+        self, part: PartitionReader, first: int, count: int
     ) -> tuple[dict[int, Mask | None], pa.Array | None]:
         """Which rows of each batch are there at the time; None: all of them. And the keys of all
         rows between the ledger and the time, if there are any.
@@ -215,7 +177,7 @@ class AsOfReader(Reader):
         if first >= count:
             return {}, None
         # A batch has one time, so the end lies between two; but a cut may lie within the first.
-        skip = max(0, part.low - int(view.columns.first[first]))
+        skip = max(0, horizon_of(view) - int(view.columns.first[first]))
         if not table.key:
             masks: dict[int, Mask | None] = dict.fromkeys(range(first, count))
             if skip:
@@ -239,6 +201,11 @@ class AsOfReader(Reader):
             parts = _parted(mask, view.rows[some.low : some.high])
             masks.update(zip(range(some.low, some.high), parts, strict=True))
         return masks, None if part.ledger is None else _keys_of(chunks)
+
+
+def _end(part: PartitionReader) -> int:
+    """The first offset that is later than the time."""
+    return part.view.end if part.end is None else part.end
 
 
 def _keys_of(chunks: list[Keys]) -> pa.Array:

@@ -21,13 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import RowsLost
+from lowmark.backend.errors import BatchesMoved, RowsLost
 from lowmark.backend.ledgers import Ledgers, OpenLedger
+from lowmark.backend.port import Backend
+from lowmark.backend.values import BatchRange
 from lowmark.catalog import Table
-from lowmark.client.fetching import Moved, fetch
 from lowmark.errors import Rejected
 from lowmark.ledger import KEY_SEED, LedgerLost, Lost
+from lowmark.runtime import Buffer
 from lowmark.table import (
     I64,
     U64,
@@ -36,7 +37,6 @@ from lowmark.table import (
     KeyIndex,
     KeyReader,
     Mask,
-    Partition,
     Shape,
     View,
 )
@@ -83,7 +83,7 @@ class _Indexed:
 
     __slots__ = ("index", "lock", "partition")
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: int) -> None:
         self.partition = partition
         self.index = KeyIndex()
         self.lock = threading.Lock()
@@ -128,9 +128,8 @@ class Lookup:
 
     def __init__(
         self,
-        backend: Embedded,
+        backend: Backend,
         table: Table,
-        partitions: Callable[[int], Partition],
         *,
         known: Lookup | None = None,
         newest: Callable[[], Table] | None = None,
@@ -143,7 +142,6 @@ class Lookup:
             )
         self.table = table
         self._backend = backend
-        self._partitions = partitions
         self._form = KeyForm.of(table)
         self._indexed: dict[int, _Indexed] = {}
         if known is not None and known._indexes_for(backend, table, self._form):
@@ -156,7 +154,7 @@ class Lookup:
         self.shape = Shape(table, [column.name for column in table.columns], newest=newest)
         self._names = self.shape.names
 
-    def _indexes_for(self, backend: Embedded, table: Table, form: KeyForm) -> bool:
+    def _indexes_for(self, backend: Backend, table: Table, form: KeyForm) -> bool:
         """Whether its index is that of another version of its table, too."""
         mine = self._form
         return (
@@ -188,7 +186,7 @@ class Lookup:
         indexed = self._indexed.get(number)
         if indexed is not None:
             index = indexed.index  # before the view: then it names nothing that the view has not
-            view = self._view(indexed.partition)
+            view = self._backend.view(self.table.id, number, latest=True)
             if index.end >= view.end:
                 place = index.find(form.hash_one(key, _SEED))
                 if place is None or place.offset < view.start:
@@ -214,7 +212,7 @@ class Lookup:
             return None
         try:
             found = self._in_ledger(number, view, key)
-        except Moved:
+        except BatchesMoved:
             found = self.find(values)
         return None if found is None else found.row
 
@@ -233,7 +231,7 @@ class Lookup:
                 if not self._has(found, key):
                     other = self._scan(indexed.partition, view, key)
                     return self._in_ledger(number, view, key) if other is None else other
-            except Moved:
+            except BatchesMoved:
                 continue
             return found[0]
 
@@ -249,18 +247,19 @@ class Lookup:
     def _at(self, number: int) -> _Indexed:
         indexed = self._indexed.get(number)
         if indexed is None:
-            indexed = self._indexed.setdefault(number, _Indexed(self._partitions(number)))
+            indexed = self._indexed.setdefault(number, _Indexed(number))
         return indexed
 
-    def _view(self, partition: Partition) -> View:
+    def _view(self, partition: int) -> View:
         """All that was acknowledged before this moment."""
-        self._backend.check()
-        if partition.alone:
-            return partition.view
-        return self._backend.ask(partition.latest)
+        return self._backend.view(self.table.id, partition, latest=True)
+
+    def _fetch(self, partition: int, view: View, low: int, high: int) -> list[Buffer]:
+        wanted = [BatchRange.of(view, low, high)]
+        return next(self._backend.batches(self.table.id, partition, wanted, held=False))
 
     def _row(
-        self, partition: Partition, view: View, offset: int, *, deleted: bool
+        self, partition: int, view: View, offset: int, *, deleted: bool
     ) -> tuple[Found, tuple[object, ...]]:
         """The change at an offset, and its key."""
         at = view.batch_at(offset)
@@ -272,7 +271,7 @@ class Lookup:
         }
         key = tuple(values[name] for name in self._form.names)
         time = int(view.columns.time[at])
-        return Found(partition.number, offset, time, deleted, None if deleted else values), key
+        return Found(partition, offset, time, deleted, None if deleted else values), key
 
     def _in_ledger(self, number: int, view: View, key: int | bytes) -> Found | None:
         """The row of a key that the backlog does not have, in the ledger of that view."""
@@ -294,29 +293,29 @@ class Lookup:
         assert view.readable is not None
         assert self._ledgers is not None
         assert self._newest is not None
-        end = self._ledgers.take(view.readable.manifest)
+        hold = self._backend.hold_files([view.readable.manifest])
         try:
             yield self._ledgers.open(view.readable, self._newest)
         except LedgerLost:
-            if self._at(number).partition.view.readable == view.readable:
+            if self._backend.view(self.table.id, number).readable == view.readable:
                 raise
-            raise Moved from None
+            raise BatchesMoved(number, view.start) from None
         finally:
-            end()
+            self._backend.release(hold)
 
     def _has(self, found: tuple[Found, tuple[object, ...]], key: object) -> bool:
         return self._form.one(found[1]) == key
 
-    def _batch(self, partition: Partition, view: View, at: int, first: int) -> list[pa.Array]:
+    def _batch(self, partition: int, view: View, at: int, first: int) -> list[pa.Array]:
         """A batch as the table's columns are now: deletes with their key, and null elsewhere."""
-        key = (partition.number, first)
+        key = (partition, first)
         found = self._cache.get(key)
         if found is None:
-            (command,) = fetch(self._backend, partition, view, at, at + 1, held=False)
+            (command,) = self._fetch(partition, view, at, at + 1)
             command = bytes(command)  # else it may be a part of much more
             mixed = view.columns.change[at] == Change.MIXED
             keep = np.ones(int(view.columns.rows[at]), bool) if mixed else None
-            batch = self.shape.read_at(view, at, command, partition=partition.number, keep=keep)
+            batch = self.shape.read_at(view, at, command, partition=partition, keep=keep)
             found = batch.columns
             self._cache.put(key, found, _size_of(found, command))
         return found
@@ -334,7 +333,7 @@ class Lookup:
             while True:
                 try:
                     self._fill(indexed, keys, hashes, mine, rows)
-                except Moved:
+                except BatchesMoved:
                     continue
                 break
         return rows
@@ -353,7 +352,7 @@ class Lookup:
         there = np.flatnonzero((offsets >= view.start) & (offsets >= 0))
         if view.readable is not None and len(there) < len(mine):
             elsewhere = np.setdiff1d(np.arange(len(mine)), there)
-            self._fill_from_ledger(indexed.partition.number, view, keys, mine[elsewhere], rows)
+            self._fill_from_ledger(indexed.partition, view, keys, mine[elsewhere], rows)
         batches = np.searchsorted(view.first, offsets[there].astype(np.uint64), "right") - 1
         for at in np.unique(batches).tolist():
             some = there[batches == at]
@@ -371,7 +370,7 @@ class Lookup:
                     key = keys[place].as_py()
                     other = self._scan(indexed.partition, view, key)
                     if other is None:
-                        other = self._in_ledger(indexed.partition.number, view, key)
+                        other = self._in_ledger(indexed.partition, view, key)
                     rows[place] = None if other is None else other.row
 
     def _fill_from_ledger(
@@ -420,7 +419,7 @@ class Lookup:
         at = view.batch_at(max(index.end, view.start))
         while at < view.count:
             high = view.fitting(at, view.count, _BUILD_BYTES)
-            commands = fetch(self._backend, indexed.partition, view, at, high, held=False)
+            commands = self._fetch(indexed.partition, view, at, high)
             found = list(self._keys.read(view, at, commands))
             keyless = any(some.keys.null_count for some in found)
             # One run for all of them: their offsets follow each other. The first batch may begin
@@ -434,11 +433,11 @@ class Lookup:
             at = high
         return index.without_below(view.start)
 
-    def _scan(self, partition: Partition, view: View, key: object) -> Found | None:
+    def _scan(self, partition: int, view: View, key: object) -> Found | None:
         """Compare keys one by one, newest first: two keys of the index share a hash."""
         wanted = pa.scalar(key, pa.int64() if isinstance(key, int) else pa.binary())
         for at in range(view.count - 1, -1, -1):
-            commands = fetch(self._backend, partition, view, at, at + 1, held=False)
+            commands = self._fetch(partition, view, at, at + 1)
             (some,) = self._keys.read(view, at, commands)
             hits = np.flatnonzero(
                 pc.equal(some.keys, wanted).fill_null(False).to_numpy(zero_copy_only=False)

@@ -1,8 +1,8 @@
 """Batches of rows from the backlog, in order, partition by partition in turns.
 
-A reader works from views, which never change, and asks the loop only where in the log the next
-batches stand; it reads and decodes them on the caller's thread. A bounded reader holds what it is
-going to read from the moment it is made, so a cut that comes meanwhile takes nothing from it. One
+A reader works from views, which never change, asks the database for the batches that they name, and
+decodes them on the caller's thread. A bounded reader holds what it is going to read from the moment
+it is made, so a cut that comes meanwhile takes nothing from it. One
 that follows holds nothing, unless it is given a lease: if a cut passes it, it says which rows it
 has missed. A lease is renewed while the reader is read from; it ends by itself if it is not, and
 the reader says so.
@@ -19,27 +19,22 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
-from pyroaring import BitMap64
 
-from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import PackageMissing, ReaderEnded, RowsLost
+from lowmark.backend.errors import BatchesMoved, PackageMissing, ReaderEnded, RowsLost
 from lowmark.backend.ledgers import Ledgers
-from lowmark.catalog import Table
+from lowmark.backend.port import Backend
+from lowmark.backend.values import BatchRange, Held, Hold, PartitionStatus, ReadRange
+from lowmark.catalog import Table, TableId
 from lowmark.client.edges import edge
-from lowmark.client.fetching import Moved, fetch, plan_ahead
-from lowmark.errors import Conflict, Rejected
-from lowmark.group import when_all
+from lowmark.errors import Conflict, LowmarkError, Rejected
 from lowmark.ledger import Lost
-from lowmark.log import ReadPlan
 from lowmark.runtime import Buffer
 from lowmark.table import (
     CHANGE,
@@ -47,7 +42,6 @@ from lowmark.table import (
     OFFSET,
     Adopted,
     Change,
-    Partition,
     ReleaseLease,
     RenewLease,
     Shape,
@@ -60,14 +54,15 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-__all__ = ["Gap", "GapFound", "Reader", "Reading", "Way", "horizon_of"]
+__all__ = ["Gap", "GapFound", "PartitionReader", "Reader", "Reading", "horizon_of"]
 
 BATCH_BYTES = 4 << 20
 """Read in one go, if not told otherwise."""
 LEASE_MS_MIN = 1_000
 _DELETE = int(Change.DELETE)
-_PLANNED_MAX = 32
-"""So many reads are planned in one turn of the loop."""
+_AHEAD_MAX = 32
+"""So many reads of a bounded reader are asked for at once."""
+_WHY = "rows are being read"
 _PLACES = {True: [OFFSET, CHANGE], False: [OFFSET]}
 """Of rows with deletes among them, and without."""
 _WAIT_S = 0.5
@@ -121,23 +116,23 @@ class GapFound(Conflict):
 
 
 @dataclass(slots=True)
-class Way:
-    """A reader's way through one partition."""
+class PartitionReader:
+    """Where a reader is in one partition."""
 
-    partition: Partition
+    partition: int
     at: int
     end: int | None
     """Where it ends; None: it follows."""
     view: View
     """What it works from; a follower takes a newer one each time."""
-    plans: dict[int, ReadPlan] = field(default_factory=dict)
-    """How to read what comes next, by its first batch."""
+    files: Hold | None = None
+    """What keeps the files of its ledger, or did of the last one."""
+    ahead: tuple[int, Iterator[list[Buffer]]] | None = None
+    """What was asked for at once and is not read yet, and the position of its first batch."""
     last: tuple[Buffer, int, int] | None = None
     """The last batch that was read: itself, its position, and the first row of it that counted."""
     ledger: Adopted | None = None
     """What rows below its horizon come from; None: everything comes from the backlog."""
-    hold: Callable[[], None] | None = None
-    """Ends what keeps the files of its ledger, or did of the last one; may be called again."""
     offsets: I64 | None = None
     """Of the last rows that came from the ledger."""
     given: bool = False
@@ -157,16 +152,6 @@ class Way:
             return False
         horizon = self.ledger.horizon
         return self.at < (horizon if self.end is None else min(self.end, horizon))
-
-    def release(self) -> None:
-        """Have the files of its ledger held no longer. On any thread; twice is harmless."""
-        if self.hold is not None:
-            self.hold()
-
-    def leave_ledger(self) -> None:
-        """It has read what it wants of its ledger, and never comes back to it."""
-        self.ledger = None
-        self.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +197,10 @@ class Reader:
     it as `start` to another reader, today or after a restart.
     """
 
-    def __init__(
-        self, backend: Embedded, partitions: Mapping[int, Partition], reading: Reading
-    ) -> None:
+    def __init__(self, backend: Backend, reading: Reading) -> None:
         self._backend = backend
         self._reading = reading
+        self._table = reading.shape.table.id
         self.gaps: list[Gap] = []
         """Rows that could not be given (with `on_gap="skip"`)."""
         self._left = reading.limit
@@ -227,14 +211,20 @@ class Reader:
         """Whether its end was given, too: it has nothing more for another use."""
         self._first: pa.RecordBatch | None = None
         """A batch that was read before it was asked for: the next one to give."""
-        self._changed = threading.Event()
-        self._ends: list[Callable[[], None]] = []
-        self._ways = backend.ask_now(lambda: self._open(partitions))
         self._lease: _Lease | None = None
-        if reading.lease_ms is not None:
-            kind: Literal["raw", "compacted"] = "compacted" if reading.compacted else "raw"
-            self._lease = _Lease(backend, self._ways, reading.lease_ms, reading.name, kind)
-            self._ends.append(self._lease.release)
+        self._newer: dict[int, Hold] = {}
+        """By partition, what holds the ledger that came after the one of `_hold`."""
+        held = backend.hold(self._table, self._ranges(), holder=reading.name, why=_WHY)
+        self._hold = held.hold
+        try:
+            self._parts = self._open(held)
+            if reading.lease_ms is not None:
+                kind: Literal["raw", "compacted"] = "compacted" if reading.compacted else "raw"
+                self._lease = _Lease(backend, self._table, reading.lease_ms)
+                self._lease.take(self._parts, reading.name, kind)
+        except BaseException:
+            self.close()  # a caller that has no reader can't close it, and it would hold all that
+            raise
         self._batches = self._run()
 
     @property
@@ -245,60 +235,77 @@ class Reader:
     @property
     def position(self) -> dict[int, int]:
         """The next offset of each partition that was not given yet."""
-        return {way.partition.number: way.at for way in self._ways}
+        return {part.partition: part.at for part in self._parts}
 
-    # -- on the loop ----------------------------------------------------------------------------
+    # -- what it holds --------------------------------------------------------------------------
 
-    def _open(self, partitions: Mapping[int, Partition]) -> list[Way]:
-        reading, ways = self._reading, []
-        follows = reading.ends is None
-        holder = f"{reading.name} {id(self):x}"
-        for number, start in sorted(reading.starts.items()):
-            partition = partitions[number]
-            view = partition.view
-            if reading.whole and view.readable is not None:
-                start = 0
-            elif reading.earliest and not reading.compacted:
-                start = max(start, view.start)
-            end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
-            way = Way(partition, start, end, view, given=start > 0 and not reading.trusted)
-            if reading.whole and view.readable is not None and partition.state.expired:
-                # Its manifest says what of it is no gap; see `_begin`.
-                self._ends.append(way.release)
-                if reading.ledgers is not None:
-                    way.hold = reading.ledgers.take(view.readable.manifest)
-            if reading.compacted:
-                self._ends.append(way.release)
-                self._use(way, view.readable)
-            ways.append(way)
-            first = max(start, way.ledger.horizon) if way.ledger is not None else start
-            if follows:
-                self._ends.append(partition.follow(self._changed.set))
-            elif end is not None and first < end:
-                pins = BitMap64(view.places[view.batch_at(first) : view.batch_at(end - 1) + 1])
-                log = partition.group.log
-                log.hold(holder, kind="reader", pins=pins, why="rows are being read")
-                self._ends.append(lambda log=log: log.release(holder, "reader"))  # type: ignore[misc]
-        return ways
+    @property
+    def _ledgers_kept(self) -> Literal["none", "beside", "below"]:
+        """See `ReadRange.ledger`."""
+        if self._reading.compacted:
+            return "below"
+        # All changes: its manifest may be needed; see `_begin`.
+        return "beside" if self._reading.whole else "none"
 
-    def _use(self, way: Way, ledger: Adopted | None) -> None:
-        """Read from a ledger from now on: its files stay until the way leaves it, or this reader
-        is closed.
+    def _ranges(self) -> dict[int, ReadRange]:
+        """What is to be held of each partition."""
+        ends, ledger = self._reading.ends, self._ledgers_kept
+        return {
+            number: ReadRange(start, None if ends is None else ends.get(number, start), ledger)
+            for number, start in self._reading.starts.items()
+        }
+
+    def _open(self, held: Held) -> list[PartitionReader]:
+        """Begin in each partition as it was when it was held."""
+        parts, below = [], self._ledgers_kept == "below"
+        for number, status in sorted(held.partitions.items()):
+            part = self._open_one(status)
+            part.files = held.files.get(number)
+            if below:
+                part.ledger = status.view.readable
+            elif status.view.readable is None or not status.expired:
+                self._let_go(part)
+            parts.append(part)
+        return parts
+
+    def _open_one(self, status: PartitionStatus) -> PartitionReader:
+        reading, view, number = self._reading, status.view, status.partition
+        start = reading.starts[number]
+        if reading.whole and view.readable is not None:
+            start = 0
+        elif reading.earliest and not reading.compacted:
+            start = max(start, view.start)
+        end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
+        return PartitionReader(number, start, end, view, given=start > 0 and not reading.trusted)
+
+    def _let_go(self, part: PartitionReader) -> None:
+        """Have the files of its ledger held no longer; twice is harmless."""
+        files, part.files = part.files, None
+        if files is not None:
+            self._backend.release(files)
+
+    def _leave_ledger(self, part: PartitionReader) -> None:
+        """It has read what it wants of its ledger, and never comes back to it."""
+        part.ledger = None
+        self._let_go(part)
+
+    def _use_newer(self, part: PartitionReader) -> None:
+        """Read from the ledger of now: its files stay until it is left, or this reader is closed.
+
+        It may be newer than the one of the view: its horizon is further on, and that is all.
         """
-        way.release()
-        way.ledger = ledger
-        if ledger is not None and self._reading.ledgers is not None:
-            way.hold = self._reading.ledgers.take(ledger.manifest)
-            if self._closed:  # on another thread, just now: it may have released the last one
-                way.release()
-
-    def _use_newer(self, way: Way) -> None:
-        """Read from the ledger of the view, unless one that is newer still was adopted meanwhile:
-        its files may have gone before they were taken. The next view has that one.
-        """
-        self._use(way, way.view.readable)
-        if way.partition.view.readable != way.ledger:
-            way.leave_ledger()
+        number = part.partition
+        wanted = {number: ReadRange(part.at, part.at, "below")}
+        held = self._backend.hold(self._table, wanted, holder=self._reading.name, why=_WHY)
+        before = self._newer.get(number)
+        self._newer[number] = held.hold
+        if before is not None:
+            self._backend.release(before)
+        self._let_go(part)
+        part.ledger, part.files = held.partitions[number].view.readable, held.files.get(number)
+        if self._closed:  # on another thread, just now: it may not have seen this hold
+            self._let_go(part)
+            self._backend.release(held.hold)
 
     # -- iterating ------------------------------------------------------------------------------
 
@@ -315,88 +322,98 @@ class Reader:
             self._spent = self._ended
             raise
 
-    def _begin(self, way: Way) -> None:
+    def _begin(self, part: PartitionReader) -> None:
         """Begin behind what went by retention before it was compacted: all changes are meant, and
         these are none any more. What was compacted and then cut stays a gap.
         """
-        reading, ledger = self._reading, way.view.readable
-        if not reading.whole or way.hold is None or ledger is None:
+        reading, ledger = self._reading, part.view.readable
+        if not reading.whole or part.files is None or ledger is None:
             return
         assert reading.ledgers is not None
         assert reading.described is not None
         expired = reading.ledgers.open(ledger, reading.described).manifest.expired
-        way.at = max(way.at, min(expired, way.view.start))
-        way.release()
+        part.at = max(part.at, min(expired, part.view.start))
+        self._let_go(part)
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         try:
-            for way in () if self._closed else self._ways:
-                self._begin(way)
+            for part in () if self._closed else self._parts:
+                self._begin(part)
             while not self._closed and self._left != 0:
-                self._changed.clear()
                 moved = False
                 if self._lease is not None:
                     self._lease.renew_if_due()
-                for way in self._ways:
-                    before = way.at
-                    for batch in self._next(way):
+                for part in self._parts:
+                    before = part.at
+                    for batch in self._next(part):
                         if self._left is not None:
                             batch = batch.slice(0, self._left)
                             self._left -= batch.num_rows
                             if not self._left:
-                                self._stop_behind(way, batch.num_rows)
+                                self._stop_behind(part, batch.num_rows)
                         if batch.num_rows:
                             yield batch
                         if self._left == 0 or self._closed:
                             self._ended = self._left == 0
                             return
-                    moved |= way.at > before  # also over deletes, which may not be given
+                    moved |= part.at > before  # also over deletes, which may not be given
                 if moved:
                     continue
                 if self._reading.ends is not None:
                     self._ended = not self._closed
                     return
-                self._check_goes_on()
-                self._changed.wait(_WAIT_S)
+                self._wait()
             self._ended = self._left == 0
         finally:
             self.close()
 
-    def _check_goes_on(self) -> None:
-        """Raise if nothing can come any more: nobody shall wait for it."""
+    def _wait(self) -> None:
+        """Wait for more; raise if nothing can come any more."""
+        self._check_there()
+        try:
+            self._backend.wait(self._hold, _WAIT_S)
+        except LowmarkError:
+            self._check_there()
+            raise
+
+    def _look(self, part: PartitionReader) -> View:
+        """The backlog of now."""
+        try:
+            return self._backend.view(self._table, part.partition)
+        except LowmarkError:
+            self._check_there()
+            raise
+
+    def _check_there(self) -> None:
+        """Raise if the table was dropped: that says more than what became of its partitions."""
         if self._reading.newest is not None:
             self._reading.newest()
-        for way in self._ways:
-            stopped = way.partition.group.stopped
-            if stopped is not None:
-                self._backend.check()  # closed in between: that says more
-                raise stopped.again()
 
-    def _next(self, way: Way) -> Iterator[pa.RecordBatch]:
+    def _next(self, part: PartitionReader) -> Iterator[pa.RecordBatch]:
         """The next batches of a partition: as many as are read in one go."""
-        if way.end is None:
-            way.view = way.partition.view
-        view, end = way.view, way.end if way.end is not None else way.view.end
+        if part.end is None:
+            part.view = self._look(part)
+        view, end = part.view, part.end if part.end is not None else part.view.end
         if self._reading.compacted:
-            yield from self._from_ledger(way, end)
-            if not way.reads_ledger:
-                way.leave_ledger()
-            if self._closed or _has_newer(way):
+            yield from self._from_ledger(part, end)
+            if not part.reads_ledger:
+                self._leave_ledger(part)
+            if self._closed or _has_newer(part):
                 return  # what the backlog lacks by now is in the newer ledger: on with that one
-        self._skip_gap(way)
-        if way.at >= end:
+        self._skip_gap(part)
+        if part.at >= end:
             return
-        low = view.batch_at(way.at)
+        low = view.batch_at(part.at)
         # Not beyond its end: what lies there is not held for it, and may be gone.
         high = view.fitting(low, view.batch_at(end - 1) + 1, self._reading.batch_bytes)
-        shape, held = self._reading.shape, way.end is not None
+        shape, held = self._reading.shape, part.end is not None
         columns = view.columns
         try:
-            entries = self._fetch(way, low, high)
-        except Moved:
+            entries = self._fetch(part, low, high)
+        except BatchesMoved:
             if held:
                 raise RowsLost(
-                    f"offsets {way.at} to {end - 1} of partition {way.partition.number} are gone,"
+                    f"offsets {part.at} to {end - 1} of partition {part.partition} are gone,"
                     " though they were held for this reader",
                     hint="This is a bug of Lowmark: report it. Read again from the earliest.",
                 ) from None
@@ -407,115 +424,120 @@ class Reader:
             first, rows = firsts[at - low], counts[at - low]
             if first >= end:
                 return
-            from_row, to_row = max(0, way.at - first), min(rows, end - first)
-            way.at, way.given = first + to_row, True
-            way.last = (command, at, from_row)
+            from_row, to_row = max(0, part.at - first), min(rows, end - first)
+            part.at, part.given = first + to_row, True
+            part.last = (command, at, from_row)
             if changes[at - low] == _DELETE and not shape.with_deletes:
                 continue
-            number = way.partition.number
+            number = part.partition
             yield shape.read_at(view, at, command, partition=number, low=from_row, high=to_row)
 
-    def _from_ledger(self, way: Way, end: int) -> Iterator[pa.RecordBatch]:
+    def _from_ledger(self, part: PartitionReader, end: int) -> Iterator[pa.RecordBatch]:
         """What is left of the rows below the horizon."""
         ledgers, described = self._reading.ledgers, self._reading.described
         assert ledgers is not None
         assert described is not None
-        if not way.reads_ledger and _has_newer(way):
+        if not part.reads_ledger and _has_newer(part):
             # The backlog was cut before this reader came that far: on in the newer ledger.
-            self._use_newer(way)
-        if way.ledger is None or way.at >= min(end, way.ledger.horizon):
+            self._use_newer(part)
+        if part.ledger is None or part.at >= min(end, part.ledger.horizon):
             return
-        self._skip_deletes(way, way.ledger)
-        horizon = way.ledger.horizon
-        ledger = ledgers.open(way.ledger, described)
+        self._skip_deletes(part, part.ledger)
+        horizon = part.ledger.horizon
+        ledger = ledgers.open(part.ledger, described)
         stop = min(end, horizon)
-        self._skip_lost(way, ledger.manifest.lost, stop)
-        self._skip_expired(way, min(ledger.manifest.expired, stop))
-        for batch, offsets in ledger.batches(self._reading.shape, start=way.at, end=stop):
-            way.at, way.offsets, way.given = int(offsets[-1]) + 1, offsets, True
+        self._skip_lost(part, ledger.manifest.lost, stop)
+        self._skip_expired(part, min(ledger.manifest.expired, stop))
+        for batch, offsets in ledger.batches(self._reading.shape, start=part.at, end=stop):
+            part.at, part.offsets, part.given = int(offsets[-1]) + 1, offsets, True
             yield batch
-        way.at, way.offsets = max(way.at, stop), None
+        part.at, part.offsets = max(part.at, stop), None
 
-    def _skip_lost(self, way: Way, lost: Sequence[Lost], stop: int) -> None:
+    def _skip_lost(self, part: PartitionReader, lost: Sequence[Lost], stop: int) -> None:
         """What a ledger should have and has not is told before any row of it is given."""
         for one in lost:
-            first, last = max(one.first, way.at), min(one.last, stop - 1)
+            first, last = max(one.first, part.at), min(one.last, stop - 1)
             if first > last:
                 continue
-            gap = Gap(way.partition.number, first, last, "lost")
+            gap = Gap(part.partition, first, last, "lost")
             if self._reading.on_gap == "raise":
                 raise GapFound(gap)
             if gap not in self.gaps:
                 self.gaps.append(gap)
 
-    def _skip_expired(self, way: Way, before: int) -> None:
+    def _skip_expired(self, part: PartitionReader, before: int) -> None:
         """Whoever goes on somewhere below what went by retention has missed rows and deletes of
         it; who begins has missed nothing.
         """
-        if not 0 < way.at < before:
+        if not 0 < part.at < before:
             return
-        gap = Gap(way.partition.number, way.at, before - 1, "expired")
+        gap = Gap(part.partition, part.at, before - 1, "expired")
         if self._reading.on_gap == "raise":
             raise GapFound(gap)
         self.gaps.append(gap)
-        way.at = before
+        part.at = before
 
-    def _skip_deletes(self, way: Way, ledger: Adopted) -> None:
+    def _skip_deletes(self, part: PartitionReader, ledger: Adopted) -> None:
         """Whoever goes on somewhere below deletes that are gone may not hear of them."""
-        known, way.deletes_known = way.deletes_known, max(way.deletes_known, ledger.deletes_below)
-        if not way.given or not 0 < way.at < ledger.deletes_below or ledger.deletes_below <= known:
+        known, below = part.deletes_known, ledger.deletes_below
+        part.deletes_known = max(known, below)
+        if not part.given or not 0 < part.at < below or below <= known:
             return
-        gap = Gap(way.partition.number, way.at, ledger.deletes_below - 1, "deleted")
+        gap = Gap(part.partition, part.at, below - 1, "deleted")
         if self._reading.on_gap == "raise":
             raise GapFound(gap)
         if gap not in self.gaps:
             self.gaps.append(gap)
 
-    def _fetch(self, way: Way, low: int, high: int) -> list[Buffer]:
-        """Batches of a partition. Of a bounded read, the next ones are planned at once."""
-        get = partial(fetch, self._backend, way.partition, way.view, low, high)
-        if way.end is None:
-            return get(held=False)
-        if low not in way.plans:
-            way.plans = self._plan(way, low)
-        return get(held=True, plan=way.plans.pop(low, None))
+    def _fetch(self, part: PartitionReader, low: int, high: int) -> list[Buffer]:
+        """Batches of a partition. Of a bounded read, the next ones are asked for at once."""
+        if part.end is None:
+            wanted = [BatchRange.of(part.view, low, high)]
+            return next(self._backend.batches(self._table, part.partition, wanted, held=False))
+        first, ahead = part.ahead or (low, iter(()))
+        found = next(ahead, None) if first == low else None
+        if found is None:
+            ranges = self._ranges_from(part, low)
+            ahead = self._backend.batches(self._table, part.partition, ranges, held=True)
+            found = next(ahead)
+        part.ahead = (high, ahead)
+        return found
 
-    def _plan(self, way: Way, low: int) -> dict[int, ReadPlan]:
-        """How to read what comes next, by its first batch."""
-        assert way.end is not None
-        ranges: list[tuple[int, int]] = []
-        last = way.view.batch_at(way.end - 1) + 1
-        while low < last and len(ranges) < _PLANNED_MAX:
-            high = way.view.fitting(low, last, self._reading.batch_bytes)
-            ranges.append((low, high))
+    def _ranges_from(self, part: PartitionReader, low: int) -> list[BatchRange]:
+        """What comes next, in the pieces in which it is read."""
+        assert part.end is not None
+        ranges: list[BatchRange] = []
+        last = part.view.batch_at(part.end - 1) + 1
+        while low < last and len(ranges) < _AHEAD_MAX:
+            high = part.view.fitting(low, last, self._reading.batch_bytes)
+            ranges.append(BatchRange.of(part.view, low, high))
             low = high
-        plans = plan_ahead(self._backend, way.partition, way.view, ranges)
-        return {first: plan for (first, _), plan in zip(ranges, plans, strict=False)}
+        return ranges
 
-    def _stop_behind(self, way: Way, rows: int) -> None:
+    def _stop_behind(self, part: PartitionReader, rows: int) -> None:
         """Stand right behind the last row that was given, though its batch has more."""
-        if way.offsets is not None:
-            way.at = int(way.offsets[rows - 1]) + 1
+        if part.offsets is not None:
+            part.at = int(part.offsets[rows - 1]) + 1
             return
-        assert way.last is not None
-        command, at, low = way.last
+        assert part.last is not None
+        command, at, low = part.last
         shape = self._reading.shape
         places = Shape(shape.table, _PLACES[shape.with_deletes], newest=self._reading.newest)
-        offsets = places.read_at(way.view, at, command, partition=way.partition.number, low=low)
-        way.at = offsets.column(OFFSET)[rows - 1].as_py() + 1
+        offsets = places.read_at(part.view, at, command, partition=part.partition, low=low)
+        part.at = offsets.column(OFFSET)[rows - 1].as_py() + 1
 
-    def _skip_gap(self, way: Way) -> None:
-        if way.at >= way.view.start or (way.end is not None and way.at >= way.end):
+    def _skip_gap(self, part: PartitionReader) -> None:
+        if part.at >= part.view.start or (part.end is not None and part.at >= part.end):
             return
-        behind = way.view.start if way.end is None else min(way.view.start, way.end)
-        ledger = way.view.readable
-        compacted = ledger is not None and way.at < ledger.horizon
+        behind = part.view.start if part.end is None else min(part.view.start, part.end)
+        ledger = part.view.readable
+        compacted = ledger is not None and part.at < ledger.horizon
         kind: Literal["superseded", "expired"] = "superseded" if compacted else "expired"
-        gap = Gap(way.partition.number, way.at, behind - 1, kind)
+        gap = Gap(part.partition, part.at, behind - 1, kind)
         if self._reading.on_gap == "raise":
             raise GapFound(gap)
         self.gaps.append(gap)
-        way.at = behind
+        part.at = behind
 
     # -- all at once ----------------------------------------------------------------------------
 
@@ -593,10 +615,13 @@ class Reader:
         if self._closed:
             return
         self._closed = True
-        self._changed.set()
-        ends, self._ends = self._ends, []
-        if ends and not self._backend.closed:
-            self._backend.tell(lambda: _call_all(ends))
+        if self._lease is not None:
+            self._lease.release()
+        for hold in self._holds():
+            self._backend.release(hold)
+
+    def _holds(self) -> list[Hold]:
+        return [self._hold, *self._newer.values()]
 
     def __enter__(self) -> Self:
         return self
@@ -610,7 +635,7 @@ class Reader:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_ends"):
+        if hasattr(self, "_hold"):
             self.close()
 
 
@@ -622,56 +647,59 @@ def _imported(package: str) -> Any:
         raise PackageMissing(package, needed_for=f"to_{package}()") from error
 
 
-def _has_newer(way: Way) -> bool:
+def _has_newer(part: PartitionReader) -> bool:
     """Whether the backlog was cut before a reader that follows came that far, and its rows are in
     a ledger that is newer than the reader's. One whose horizon it has passed never is.
     """
-    if way.end is not None or way.at >= way.view.start:
+    if part.end is not None or part.at >= part.view.start:
         return False
-    newer = way.view.readable
-    return newer is not None and newer != way.ledger and way.at < newer.horizon
+    newer = part.view.readable
+    return newer is not None and newer != part.ledger and part.at < newer.horizon
 
 
 class _Lease:
     """The hold of one reader in all its partitions; it follows the reader."""
 
-    def __init__(
-        self,
-        backend: Embedded,
-        ways: list[Way],
-        ttl_ms: int,
-        why: str,
-        kind: Literal["raw", "compacted"],
-    ) -> None:
+    def __init__(self, backend: Backend, table: TableId, ttl_ms: int) -> None:
         if ttl_ms < LEASE_MS_MIN:
             raise Rejected(
                 f"a lease of {ttl_ms} ms is too short", hint=f"Use at least {LEASE_MS_MIN} ms."
             )
         self._backend = backend
-        self._ways = ways
+        self._table = table
         self._ttl_ms = ttl_ms
         self._name = f"reader-{os.urandom(6).hex()}"
         self._holder = int.from_bytes(os.urandom(7), "little")
-        self._ask(lambda way: TakeLease(self._name, self._holder, way.held_from, ttl_ms, why, kind))
-        self._renewed_s = time.monotonic()
+        self._parts: Sequence[PartitionReader] = ()
+        self._renewed_s = 0.0
 
-    def _ask(self, command: Callable[[Way], TakeLease | RenewLease]) -> None:
-        asked = [(way.partition, command(way)) for way in self._ways]
-        self._backend.ask(lambda: when_all([one.ask(wanted) for one, wanted in asked]))
+    def take(
+        self, parts: Sequence[PartitionReader], why: str, kind: Literal["raw", "compacted"]
+    ) -> None:
+        """Hold what is left to read."""
+        self._parts = parts
+        name, holder, ttl_ms = self._name, self._holder, self._ttl_ms
+        self._backend.propose(
+            self._table,
+            {
+                part.partition: TakeLease(name, holder, part.held_from, ttl_ms, why, kind)
+                for part in parts
+            },
+        )
+        self._renewed_s = time.monotonic()
 
     def renew_if_due(self) -> None:
         """Hold what is left to read for as long again; raises if it was let go meanwhile."""
         if (time.monotonic() - self._renewed_s) * 1_000 < self._ttl_ms / 3:
             return
-        self._ask(lambda way: RenewLease(self._name, self._holder, way.at))
+        self._backend.propose(
+            self._table,
+            {part.partition: RenewLease(self._name, self._holder, part.at) for part in self._parts},
+        )
         self._renewed_s = time.monotonic()
 
     def release(self) -> None:
-        """On the loop; nobody waits for it: without it, the lease ends by itself."""
-        for way in self._ways:
-            way.partition.ask(ReleaseLease(self._name, self._holder))
-
-
-def _call_all(callbacks: list[Callable[[], None]]) -> None:
-    for callback in callbacks:
-        callback()
+        """It does not wait: without it, the lease ends by itself."""
+        released = ReleaseLease(self._name, self._holder)
+        commands = {part.partition: released for part in self._parts}
+        self._backend.propose(self._table, commands, wait=False)

@@ -260,9 +260,9 @@ class Table:
                     "a table as of a time has no start, no end and no tail",
                     hint="Leave start, end and follow out, or as_of.",
                 )
-            return self._readers.as_of(as_of, columns, wanted, limit=limit, on_gap=on_gap)
+            return self._readers.as_of(as_of, columns, list(wanted), limit=limit, on_gap=on_gap)
         return self._readers.forward(
-            wanted,
+            list(wanted),
             columns=columns,
             start=start,
             end=end,
@@ -278,7 +278,7 @@ class Table:
     def snapshot(self) -> Snapshot:
         """Where every partition ends at one moment: all rows up to its time, and no other."""
         self._current()
-        return self._readers.snapshot(self._all_partitions())
+        return self._readers.snapshot(range(self.partitions))
 
     def _wanted(self, numbers: Sequence[int] | None) -> dict[int, Partition]:
         if numbers is None:
@@ -325,7 +325,6 @@ class Table:
                 self._lookup = known = Lookup(
                     self._backend,
                     table,
-                    self._partition,
                     known=known,
                     newest=self._current,
                     ledgers=self._compactor.ledgers,

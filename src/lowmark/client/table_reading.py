@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.port import Backend
 from lowmark.catalog import Table, TableId
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.cursors import Cursors
@@ -21,9 +21,8 @@ from lowmark.client.looking_back import AsOfReader
 from lowmark.client.reading import Reader, Reading, horizon_of
 from lowmark.convert.times import TimeLike, is_hybrid, parse_time, time_text
 from lowmark.errors import Rejected
-from lowmark.group import Future, when_all
-from lowmark.runtime import COUNTER_BITS, HybridTime
-from lowmark.table import AsOfHold, CursorOverdue, Partition, Shape, TimeInFuture, View
+from lowmark.runtime import COUNTER_BITS
+from lowmark.table import CursorOverdue, Shape, TimeInFuture, View
 
 __all__ = ["Snapshot", "Start", "TableReaders"]
 
@@ -44,7 +43,7 @@ class TableReaders:
 
     def __init__(
         self,
-        backend: Embedded,
+        backend: Backend,
         ledgers: Ledgers,
         table: TableId,
         *,
@@ -52,16 +51,9 @@ class TableReaders:
         current: Callable[[], Table],
         cursors: Callable[[], Cursors],
     ) -> None:
-        node = backend.node
-        assert node.catalogs is not None
-        assert node.tables is not None
-        assert node.watermark is not None
         self._backend = backend
         self._ledgers = ledgers
         self._id = table
-        self._catalogs = node.catalogs
-        self._tables = node.tables
-        self._watermark = node.watermark
         self._described = described
         """The table as it is now, or was when it was dropped."""
         self._current = current
@@ -70,7 +62,7 @@ class TableReaders:
 
     def forward(
         self,
-        wanted: dict[int, Partition],
+        wanted: Sequence[int],
         *,
         columns: Sequence[str] | None,
         start: Start | None,
@@ -96,7 +88,7 @@ class TableReaders:
             if stands.overdue:
                 raise CursorOverdue(cursor)
             start = {number: stands.position[number] for number in wanted}
-        views = self._views(wanted)
+        views = self._backend.views(self._id, wanted)
         starts = self._offsets(start, views, what="start", compacted=compacted)
         ends = None
         if not follow:
@@ -119,13 +111,13 @@ class TableReaders:
             compacted=compacted,
             trusted=cursor is not None,
         )
-        return Reader(self._backend, wanted, reading)
+        return Reader(self._backend, reading)
 
     def as_of(
         self,
         as_of: TimeLike,
         columns: Sequence[str] | None,
-        wanted: dict[int, Partition],
+        wanted: Sequence[int],
         *,
         limit: int | None,
         on_gap: Literal["raise", "skip"],
@@ -133,7 +125,7 @@ class TableReaders:
         """The table as it was at a time; see `Table.read`."""
         time = self._past(as_of)
         # The catalog of then says which columns there were.
-        then = self._backend.ask(lambda: self._catalogs.at(time)).table(self._id)
+        then = self._backend.catalog_at(time).table(self._id)
         if then is None:
             raise Rejected(
                 f"table {self._described().name} was not there at {time_text(time)}",
@@ -141,9 +133,10 @@ class TableReaders:
             )
         if columns is None:
             columns = [column.name for column in then.columns]
-        hold = self._hold(time, f"table {self._described().name} is read as of then")
+        why = f"table {self._described().name} is read as of then"
+        history = self._backend.hold_history(time, why)
         try:
-            views = self._closed(wanted, time)
+            views = self._backend.views(self._id, wanted, closed_at=time)
             ends = {number: view.offset_after(time) for number, view in views.items()}
             starts = {number: horizon_of(view) for number, view in views.items()}
             # Of the catalog of then are the columns. What rows are stored as, they say themselves,
@@ -160,55 +153,21 @@ class TableReaders:
                 ledgers=self._ledgers,
                 described=self._described,
             )
-            return AsOfReader(self._backend, wanted, reading, time=time, hold=hold)
+            return AsOfReader(self._backend, reading, time=time, history=history)
         except BaseException:
-            self._backend.tell(hold)
+            self._backend.release(history)
             raise
 
-    def _hold(self, time: int, why: str) -> AsOfHold:
-        """Hold history from a time on. Whoever is interrupted meanwhile holds nothing."""
-        taken: list[AsOfHold] = []
-        given_up = False
-
-        def done(future: Future[AsOfHold]) -> None:
-            if future.error is None:
-                taken.append(future.result())
-                if given_up:
-                    taken[0]()
-
-        def take() -> Future[AsOfHold]:
-            future = self._watermark.hold(time, why)
-            future.then(done)
-            return future
-
-        def give_up() -> None:
-            nonlocal given_up
-            given_up = True
-            for hold in taken:
-                hold()
-
-        try:
-            return self._backend.ask(take)
-        except BaseException:
-            self._backend.tell(give_up)
-            raise
-
-    def snapshot(self, wanted: dict[int, Partition]) -> Snapshot:
+    def snapshot(self, wanted: Sequence[int]) -> Snapshot:
         """Where partitions end at one moment."""
         time = self._now()
-        views = self._closed(wanted, time)
+        views = self._backend.views(self._id, wanted, closed_at=time)
         ends = {number: view.offset_after(time) for number, view in views.items()}
         return Snapshot(time, ends)
 
     def _now(self) -> int:
         """A time above all that any partition has."""
-        return self._backend.ask_now(self._now_on_loop)
-
-    def _now_on_loop(self) -> int:
-        clock = self._backend.node.runtime.clock
-        closed = max((one.view.closed for one in self._tables.of(self._id)), default=0)
-        clock.catch_up(HybridTime(closed))  # given by this clock, though it may be behind now
-        return int(clock.now())
+        return self._backend.now(self._id).time
 
     def _past(self, given: TimeLike) -> int:
         now = self._now()
@@ -216,19 +175,6 @@ class TableReaders:
         if time > now:
             raise TimeInFuture(time=time, now=now)
         return time
-
-    def _views(self, wanted: dict[int, Partition]) -> dict[int, View]:
-        """All that was acknowledged before this moment."""
-        if all(partition.alone for partition in wanted.values()):
-            return {number: partition.view for number, partition in wanted.items()}
-        asked = list(wanted.items())
-        views = self._backend.ask(lambda: when_all([one.latest() for _, one in asked]))
-        return {number: view for (number, _), view in zip(asked, views, strict=True)}
-
-    def _closed(self, wanted: dict[int, Partition], time: int) -> dict[int, View]:
-        asked = list(wanted.items())
-        views = self._backend.ask(lambda: when_all([one.closed(time) for _, one in asked]))
-        return {number: view for (number, _), view in zip(asked, views, strict=True)}
 
     def _offsets(
         self, where: Start | Snapshot, views: dict[int, View], *, what: str, compacted: bool = False
