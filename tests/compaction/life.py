@@ -44,8 +44,8 @@ from lowmark.client import (
     looking_back,
 )
 from lowmark.compaction.compactor import Compactor
-from lowmark.compaction.options import Wishes
-from lowmark.compaction.runner import HereRunner
+from lowmark.compaction.options import RunOptions
+from lowmark.compaction.runner import LocalRunner
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import GroupConfig
 from lowmark.ledger import (
@@ -554,7 +554,7 @@ class Life:
         more = "" if trim else "without a cut"
         self.meddled = False
         self.tell(f"compact {partitions or 'all'} {' '.join(words)} {more} {memory_bytes}")
-        wishes = Wishes(
+        options = RunOptions(
             verify=verify,
             trim=trim,
             rewrite=rewrite,
@@ -563,19 +563,19 @@ class Life:
             where="this process",
             step=self._meanwhile if meanwhile else lambda step: None,
         )
-        record = self._run(self.table._compactor, wishes, partitions)
+        record = self._run(self.table._compactor, options, partitions)
         self._check_record(record, plan, before, trim=trim)
         return record
 
     def _run(
         self,
         compactor: Compactor,
-        wishes: Wishes,
+        options: RunOptions,
         partitions: Sequence[int] | None = None,
     ) -> RunRecord:
         # The inner call: the table's own grants a megabyte at least, and ranges would not be used.
         wanted = self.table._wanted(partitions)
-        return compactor.compact(self.table.descriptor, wanted, HereRunner, wishes)
+        return compactor.compact(self.table.descriptor, wanted, LocalRunner, options)
 
     def _meanwhile(self, step: str) -> None:
         """Before a step of a run: often enough, something else happens."""
@@ -611,9 +611,9 @@ class Life:
         """
         table = self.table
         rival = Compactor(backend_of(table), table._compactor.ledgers)
-        wishes = Wishes(trim=self.dice.random() < 0.5, engine="local", where="this process")
+        options = RunOptions(trim=self.dice.random() < 0.5, engine="local", where="this process")
         with replaced(rival, "give_up_others", lambda record: False):
-            self._run(rival, wishes)
+            self._run(rival, options)
 
     def interrupt(self) -> None:
         """A run that ends before some step of it, with its process or alone."""
@@ -639,7 +639,7 @@ class Life:
                 self.db.close()
             raise Stopped
 
-        wishes = Wishes(
+        options = RunOptions(
             trim=dice.random() < 0.75,
             rewrite=dice.random() < 0.2,
             engine="local",
@@ -648,7 +648,7 @@ class Life:
         )
         self.tell("compact all, with an end before its end")
         with contextlib.suppress(Stopped):
-            self._run(self.table._compactor, wishes)
+            self._run(self.table._compactor, options)
         if self.db.closed:
             if image is not None:
                 shutil.rmtree(self.path)

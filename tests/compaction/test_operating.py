@@ -106,10 +106,10 @@ def test_rows_that_have_moved_to_other_files_meanwhile_are_looked_for_again(
     # given work that finds its segments gone once, as after a merge
     fill(world)
     tries: list[int] = []
-    run_pieces = running.HereRunner.run
+    run_pieces = running.LocalRunner.run
 
     def moved_once(
-        self: running.HereRunner,
+        self: running.LocalRunner,
         function: Callable[[bytes], bytes],
         packs: Sequence[Sequence[bytes]],
         *,
@@ -120,7 +120,7 @@ def test_rows_that_have_moved_to_other_files_meanwhile_are_looked_for_again(
             raise SourceMoved(0)
         return run_pieces(self, function, packs, label=label)
 
-    monkeypatch.setattr(running.HereRunner, "run", moved_once)
+    monkeypatch.setattr(running.LocalRunner, "run", moved_once)
     # when it is compacted, then it is planned anew, and done
     run = world.compact()
     assert (len(tries), run.state) == (2, "done")
@@ -141,7 +141,7 @@ def test_a_source_that_is_never_where_it_was_ends_the_run_and_leaves_no_file(
 
     world.settle()
     with monkeypatch.context() as patch:
-        patch.setattr(running.HereRunner, "run", always_moved)
+        patch.setattr(running.LocalRunner, "run", always_moved)
         with pytest.raises(Conflict):
             world.table.compact(engine="local")
     # then the log is whole, and the next run is a good one

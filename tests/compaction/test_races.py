@@ -23,8 +23,8 @@ from inside import backend_of
 from lowmark.backend.errors import RunUnderWay
 from lowmark.client import BelowWatermark, GapFound
 from lowmark.compaction.compactor import Compactor
-from lowmark.compaction.options import Wishes
-from lowmark.compaction.runner import HereRunner
+from lowmark.compaction.options import RunOptions
+from lowmark.compaction.runner import LocalRunner
 from lowmark.errors import Rejected, Unavailable
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.ledger import RunRecord, table_folder
@@ -129,8 +129,8 @@ def compact_by(rival: Compactor, world: World) -> RunRecord:
         return rival.compact(
             world.table.descriptor,
             range(world.table.partitions),
-            HereRunner,
-            Wishes(engine="local", where="this process"),
+            LocalRunner,
+            RunOptions(engine="local", where="this process"),
         )
 
 

@@ -223,7 +223,7 @@ class Hands:
         self.error: Exception | None = None
         self.tries = 0
         monkeypatch.setattr(automatic, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        run = running.HereRunner.run
+        run = running.LocalRunner.run
 
         def maybe(*given: Any, **more: Any) -> list[bytes]:
             self.tries += 1
@@ -231,7 +231,7 @@ class Hands:
                 raise self.error
             return run(*given, **more)
 
-        monkeypatch.setattr(running.HereRunner, "run", maybe)
+        monkeypatch.setattr(running.LocalRunner, "run", maybe)
 
 
 @pytest.mark.parametrize(
@@ -251,13 +251,13 @@ def test_a_failure_is_told_and_the_other_tables_go_on(
     other.append([{"id": "k", "v": 1}, {"id": "k", "v": 2}])
     auto.settle(other)
     hands = Hands(monkeypatch)
-    run = running.HereRunner.run
+    run = running.LocalRunner.run
 
     def first_fails(*given: Any, **more: Any) -> list[bytes]:
         hands.error = error if hands.tries == 0 else None
         return run(*given, **more)
 
-    monkeypatch.setattr(running.HereRunner, "run", first_fails)
+    monkeypatch.setattr(running.LocalRunner, "run", first_fails)
     # when it looks
     with caplog.at_level(logging.WARNING, logger="lowmark.compaction.automatic"):
         runs = auto.look()

@@ -100,7 +100,7 @@ def compact(
             "a run that is resumed goes on as it was planned",
             hint="Leave --dry-run, --partitions, --verify, --no-trim and --rewrite out.",
         )
-    wishes: dict[str, Any] = {
+    options: dict[str, Any] = {
         "partitions": _numbers(partitions),
         "dry_run": dry_run,
         "verify": verify,
@@ -111,14 +111,14 @@ def compact(
     }
     memory_bytes = parse_size(memory, option="--memory", least=_MEMORY_LEAST)
     if memory_bytes is not None:
-        wishes["memory_bytes"] = memory_bytes
+        options["memory_bytes"] = memory_bytes
     with opened_database(ctx, data) as database:
         one = database.table(table)
         resumed = next((run for run in one.runs() if run.run == resume), None)
         with shown_progress(here=is_local(place, resumed)) as told:
             record = made(
                 one,
-                lambda: one.compact(progress=told.progress, step=told.step, **place, **wishes),
+                lambda: one.compact(progress=told.progress, step=told.step, **place, **options),
                 resumed=resume,
             )
     if as_json:

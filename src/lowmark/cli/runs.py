@@ -169,14 +169,16 @@ def resume(
     Example: lowmark runs resume 20260701T120000-1a2b3c --data ./shop
     """
     place = place_of(spark_master, spark_conf, engine=engine)
-    wishes = place | rates_of(read_rate, write_rate)
+    options = place | rates_of(read_rate, write_rate)
     with opened_database(ctx, _data(ctx, data)) as database:
         resumed = _run(database, run)
         table = _table_of(database, resumed)
         with shown_progress(here=is_local(place, resumed)) as told:
             record = made(
                 table,
-                lambda: table.compact(resume=run, progress=told.progress, step=told.step, **wishes),
+                lambda: table.compact(
+                    resume=run, progress=told.progress, step=told.step, **options
+                ),
                 resumed=run,
             )
     if _as_json(ctx, as_json):

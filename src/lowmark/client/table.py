@@ -37,7 +37,7 @@ from lowmark.client.table_writing import TableWriter
 from lowmark.client.tide import STRETCHES, Tide, tide_of
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.description import LedgerDescription
-from lowmark.compaction.options import Progress, Wishes
+from lowmark.compaction.options import Progress, RunOptions
 from lowmark.compaction.rebuild import Rebuilt, rebuild_ledgers
 from lowmark.compaction.reconcile import Reconciled, reconcile_ledgers
 from lowmark.compaction.runner import Engine, Runners
@@ -448,7 +448,7 @@ class Table:
             runners = Runners.as_before(own, self._compactor.run(table.id, resume))
         else:
             runners = Runners(own, session=spark, master=master, config=spark_config, engine=engine)
-        wishes = Wishes(
+        options = RunOptions(
             verify=verify,
             trim=trim,
             rewrite=rewrite,
@@ -461,10 +461,10 @@ class Table:
             **({} if step is None else {"step": step}),  # type: ignore[arg-type]
         )
         if dry_run:
-            return self._compactor.plan(table, wanted, wishes)
+            return self._compactor.plan(table, wanted, options)
         if resume is not None:
-            return self._compactor.resume(table, runners.get, wishes, run=resume)
-        return self._compactor.compact(table, wanted, runners.get, wishes)
+            return self._compactor.resume(table, runners.get, options, run=resume)
+        return self._compactor.compact(table, wanted, runners.get, options)
 
     def runs(self) -> list[RunRecord]:
         """The runs of this table that are known, the newest first."""
@@ -506,7 +506,7 @@ class Table:
         `lost`). `dry_run` says what would be done. `step` is told the name of every step before it
         is made.
         """
-        wishes = Wishes(
+        options = RunOptions(
             trim=False,
             engine="local",
             where="this process",
@@ -517,7 +517,7 @@ class Table:
             self._compactor,
             self._current(),
             self._wanted(partitions),
-            wishes,
+            options,
             dry_run=dry_run,
             accept_loss=accept_loss,
         )

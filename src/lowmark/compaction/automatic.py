@@ -15,7 +15,7 @@ from lowmark.backend.port import Backend
 from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import Table
 from lowmark.compaction.compactor import Compactor
-from lowmark.compaction.options import Wishes
+from lowmark.compaction.options import RunOptions
 from lowmark.compaction.plan import old_enough
 from lowmark.compaction.runner import Runners
 from lowmark.errors import Corrupt, LowmarkError
@@ -110,7 +110,7 @@ class Automatic:
             record = self._compactor.resume(
                 table,
                 self._runners.get,
-                Wishes(engine=self._runners.engine, where=self._runners.where),
+                RunOptions(engine=self._runners.engine, where=self._runners.where),
                 run=left,
             )
         else:
@@ -119,8 +119,10 @@ class Automatic:
             why = due(table.settings, [self._dirt(table, one, watermark) for one in there.values()])
             if why is None:
                 return None
-            wishes = Wishes(trigger=why, engine=self._runners.engine, where=self._runners.where)
-            record = self._compactor.compact(table, list(there), self._runners.get, wishes)
+            options = RunOptions(
+                trigger=why, engine=self._runners.engine, where=self._runners.where
+            )
+            record = self._compactor.compact(table, list(there), self._runners.get, options)
         return record.run
 
     def _left_over(self, table: Table) -> str | None:

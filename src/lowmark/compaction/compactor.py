@@ -20,7 +20,7 @@ from lowmark.backend.port import Backend
 from lowmark.catalog import Table, TableId
 from lowmark.compaction.description import LedgerDescription, describe_ledgers
 from lowmark.compaction.holds import release_of
-from lowmark.compaction.options import Wishes
+from lowmark.compaction.options import RunOptions
 from lowmark.compaction.records import Records
 from lowmark.compaction.run import Run, check_wanted
 from lowmark.compaction.runner import OwnSpark, Runner
@@ -48,21 +48,21 @@ class Compactor:
 
     # -- from outside ---------------------------------------------------------------------------
 
-    def plan(self, table: Table, partitions: Collection[int], wishes: Wishes) -> RunRecord:
+    def plan(self, table: Table, partitions: Collection[int], options: RunOptions) -> RunRecord:
         """What a run would do: nothing is written, nothing is held."""
-        return self._run(table, partitions, wishes).plan(dry=True)
+        return self._run(table, partitions, options).plan(dry=True)
 
     def compact(
         self,
         table: Table,
         partitions: Collection[int],
         runner: Callable[[], Runner],
-        wishes: Wishes,
+        options: RunOptions,
     ) -> RunRecord:
         """Make a run; gives what it did. Without anything to do, nothing is begun, and the state
         says why.
         """
-        run = self._run(table, partitions, wishes)
+        run = self._run(table, partitions, options)
         with self.only(run):
             record = run.plan()
             if self.give_up_others(record):
@@ -78,14 +78,14 @@ class Compactor:
                 return run.finish_published(record)
             return run.go(record, runner)
 
-    def _run(self, table: Table, partitions: Collection[int], wishes: Wishes) -> Run:
+    def _run(self, table: Table, partitions: Collection[int], options: RunOptions) -> Run:
         return Run(
             self.backend,
             self.ledgers,
             self.records,
             table,
             partitions,
-            wishes,
+            options,
             sweep=self.sweep,
         )
 
@@ -115,7 +115,7 @@ class Compactor:
         self,
         table: Table,
         runner: Callable[[], Runner],
-        wishes: Wishes,
+        options: RunOptions,
         *,
         run: str,
     ) -> RunRecord:
@@ -123,8 +123,8 @@ class Compactor:
         check_wanted(table)
         record = self.records.run(table.id, run)
         wanted = [one.partition for one in record.partitions]
-        wishes = _as_before(wishes, record)
-        one = self._run(table, wanted, wishes)
+        options = _as_before(options, record)
+        one = self._run(table, wanted, options)
         with self.only(one):
             record = self.records.run(table.id, run)  # nobody gives it up from here on
             if record.state not in {"running", "failed"}:
@@ -140,8 +140,8 @@ class Compactor:
                 state="running",
                 ended_at_ms=0,
                 error="",
-                read_rate=wishes.read_rate or 0,
-                write_rate=wishes.write_rate or 0,
+                read_rate=options.read_rate or 0,
+                write_rate=options.write_rate or 0,
             )
             self._release_leases(record)
             return one.go(again, runner)
@@ -153,7 +153,7 @@ class Compactor:
             active.cancel()
             return self.records.run(table.id, run)
         # It must not be resumed while it is given up: its files go.
-        with self.only(self._run(table, (), Wishes())):
+        with self.only(self._run(table, (), RunOptions())):
             record = self.records.run(table.id, run)
             if record.state not in {"running", "failed"}:
                 raise Rejected(f"run {run} is {record.state}", hint="There is nothing to cancel.")
@@ -247,17 +247,17 @@ class Compactor:
                 self._changed.notify_all()
 
 
-def _as_before(wishes: Wishes, record: RunRecord) -> Wishes:
-    return Wishes(
+def _as_before(options: RunOptions, record: RunRecord) -> RunOptions:
+    return RunOptions(
         verify=record.verify,
         trim=record.trim,
         rewrite=record.rewrite,
-        read_rate=record.read_rate if wishes.read_rate is None else wishes.read_rate,
-        write_rate=record.write_rate if wishes.write_rate is None else wishes.write_rate,
-        memory_bytes=wishes.memory_bytes,
+        read_rate=record.read_rate if options.read_rate is None else options.read_rate,
+        write_rate=record.write_rate if options.write_rate is None else options.write_rate,
+        memory_bytes=options.memory_bytes,
         trigger=record.trigger,
-        engine=wishes.engine,
-        where=wishes.where,
-        progress=wishes.progress,
-        step=wishes.step,
+        engine=options.engine,
+        where=options.where,
+        progress=options.progress,
+        step=options.step,
     )

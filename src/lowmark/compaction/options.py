@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Progress", "Wishes"]
+__all__ = ["Progress", "RunOptions"]
 
 _TASK_BYTES = 1 << 30
 
@@ -24,7 +24,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class RunOptions:
     """How a run is to be made."""
 
     verify: bool = False

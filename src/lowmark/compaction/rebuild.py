@@ -41,10 +41,10 @@ import msgspec
 from lowmark.backend.errors import RowsUnrecoverable
 from lowmark.catalog import Table
 from lowmark.compaction.compactor import Compactor
-from lowmark.compaction.options import Wishes
+from lowmark.compaction.options import RunOptions
 from lowmark.compaction.plan import PlanInput, plan_input
 from lowmark.compaction.run import Run
-from lowmark.compaction.runner import HereRunner, Runner
+from lowmark.compaction.runner import LocalRunner, Runner
 from lowmark.compaction.verify import Inspector, Looked
 from lowmark.formatting import counted
 from lowmark.ledger import (
@@ -128,13 +128,13 @@ def rebuild_ledgers(
     compactor: Compactor,
     table: Table,
     partitions: Collection[int],
-    wishes: Wishes,
+    options: RunOptions,
     *,
     dry_run: bool,
     accept_loss: bool,
 ) -> list[Rebuilt]:
     """Rebuild what is not sound; gives what became of each partition."""
-    run = _Rebuild(compactor, table, partitions, wishes, accept_loss=accept_loss)
+    run = _Rebuild(compactor, table, partitions, options, accept_loss=accept_loss)
     if dry_run:
         with run.inspector:
             run.choose_all()
@@ -155,7 +155,7 @@ class _Rebuild(Run):
         compactor: Compactor,
         table: Table,
         partitions: Collection[int],
-        wishes: Wishes,
+        options: RunOptions,
         *,
         accept_loss: bool,
     ) -> None:
@@ -165,7 +165,7 @@ class _Rebuild(Run):
             compactor.records,
             table,
             partitions,
-            wishes,
+            options,
             sweep=compactor.sweep,
         )
         self._give_up_others = compactor.give_up_others
@@ -173,7 +173,7 @@ class _Rebuild(Run):
         self._remedies: dict[int, _Remedy] = {}
         self._made = self._untidy = False
         self.inspector = Inspector(
-            self._backend, self._ledgers, self._records, table, partitions, wishes.progress
+            self._backend, self._ledgers, self._records, table, partitions, options.progress
         )
 
     # -- choosing -------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class _Rebuild(Run):
             return
         self._made = self._untidy = True
         try:
-            self.go(record, HereRunner)
+            self.go(record, LocalRunner)
         except (LedgerLost, LedgerDamaged):
             # If all is done, the sweep has met a ledger that nobody has asked to rebuild.
             if self._records.run(self.table.id, self.name).state != "done":

@@ -41,7 +41,7 @@ from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.compaction.holds import RunHolds
-from lowmark.compaction.options import Wishes
+from lowmark.compaction.options import RunOptions
 from lowmark.compaction.plan import PlanInput, plan_input, plan_partition
 from lowmark.compaction.publish import Publisher
 from lowmark.compaction.records import Records
@@ -89,7 +89,7 @@ class Run:
         records: Records,
         table: Table,
         partitions: Collection[int],
-        wishes: Wishes,
+        options: RunOptions,
         *,
         sweep: Callable[[Table], object],
     ) -> None:
@@ -99,7 +99,7 @@ class Run:
         self._sweep = sweep
         self.table = table
         self._partitions = partitions
-        self._wishes = wishes
+        self._wishes = options
         now = datetime.now(UTC)
         self.name = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._damaged: dict[int, LowmarkError] = {}
@@ -109,7 +109,7 @@ class Run:
         self.thread = threading.get_ident()
         self._stop = Stop()
         self._holds = RunHolds(backend, table.id)
-        self._watch = RunWatch(ledgers.store, wishes.progress, self._stop, self._holds.renew)
+        self._watch = RunWatch(ledgers.store, options.progress, self._stop, self._holds.renew)
         self._publisher = Publisher(
             backend,
             ledgers.store,
@@ -117,7 +117,7 @@ class Run:
             table.id,
             self._holds,
             self._step,
-            trim=wishes.trim,
+            trim=options.trim,
         )
         self._began_s = time.monotonic()
 
@@ -125,7 +125,7 @@ class Run:
 
     def plan(self, *, dry: bool = False) -> RunRecord:
         """Step 0: see what there is to do; dry, without any change."""
-        table, wishes = self.table, self._wishes
+        table, options = self.table, self._wishes
         check_wanted(table)
         watermark = self._watermark()
         plans = []
@@ -134,22 +134,22 @@ class Run:
             if given is None:
                 plans.append(PartitionPlan(partition=number, why=self._damaged[number].message))
             else:
-                plans.append(plan_partition(number, table, given, anyway=wishes.rewrite))
+                plans.append(plan_partition(number, table, given, anyway=options.rewrite))
         return RunRecord(
             run=self.name,
             table=table.id,
             table_name=table.name,
             state="planned",
-            trigger=wishes.trigger,
+            trigger=options.trigger,
             began_at_ms=self._backend.now().wall_ms,
             watermark=watermark,
-            verify=wishes.verify,
-            trim=wishes.trim,
-            rewrite=wishes.rewrite,
-            read_rate=wishes.read_rate or 0,
-            write_rate=wishes.write_rate or 0,
-            engine=wishes.engine,
-            where=wishes.where,
+            verify=options.verify,
+            trim=options.trim,
+            rewrite=options.rewrite,
+            read_rate=options.read_rate or 0,
+            write_rate=options.write_rate or 0,
+            engine=options.engine,
+            where=options.where,
             partitions=tuple(plans),
         )
 
@@ -187,9 +187,9 @@ class Run:
     def go(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
         """Steps 1 to 7."""
         self.name = record.run
-        wishes = self._wishes
+        options = self._wishes
         record = msgspec.structs.replace(
-            record, state="running", engine=wishes.engine, where=wishes.where
+            record, state="running", engine=options.engine, where=options.where
         )
         self._step("note the run")
         planned = record

@@ -25,7 +25,7 @@ from lowmark.runtime import Disk, DiskFull, RealDisk
 
 __all__ = [
     "Engine",
-    "HereRunner",
+    "LocalRunner",
     "OwnSpark",
     "Runner",
     "Runners",
@@ -70,7 +70,7 @@ class Runner(Protocol):
 _unwanted: ContextVar[threading.Event | None] = ContextVar("unwanted", default=None)
 
 
-class HereRunner:
+class LocalRunner:
     """In this process: no Java, no start, one core. One piece after another, but for small ones:
     what they take is mostly waiting for the disk, and several can wait for the same sync.
     """
@@ -221,7 +221,7 @@ class Runners:
     def get(self) -> Runner:
         """A runner for one run."""
         if self.engine == "local":
-            return HereRunner()
+            return LocalRunner()
         if self._session is not None:
             return _on_session(self._session)
         return self._own.get(self._master, self._config)
@@ -275,7 +275,7 @@ def work_off(data: bytes) -> bytes:
 
 
 class _ThisProcess:
-    """See `lowmark.ledger.Here`."""
+    """See `lowmark.ledger.TaskContext`."""
 
     def now_s(self) -> float:
         return time.monotonic()

@@ -17,7 +17,7 @@ import msgspec
 from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.catalog.serializers import encode_table
-from lowmark.compaction.options import Wishes
+from lowmark.compaction.options import RunOptions
 from lowmark.compaction.plan import PlanInput
 from lowmark.compaction.runner import Runner, work_off
 from lowmark.compaction.watch import Stop
@@ -51,7 +51,7 @@ def work_for(
     plan: PartitionPlan,
     given: PlanInput,
     tail: Tail,
-    wishes: Wishes,
+    options: RunOptions,
     *,
     run: str,
 ) -> Work:
@@ -76,11 +76,11 @@ def work_for(
         expired=base.expired if base is not None else given.status.expired,
         made_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         release=__version__,
-        verify=wishes.verify,
-        rewrite=wishes.rewrite,
-        budget_bytes=wishes.memory_bytes,
-        read_rate=wishes.read_rate or 0,
-        write_rate=wishes.write_rate or 0,
+        verify=options.verify,
+        rewrite=options.rewrite,
+        budget_bytes=options.memory_bytes,
+        read_rate=options.read_rate or 0,
+        write_rate=options.write_rate or 0,
     )
 
 

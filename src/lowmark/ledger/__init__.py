@@ -92,7 +92,7 @@ from lowmark.ledger.verifying import (
 )
 from lowmark.ledger.work import (
     Done,
-    Here,
+    TaskContext,
     Work,
     carry_out,
     done_path,
@@ -108,7 +108,6 @@ __all__ = [
     "Done",
     "Expected",
     "FileWriter",
-    "Here",
     "KeyFile",
     "Layout",
     "LedgerColumn",
@@ -131,6 +130,7 @@ __all__ = [
     "SourceMoved",
     "Tail",
     "TailReader",
+    "TaskContext",
     "Verified",
     "Work",
     "carry_out",

@@ -73,7 +73,7 @@ from lowmark.table import (
     Shape,
 )
 
-__all__ = ["Done", "Here", "Work", "carry_out", "done_path", "progress_path"]
+__all__ = ["Done", "TaskContext", "Work", "carry_out", "done_path", "progress_path"]
 
 FILE_ROWS_MAX = 1 << 22
 """A file that has so many rows is finished, and another one begun."""
@@ -153,7 +153,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     ledger_bytes: int = 0
 
 
-class Here(Protocol):
+class TaskContext(Protocol):
     """What the process is asked for that carries the work out."""
 
     def now_s(self) -> float:
@@ -182,10 +182,10 @@ def progress_path(table: int, run: str, partition: int) -> str:
     return f"{run_folder(table, run)}/{partition}.progress"
 
 
-def carry_out(data: bytes, here: Here) -> bytes:
+def carry_out(data: bytes, context: TaskContext) -> bytes:
     """Do what `data`, an encoded `Work`, says; gives an encoded `Done`."""
     work = msgspec.msgpack.decode(data, type=Work)
-    return msgspec.msgpack.encode(_Job(work, here).run())
+    return msgspec.msgpack.encode(_Job(work, context).run())
 
 
 @dataclass(slots=True)
@@ -230,9 +230,9 @@ class _Old:
 class _Job:
     """One piece of work, from its beginning to its answer."""
 
-    def __init__(self, work: Work, here: Here) -> None:
+    def __init__(self, work: Work, context: TaskContext) -> None:
         self.work = work
-        self.here = here
+        self.context = context
         self.store = Store(work.store)
         self.table: Table = decode_table(work.table)
         schema = self.table.schema_version(work.schema)
@@ -240,11 +240,11 @@ class _Job:
             raise Corrupt(f"table {work.table_name} has no schema version {work.schema}")
         self.schema: TableSchema = schema
         self.folder = folder_of(self.table.id, work.partition)
-        self.read = Throttle(work.read_rate, here)
-        self.written = Throttle(work.write_rate, here)
-        self.token = f"{work.run}-{here.draw()}"
+        self.read = Throttle(work.read_rate, context)
+        self.written = Throttle(work.write_rate, context)
+        self.token = f"{work.run}-{context.draw()}"
         self.files = 0
-        self.progress_s = here.now_s()
+        self.progress_s = context.now_s()
         self.room = Room(
             FILE_ROWS_MAX, min(max(work.budget_bytes // _KEYS_SHARE, _KEYS_LEAST), _KEYS_MOST)
         )
@@ -283,7 +283,7 @@ class _Job:
         if base is not None and base.horizon > work.horizon:
             raise ProofFailed(work.partition, "the horizon would fall")
         old = [self._opened(file) for file in base.files] if base is not None else []
-        reader = TailReader(self.here.disk(work.root), work.tail, partition=work.partition)
+        reader = TailReader(self.context.disk(work.root), work.tail, partition=work.partition)
 
         def each(part: KeyRange, survivors: Survivors, second: Second) -> None:
             self._supersede(old, part, survivors, second)
@@ -348,16 +348,16 @@ class _Job:
         return _Old(file, file.dead_set(), file.digest_value(), keys, file.dead_set())
 
     def _paced_read(self, count: int) -> None:
-        self.here.check()
+        self.context.check()
         self.read(count)
-        now = self.here.now_s()
+        now = self.context.now_s()
         if now - self.progress_s >= 1:
             self.progress_s = now
             path = progress_path(self.table.id, self.work.run, self.work.partition)
             self.store.hint(path, b"%d" % self.read.total)
 
     def _paced_write(self, count: int) -> None:
-        self.here.check()
+        self.context.check()
         self.written(count)
 
     # -- what dies ------------------------------------------------------------------------------
