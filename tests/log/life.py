@@ -48,6 +48,8 @@ class LogLife:
         """Whether something was, since the log was opened."""
         self.unreadable: set[str] = set()
         """Groups that the last start could not read; the next one shall."""
+        self.has_mounts = seed % 4 == 3
+        """Whether folders can be away; only in some lives, so that others stay as they were."""
         self.away: dict[str, Node] = {}
         """Folders that are not there; they are back at the next start."""
 
@@ -249,7 +251,7 @@ class LogLife:
     def any_sick_step(self, dice: Random) -> str:
         """One step of a life in which things go bad for long; give its name."""
         try:
-            match dice.randrange(17):
+            match dice.randrange(16 + self.has_mounts):
                 case 0:
                     name = dice.choice(GROUPS)
                     ailment: Ailment = dice.choice(["unwritable", "unwritable", "broken"])
@@ -281,7 +283,7 @@ class LogLife:
                     for _ in range(dice.randrange(1, 4)):
                         self.fail_once(call, path)
                     return f"{call} of {path} fails once or more"
-                case 9:
+                case 16:
                     return f"{self.start_without_a_folder(dice)} is away"
                 case _:
                     return self.any_step(dice)
