@@ -47,7 +47,7 @@ class Driver:
 
     def answer(self) -> tuple[dict[str, object], str]:
         """What it answered, and what it said besides."""
-        out, _ = self.process.communicate(timeout=90)
+        out, _ = self.process.communicate(timeout=240)
         assert self.process.returncode == 0, self._log.read_text()
         answer: dict[str, object] = json.loads(out)
         return answer, self._log.read_text()

@@ -13,7 +13,7 @@ from spark.standalone import standalone
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
-SOON_S = 90.0
+SOON_S = 240.0
 
 
 def test_a_cluster_inside_one_process(tmp_path: Path) -> None:

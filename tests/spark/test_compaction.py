@@ -19,7 +19,7 @@ from spark.standalone import standalone
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
-SOON_S = 90.0
+SOON_S = 240.0
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def drive(master: str, folder: Path, *more: str) -> subprocess.Popen[str]:
 @pytest.mark.release
 def test_a_cluster_inside_one_process_compacts(history: Path) -> None:
     driver = drive("local-cluster[2,1,512]", history)
-    out, err = driver.communicate(timeout=120)
+    out, err = driver.communicate(timeout=SOON_S)
     assert driver.returncode == 0, err
     assert json.loads(out)["right"]
 
@@ -144,7 +144,7 @@ def test_a_session_of_our_own_serves_several_runs_and_outlives_none_of_its_ends(
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(TESTS), SWITCH: "off"},
-        timeout=110,
+        timeout=SOON_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -170,7 +170,7 @@ def test_a_plain_session_of_the_callers_needs_to_be_told_nothing(tmp_path: Path)
         capture_output=True,
         text=True,
         env=told | {"PYTHONPATH": str(TESTS), "PATH": os.defpath},
-        timeout=110,
+        timeout=SOON_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
