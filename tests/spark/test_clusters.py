@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spar
 SOON_S = 240.0
 
 
+@pytest.mark.release  # the same on real processes is in `test_compaction`
 def test_a_cluster_inside_one_process(tmp_path: Path) -> None:
     # given two executors of one core each
     driver = Driver("local-cluster[2,1,512]", tmp_path)

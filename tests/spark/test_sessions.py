@@ -37,7 +37,7 @@ def name_of_error(call):
 def java():
     return runner._session.sparkContext._gateway.proc.pid
 
-facts = {"archive": str(make_archive())}
+facts = {"archive": str(make_archive())} if sys.argv[1] == "archive" else {}
 
 runner = SparkRunner(open_session("local[2]", config=ON_WORKERS), owns=True)
 runner.run(shout, [[b"a"], [b"b"]], label="first")
@@ -58,7 +58,8 @@ print(json.dumps(facts))
 """
 
 
-def test_a_session_lives_and_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("archive", ["", pytest.param("archive", marks=pytest.mark.release)])
+def test_a_session_lives_and_leaves_nothing_behind(tmp_path: Path, archive: str) -> None:
     # given an empty cache, and a folder for all that is temporary
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -68,9 +69,11 @@ def test_a_session_lives_and_leaves_nothing_behind(tmp_path: Path) -> None:
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     environment.pop(SWITCH, None)
+    if not archive:
+        environment[SWITCH] = "off"
     # when sessions are opened, lost and closed
     done = subprocess.run(
-        [sys.executable, "-c", LIFE],
+        [sys.executable, "-c", LIFE, archive],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -79,10 +82,13 @@ def test_a_session_lives_and_leaves_nothing_behind(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr.decode()
     facts = json.loads(done.stdout)
-    # then the archive was made once, and is used
-    assert Path(facts["archive"]).is_relative_to(tmp_path / "cache")
-    assert facts["archive"] in facts["maps"]
-    assert os.listdir(Path(facts["archive"]).parent) == [Path(facts["archive"]).name]
+    # then the archive was made once, and is used; or there is none
+    if archive:
+        assert Path(facts["archive"]).is_relative_to(tmp_path / "cache")
+        assert facts["archive"] in facts["maps"]
+        assert os.listdir(Path(facts["archive"]).parent) == [Path(facts["archive"]).name]
+    else:
+        assert not (tmp_path / "cache").exists()
     # and what can't be done has a name
     assert facts["second at once"] == "SessionRefused"
     assert facts["run without java"] == "SparkGone"
