@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.feed import (
@@ -11,19 +12,20 @@ from benchmarks.feed import (
     SMALL_BYTES,
     SMALL_GROUPS,
     TERM,
+    TIMEOUT_MS,
     Batch,
     Feed,
+    opened,
     small_batches,
     spread,
 )
 from benchmarks.figure import Figure, Side, Target
+from benchmarks.log_sizes import LogSizes
+from benchmarks.runner import Bench, Plan, Turn, measures
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.turns import TIMEOUT_MS, Bench, Turn, opened
 from lowmark.errors import invariant
 from lowmark.log import Log, LogConfig
 from lowmark.runtime import Runtime
-
-__all__ = ["append_1m", "append_100b"]
 
 MIB = 1 << 20
 LARGE_IN_FLIGHT = 8
@@ -31,7 +33,8 @@ SMALL_IN_FLIGHT = 4
 SQLITE_CHECKPOINT_PAGES = 10_000
 
 
-def append_1m(bench: Bench) -> Figure:
+@measures(Figure("append_1m_vs_raw", Target(0.4, aim=0.7), "MB/s", per_unit=1e6))
+def append_1m(bench: Bench[LogSizes]) -> Iterator[Plan]:
     """Entries of 1 MiB, durable, until they are in their segments."""
     sizes = bench.sizes
     # A file is full when a batch ends, so it may take a little more than its size.
@@ -67,13 +70,9 @@ def append_1m(bench: Bench) -> Figure:
         return turn
 
     many, bare = ours(LARGE_IN_FLIGHT), raw(1)
-    return bench.compare(
-        "append_1m_vs_raw",
+    yield bench.compare(
         many,
         bare,
-        target=Target(0.4, aim=0.7),
-        unit="MB/s",
-        per_unit=1e6,
         variants={
             "one_in_flight": (ours(1), bare),
             f"raw_synced_every_{LARGE_IN_FLIGHT}": (many, raw(LARGE_IN_FLIGHT)),
@@ -84,7 +83,8 @@ def append_1m(bench: Bench) -> Figure:
     )
 
 
-def append_100b(bench: Bench) -> Figure:
+@measures(Figure("append_100b_vs_sqlite", Target(0.8, aim=1.5), "entries/s"), runs="long_runs")
+def append_100b(bench: Bench[LogSizes]) -> Iterator[Plan]:
     """Entries of 100 bytes over 64 groups, durable, until they are in their segments."""
     sizes = bench.sizes
     batch_bytes = SMALL_BATCH * SMALL_BYTES  # what the WAL adds only makes it roll earlier
@@ -124,14 +124,10 @@ def append_100b(bench: Bench) -> Figure:
         finally:
             db.close()
 
-    return bench.compare(
-        "append_100b_vs_sqlite",
+    yield bench.compare(
         ours(SMALL_IN_FLIGHT),
         sqlite,
-        target=Target(0.8, aim=1.5),
-        unit="entries/s",
         variants={"one_in_flight": (ours(1), sqlite)},
-        runs=sizes.long_runs,
         notes=f"{count} batches of 1,000 entries of 100 bytes over {SMALL_GROUPS} groups,"
         f" {SMALL_IN_FLIGHT} batches in flight, {sizes.roll_overs} roll-overs of"
         f" {sizes.small_wal_bytes / MIB:g} MiB, until idle; peer: SQLite {sqlite3.sqlite_version},"

@@ -14,8 +14,6 @@ from clusters.group import Load
 from clusters.processes import Child, Children
 from lowmark.errors import invariant
 
-__all__ = ["CatalogCluster", "Started"]
-
 DEADLINE_S = 300.0
 MODULE = "benchmarks.catalog_node"
 

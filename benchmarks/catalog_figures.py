@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -12,10 +13,10 @@ from statistics import median
 from benchmarks.catalog_cluster import CatalogCluster, Started
 from benchmarks.catalog_sizes import CatalogSizes
 from benchmarks.catalog_workload import adding, catalog_with, creating, history_of
-from benchmarks.etcd_peer import Client, EtcdCluster, Puts, etcd_version, run_puts
-from benchmarks.figure import Figure, Side, Target, Variant
+from benchmarks.etcd_peer import Client, EtcdCluster, Puts, etcd_version, find_etcd, run_puts
+from benchmarks.figure import Figure, Pair, Round, Side, Target
+from benchmarks.runner import Bench, Plan, Turn, measures
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.turns import Bench, Turn
 from clusters.group import Load
 from lowmark.catalog import (
     TOKEN_BYTES,
@@ -30,15 +31,6 @@ from lowmark.catalog import (
 from lowmark.errors import invariant
 from lowmark.runtime import HybridTime
 
-__all__ = [
-    "apply_growth",
-    "invoke_vs_etcd",
-    "lookup_growth",
-    "replay_rate",
-    "restart_after_snapshot",
-    "watchers_50",
-]
-
 VALUE_BYTES, IN_FLIGHT = 100, 32
 WATCHERS = 50
 LOOKED_UP_AT_ONCE = 1_000
@@ -49,13 +41,17 @@ NO_SNAPSHOTS = {"snapshot_entries": 1 << 40}
 # -- starts -----------------------------------------------------------------------------------
 
 
-def restart_after_snapshot(bench: Bench, sizes: CatalogSizes) -> Figure:
+@measures(
+    Figure("restart_after_snapshot", Target(1.5, at_least=False), "starts/min", per_unit=1 / 60),
+    runs="start_runs",
+)
+def restart_after_snapshot(bench: Bench[CatalogSizes]) -> Iterator[Plan]:
     """Many versions behind a snapshot against few."""
+    sizes = bench.sizes
     many, few, tables = sizes.restart_versions, sizes.restart_versions_few, sizes.history_tables
-    name = "restart_after_snapshot"
     with bench.fresh_folder() as long_past, bench.fresh_folder() as short_past:
         for folder, versions in ((long_past, many), (short_past, few)):
-            bench.say(f"{name}: preparing {versions} versions")
+            bench.say(f"preparing {versions} versions")
             with CatalogCluster(folder) as cluster:
                 _fill(cluster, versions, tables)
                 cluster.ask(1, do="cut")
@@ -71,13 +67,9 @@ def restart_after_snapshot(bench: Bench, sizes: CatalogSizes) -> Figure:
 
             return turn
 
-        return bench.compare(
-            name,
+        yield bench.compare(
             starting(long_past, many),
             starting(short_past, few),
-            target=Target(1.5, at_least=False),
-            unit="starts/min",
-            per_unit=1 / 60,
             notes=f"a node that had {many:,} versions of the catalog, in a new process: from the"
             " opening of its log until its metastore answers a linearizable read and the catalog"
             " has the version that this read names; the interpreter and its imports do not count,"
@@ -85,52 +77,56 @@ def restart_after_snapshot(bench: Bench, sizes: CatalogSizes) -> Figure:
             " latest version, the metastore compacted up to its latest revision, and a snapshot of"
             " its group taken, as upkeep does; peer: the same"
             f" with {few} versions; {tables} equal tables on both sides",
-            runs=sizes.start_runs,
             profile=False,
         )
 
 
-def replay_rate(bench: Bench, sizes: CatalogSizes) -> Figure:
+@measures(Figure("replay_per_s", Target(5_000), "versions/s"), runs="start_runs")
+def replay_rate(bench: Bench[CatalogSizes]) -> Iterator[Plan]:
     """A restart without any snapshot."""
-    versions, tables, runs = sizes.replay_versions, sizes.history_tables, sizes.start_runs
-    name = "replay_per_s"
-    with bench.fresh_folder() as folder:
-        bench.say(f"{name}: preparing {versions} versions")
+    sizes = bench.sizes
+    versions, tables = sizes.replay_versions, sizes.history_tables
+    with bench.fresh_folder() as folder, bench.fresh_folder() as other:
+        bench.say(f"preparing {versions} versions")
         with CatalogCluster(folder, metastore=NO_SNAPSHOTS) as cluster:
             _fill(cluster, versions, tables)
             cluster.finish()
-        from_log: list[float] = []
-        alone: list[float] = []
-        for number in range(runs + 1):
-            bench.say(f"{name}: round {number} of {runs}")
-            started = _restarted(folder, alone=alone if number else None)
-            invariant(started.version == versions, "the catalog came back whole")
-            if number:
-                from_log.append(versions / started.up_s)
+        turns: list[Turn] = [lambda _: _replayed(folder, versions)]
         variants = {}
         if sizes.variants:
-            bench.say(f"{name}: with a snapshot of the group")
-            with CatalogCluster(folder, metastore=NO_SNAPSHOTS) as cluster:
+            shutil.copytree(folder, other, dirs_exist_ok=True)
+            with CatalogCluster(other, metastore=NO_SNAPSHOTS) as cluster:
                 cluster.ask(1, do="snapshot")
                 cluster.finish()
-            rates = [versions / _restarted(folder).up_s for _ in range(runs)]
-            rate = median(rates)
-            variants["after_a_snapshot_of_the_group"] = Variant(rate, rate, median(alone))
-    return Figure(
-        name=name,
-        value=median(from_log),
-        target=Target(5_000),
-        unit="versions/s",
-        ours=median(from_log),
-        peer=median(alone),
-        spread=(min(from_log), max(from_log)),
-        runs=runs,
-        notes=f"{versions:,} versions over {tables} tables, one command each; the start is timed as"
-        " in restart_after_snapshot, but neither the update log nor the metastore's group has a"
-        " snapshot, so every entry of the log is applied and every update read, decoded and"
-        " applied; peer: only decode and apply them, in memory",
-        variants=variants,
-    )
+            turns.append(lambda _: {"after": Side(versions, _restarted(other).up_s)})
+            variants["after_a_snapshot_of_the_group"] = _rate_beside("after")
+        notes = (
+            f"{versions:,} versions over {tables} tables, one command each; the start is timed as"
+            " in restart_after_snapshot, but neither the update log nor the metastore's group has"
+            " a snapshot, so every entry of the log is applied and every update read, decoded and"
+            " applied; peer: only decode and apply them, in memory"
+        )
+        yield bench.plan(turns, _rate_beside("from_log"), notes, variants)
+
+
+def _replayed(folder: Path, versions: int) -> Round:
+    """One start; once it is up, it decodes and applies the same again."""
+    with CatalogCluster(folder, metastore=NO_SNAPSHOTS) as cluster:
+        said = cluster.ask(1, do="replay")
+        cluster.finish()
+        started = cluster.started[1]
+    invariant(started.version == versions, "the catalog came back whole")
+    alone = Side(said["count"], said["seconds"])
+    return {"from_log": Side(versions, started.up_s), "alone": alone}
+
+
+def _rate_beside(side: str) -> Pair:
+    """A rate, and that of decoding and applying alone."""
+
+    def rate(one: Round) -> float:
+        return one[side].rate
+
+    return Pair(sides=(side, "alone"), value=rate, ours=rate, peer=lambda one: one["alone"].rate)
 
 
 def _fill(cluster: CatalogCluster, versions: int, tables: int) -> None:
@@ -138,12 +134,8 @@ def _fill(cluster: CatalogCluster, versions: int, tables: int) -> None:
     invariant(said["tables"] == tables, "the history ends with as many tables as asked for")
 
 
-def _restarted(folder: Path, *, alone: list[float] | None = None) -> Started:
-    """One start; with `alone`, the rate of decoding and applying alone is added to it."""
+def _restarted(folder: Path) -> Started:
     with CatalogCluster(folder, metastore=NO_SNAPSHOTS) as cluster:
-        if alone is not None:
-            said = cluster.ask(1, do="replay")
-            alone.append(said["count"] / said["seconds"])
         cluster.finish()
         return cluster.started[1]
 
@@ -151,11 +143,12 @@ def _restarted(folder: Path, *, alone: list[float] | None = None) -> Started:
 # -- in memory --------------------------------------------------------------------------------
 
 
-def lookup_growth(bench: Bench, sizes: CatalogSizes) -> Figure:
+@measures(Figure("lookup_growth", Target(2.0, at_least=False), "look-ups/s"), runs="short_runs")
+def lookup_growth(bench: Bench[CatalogSizes]) -> Iterator[Plan]:
     """Look-ups by time in a long history against a short one."""
+    sizes = bench.sizes
     many, few, tables = sizes.lookup_versions, sizes.lookup_versions_few, sizes.lookup_tables
-    name = "lookup_growth"
-    bench.say(f"{name}: making {many} versions")
+    bench.say(f"making {many} versions")
 
     @cache
     def drawn(versions: int) -> tuple[History, list[int]]:
@@ -180,19 +173,15 @@ def lookup_growth(bench: Bench, sizes: CatalogSizes) -> Figure:
         return turn
 
     with bench.fresh_folder() as folder, CatalogCluster(folder) as cluster:
-        return bench.compare(
-            name,
+        yield bench.compare(
             _at_a_node(cluster, sizes, many),
             _at_a_node(cluster, sizes, few),
-            target=Target(2.0, at_least=False),
-            unit="look-ups/s",
             notes=f"{sizes.lookups // 10:,} look-ups of the version in force at a time, drawn"
             f" evenly from a history of {many:,} versions, as a node offers them: with the check"
             f" that it knows enough to answer; peer: the same with {few} versions, in the same"
             " process; bare: only the search in memory, the median of runs of"
             f" {LOOKED_UP_AT_ONCE:,}",
             variants={"bare": (looking(many), looking(few))},
-            runs=sizes.short_runs,
             profile=False,
         )
 
@@ -215,11 +204,12 @@ def _at_a_node(cluster: CatalogCluster, sizes: CatalogSizes, versions: int) -> T
     return turn
 
 
-def apply_growth(bench: Bench, sizes: CatalogSizes) -> Figure:
+@measures(Figure("apply_growth", Target(5.0, at_least=False), "pairs/s"), runs="short_runs")
+def apply_growth(bench: Bench[CatalogSizes]) -> Iterator[Plan]:
     """One more command on many tables against few."""
+    sizes = bench.sizes
     many, few = sizes.apply_tables, sizes.apply_tables_few
-    name = "apply_growth"
-    bench.say(f"{name}: making {many} tables")
+    bench.say(f"making {many} tables")
 
     def applying(tables: int) -> Turn:
         catalog, dice = catalog_with(tables), Random(tables)
@@ -239,16 +229,12 @@ def apply_growth(bench: Bench, sizes: CatalogSizes) -> Figure:
 
         return turn
 
-    return bench.compare(
-        name,
+    yield bench.compare(
         applying(many),
         applying(few),
-        target=Target(5.0, at_least=False),
-        unit="pairs/s",
         notes="a pair is: create one more table, and add a column to one; evaluate the command and"
         f" apply its update, on a catalog of {many:,} tables, the median of {sizes.applied:,} each;"
         f" peer: the same with {few}",
-        runs=sizes.short_runs,
     )
 
 
@@ -266,16 +252,15 @@ def _applied(catalog: Catalog, command: Command) -> Catalog:
 # -- the metastore ----------------------------------------------------------------------------
 
 
-def invoke_vs_etcd(bench: Bench, sizes: CatalogSizes) -> Figure:
+@measures(Figure("invoke_vs_etcd", Target(0.5), "transactions/s", needs=find_etcd))
+def invoke_vs_etcd(bench: Bench[CatalogSizes]) -> Iterator[Plan]:
     """Conditional transactions against etcd's."""
+    sizes = bench.sizes
     count = sizes.transactions
     ours = _transactions(count)
-    return bench.compare(
-        "invoke_vs_etcd",
+    yield bench.compare(
         ours,
         _etcd_transactions(count),
-        target=Target(0.5),
-        unit="transactions/s",
         notes=f"{count:,} transactions, {IN_FLIGHT} in flight, three nodes: put {VALUE_BYTES} bytes"
         " under a key if its revision is the one seen last; all conditions hold, and that is"
         " checked; ours are submitted in the leader's process; peer:"
@@ -335,15 +320,14 @@ def _etcd_transactions(count: int, *, by: Client = "http2", through_follower: bo
     return turn
 
 
-def watchers_50(bench: Bench, sizes: CatalogSizes) -> Figure:
+@measures(Figure("watchers_50", Target(0.5), "puts/s"))
+def watchers_50(bench: Bench[CatalogSizes]) -> Iterator[Plan]:
     """Writes that 50 watchers are told of against writes that nobody watches."""
+    sizes = bench.sizes
     count = sizes.watched_puts
-    return bench.compare(
-        "watchers_50",
+    yield bench.compare(
         _puts(count, nodes=3, watchers=WATCHERS),
         _puts(count, nodes=3, watchers=0),
-        target=Target(0.5),
-        unit="puts/s",
         notes=f"{count:,} puts of {VALUE_BYTES} bytes, {IN_FLIGHT} in flight, three nodes, in the"
         f" leader's process, where {WATCHERS} watchers follow the keys' prefix; it ends when each"
         " of them was told every revision, once and in order, which is checked; peer: the same"

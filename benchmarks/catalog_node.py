@@ -9,19 +9,15 @@ catalog has the version that this read says is the latest.
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
-
 from benchmarks.catalog_workload import batches, history_of, updates
 from benchmarks.etcd_wire import KEYS
 from clusters.closed_loop import ClosedLoop
-from clusters.processes import Parent
+from clusters.node import RETRY_MS, Node, run_node
 from lowmark.catalog import (
     UPDATE_PREFIX,
     VERSION_KEY,
@@ -51,27 +47,17 @@ from lowmark.metastore import (
     identify,
     revision,
 )
-from lowmark.runtime import RealLoop, real_runtime
 
-__all__ = ["main"]
-
-SWITCH_INTERVAL_SECONDS = 0.0005
-RETRY_MS = 1
 PAYLOADS = 16
 FILLING = 512
 """Updates in flight while a history is written."""
 
 
-class _Node:
+class _Node(Node):
     def __init__(self, number: int, folder: Path, settings: dict[str, Any]) -> None:
-        self._parent = Parent()
-        self._over = False
+        super().__init__(folder)
         self._runs = 0
         self._histories: dict[int, History] = {}
-        self._runtime = real_runtime(str(folder))
-        loop = self._runtime.loop
-        assert isinstance(loop, RealLoop)
-        self._loop = loop
         self._catalogs: Catalogs | None = None
         name = f"n{number}"
         identify(self._runtime.disk, draw=lambda _: number - 1, name=name)
@@ -96,16 +82,13 @@ class _Node:
         if not join:
             self._metastore.group.campaign()
         self._cluster.ready.then(lambda _: self._start_catalog())
-        self._loop.asyncio.add_reader(self._parent.fileno(), self._hear)
 
-    def run(self) -> None:
-        self._loop.run_until(lambda: self._over, timeout_ms=86_400_000)
+    def close(self) -> None:
         if self._catalogs is not None:
             self._catalogs.close()
         self._cluster.close()
         self._groups.close()
         self._log.close()
-        self._loop.close()
 
     # -- starting -------------------------------------------------------------------------------
 
@@ -132,7 +115,7 @@ class _Node:
         self._metastore.get(VERSION_KEY).then(answered)
 
     def _up(self) -> None:
-        self._say(
+        self.say(
             {
                 "address": self._groups.transport.address,
                 "version": self.catalogs.latest.version,
@@ -150,31 +133,9 @@ class _Node:
 
     # -- orders ---------------------------------------------------------------------------------
 
-    def _say(self, what: dict[str, Any]) -> None:
-        self._parent.send(what)
-
-    def _hear(self) -> None:
-        try:
-            orders = self._parent.arrived(dict[str, Any])
-        except SystemExit:
-            self._over = True
-            self._loop.call_soon(lambda: None)
-            return
-        for order in orders:
-            self._loop.call_soon(lambda order=order: self._do(**order))  # type: ignore[misc]
-
-    def _do(self, do: str, **what: Any) -> None:
-        getattr(self, f"_do_{do}")(**what)
-
-    def _when(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
-        if condition():
-            then()
-        else:
-            self._loop.call_later(RETRY_MS, lambda: self._when(condition, then))
-
     def _do_where(self) -> None:
         status = self._metastore.group.status()
-        self._say({"leads": self._metastore.coordinates, "voters": status.voters})
+        self.say({"leads": self._metastore.coordinates, "voters": status.voters})
 
     def _do_fill(self, versions: int, tables: int) -> None:
         """Write a history, as many updates at once as there is room for; each is conditional."""
@@ -193,7 +154,7 @@ class _Node:
         def written(load: dict[str, Any]) -> None:
             self._when(
                 lambda: self.catalogs.latest.version == versions,
-                lambda: self._say({**load, "tables": len(self.catalogs.latest.tables)}),
+                lambda: self.say({**load, "tables": len(self.catalogs.latest.tables)}),
             )
 
         ClosedLoop(write, in_flight=FILLING, count=len(todo), done=written, heard=heard).start()
@@ -229,7 +190,7 @@ class _Node:
         target = group.applied
         self._when(
             lambda: group.log.row.snapshot_index >= target and self._log.idle,
-            lambda: self._say({"index": target}),
+            lambda: self.say({"index": target}),
         )
 
     def _do_replay(self) -> None:
@@ -239,7 +200,7 @@ class _Node:
         count = sum(1 for _ in replay(read_log(entries, parts=self._part), history))
         seconds = time.perf_counter() - began
         invariant(history.latest.version == self.catalogs.latest.version, "all of it was replayed")
-        self._say({"count": count, "seconds": seconds})
+        self.say({"count": count, "seconds": seconds})
 
     def _part(self, key: bytes) -> bytes | None:
         entry = self._metastore.get_local(key)
@@ -257,7 +218,7 @@ class _Node:
         found = [catalogs.at(moment) for moment in times]
         seconds = time.perf_counter() - began
         invariant(all(one.done and one.error is None for one in found), "the past is known at once")
-        self._say({"count": count, "seconds": seconds})
+        self.say({"count": count, "seconds": seconds})
 
     def _do_transact(self, size: int, in_flight: int, count: int) -> None:
         """Write keys in turn, each on the condition that it is as it was left."""
@@ -278,7 +239,7 @@ class _Node:
             invariant(answer.answer == 1 and answer.changed, f"condition {number} held")
             seen[key_of(number)] = answer.revision
 
-        ClosedLoop(submit, in_flight=in_flight, count=count, done=self._say, heard=heard).start()
+        ClosedLoop(submit, in_flight=in_flight, count=count, done=self.say, heard=heard).start()
 
     def _do_put(self, size: int, in_flight: int, count: int, watchers: int) -> None:
         """Write; it ends when every watcher was told of everything."""
@@ -309,7 +270,7 @@ class _Node:
             made.sort()
             for one in told:
                 invariant(one.revisions == made, "a watcher is told every revision once, in order")
-            self._say({**said, "seconds": seconds})
+            self.say({**said, "seconds": seconds})
 
         load = ClosedLoop(submit, in_flight=in_flight, count=count, done=written, heard=heard)
         load.start()
@@ -337,12 +298,5 @@ def _payloads(size: int) -> list[bytes]:
     return [os.urandom(size) for _ in range(PAYLOADS)]
 
 
-def main() -> None:
-    """`python -m benchmarks.catalog_node NUMBER FOLDER SETTINGS`."""
-    number, folder, settings = sys.argv[1:]
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    _Node(int(number), Path(folder), msgspec.json.decode(settings)).run()
-
-
 if __name__ == "__main__":
-    main()
+    run_node(_Node)

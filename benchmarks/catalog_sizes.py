@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-__all__ = ["CatalogSizes"]
+from typing import Self
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -37,10 +36,10 @@ class CatalogSizes:
     transactions: int
     watched_puts: int
 
-    @staticmethod
-    def full() -> CatalogSizes:
+    @classmethod
+    def full(cls) -> Self:
         """The sizes that the targets name."""
-        return CatalogSizes(
+        return cls(
             mode="full",
             runs=3,
             start_runs=5,
@@ -54,10 +53,10 @@ class CatalogSizes:
             watched_puts=10_000,
         )
 
-    @staticmethod
-    def quick() -> CatalogSizes:
+    @classmethod
+    def quick(cls) -> Self:
         """Less data, the same shape: shorter histories to start with, fewer rounds."""
-        return CatalogSizes(
+        return cls(
             mode="quick",
             runs=1,
             start_runs=2,
@@ -72,10 +71,10 @@ class CatalogSizes:
             watched_puts=3_000,
         )
 
-    @staticmethod
-    def tiny() -> CatalogSizes:
+    @classmethod
+    def tiny(cls) -> Self:
         """For the bench's own tests: everything runs, nothing is worth reading."""
-        return CatalogSizes(
+        return cls(
             mode="tiny",
             runs=1,
             start_runs=1,

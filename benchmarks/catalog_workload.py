@@ -35,16 +35,6 @@ from lowmark.catalog import (
 from lowmark.errors import invariant
 from lowmark.runtime import COUNTER_BITS, HybridTime
 
-__all__ = [
-    "Batch",
-    "adding",
-    "batches",
-    "catalog_with",
-    "creating",
-    "history_of",
-    "updates",
-]
-
 Batch = tuple[Command, ...]
 """The commands that make one version."""
 

@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,9 +20,7 @@ from lowmark.cli.session import help_if_bare, wrong_use
 from lowmark.errors import Rejected, Unavailable
 
 if TYPE_CHECKING:
-    from benchmarks import suites as room
-
-__all__ = ["app"]
+    from benchmarks.runner import Report
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -48,143 +46,70 @@ Folder = Annotated[
     ),
 ]
 Tiny = Annotated[bool, typer.Option("--tiny", hidden=True)]
+Quick = Annotated[bool, typer.Option("--quick", help="Less data, or fewer rounds.")]
+
+COMMANDS = {
+    "log": (40, "the log: appends, opening, compaction, memory.", ""),
+    "group": (
+        60,
+        "replicated groups: three nodes against one, against etcd, against copying.",
+        "Figures against etcd need the extra packages that `bench` names.",
+    ),
+    "catalog": (
+        60,
+        "the catalog and the metastore: long histories, many tables, watchers, etcd.",
+        "The figure against etcd needs the extra packages that `bench` names.",
+    ),
+    "table": (
+        90,
+        "tables: append, send, get, read, memory; beside SQLite, PostgreSQL, bare files.",
+        "The figure against PostgreSQL needs its server programs (Debian: `postgresql`).",
+    ),
+    "compact": (
+        150,
+        "compaction on Spark: beside plain Spark, DuckDB, Polars, and copying.",
+        "It needs PySpark and Java; figures against DuckDB and Polars need what `bench` names.",
+    ),
+}
+"""Seconds of a quick run, what it measures, and what it needs. The suites take long to import."""
 
 
-@app.command("log")
-def bench_log(
-    as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 40 seconds.")] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure the log: appends, opening, compaction, memory.
+def _command(name: str) -> Callable[..., None]:
+    def run(
+        as_json: Json = False,
+        quick: Quick = False,
+        only: Only = None,
+        folder: Folder = None,
+        tiny: Tiny = False,
+    ) -> None:
+        from benchmarks.suites import SUITES  # noqa: PLC0415
 
-    A figure that misses its target is a result, too: the exit code is 0.
-    """
-    from benchmarks import suites as room  # noqa: PLC0415
+        suite = SUITES[name]
+        pick = suite.sizes
+        sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
+        with _measured_in(folder, only, suite.figures, sizes.space_needed_bytes) as root:
+            report = suite.run(root, sizes, only=only or (), say=_say)
+        _say("")
+        if as_json:
+            show_json(report.as_json())
+        else:
+            _show(report)
 
-    sizes = room.Sizes.tiny() if tiny else room.Sizes.quick() if quick else room.Sizes.full()
-    with _measured_in(folder, only, room.FIELDS, sizes.space_needed_bytes) as root:
-        figures = room.run(root, sizes, only=only or (), say=_say)
-    _say("")
-    if as_json:
-        show_json(room.report(figures, sizes))
-    else:
-        _show(figures)
-
-
-@app.command("group")
-def bench_group(
-    as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 60 seconds.")] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure replicated groups: three nodes against one, against etcd, against copying.
-
-    Figures against etcd need the extra packages that `bench` names; without them they are skipped,
-    and it says so. A figure that misses its target is a result, too: the exit code is 0.
-    """
-    from benchmarks import suites as room  # noqa: PLC0415
-
-    pick = room.GroupSizes
-    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
-    with _measured_in(folder, only, room.GROUP_FIELDS, sizes.space_needed_bytes) as root:
-        figures, skipped = room.run_groups(root, sizes, only=only or (), say=_say)
-    _report(figures, skipped, room.group_report(figures, skipped, sizes), as_json=as_json)
+    return run
 
 
-@app.command("catalog")
-def bench_catalog(
-    as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 60 seconds.")] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure the catalog and the metastore: long histories, many tables, watchers, etcd.
-
-    The figure against etcd needs the extra packages that `bench` names; without them it is skipped,
-    and it says so. A figure that misses its target is a result, too: the exit code is 0.
-    """
-    from benchmarks import suites as room  # noqa: PLC0415
-
-    pick = room.CatalogSizes
-    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
-    with _measured_in(folder, only, room.CATALOG_FIELDS, sizes.space_needed_bytes) as root:
-        figures, skipped = room.run_catalog(root, sizes, only=only or (), say=_say)
-    _report(figures, skipped, room.group_report(figures, skipped, sizes), as_json=as_json)
+def _help(seconds: int, what: str, needs: str) -> str:
+    skipped = (
+        f"{needs} A figure whose peer is missing is left out, and it says so. " if needs else ""
+    )
+    return (
+        f"Measure {what}\n\n{skipped}With `--quick` it takes less than {seconds} seconds. A figure"
+        " that misses its target is a result, too: the exit code is 0."
+    )
 
 
-@app.command("table")
-def bench_table(
-    as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Less data; under 90 seconds.")] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure tables: append, send, get, read, memory; beside SQLite, PostgreSQL, bare files.
-
-    The figure against PostgreSQL needs its server programs (Debian: `postgresql`); without them it
-    is skipped, and it says so. A figure that misses its target is a result, too: the exit code is
-    0.
-    """
-    from benchmarks import suites as room  # noqa: PLC0415
-
-    pick = room.TableSizes
-    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
-    with _measured_in(folder, only, room.TABLE_FIELDS, sizes.space_needed_bytes) as root:
-        figures, skipped = room.run_tables(root, sizes, only=only or (), say=_say)
-    _report(figures, skipped, room.table_report(figures, skipped, sizes), as_json=as_json)
-
-
-@app.command("compact")
-def bench_compact(
-    as_json: Json = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer rounds; under 150 seconds.")
-    ] = False,
-    only: Only = None,
-    folder: Folder = None,
-    tiny: Tiny = False,
-) -> None:
-    """Measure compaction on Spark: beside plain Spark, DuckDB, Polars, and copying.
-
-    It needs PySpark and Java. Figures against DuckDB and Polars need the extra packages that
-    `bench` names; without them they are skipped, and it says so. A figure that misses its target is
-    a result, too: the exit code is 0.
-    """
-    from benchmarks import suites as room  # noqa: PLC0415
-
-    pick = room.CompactSizes
-    sizes = pick.tiny() if tiny else pick.quick() if quick else pick.full()
-    with _measured_in(folder, only, room.COMPACT_FIELDS, sizes.space_needed_bytes) as root:
-        figures, skipped, apart = room.run_compaction(root, sizes, only=only or (), say=_say)
-    report = room.compact_report(figures, skipped, apart, sizes)
-    _report(figures, skipped, report, as_json=as_json)
-    if not as_json:
-        for name, seconds in apart.items():
-            print(f"\n{name.replace('_', ' ')}: {seconds}")
-
-
-def _report(
-    figures: Sequence[room.Figure],
-    skipped: Mapping[str, str],
-    report: Mapping[str, object],
-    *,
-    as_json: bool,
-) -> None:
-    _say("")
-    if as_json:
-        show_json(report)
-        return
-    if figures:
-        _show(figures)
-    for name, why in skipped.items():
-        print(f"\n{name}: {why}")
+for _name, _words in COMMANDS.items():
+    app.command(_name, help=_help(*_words))(_command(_name))
 
 
 @contextlib.contextmanager
@@ -256,7 +181,7 @@ def _say(what: str) -> None:
         print(what, file=sys.stderr)
 
 
-def _show(figures: Sequence[room.Figure]) -> None:
+def _show(report: Report) -> None:
     rows = [
         {
             "figure": f.name,
@@ -269,10 +194,11 @@ def _show(figures: Sequence[room.Figure]) -> None:
             "from": f.spread[0] if f.unit != "bytes" else round(f.spread[0]),
             "to": f.spread[1] if f.unit != "bytes" else round(f.spread[1]),
         }
-        for f in figures
+        for f in report.results
     ]
-    show_table(rows, columns=list(rows[0]), as_json=False)
-    for f in figures:
+    if rows:
+        show_table(rows, columns=list(rows[0]), as_json=False)
+    for f in report.results:
         print(f"\n{f.name}: {f.notes}.")
         for name, v in f.variants.items():
             values = f"{v.value:.2f} ({v.ours:,.0f} against {v.peer:,.0f} {f.unit})"
@@ -281,3 +207,7 @@ def _show(figures: Sequence[room.Figure]) -> None:
             print("  where our time goes (share of the samples of one more turn):")
         for spot in f.profile:
             print(f"    {spot.share:5.0%}  {spot.thread}  {spot.where}")
+    for name, why in report.skipped.items():
+        print(f"\n{name}: {why}")
+    for name, seconds in report.apart.items():
+        print(f"\n{name.replace('_', ' ')}: {seconds}")

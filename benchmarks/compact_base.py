@@ -24,8 +24,6 @@ from lowmark.errors import invariant
 from lowmark.node import Settings
 from lowmark.node.settings import WatermarkSettings
 
-__all__ = ["Base", "make_base", "opened_copy"]
-
 SEALED = {".segment", ".large"}
 
 

@@ -1,82 +1,45 @@
-"""What the rounds come to: a figure per field. Pure.
+"""What the figures of compaction are made of. Pure.
 
 Every figure is our number by the peer's, in the same unit; where less is better, both are costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from functools import partial
 
-from benchmarks.compact_rounds import PLAIN_INPUT, Measured, Round
+from benchmarks.compact_peers import find_peer
 from benchmarks.compact_sizes import CompactSizes
 from benchmarks.compact_workload import PARTITIONS
-from benchmarks.figure import Figure, Target, Variant
+from benchmarks.figure import Compared, Figure, Pair, Take, Target, ratio
 
-__all__ = ["COMPACT_FIELDS", "Field", "figure_of"]
-
+PLAIN_INPUT = "_plain_input"
+"""Ends the name of a peer's turn whose input is not compressed."""
 LEAST_S = 0.001
 """What is left of a turn without an empty job, at least: tiny ones may come to nothing."""
 
-Take = Callable[[Round], float]
-"""A number of a round."""
+find_duckdb, find_polars = partial(find_peer, "duckdb"), partial(find_peer, "polars")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two numbers to be compared, and whose turns they are made of."""
-
-    sides: tuple[str, ...]
-    ours: Take
-    peer: Take
-
-    def values(self, rounds: Sequence[Round]) -> list[float]:
-        """One a round."""
-        return [self.ours(one) / self.peer(one) for one in rounds]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """A figure, and what it is made of."""
 
+    figure: Figure
     pair: Pair
-    target: Target
-    unit: str
     notes: Callable[[CompactSizes], str]
     variants: Mapping[str, Pair] = field(default_factory=dict)
 
-    def sides(self, sizes: CompactSizes) -> set[str]:
-        """Who must have a turn for it."""
-        pairs = [self.pair, *(self.variants.values() if sizes.variants else ())]
-        return {side for pair in pairs for side in pair.sides}
+    def compared(self, sizes: CompactSizes) -> Compared:
+        """The same for these sizes."""
+        return Compared(self.pair, self.notes(sizes), self.variants if sizes.variants else {})
 
 
-def figure_of(name: str, measured: Measured, sizes: CompactSizes) -> Figure:
-    """The median of the rounds' values."""
-    which = COMPACT_FIELDS[name]
-    rounds = measured.with_all(*which.pair.sides)
-    values = which.pair.values(rounds)
-    return Figure(
-        name=name,
-        value=median(values),
-        target=which.target,
-        unit=which.unit,
-        ours=median(map(which.pair.ours, rounds)),
-        peer=median(map(which.pair.peer, rounds)),
-        spread=(min(values), max(values)),
-        runs=len(values),
-        notes=which.notes(sizes),
-        variants={
-            variant: Variant(
-                median(pair.values(shared)),
-                median(map(pair.ours, shared)),
-                median(map(pair.peer, shared)),
-            )
-            for variant, pair in which.variants.items()
-            if (shared := measured.with_all(*pair.sides))
-        },
-    )
+def sides_of(compared: Mapping[str, Compared]) -> set[Hashable]:
+    """Who must have a turn."""
+    pairs = [pair for one in compared.values() for pair in (one.pair, *one.variants.values())]
+    return {side for pair in pairs for side in pair.sides}
 
 
 # -- numbers of a round -----------------------------------------------------------------------
@@ -84,7 +47,7 @@ def figure_of(name: str, measured: Measured, sizes: CompactSizes) -> Figure:
 
 def _rate(side: str) -> Take:
     """Rows a second."""
-    return lambda one: one[side].rows / one[side].seconds
+    return lambda one: one[side].rate
 
 
 def _net(side: str) -> Take:
@@ -93,7 +56,7 @@ def _net(side: str) -> Take:
 
 
 def _net_per_row(side: str) -> Take:
-    return lambda one: _net(side)(one) * 1e6 / one[side].rows
+    return lambda one: _net(side)(one) * 1e6 / one[side].amount
 
 
 def _moved(side: str) -> Take:
@@ -101,20 +64,20 @@ def _moved(side: str) -> Take:
 
 
 def _held(side: str) -> Take:
-    return lambda one: one[side].anonymous_bytes / 1e6
+    return lambda one: one[side].held_bytes / 1e6
 
 
 def _keys(side: str) -> Take:
     """How fast somebody who comes new gets to know a key."""
-    return lambda one: one["compacted"].rows / one[side].seconds
+    return lambda one: one["compacted"].amount / one[side].seconds
 
 
 def _against(peer: str) -> Pair:
-    return Pair(sides=("full", peer), ours=_rate("full"), peer=_rate(peer))
+    return ratio(_rate("full"), _rate(peer), "full", peer)
 
 
 def _memory_against(peer: str) -> Pair:
-    return Pair(sides=("full", peer), ours=_held("full"), peer=_held(peer))
+    return ratio(_held("full"), _held(peer), "full", peer)
 
 
 # -- words ------------------------------------------------------------------------------------
@@ -200,67 +163,52 @@ def _bootstrap_words(sizes: CompactSizes) -> str:
     )
 
 
-COMPACT_FIELDS: Mapping[str, Field] = {
-    "vs_plain_spark": Field(
-        pair=_against("plain_spark"), target=Target(10.0), unit="rows/s", notes=_spark_words
-    ),
-    "vs_duckdb": Field(
-        pair=_against("duckdb"),
-        target=Target(2.0),
-        unit="rows/s",
-        notes=_duckdb_words,
-        variants={
+FIELDS = (
+    Field(Figure("vs_plain_spark", Target(10.0), "rows/s"), _against("plain_spark"), _spark_words),
+    Field(
+        Figure("vs_duckdb", Target(2.0), "rows/s", needs=find_duckdb),
+        _against("duckdb"),
+        _duckdb_words,
+        {
             "one_statement": _against("duckdb_one_statement"),
             "per_partition": _against("duckdb_per_partition"),
             "plain_input": _against("duckdb" + PLAIN_INPUT),
         },
     ),
-    "vs_polars": Field(
-        pair=_against("polars"),
-        target=Target(1.0),
-        unit="rows/s",
-        notes=_polars_words,
-        variants={"plain_input": _against("polars" + PLAIN_INPUT)},
+    Field(
+        Figure("vs_polars", Target(1.0), "rows/s", needs=find_polars),
+        _against("polars"),
+        _polars_words,
+        {"plain_input": _against("polars" + PLAIN_INPUT)},
     ),
-    "vs_copy": Field(
-        pair=_against("copy"), target=Target(0.15, aim=0.4), unit="rows/s", notes=_copy_words
+    Field(Figure("vs_copy", Target(0.15, aim=0.4), "rows/s"), _against("copy"), _copy_words),
+    Field(
+        Figure("second_run_bytes", Target(0.05, at_least=False), "MB"),
+        ratio(_moved("second"), _moved("full"), "full", "second"),
+        lambda sizes: f"bytes read and written by {_second_words(sizes)}",
     ),
-    "second_run_bytes": Field(
-        pair=Pair(sides=("full", "second"), ours=_moved("second"), peer=_moved("full")),
-        target=Target(0.05, at_least=False),
-        unit="MB",
-        notes=lambda sizes: f"bytes read and written by {_second_words(sizes)}",
+    Field(
+        Figure("second_run_time", Target(0.25, at_least=False), "ms"),
+        ratio(_net("second"), _net("full"), "full", "second", "empty"),
+        lambda sizes: f"time of {_second_words(sizes)}; an empty job subtracted from both",
     ),
-    "second_run_time": Field(
-        pair=Pair(sides=("full", "second", "empty"), ours=_net("second"), peer=_net("full")),
-        target=Target(0.25, at_least=False),
-        unit="ms",
-        notes=lambda sizes: f"time of {_second_words(sizes)}; an empty job subtracted from both",
+    Field(
+        Figure("rows_growth", Target(1.15, at_least=False), "ns/row"),
+        ratio(_net_per_row("full"), _net_per_row("half"), "full", "half", "empty"),
+        _growth_words,
     ),
-    "rows_growth": Field(
-        pair=Pair(
-            sides=("full", "half", "empty"), ours=_net_per_row("full"), peer=_net_per_row("half")
-        ),
-        target=Target(1.15, at_least=False),
-        unit="ns/row",
-        notes=_growth_words,
-    ),
-    "memory_vs_duckdb": Field(
-        pair=_memory_against("duckdb"),
-        target=Target(0.5, at_least=False),
-        unit="MB",
-        notes=_memory_words,
-        variants={
+    Field(
+        Figure("memory_vs_duckdb", Target(0.5, at_least=False), "MB", needs=find_duckdb),
+        _memory_against("duckdb"),
+        _memory_words,
+        {
             "one_statement": _memory_against("duckdb_one_statement"),
             "per_partition": _memory_against("duckdb_per_partition"),
         },
     ),
-    "bootstrap_speedup": Field(
-        pair=Pair(
-            sides=("full", "backlog", "compacted"), ours=_keys("compacted"), peer=_keys("backlog")
-        ),
-        target=Target(6.0),
-        unit="keys/s",
-        notes=_bootstrap_words,
+    Field(
+        Figure("bootstrap_speedup", Target(6.0), "keys/s"),
+        ratio(_keys("compacted"), _keys("backlog"), "full", "backlog", "compacted"),
+        _bootstrap_words,
     ),
-}
+)

@@ -21,8 +21,6 @@ from benchmarks.compact_workload import COLUMNS, NOTHING, PARTITIONS, Left, Trut
 from lowmark.client import Table
 from lowmark.errors import invariant
 
-__all__ = ["LEFT_COLUMNS", "input_path", "left_in_files", "write_inputs", "write_sample"]
-
 ROW_GROUP_ROWS = 122_880
 """DuckDB's own, and near to what others do."""
 LEFT_COLUMNS = ["_offset", "_change", *COLUMNS]

@@ -14,8 +14,6 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Peak", "anonymous_bytes_of", "python_tasks"]
-
 LOOKS_EVERY_S = 0.01
 LOOKS_FOR_EVERY = 20
 """After so many looks it is found out anew which processes there are."""

@@ -31,14 +31,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from benchmarks.compact_inputs import input_path
+from benchmarks.figure import PeerMissing
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.table_peers import PeerMissing
 from clusters.processes import Child, Children, Parent
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["FORMS", "Copying", "Job", "Peer", "find_peer", "main", "plain_spark"]
 
 DEADLINE_S = 1_800.0
 COPIED_AT_ONCE = 1 << 20

@@ -23,8 +23,6 @@ from lowmark.spark import SparkRunner, archive_path, close_session, make_archive
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Start", "empty_job_seconds", "main", "opened_session", "start_seconds"]
-
 DEADLINE_S = 300.0
 MASTER = "local[*]"
 CONFIG = {

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from benchmarks.compact_workload import ROW_BYTES
-
-__all__ = ["CompactSizes"]
 
 MIB = 1 << 20
 
@@ -31,12 +30,12 @@ class CompactSizes:
     """One key in so many is rewritten before the second run."""
     empty_jobs: int = 5
     starts: int = 1
-    """How often a session is started in a process of its own, with the archive and without."""
+    """How often a session is started in a process of its own, with the archive and without it."""
 
-    @staticmethod
-    def full() -> CompactSizes:
+    @classmethod
+    def full(cls) -> Self:
         """The sizes that the targets name, in more rounds."""
-        return CompactSizes(
+        return cls(
             mode="full",
             runs=5,
             spark_runs=2,
@@ -47,10 +46,10 @@ class CompactSizes:
             starts=3,
         )
 
-    @staticmethod
-    def quick() -> CompactSizes:
+    @classmethod
+    def quick(cls) -> Self:
         """The same sizes in fewer rounds."""
-        return CompactSizes(
+        return cls(
             mode="quick",
             runs=3,
             spark_runs=1,
@@ -60,18 +59,19 @@ class CompactSizes:
             keys=2_000_000,
         )
 
-    @staticmethod
-    def tiny() -> CompactSizes:
+    @classmethod
+    def tiny(cls) -> Self:
         """For the bench's own tests: everything runs, nothing is worth reading."""
-        return CompactSizes(
+        return cls(
             mode="tiny",
             runs=1,
             spark_runs=1,
-            whole_warm_up=False,
+            whole_warm_up=True,
             variants=True,
             rows=20_000,
             keys=2_000,
             empty_jobs=1,
+            starts=0,
         )
 
     @property

@@ -21,20 +21,6 @@ import pyarrow.compute as pc
 
 from lowmark.errors import invariant
 
-__all__ = [
-    "CHUNK_ROWS",
-    "COLUMNS",
-    "NOTHING",
-    "PARTITIONS",
-    "ROW_BYTES",
-    "Chunk",
-    "Left",
-    "Truth",
-    "changes_of",
-    "left_in",
-    "rewrites_of",
-]
-
 PARTITIONS = 8
 ROW_BYTES = 100
 CHUNK_ROWS = 1 << 18

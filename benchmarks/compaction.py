@@ -12,15 +12,14 @@ from pathlib import Path
 
 from pyroaring import BitMap64
 
-from benchmarks.feed import SMALL_GROUPS, TERM, Batch, Feed, small_batches
+from benchmarks.feed import SMALL_GROUPS, TERM, TIMEOUT_MS, Batch, Feed, opened, small_batches
 from benchmarks.figure import Figure, Side, Target
+from benchmarks.log_sizes import LogSizes
+from benchmarks.runner import Bench, Plan, Turn, measures
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.turns import TIMEOUT_MS, Bench, Turn, opened
 from lowmark.errors import LowmarkError, invariant
 from lowmark.log import CompactionRun, Log, LogConfig, SnapshotMeta
 from lowmark.runtime import Runtime
-
-__all__ = ["append_during_phase3", "phase3"]
 
 MIB = 1 << 20
 ENTRY_BYTES = 64 << 10
@@ -28,13 +27,14 @@ IN_FLIGHT = 8
 SMALL_IN_FLIGHT = 4
 
 
-def phase3(bench: Bench) -> Figure:
+@measures(Figure("phase3_vs_cp", Target(0.5), "MB/s", per_unit=1e6))
+def phase3(bench: Bench[LogSizes]) -> Iterator[Plan]:
     """64 KiB entries, every second one dead."""
     config = _config(bench)
     segment_bytes = config.segment_bytes_max
     copies = max(1, bench.sizes.phase3_bytes // 2 // segment_bytes)
 
-    with _half_dead(bench, "phase3_vs_cp", config) as source, bench.fresh_folder() as dense:
+    with _half_dead(bench, config) as source, bench.fresh_folder() as dense:
         for i in range(copies):
             (dense / str(i)).write_bytes(os.urandom(segment_bytes))
 
@@ -55,13 +55,9 @@ def phase3(bench: Bench) -> Figure:
                         os.fdatasync(copied.fileno())
             return Side(copies * segment_bytes, watch.seconds())
 
-        return bench.compare(
-            "phase3_vs_cp",
+        yield bench.compare(
             ours,
             copy,
-            target=Target(0.5),
-            unit="MB/s",
-            per_unit=1e6,
             notes=f"{bench.sizes.phase3_bytes // MIB} MiB in 64 KiB entries, every second one"
             f" dead, in segments of {segment_bytes / MIB:g} MiB, nothing else running, all in the"
             " page cache; only what is alive counts; peer: copy as many bytes from dense files of"
@@ -69,7 +65,8 @@ def phase3(bench: Bench) -> Figure:
         )
 
 
-def append_during_phase3(bench: Bench) -> Figure:
+@measures(Figure("append_during_phase3", Target(0.6), "entries/s"))
+def append_during_phase3(bench: Bench[LogSizes]) -> Iterator[Plan]:
     """Appends to some groups while another one is being compacted, against the same in peace."""
     sizes, config = bench.sizes, _config(bench)
     datas = [os.urandom(ENTRY_BYTES) for _ in range(16)]
@@ -100,9 +97,8 @@ def append_during_phase3(bench: Bench) -> Figure:
 
         return take
 
-    with _half_dead(bench, "append_during_phase3", config) as source:
-        return bench.compare(
-            "append_during_phase3",
+    with _half_dead(bench, config) as source:
+        yield bench.compare(
             turn(compacting=True, small=False),
             turn(compacting=False, small=False),
             variants={
@@ -111,8 +107,6 @@ def append_during_phase3(bench: Bench) -> Figure:
                     turn(compacting=False, small=True),
                 )
             },
-            target=Target(0.6),
-            unit="entries/s",
             notes=f"64 KiB entries, {IN_FLIGHT} in flight, for {sizes.during_seconds:g} s, or less"
             f" if phase 3 is sooner done with {sizes.phase3_bytes // MIB} MiB, half dead, of"
             f" another group; the WAL rolls over at {config.wal_bytes_max // MIB} MiB; peer: the"
@@ -120,7 +114,7 @@ def append_during_phase3(bench: Bench) -> Figure:
         )
 
 
-def _config(bench: Bench) -> LogConfig:
+def _config(bench: Bench[LogSizes]) -> LogConfig:
     """No run but the one that is measured, neither for dead entries nor by the clock."""
     return LogConfig(
         wal_bytes_max=bench.sizes.during_wal_bytes,
@@ -132,9 +126,9 @@ def _config(bench: Bench) -> LogConfig:
 
 
 @contextlib.contextmanager
-def _half_dead(bench: Bench, name: str, config: LogConfig) -> Iterator[Path]:
+def _half_dead(bench: Bench[LogSizes], config: LogConfig) -> Iterator[Path]:
     """A log whose one group is in segments, half of it dead."""
-    bench.say(f"{name}: writing what phase 3 will find")
+    bench.say("writing what phase 3 will find")
     count = bench.sizes.phase3_bytes // ENTRY_BYTES
     datas = [os.urandom(ENTRY_BYTES) for _ in range(16)]
     # The WAL is one file here, so that segments are as large as they may be.

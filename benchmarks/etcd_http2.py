@@ -22,8 +22,6 @@ from benchmarks.etcd_wire import PATHS, Done, Go, Kind, Order, Ready
 from clusters.processes import Parent
 from lowmark.errors import Unavailable
 
-__all__ = ["Http2Puts", "PutFailed"]
-
 SILENCE_DEADLINE_S = 60.0
 READ_BYTES = 256 << 10
 OUR_WINDOW_BYTES = 1 << 30

@@ -33,11 +33,10 @@ from typing import Any, Literal, Self
 import msgspec
 
 from benchmarks.etcd_wire import KEYS, Done, Go, Kind, Order, Ready
+from benchmarks.figure import PeerMissing
 from clusters.closed_loop import percentile
 from clusters.processes import ChildDied, Children, Program
-from lowmark.errors import Unavailable, invariant
-
-__all__ = ["Client", "EtcdCluster", "EtcdMissing", "Puts", "etcd_version", "find_etcd", "run_puts"]
+from lowmark.errors import invariant
 
 Client = Literal["http2", "grpc"]
 """Which client makes the puts: `etcd_http2` or `etcd_grpc`."""
@@ -50,7 +49,7 @@ START_TRIES = 3
 QUOTA_BYTES = 32 << 30
 
 
-class EtcdMissing(Unavailable):
+class EtcdMissing(PeerMissing):
     """There is no etcd here, or not the client that was asked for."""
 
     def __init__(self, package: str) -> None:

@@ -18,20 +18,6 @@ import msgspec
 
 from lowmark.errors import invariant
 
-__all__ = [
-    "PATHS",
-    "Done",
-    "Go",
-    "Kind",
-    "Order",
-    "Ready",
-    "key_of",
-    "put_request",
-    "requests",
-    "transactions",
-    "txn_request",
-]
-
 Kind = Literal["put", "txn"]
 """Plain puts, or transactions that put on the condition that a key is as it was left."""
 PATHS: dict[Kind, str] = {"put": "/etcdserverpb.KV/Put", "txn": "/etcdserverpb.KV/Txn"}

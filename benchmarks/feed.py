@@ -1,17 +1,19 @@
-"""Feeding a log: batches go in, a few at a time, until all are durable."""
+"""A log to measure, and feeding it: batches go in, a few at a time, until all are durable."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from benchmarks.turns import TIMEOUT_MS
-from lowmark.log import GroupLog, Log, Written
-from lowmark.runtime import Runtime
+from lowmark.log import GroupLog, Log, LogConfig, Written
+from lowmark.runtime import RealDisk, Runtime, real_runtime
 
-__all__ = ["SMALL_GROUPS", "Batch", "Feed", "small_batches", "spread"]
-
+TIMEOUT_MS = 600_000
 TERM = 1
 SMALL_BYTES = 100
 SMALL_GROUPS = 64
@@ -19,6 +21,36 @@ SMALL_BATCH = 1_000
 
 Batch = list[tuple[GroupLog, list[bytes]]]
 """What goes in together: entries per group."""
+
+
+class _Hasty(RealDisk):
+    """A disk that does not wait for its bytes: to build what a turn will find, never to measure."""
+
+    def open(self, path: str, mode: Any) -> Any:
+        file = super().open(path, mode)
+        file.datasync = file.sync = lambda: None  # type: ignore[method-assign]
+        return file
+
+    def sync_dir(self, path: str) -> None:
+        del path
+
+
+@contextlib.contextmanager
+def opened(
+    folder: Path, config: LogConfig, *, hasty: bool = False
+) -> Iterator[tuple[Runtime, Log]]:
+    """A log in that folder, on a loop of its own."""
+    runtime = real_runtime(str(folder))
+    if hasty:
+        runtime = replace(runtime, disk=_Hasty(str(folder)))
+    try:
+        log = Log.open(runtime, config)
+        try:
+            yield runtime, log
+        finally:
+            log.close()
+    finally:
+        runtime.loop.close()
 
 
 class Feed:

@@ -1,22 +1,24 @@
-"""The maths of a figure: rounds, ratios, the median, the verdict. Pure."""
+"""The maths of a figure: what is declared of it, rounds, ratios, the median, the verdict. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from lowmark.errors import invariant
-
-__all__ = ["Figure", "Side", "Spot", "Target", "Variant", "compared", "rounded"]
+from lowmark.errors import Unavailable, invariant
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One turn: how much was done, and how long it took."""
+    """One turn: how much was done, how long it took, and what else some figures ask for."""
 
     amount: float
-    seconds: float
+    seconds: float = 1.0
+    bytes_moved: int = 0
+    """Read and written."""
+    held_bytes: int = 0
+    """The most memory that its processes held at a time."""
 
     @property
     def rate(self) -> float:
@@ -42,6 +44,74 @@ class Target:
         return f"{sign} {self.limit:,.10g}{aim}"
 
 
+class PeerMissing(Unavailable):
+    """What a figure is compared with is not here, or can't be run here: the figure is left out."""
+
+
+def nothing() -> None:
+    """Most figures need nothing that may be missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What is declared of a figure."""
+
+    name: str
+    target: Target
+    unit: str
+    per_unit: float = 1.0
+    """What a rate is divided by to be shown."""
+    needs: Callable[[], object] = nothing
+    """Raises `PeerMissing` if what it is compared with is not here."""
+
+
+Round = Mapping[Hashable, Side]
+"""What the turns of a round came to, by side."""
+Take = Callable[[Round], float]
+"""A number of a round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What is made of a round: the value, the two numbers behind it, and whose turns it takes."""
+
+    sides: tuple[Hashable, ...]
+    value: Take
+    ours: Take
+    peer: Take | None = None
+    least: Take | None = None
+    """The low end of a round's spread, where that is not its value."""
+
+
+def ratio(ours: Take, peer: Take, *sides: Hashable) -> Pair:
+    """Our number by the peer's."""
+    return Pair(sides=sides, value=lambda one: ours(one) / peer(one), ours=ours, peer=peer)
+
+
+def rates(figure: Figure, ours: Hashable, peer: Hashable) -> Pair:
+    """Our rate by the peer's; where less is better, our time by its time."""
+
+    def value(one: Round) -> float:
+        found = one[ours].rate / one[peer].rate
+        return found if figure.target.at_least else 1 / found
+
+    return Pair(
+        sides=(ours, peer),
+        value=value,
+        ours=lambda one: one[ours].rate / figure.per_unit,
+        peer=lambda one: one[peer].rate / figure.per_unit,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a figure is made of."""
+
+    pair: Pair
+    notes: str
+    variants: Mapping[str, Pair] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """The same figure with one thing done otherwise, measured in the same rounds."""
@@ -61,7 +131,7 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Result:
     """A measured figure; rates and values are medians over the rounds."""
 
     name: str
@@ -110,16 +180,42 @@ class Figure:
         return shown
 
 
-def compared(ours: Sequence[Side], peer: Sequence[Side], target: Target) -> list[float]:
-    """Each round's value: our rate by the peer's; where less is better, our time by its time."""
-    invariant(len(ours) == len(peer) > 0, "every round has two sides")
-    ratios = (a.rate / b.rate for a, b in zip(ours, peer, strict=True))
-    return [ratio if target.at_least else 1 / ratio for ratio in ratios]
+def result_of(figure: Figure, compared: Compared, rounds: Sequence[Round]) -> Result:
+    """The median of the rounds' values, and of what is behind them."""
+    pair, taken = compared.pair, _with_all(compared.pair, rounds)
+    invariant(len(taken) > 0, f"{figure.name} has a round that counts")
+    values = [pair.value(one) for one in taken]
+    return Result(
+        name=figure.name,
+        value=median(values),
+        target=figure.target,
+        unit=figure.unit,
+        ours=median(map(pair.ours, taken)),
+        peer=None if pair.peer is None else median(map(pair.peer, taken)),
+        spread=(min(map(pair.least or pair.value, taken)), max(values)),
+        runs=len(values),
+        notes=compared.notes,
+        variants={
+            name: _variant(variant, shared)
+            for name, variant in compared.variants.items()
+            if (shared := _with_all(variant, rounds))
+        },
+    )
 
 
-def median_rate(sides: Sequence[Side]) -> float:
-    """The median of the rates."""
-    return median(side.rate for side in sides)
+def _with_all(pair: Pair, rounds: Sequence[Round]) -> list[Round]:
+    """The rounds in which all of its sides had a turn."""
+    return [one for one in rounds if all(side in one for side in pair.sides)]
+
+
+def _variant(pair: Pair, rounds: Sequence[Round]) -> Variant:
+    invariant(pair.peer is not None, "a variant has a peer")
+    assert pair.peer is not None
+    return Variant(
+        median(map(pair.value, rounds)),
+        median(map(pair.ours, rounds)),
+        median(map(pair.peer, rounds)),
+    )
 
 
 def rounded(value: float) -> float:

@@ -5,26 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.etcd_peer import Client, EtcdCluster, Puts, etcd_version, run_puts
-from benchmarks.figure import Figure, Side, Target
+from benchmarks.etcd_peer import Client, EtcdCluster, Puts, etcd_version, find_etcd, run_puts
+from benchmarks.figure import Figure, Pair, Round, Side, Target
 from benchmarks.group_sizes import GroupSizes
-from benchmarks.turns import Bench, Turn
+from benchmarks.runner import Bench, Plan, Turn, measures
 from clusters.group import Cluster
 from lowmark.errors import invariant
-
-__all__ = [
-    "catch_up",
-    "failover",
-    "idle_groups",
-    "large_vs_etcd",
-    "replicated_1m",
-    "small_vs_etcd",
-]
 
 KIB, MIB = 1 << 10, 1 << 20
 SMALL_BYTES, SMALL_IN_FLIGHT = 100, 64
@@ -36,15 +26,13 @@ FILES_DEADLINE_S = 300.0
 POLL_S = 0.005
 
 
-def replicated_1m(bench: Bench, sizes: GroupSizes) -> Figure:
+@measures(Figure("replicated_1m_vs_single", Target(0.2, aim=0.3), "MB/s", per_unit=1 / (MIB / 1e6)))
+def replicated_1m(bench: Bench[GroupSizes]) -> Iterator[Plan]:
     """1 MiB entries on three nodes against one."""
-    return bench.compare(
-        "replicated_1m_vs_single",
+    sizes = bench.sizes
+    yield bench.compare(
         _proposals(3, MIB, ENTRY_IN_FLIGHT, sizes.entries_1m),
         _proposals(1, MIB, ENTRY_IN_FLIGHT, sizes.entries_1m),
-        target=Target(0.2, aim=0.3),
-        unit="MB/s",
-        per_unit=1 / (MIB / 1e6),
         notes=f"{sizes.entries_1m} entries of 1 MiB, {ENTRY_IN_FLIGHT} in flight, each applied on"
         " the leader before it counts; three nodes are three processes on loopback, and their"
         " disks are the same disk, so one third is par; peer: a group of one node, in a process"
@@ -53,15 +41,14 @@ def replicated_1m(bench: Bench, sizes: GroupSizes) -> Figure:
     )
 
 
-def small_vs_etcd(bench: Bench, sizes: GroupSizes) -> Figure:
+@measures(Figure("small_vs_etcd", Target(0.5), "proposals/s", needs=find_etcd))
+def small_vs_etcd(bench: Bench[GroupSizes]) -> Iterator[Plan]:
     """100 bytes, 64 in flight."""
+    sizes = bench.sizes
     ours = _proposals(3, SMALL_BYTES, SMALL_IN_FLIGHT, sizes.small)
-    return bench.compare(
-        "small_vs_etcd",
+    yield bench.compare(
         ours,
         _puts(SMALL_BYTES, SMALL_IN_FLIGHT, sizes.small),
-        target=Target(0.5),
-        unit="proposals/s",
         notes=f"{sizes.small} proposals of {SMALL_BYTES} bytes, {SMALL_IN_FLIGHT} in flight, three"
         " nodes; ours are proposed in the leader's process (there is no client protocol yet);"
         f" peer: {_ETCD}",
@@ -72,14 +59,13 @@ def small_vs_etcd(bench: Bench, sizes: GroupSizes) -> Figure:
     )
 
 
-def large_vs_etcd(bench: Bench, sizes: GroupSizes) -> Figure:
+@measures(Figure("large_vs_etcd", Target(2.0), "proposals/s", needs=find_etcd))
+def large_vs_etcd(bench: Bench[GroupSizes]) -> Iterator[Plan]:
     """256 KiB, 16 in flight."""
-    return bench.compare(
-        "large_vs_etcd",
+    sizes = bench.sizes
+    yield bench.compare(
         _proposals(3, LARGE_BYTES, LARGE_IN_FLIGHT, sizes.large),
         _puts(LARGE_BYTES, LARGE_IN_FLIGHT, sizes.large),
-        target=Target(2.0),
-        unit="proposals/s",
         notes=f"{sizes.large} proposals of 256 KiB, {LARGE_IN_FLIGHT} in flight, three nodes; ours"
         f" are proposed in the leader's process (there is no client protocol yet); peer: {_ETCD}",
         profile=False,
@@ -122,15 +108,20 @@ def _puts(size: int, in_flight: int, count: int, *, by: Client = "http2") -> Tur
     return turn
 
 
-def failover(bench: Bench, sizes: GroupSizes) -> Figure:
+@measures(
+    Figure("failover_in_timeouts", Target(3.0, at_least=False), "timeouts"),
+    runs="kills",
+    warm_up=False,
+)
+def failover(bench: Bench[GroupSizes]) -> Iterator[Plan]:
     """Kill the leader; count election timeouts until a proposal is applied."""
+    sizes = bench.sizes
+    timeout_ms = sizes.kill_tick_ms * 10
     settings = {"tick_ms": sizes.kill_tick_ms}
-    timeout_s = sizes.kill_tick_ms * 10 / 1_000
-    values = []
     with bench.fresh_folder() as folder, Cluster(folder, 3, group=settings) as cluster:
         cluster.create("g", members=[1, 2, 3])
-        for number in range(sizes.kills):
-            bench.say(f"failover_in_timeouts: kill {number + 1} of {sizes.kills}")
+
+        def kill(_: Path) -> Side:
             leader = cluster.leader("g")
             cluster.propose("g", size=SMALL_BYTES, in_flight=1, count=5, at=leader)
             survivors = [n for n in cluster.nodes if n != leader]
@@ -138,22 +129,17 @@ def failover(bench: Bench, sizes: GroupSizes) -> Figure:
             for survivor in survivors:
                 cluster.nodes[survivor].send({"do": "probe", "group": "g"})
             applied = _first_answer(cluster, survivors)
-            values.append((applied - killed) / timeout_s)
             cluster.start(leader)
             _wait_caught_up(cluster)
             # The one that did not answer goes on trying; it stops when it is asked to lead.
             _settle_probes(cluster, survivors)
-    return Figure(
-        name="failover_in_timeouts",
-        value=median(values),
-        target=Target(3.0, at_least=False),
-        unit="timeouts",
-        ours=median(values) * timeout_s * 1_000,
-        spread=(min(values), max(values)),
-        runs=len(values),
-        notes=f"the leader of three is killed with -9 {sizes.kills} times, each time until the next"
-        f" proposal is applied; an election timeout is {timeout_s * 1_000:.0f} ms; 'ours' is in ms",
-    )
+            return Side((applied - killed) * 1_000, timeout_ms)
+
+        yield bench.watch(
+            kill,
+            notes=f"the leader of three is killed with -9 {sizes.kills} times, each time until the"
+            f" next proposal is applied; an election timeout is {timeout_ms} ms; 'ours' is in ms",
+        )
 
 
 def _first_answer(cluster: Cluster, survivors: list[int]) -> float:
@@ -192,8 +178,10 @@ def _until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(POLL_S)
 
 
-def catch_up(bench: Bench, sizes: GroupSizes) -> Figure:
+@measures(Figure("catch_up_vs_cp", Target(0.3), "MB/s", per_unit=1e6))
+def catch_up(bench: Bench[GroupSizes]) -> Iterator[Plan]:
     """A fourth node gets a group whose data is live entries under a snapshot."""
+    sizes = bench.sizes
     count = sizes.catch_up_bytes // CATCH_UP_ENTRY
 
     def ours(folder: Path, *, snapshot: bool) -> Side:
@@ -229,13 +217,9 @@ def catch_up(bench: Bench, sizes: GroupSizes) -> Figure:
             os.fdatasync(copied.fileno())
         return Side(sizes.catch_up_bytes, time.perf_counter() - began)
 
-    return bench.compare(
-        "catch_up_vs_cp",
+    yield bench.compare(
         by_snapshot,
         copy,
-        target=Target(0.3),
-        unit="MB/s",
-        per_unit=1e6,
         notes=f"{sizes.catch_up_bytes // MIB} MiB in entries of 64 KiB, all live under a snapshot,"
         " from the request to add a member until it is a voter; peer: copy as many bytes"
         " (sendfile), fdatasync once",
@@ -244,11 +228,17 @@ def catch_up(bench: Bench, sizes: GroupSizes) -> Figure:
     )
 
 
-def idle_groups(bench: Bench, sizes: GroupSizes) -> Figure:
+@measures(
+    Figure("idle_500_groups_cpu", Target(0.1, at_least=False), "cores"),
+    runs="idle_runs",
+    warm_up=False,
+)
+def idle_groups(bench: Bench[GroupSizes]) -> Iterator[Plan]:
     """What groups that nobody uses cost."""
+    sizes = bench.sizes
     names = [f"g{number:04d}" for number in range(sizes.idle_groups)]
     with bench.fresh_folder() as folder, Cluster(folder, 3) as cluster:
-        bench.say(f"idle_500_groups_cpu: creating {len(names)} groups on three nodes")
+        bench.say(f"creating {len(names)} groups on three nodes")
         for at in range(0, len(names), 100):
             cluster.create(*names[at : at + 100], members=[1, 2, 3])
         leads: dict[int, int] = {}
@@ -263,20 +253,26 @@ def idle_groups(bench: Bench, sizes: GroupSizes) -> Figure:
             lambda: all(cluster.ask(n, do="where")["resting"] == len(names) for n in cluster.nodes),
             "all groups rest",
         )
-        bench.say(f"idle_500_groups_cpu: watching them for {sizes.idle_seconds:g} s")
-        before, began = cluster.cpu_seconds(), time.perf_counter()
-        time.sleep(sizes.idle_seconds)
-        after, seconds = cluster.cpu_seconds(), time.perf_counter() - began
-    shares = [(after[n] - before[n]) / seconds for n in after]
-    return Figure(
-        name="idle_500_groups_cpu",
-        value=max(shares),
-        target=Target(0.1, at_least=False),
-        unit="cores",
-        ours=max(shares),
-        spread=(min(shares), max(shares)),
-        runs=1,
-        notes=f"{len(names)} groups of three members on three nodes, all at rest, watched for"
-        f" {sizes.idle_seconds:g} s; the busiest node counts, the spread is over the nodes; they"
-        f" lead {', '.join(str(n) for n in sorted(leads.values()))} of them",
-    )
+
+        def rest(_: Path) -> Round:
+            before, began = cluster.cpu_seconds(), time.perf_counter()
+            time.sleep(sizes.idle_seconds)
+            after, seconds = cluster.cpu_seconds(), time.perf_counter() - began
+            shares = sorted((after[n] - before[n]) / seconds for n in after)
+            return {"calmest": Side(shares[0]), "busiest": Side(shares[-1])}
+
+        def busiest(one: Round) -> float:
+            return one["busiest"].amount
+
+        pair = Pair(
+            sides=("busiest",),
+            value=busiest,
+            ours=busiest,
+            least=lambda one: one["calmest"].amount,
+        )
+        notes = (
+            f"{len(names)} groups of three members on three nodes, all at rest, watched for"
+            f" {sizes.idle_seconds:g} s; the busiest node counts, the spread is over the nodes;"
+            f" they lead {', '.join(str(n) for n in sorted(leads.values()))} of them"
+        )
+        yield bench.plan([rest], pair, notes)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-__all__ = ["GroupSizes"]
+from typing import Self
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -24,13 +23,14 @@ class GroupSizes:
     kills: int
     kill_tick_ms: int
     catch_up_bytes: int
+    idle_runs: int = 1
     idle_groups: int
     idle_seconds: float
 
-    @staticmethod
-    def full() -> GroupSizes:
+    @classmethod
+    def full(cls) -> Self:
         """The sizes that the targets name."""
-        return GroupSizes(
+        return cls(
             mode="full",
             runs=3,
             entries_1m=512,
@@ -43,10 +43,10 @@ class GroupSizes:
             idle_seconds=30.0,
         )
 
-    @staticmethod
-    def quick() -> GroupSizes:
+    @classmethod
+    def quick(cls) -> Self:
         """Less data, the same shape."""
-        return GroupSizes(
+        return cls(
             mode="quick",
             runs=1,
             variants=False,
@@ -60,10 +60,10 @@ class GroupSizes:
             idle_seconds=3.0,
         )
 
-    @staticmethod
-    def tiny() -> GroupSizes:
+    @classmethod
+    def tiny(cls) -> Self:
         """For the bench's own tests: everything runs, nothing is worth reading."""
-        return GroupSizes(
+        return cls(
             mode="tiny",
             runs=1,
             variants=False,

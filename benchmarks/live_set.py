@@ -6,37 +6,40 @@ import ctypes
 import gc
 import resource
 from array import array
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from pyroaring import BitMap64
 
-from benchmarks.figure import Figure, Target
-from benchmarks.turns import Bench
+from benchmarks.figure import Figure, Side, Target
+from benchmarks.log_sizes import LogSizes
+from benchmarks.runner import Bench, Plan, measures
 from lowmark.errors import invariant
 from lowmark.log import LiveRow
 
-__all__ = ["live_set_bytes"]
 
-
-def live_set_bytes(bench: Bench) -> Figure:
+@measures(
+    Figure("live_set_bytes", Target(40_000_000, at_least=False), "bytes"),
+    runs="live_runs",
+    warm_up=False,
+)
+def live_set_bytes(bench: Bench[LogSizes]) -> Iterator[Plan]:
     """What a group's live row takes when a tenth of its indexes is alive, scattered."""
     sizes = bench.sizes
-    bench.say("live_set_bytes: drawing indexes")
-    stored = _scattered(sizes.live_indexes, sizes.live_space)
-    before = _resident_bytes()
-    row = LiveRow(sizes.live_space, 1, BitMap64.deserialize(stored))
-    value = max(0, _resident_bytes() - before)
-    invariant(len(row.live) == sizes.live_indexes, "the whole set is there")
-    return Figure(
-        name="live_set_bytes",
-        value=value,
-        target=Target(40_000_000, at_least=False),
-        unit="bytes",
-        ours=value,
-        spread=(value, value),
-        runs=1,
+
+    def load(_: Path) -> Side:
+        bench.say("drawing indexes")
+        stored = _scattered(sizes.live_indexes, sizes.live_space)
+        before = _resident_bytes()
+        row = LiveRow(sizes.live_space, 1, BitMap64.deserialize(stored))
+        grown = max(0, _resident_bytes() - before)
+        invariant(len(row.live) == sizes.live_indexes, "the whole set is there")
+        return Side(grown)
+
+    yield bench.watch(
+        load,
         notes=f"{sizes.live_indexes:,} live indexes, drawn evenly, out of {sizes.live_space:,}:"
         " what the process grows by (resident bytes) when it loads the set, as at start-up; a plain"
         f" array would take {8 * sizes.live_indexes:,}",

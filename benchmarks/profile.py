@@ -14,8 +14,6 @@ import lowmark
 from benchmarks.figure import Spot
 from benchmarks.stopwatch import Stopwatch
 
-__all__ = ["Sampler"]
-
 _INTERVAL_SECONDS = 0.002
 _SPOTS = 12
 _OURS = tuple(f"{Path(file).parent}{os.sep}" for file in (lowmark.__file__, __file__))

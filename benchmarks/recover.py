@@ -5,21 +5,29 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from crc32c import crc32c
 
-from benchmarks.feed import SMALL_BATCH, SMALL_BYTES, SMALL_GROUPS, Batch, Feed, small_batches
-from benchmarks.figure import Figure, Side, Target, Variant
+from benchmarks.feed import (
+    SMALL_BATCH,
+    SMALL_BYTES,
+    SMALL_GROUPS,
+    TIMEOUT_MS,
+    Batch,
+    Feed,
+    opened,
+    small_batches,
+)
+from benchmarks.figure import Figure, Side, Target
+from benchmarks.log_sizes import LogSizes
+from benchmarks.runner import Bench, Plan, Turn, measures
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.turns import TIMEOUT_MS, Bench, opened
 from lowmark.errors import invariant
 from lowmark.log import GroupLog, Log, LogConfig
 from lowmark.runtime import real_runtime
-
-__all__ = ["open_10k", "recover", "recover_small"]
 
 MIB = 1 << 20
 ENTRY_BYTES = 64 << 10
@@ -27,7 +35,8 @@ READ_BYTES = MIB
 HANDLES = 1_024
 
 
-def recover(bench: Bench) -> Figure:
+@measures(Figure("recover_vs_read", Target(0.3), "MB/s", per_unit=1e6))
+def recover(bench: Bench[LogSizes]) -> Iterator[Plan]:
     """A WAL of 64 KiB entries."""
     count = bench.sizes.recover_bytes // ENTRY_BYTES
     datas = [os.urandom(ENTRY_BYTES) for _ in range(16)]
@@ -35,43 +44,49 @@ def recover(bench: Bench) -> Figure:
     def batches(groups: list[GroupLog]) -> Iterable[Batch]:
         return ([(groups[i % len(groups)], [datas[i % 16]])] for i in range(count))
 
-    return _recover(
-        bench, "recover_vs_read", groups=4, batches=batches, shape=f"{count} entries of 64 KiB"
+    with _wal(bench, groups=4, batches=batches) as (ours, read, size):
+        yield bench.compare(ours, read, notes=_notes(f"{count} entries of 64 KiB", size))
+
+
+@measures(Figure("recover_small_vs_read", Target(0.3), "MB/s", per_unit=1e6), runs="long_runs")
+def recover_small(bench: Bench[LogSizes]) -> Iterator[Plan]:
+    """The same with 100-byte entries, in the batches of `append_100b_vs_sqlite`."""
+    count = max(1, bench.sizes.recover_small_bytes // (SMALL_BATCH * SMALL_BYTES))
+
+    def batches(groups: list[GroupLog]) -> Iterable[Batch]:
+        return small_batches(groups, count)
+
+    with (
+        _wal(bench, groups=SMALL_GROUPS, batches=batches) as (ours, read, size),
+        _wal(bench, groups=1, batches=batches) as (ours_of_one, read_of_one, _),
+    ):
+        shape = (
+            f"{count} batches of 1,000 entries of 100 bytes over {SMALL_GROUPS} groups, so records"
+            f" of about {SMALL_BATCH // SMALL_GROUPS}"
+        )
+        yield bench.compare(
+            ours,
+            read,
+            notes=_notes(shape, size),
+            variants={"one_group": (ours_of_one, read_of_one)},
+        )
+
+
+def _notes(shape: str, size: int) -> str:
+    return (
+        f"{shape}: {size / MIB:.0f} MiB of WAL, in the page cache for both, until appends and reads"
+        " are taken; peer: read by 1 MiB, CRC-32C"
     )
 
 
-def recover_small(bench: Bench) -> Figure:
-    """The same with 100-byte entries, in the batches of `append_100b_vs_sqlite`."""
-    count = max(1, bench.sizes.recover_small_bytes // (SMALL_BATCH * SMALL_BYTES))
-    name, batches = "recover_small_vs_read", f"{count} batches of 1,000 entries of 100 bytes"
-
-    def measured(groups: int) -> Figure:
-        return _recover(
-            bench,
-            name,
-            groups=groups,
-            batches=lambda made: small_batches(made, count),
-            shape=f"{batches} over {groups} groups, so records of about {SMALL_BATCH // groups}",
-            runs=bench.sizes.long_runs,
-        )
-
-    figure, one = measured(SMALL_GROUPS), measured(1)
-    variant = Variant(one.value, one.ours, one.peer or 0.0)
-    return replace(figure, variants={"one_group": variant})
-
-
-def _recover(
-    bench: Bench,
-    name: str,
-    *,
-    groups: int,
-    batches: Callable[[list[GroupLog]], Iterable[Batch]],
-    shape: str,
-    runs: int | None = None,
-) -> Figure:
+@contextmanager
+def _wal(
+    bench: Bench[LogSizes], *, groups: int, batches: Callable[[list[GroupLog]], Iterable[Batch]]
+) -> Iterator[tuple[Turn, Turn, int]]:
+    """A turn that opens a log, one that reads its WAL, and the WAL's size."""
     one_file = LogConfig(wal_bytes_max=64 << 30)
     with bench.fresh_folder() as source:
-        bench.say(f"{name}: writing the WAL")
+        bench.say("writing the WAL")
         with opened(source, one_file, hasty=True) as (runtime, log):
             made = [log.create_group(f"group-{i}") for i in range(groups)]
             Feed(runtime, log, in_flight=64).run(batches(made))
@@ -100,25 +115,16 @@ def _recover(
                 os.close(fd)
             return Side(size, watch.seconds())
 
-        return bench.compare(
-            name,
-            ours,
-            read,
-            target=Target(0.3),
-            unit="MB/s",
-            per_unit=1e6,
-            runs=runs,
-            notes=f"{shape}: {size / MIB:.0f} MiB of WAL, in the page cache for both, until"
-            " appends and reads are taken; peer: read by 1 MiB, CRC-32C",
-        )
+        yield ours, read, size
 
 
-def open_10k(bench: Bench) -> Figure:
+@measures(Figure("open_10k_vs_stat", Target(4.0, at_least=False), "segments/s"))
+def open_10k(bench: Bench[LogSizes]) -> Iterator[Plan]:
     """A group of many segments, with fewer file handles than segments."""
     count = bench.sizes.segments
     config = LogConfig(segment_entries_max=1, open_files_max=HANDLES // 2)
     with bench.fresh_folder() as root:
-        bench.say(f"open_10k_vs_stat: writing {count:,} segments")
+        bench.say(f"writing {count:,} segments")
         with opened(root, config, hasty=True) as (runtime, log):
             group = log.create_group("rows")
             Feed(runtime, log, in_flight=1).run([[(group, [bytes(512)] * count)]])
@@ -151,12 +157,9 @@ def open_10k(bench: Bench) -> Figure:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(HANDLES, hard), hard))
         try:
-            return bench.compare(
-                "open_10k_vs_stat",
+            yield bench.compare(
                 ours,
                 touch,
-                target=Target(4.0, at_least=False),
-                unit="segments/s",
                 notes=f"{count:,} segments in one group, at most {HANDLES:,} file handles,"
                 " in the page cache for both; our time by the peer's; peer: stat, open, read,"
                 " close",

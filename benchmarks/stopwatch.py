@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import ClassVar, Self
 
-__all__ = ["Stopwatch"]
-
 
 class Stopwatch:
     """Runs inside its `with`; the seconds so far can be asked for at any time."""

@@ -1,38 +1,89 @@
-"""All suites: what each is fed, its figures, and how it is run."""
+"""All suites: what each is fed, what it measures, and what is told of the machine beside it."""
 
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+
+from benchmarks import catalog_figures as catalog
+from benchmarks import group_figures as group
+from benchmarks import table_figures as table
+from benchmarks.append import append_1m, append_100b
 from benchmarks.catalog_sizes import CatalogSizes
-from benchmarks.catalog_suite import CATALOG_FIELDS, run_catalog
+from benchmarks.compact_rounds import compaction
 from benchmarks.compact_sizes import CompactSizes
-from benchmarks.compact_suite import COMPACT_FIELDS, compact_report, run_compaction
-from benchmarks.figure import Figure, Side, Target
+from benchmarks.compaction import append_during_phase3, phase3
 from benchmarks.group_sizes import GroupSizes
-from benchmarks.group_suite import GROUP_FIELDS, group_report, run_groups
-from benchmarks.sizes import Sizes
-from benchmarks.suite import FIELDS, report, run
+from benchmarks.live_set import live_set_bytes
+from benchmarks.log_sizes import LogSizes
+from benchmarks.recover import open_10k, recover, recover_small
+from benchmarks.runner import Suite
+from benchmarks.table_peers import postgres_version
 from benchmarks.table_sizes import TableSizes
-from benchmarks.table_suite import TABLE_FIELDS, run_tables, table_report
 
-__all__ = [
-    "CATALOG_FIELDS",
-    "COMPACT_FIELDS",
-    "FIELDS",
-    "GROUP_FIELDS",
-    "TABLE_FIELDS",
-    "CatalogSizes",
-    "CompactSizes",
-    "Figure",
-    "GroupSizes",
-    "Side",
-    "Sizes",
-    "TableSizes",
-    "Target",
-    "compact_report",
-    "group_report",
-    "report",
-    "run",
-    "run_catalog",
-    "run_compaction",
-    "run_groups",
-    "run_tables",
-    "table_report",
-]
+SUITES: Mapping[str, Suite] = {
+    "log": Suite(
+        sizes=LogSizes,
+        measurements=[
+            append_1m,
+            append_100b,
+            recover,
+            recover_small,
+            phase3,
+            append_during_phase3,
+            live_set_bytes,
+            open_10k,
+        ],
+        versions=["numpy", "crc32c", "pyroaring"],
+        machine=lambda: {"sqlite": sqlite3.sqlite_version},
+        switch_interval_s=0.0005,
+    ),
+    "group": Suite(
+        sizes=GroupSizes,
+        measurements=[
+            group.replicated_1m,
+            group.small_vs_etcd,
+            group.large_vs_etcd,
+            group.failover,
+            group.catch_up,
+            group.idle_groups,
+        ],
+        versions=["msgspec", "numpy", "immutables"],
+    ),
+    "catalog": Suite(
+        sizes=CatalogSizes,
+        measurements=[
+            catalog.restart_after_snapshot,
+            catalog.replay_rate,
+            catalog.lookup_growth,
+            catalog.apply_growth,
+            catalog.invoke_vs_etcd,
+            catalog.watchers_50,
+        ],
+        versions=["msgspec", "numpy", "immutables"],
+    ),
+    "table": Suite(
+        sizes=TableSizes,
+        measurements=[
+            table.append_vs_raw,
+            table.append_vs_sqlite,
+            table.append_objects_vs_sqlite,
+            table.append_vs_postgres,
+            table.send_per_s,
+            table.one_row_vs_sqlite,
+            table.get_p50_vs_sqlite,
+            table.read_vs_memory,
+            table.memory_growth,
+        ],
+        versions=["pyarrow", "numpy", "msgspec"],
+        machine=lambda: {
+            "sqlite": sqlite3.sqlite_version,
+            "postgresql": postgres_version(),
+        },
+    ),
+    "compact": Suite(
+        sizes=CompactSizes,
+        measurements=[compaction],
+        versions=["pyarrow", "numpy", "pyspark", "duckdb", "polars"],
+    ),
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 from crc32c import crc32c
 
-from benchmarks.figure import Figure, Side, Target
+from benchmarks.figure import Figure, Round, Side, Target, ratio
+from benchmarks.runner import Bench, Plan, Turn, measures
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.table_memory import weighed
 from benchmarks.table_peers import (
@@ -39,22 +40,9 @@ from benchmarks.table_workload import (
     opened_table,
     tuples_of,
 )
-from benchmarks.turns import Bench, Turn
 from lowmark.client import Table
 from lowmark.errors import invariant
 from lowmark.log import LogConfig
-
-__all__ = [
-    "append_objects_vs_sqlite",
-    "append_vs_postgres",
-    "append_vs_raw",
-    "append_vs_sqlite",
-    "get_p50_vs_sqlite",
-    "memory_growth",
-    "one_row_vs_sqlite",
-    "read_vs_memory",
-    "send_per_s",
-]
 
 MIB = 1 << 20
 SENT_TOGETHER = 1_000
@@ -74,8 +62,10 @@ Append = Callable[[Table], object]
 # -- appending --------------------------------------------------------------------------------
 
 
-def append_vs_raw(bench: Bench, sizes: TableSizes) -> Figure:
+@measures(Figure("append_vs_raw", Target(0.25, aim=0.5), "rows/s"))
+def append_vs_raw(bench: Bench[TableSizes]) -> Iterator[Plan]:
     """Batches of Arrow against a bare file."""
+    sizes = bench.sizes
     count = sizes.appended(sizes.append_wal_bytes)
     batches = batches_of(count)
     messages = [batch.serialize() for batch in batches]
@@ -91,12 +81,9 @@ def append_vs_raw(bench: Bench, sizes: TableSizes) -> Figure:
         return turn
 
     bare, together = raw(1), _appending(config, count, lambda table: table.append(whole))
-    return bench.compare(
-        "append_vs_raw",
+    yield bench.compare(
         _appending(config, count, _one_by_one(batches), roll_overs=sizes.roll_overs),
         bare,
-        target=Target(0.25, aim=0.5),
-        unit="rows/s",
         notes=f"{_amount(count, sizes.append_wal_bytes)}, {ONE_AT_A_TIME}, by one caller; peer:"
         " write the same bytes, as one Arrow message a batch, and fdatasync, batch by batch; in"
         " one call: all batches in one append, which has up to 4 MiB under way; in one call"
@@ -108,8 +95,10 @@ def append_vs_raw(bench: Bench, sizes: TableSizes) -> Figure:
     )
 
 
-def append_vs_sqlite(bench: Bench, sizes: TableSizes) -> Figure:
+@measures(Figure("append_vs_sqlite", Target(4.0), "rows/s"))
+def append_vs_sqlite(bench: Bench[TableSizes]) -> Iterator[Plan]:
     """Batches of Arrow against transactions of SQLite."""
+    sizes = bench.sizes
     count = sizes.appended(sizes.append_wal_bytes)
 
     def sides(wal_bytes: int, *, scattered: bool) -> tuple[Turn, Turn]:
@@ -123,12 +112,9 @@ def append_vs_sqlite(bench: Bench, sizes: TableSizes) -> Figure:
     if sizes.variants:
         # With less, because the peer becomes slow.
         variants["scattered_keys"] = sides(sizes.objects_wal_bytes, scattered=True)
-    return bench.compare(
-        "append_vs_sqlite",
+    yield bench.compare(
         ours,
         sqlite,
-        target=Target(4.0),
-        unit="rows/s",
         notes=f"{_amount(count, sizes.append_wal_bytes)}, {ONE_AT_A_TIME}, Arrow in; peer:"
         f" {SQLITE}, a transaction of {BATCH_ROWS:,} at a time by executemany, from tuples that are"
         " made before, and a last checkpoint in the measured time; scattered keys: keys in no"
@@ -137,19 +123,18 @@ def append_vs_sqlite(bench: Bench, sizes: TableSizes) -> Figure:
     )
 
 
-def append_objects_vs_sqlite(bench: Bench, sizes: TableSizes) -> Figure:
+@measures(Figure("append_objects_vs_sqlite", Target(1.0), "rows/s"))
+def append_objects_vs_sqlite(bench: Bench[TableSizes]) -> Iterator[Plan]:
     """Lists of dicts against SQLite's executemany."""
+    sizes = bench.sizes
     count = sizes.appended(sizes.objects_wal_bytes)
     config = LogConfig(wal_bytes_max=sizes.objects_wal_bytes)
     batches = batches_of(count)
     rows = [dicts_of(batch) for batch in batches]
     ours = _appending(config, count, _one_by_one(rows), roll_overs=sizes.roll_overs)
-    return bench.compare(
-        "append_objects_vs_sqlite",
+    yield bench.compare(
         ours,
         _inserting(count, lambda: rows),
-        target=Target(1.0),
-        unit="rows/s",
         notes=f"{_amount(count, sizes.objects_wal_bytes)}, each a list of Python dicts,"
         f" {ONE_AT_A_TIME}; peer: {SQLITE}, executemany of the same dicts, a transaction of"
         f" {BATCH_ROWS:,} at a time, and a last checkpoint in the measured time; against tuples:"
@@ -158,8 +143,10 @@ def append_objects_vs_sqlite(bench: Bench, sizes: TableSizes) -> Figure:
     )
 
 
-def append_vs_postgres(bench: Bench, sizes: TableSizes) -> Figure:
+@measures(Figure("append_vs_postgres", Target(4.0), "rows/s"))
+def append_vs_postgres(bench: Bench[TableSizes]) -> Iterator[Plan]:
     """Batches of Arrow against PostgreSQL's COPY."""
+    sizes = bench.sizes
     count = sizes.appended(sizes.append_wal_bytes)
     config = LogConfig(wal_bytes_max=sizes.append_wal_bytes)
     with bench.fresh_folder() as folder, Postgres(folder) as postgres:
@@ -181,12 +168,9 @@ def append_vs_postgres(bench: Bench, sizes: TableSizes) -> Figure:
 
             return turn
 
-        return bench.compare(
-            "append_vs_postgres",
+        yield bench.compare(
             _appending(config, count, _one_by_one(batches), roll_overs=sizes.roll_overs),
             copying(at_once=False),
-            target=Target(4.0),
-            unit="rows/s",
             notes=f"{_amount(count, sizes.append_wal_bytes)}, {ONE_AT_A_TIME}, Arrow in; peer:"
             f" PostgreSQL {postgres_version()} with its default settings (synchronous commit) but"
             f" no checkpoint in the measured time, a COPY of {BATCH_ROWS:,} rows at a time into a"
@@ -255,8 +239,10 @@ def _inserting(
 # -- single rows ------------------------------------------------------------------------------
 
 
-def send_per_s(bench: Bench, sizes: TableSizes) -> Figure:
+@measures(Figure("send_per_s", Target(0.5), "rows/s"))
+def send_per_s(bench: Bench[TableSizes]) -> Iterator[Plan]:
     """Rows that come one at a time, gathered by a producer."""
+    sizes = bench.sizes
     count = sizes.sent
     rows = [row for batch in batches_of(count) for row in dicts_of(batch)]
 
@@ -273,12 +259,9 @@ def send_per_s(bench: Bench, sizes: TableSizes) -> Figure:
     def as_tuples() -> list[list[Row]]:
         return [[(*row.values(),) for row in group] for group in grouped()]
 
-    return bench.compare(
-        "send_per_s",
+    yield bench.compare(
         ours,
         _inserting(count, grouped),
-        target=Target(0.5),
-        unit="rows/s",
         notes=f"{count:,} {ROWS}, each a Python dict given to producer.send, which lingers for"
         f" {LINGER_MS} ms, over {PARTITIONS} partitions; it ends when all are durable and the"
         f" segment writer is idle; peer: {SQLITE}, executemany of the same dicts in transactions"
@@ -288,8 +271,13 @@ def send_per_s(bench: Bench, sizes: TableSizes) -> Figure:
     )
 
 
-def one_row_vs_sqlite(bench: Bench, sizes: TableSizes) -> Figure:
+@measures(
+    Figure("one_row_vs_sqlite", Target(6.0, at_least=False, aim=3.0), "appends/s"),
+    runs="short_runs",
+)
+def one_row_vs_sqlite(bench: Bench[TableSizes]) -> Iterator[Plan]:
     """One durable row at a time."""
+    sizes = bench.sizes
     count = sizes.one_rows
     whole = batch_of(0, count)
     dicts = [[row] for row in dicts_of(whole)]
@@ -316,17 +304,13 @@ def one_row_vs_sqlite(bench: Bench, sizes: TableSizes) -> Figure:
 
             return Side(1, _median_seconds(insert, tuples))
 
-    return bench.compare(
-        "one_row_vs_sqlite",
+    yield bench.compare(
         appending(dicts),
         sqlite,
-        target=Target(6.0, at_least=False, aim=3.0),
-        unit="appends/s",
         notes=f"the median of {count:,} appends of one row, a list with one Python dict,"
         f" {ONE_AT_A_TIME}; the rate is one over the median; peer: {SQLITE}, BEGIN, INSERT of a"
         " tuple, COMMIT; as arrow: the row is given as an Arrow batch",
         variants={"as_arrow": (appending(slices), sqlite)},
-        runs=sizes.short_runs,
     )
 
 
@@ -343,11 +327,13 @@ def _median_seconds(do: Callable[[Any], object], things: Sequence[object]) -> fl
 # -- looking up and reading -------------------------------------------------------------------
 
 
-def get_p50_vs_sqlite(bench: Bench, sizes: TableSizes) -> Figure:
+@measures(Figure("get_p50_vs_sqlite", Target(5.0, at_least=False), "gets/s"), runs="short_runs")
+def get_p50_vs_sqlite(bench: Bench[TableSizes]) -> Iterator[Plan]:
     """The latest row of a key, against a look-up by primary key."""
-    name, count, dice = "get_p50_vs_sqlite", sizes.keys, Random(1)
+    sizes = bench.sizes
+    count, dice = sizes.keys, Random(1)
     keys = [id_of(dice.randrange(count)) for _ in range(sizes.gets)]
-    bench.say(f"{name}: preparing {count} keys")
+    bench.say(f"preparing {count} keys")
     with (
         bench.fresh_folder() as folder,
         opened_table(folder / "data") as opened,
@@ -378,25 +364,23 @@ def get_p50_vs_sqlite(bench: Bench, sizes: TableSizes) -> Figure:
 
             return Side(1, _median_seconds(look_up, keys))
 
-        return bench.compare(
-            name,
+        yield bench.compare(
             ours,
             sqlite,
-            target=Target(5.0, at_least=False),
-            unit="gets/s",
             notes=f"the median of {len(keys):,} look-ups of {count:,} keys, drawn evenly; the rate"
             " is one over the median; ours gives a dict, from an index that was built before in"
             f" {built:.1f} s and takes {size.bytes_per_key:.0f} bytes a key, and batches that are"
             f" read from the disk when first needed; peer: {SQLITE}, SELECT * by primary key, gives"
             " a tuple",
-            runs=sizes.short_runs,
         )
 
 
-def read_vs_memory(bench: Bench, sizes: TableSizes) -> Figure:
+@measures(Figure("read_vs_memory", Target(0.3), "rows/s"), runs="short_runs")
+def read_vs_memory(bench: Bench[TableSizes]) -> Iterator[Plan]:
     """The whole backlog, against the same batches in memory-mapped files."""
-    name, count = "read_vs_memory", sizes.read_rows
-    bench.say(f"{name}: preparing {count} rows")
+    sizes = bench.sizes
+    count = sizes.read_rows
+    bench.say(f"preparing {count} rows")
     config = LogConfig(wal_bytes_max=sizes.append_wal_bytes)
     with (
         bench.fresh_folder() as folder,
@@ -430,12 +414,9 @@ def read_vs_memory(bench: Bench, sizes: TableSizes) -> Figure:
             return table.read(columns=COLUMN_NAMES)
 
         decoded = taking(lambda: mapped, touched=False)
-        return bench.compare(
-            name,
+        yield bench.compare(
             taking(ours, touched=False),
             decoded,
-            target=Target(0.3),
-            unit="rows/s",
             notes=f"{count:,} {ROWS}, written in batches of {BATCH_ROWS:,} over {PARTITIONS}"
             " partitions, so that a stored batch has about 1,250; read from segments that the"
             " system has in memory, every checksum checked, all columns of the table; peer: the"
@@ -450,7 +431,6 @@ def read_vs_memory(bench: Bench, sizes: TableSizes) -> Figure:
                 ),
                 "with_change": (taking(table.read, touched=False), decoded),
             },
-            runs=sizes.short_runs,
         )
 
 
@@ -463,27 +443,23 @@ def _sum(batch: pa.RecordBatch) -> int:
 # -- memory -----------------------------------------------------------------------------------
 
 
-def memory_growth(bench: Bench, sizes: TableSizes) -> Figure:
+@measures(
+    Figure("memory_growth", Target(1.2, at_least=False), "MB"), runs="memory_runs", warm_up=False
+)
+def memory_growth(bench: Bench[TableSizes]) -> Iterator[Plan]:
     """What a process weighs after many rows against few."""
+    sizes = bench.sizes
     few, many = sizes.memory_rows_few, sizes.memory_rows
-    name, runs = "memory_growth", sizes.memory_runs
-    weights = []
-    for number in range(1, runs + 1):
-        bench.say(f"{name}: round {number} of {runs}")
-        with bench.fresh_folder() as folder:
-            weights.append(weighed(folder, sizes.memory_wal_bytes, [few, many]))
-    values = [after / before for before, after in weights]
-    return Figure(
-        name=name,
-        value=median(values),
-        target=Target(1.2, at_least=False),
-        unit="MB",
-        ours=median(after for _, after in weights) / 1e6,
-        peer=median(before for before, _ in weights) / 1e6,
-        spread=(min(values), max(values)),
-        runs=runs,
-        notes=f"anonymous memory (RssAnon) of a new process after {many:,} {ROWS}, in batches of"
+
+    def weigh(folder: Path) -> Round:
+        before, after = weighed(folder, sizes.memory_wal_bytes, [few, many])
+        return {"few": Side(before / 1e6), "many": Side(after / 1e6)}
+
+    pair = ratio(lambda one: one["many"].amount, lambda one: one["few"].amount, "few", "many")
+    notes = (
+        f"anonymous memory (RssAnon) of a new process after {many:,} {ROWS}, in batches of"
         f" {BATCH_ROWS:,}, {ONE_AT_A_TIME}, when the log is idle, with a WAL of"
         f" {sizes.memory_wal_bytes // MIB} MiB (what is in it is in memory, too); no key was looked"
-        f" up, so there is no index of keys; peer: the same process after {few:,}",
+        f" up, so there is no index of keys; peer: the same process after {few:,}"
     )
+    yield bench.plan([weigh], pair, notes)

@@ -15,8 +15,6 @@ from clusters.processes import Children, Parent
 from lowmark.errors import invariant
 from lowmark.log import LogConfig
 
-__all__ = ["anonymous_bytes", "main", "weighed"]
-
 DEADLINE_S = 1_800.0
 
 

@@ -34,32 +34,16 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import ipc
 
+from benchmarks.figure import PeerMissing
 from benchmarks.table_workload import Row, tuples_of
 from clusters.processes import ChildDied, Children, NotInTime, Program
 from lowmark.errors import Unavailable
-
-__all__ = [
-    "MappedFiles",
-    "PeerMissing",
-    "Postgres",
-    "PostgresRefused",
-    "copy_lines",
-    "find_postgres",
-    "postgres_version",
-    "sqlite_insert",
-    "sqlite_opened",
-    "write_raw",
-]
 
 SQLITE_CHECKPOINT_PAGES = 10_000
 POSTGRES_FOLDERS = "/usr/lib/postgresql"
 """Where Debian and Ubuntu keep the programs of each version."""
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
-
-
-class PeerMissing(Unavailable):
-    """A peer that is not here, or can't be run here."""
 
 
 # -- a bare file ------------------------------------------------------------------------------

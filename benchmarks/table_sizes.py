@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from benchmarks.table_workload import BATCH_ROWS, ROW_BYTES
-
-__all__ = ["TableSizes"]
 
 KIB, MIB = 1 << 10, 1 << 20
 BATCH_BYTES = BATCH_ROWS * ROW_BYTES
@@ -38,10 +37,10 @@ class TableSizes:
     memory_wal_bytes: int
     """Small enough to roll over before the first weighing: until then memory grows with the WAL."""
 
-    @staticmethod
-    def full() -> TableSizes:
+    @classmethod
+    def full(cls) -> Self:
         """The sizes that the targets name."""
-        return TableSizes(
+        return cls(
             mode="full",
             runs=3,
             short_runs=7,
@@ -58,10 +57,10 @@ class TableSizes:
             memory_wal_bytes=256 * MIB,
         )
 
-    @staticmethod
-    def quick() -> TableSizes:
+    @classmethod
+    def quick(cls) -> Self:
         """Less data, the same shape."""
-        return TableSizes(
+        return cls(
             mode="quick",
             runs=2,
             short_runs=3,
@@ -79,10 +78,10 @@ class TableSizes:
             memory_wal_bytes=16 * MIB,
         )
 
-    @staticmethod
-    def tiny() -> TableSizes:
+    @classmethod
+    def tiny(cls) -> Self:
         """For the bench's own tests: everything runs, nothing is worth reading."""
-        return TableSizes(
+        return cls(
             mode="tiny",
             runs=1,
             short_runs=1,

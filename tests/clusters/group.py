@@ -12,8 +12,6 @@ import msgspec
 from clusters.processes import Child, Children
 from lowmark.errors import invariant
 
-__all__ = ["Cluster", "Load"]
-
 DEADLINE_S = 120.0
 MODULE = "clusters.group_node"
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from clusters.closed_loop import ClosedLoop
-from clusters.processes import Parent
+from clusters.node import RETRY_MS, Node, run_node
 from lowmark.group import (
     ChangeFailed,
     Future,
@@ -21,13 +20,9 @@ from lowmark.group import (
     SilentListener,
 )
 from lowmark.log import Log, LogConfig
-from lowmark.runtime import Buffer, RealLoop, real_runtime
-
-__all__ = ["CountingMachine", "main"]
+from lowmark.runtime import Buffer
 
 PAYLOADS = 16
-SWITCH_INTERVAL_SECONDS = 0.0005
-RETRY_MS = 2
 
 
 class CountingMachine:
@@ -95,13 +90,9 @@ class _Listener(SilentListener):
         self._node.say({"failed": context.error.value})
 
 
-class _Node:
+class _Node(Node):
     def __init__(self, number: int, folder: Path, settings: dict[str, Any]) -> None:
-        self._parent = Parent()
-        self._runtime = real_runtime(str(folder))
-        loop = self._runtime.loop
-        assert isinstance(loop, RealLoop)
-        self._loop = loop
+        super().__init__(folder)
         self._log = Log.open(self._runtime, LogConfig(**settings["log"]))
         self._groups = Groups(
             self._runtime,
@@ -111,36 +102,16 @@ class _Node:
             config=GroupConfig(**settings["group"]),
         )
         self._keep: bool = settings["keep"]
-        self._over = False
         for stored in self._log.groups():
             self._groups.open(stored.name, self._machine(), listener=_Listener(self))
-        self._loop.asyncio.add_reader(self._parent.fileno(), self._hear)
         self.say({"address": self._groups.transport.address})
 
-    def run(self) -> None:
-        self._loop.run_until(lambda: self._over, timeout_ms=86_400_000)
+    def close(self) -> None:
         self._groups.close()
         self._log.close()
-        self._loop.close()
-
-    def say(self, what: dict[str, Any]) -> None:
-        self._parent.send(what)
 
     def _machine(self) -> CountingMachine:
         return CountingMachine(keep=self._keep)
-
-    def _hear(self) -> None:
-        try:
-            orders = self._parent.arrived(dict[str, Any])
-        except SystemExit:
-            self._over = True
-            self._loop.call_soon(lambda: None)
-            return
-        for order in orders:
-            self._loop.call_soon(lambda order=order: self._do(**order))  # type: ignore[misc]
-
-    def _do(self, do: str, **what: Any) -> None:
-        getattr(self, f"_do_{do}")(**what)
 
     # -- orders -----------------------------------------------------------------------------------
 
@@ -220,19 +191,6 @@ class _Node:
 
         ClosedLoop(propose, in_flight=in_flight, count=count, done=self.say).start()
 
-    def _when(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
-        if condition():
-            then()
-        else:
-            self._loop.call_later(RETRY_MS, lambda: self._when(condition, then))
-
-
-def main() -> None:
-    """`python -m clusters.group_node NUMBER FOLDER SETTINGS`."""
-    number, folder, settings = sys.argv[1:]
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    _Node(int(number), Path(folder), msgspec.json.decode(settings)).run()
-
 
 if __name__ == "__main__":
-    main()
+    run_node(_Node)

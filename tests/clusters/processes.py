@@ -32,8 +32,6 @@ import msgspec
 
 from lowmark.errors import InvariantBroken, Unavailable, invariant
 
-__all__ = ["Child", "ChildDied", "Children", "NotInTime", "Parent", "Program"]
-
 T = TypeVar("T")
 
 DEADLINE_S = 30.0

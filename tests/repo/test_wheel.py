@@ -50,22 +50,15 @@ def test_a_wheel_has_the_package_and_no_benchmarks(installed: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [[], ["log"], ["table", "--quick"], ["--help"]])
-def test_a_wheel_says_in_one_line_how_to_get_the_benchmarks(
-    installed: Path, words: list[str]
-) -> None:
-    ran = lowmark(installed, "bench", *words)
+def test_a_wheel_says_in_one_line_how_to_get_the_benchmarks(installed: Path) -> None:
+    ran = lowmark(installed, "bench", "log", "--quick")
     assert (ran.returncode, ran.stdout) == (2, "")
     [line] = ran.stderr.splitlines()
-    assert "not in the installed package" in line
-    assert "clone" in line
-
-
-@pytest.mark.slow
-def test_a_program_that_asks_a_wheel_for_benchmarks_is_told_as_json(installed: Path) -> None:
-    ran = lowmark(installed, "bench", "log", "--json")
+    assert "not in the installed package: clone" in line
+    # and programs are told the same
+    ran = lowmark(installed, "bench", "--json")
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert "not in the installed package" in json.loads(ran.stderr)["error"]
+    assert json.loads(ran.stderr)["error"] in line
 
 
 @pytest.mark.slow
