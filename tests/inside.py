@@ -27,6 +27,12 @@ def partition_of(table: Table, number: int = 0) -> Partition:
     return backend.ask_now(lambda: backend.tables.get(table.descriptor.id, number))
 
 
+def partitions_of(table: Table) -> list[Partition]:
+    """This node's copies of all partitions of a table."""
+    backend = backend_of(table)
+    return backend.ask_now(lambda: backend.tables.of(table.descriptor.id))
+
+
 def on_loop(of: Database | Table, function: Callable[[], T]) -> T:
     """What a function gives on the node's loop."""
     return backend_of(of).ask_now(function)

@@ -148,8 +148,15 @@ class EncodedBackend:
         epoch: int = self._call("fence", table, producer, timeout_s=timeout_s)
         return epoch
 
-    def view(self, table: TableId, partition: int) -> View:
-        view: View = self._call("view", table, partition)
+    def view(
+        self,
+        table: TableId,
+        partition: int,
+        *,
+        latest: bool = False,
+        timeout_s: float | None = None,
+    ) -> View:
+        view: View = self._call("view", table, partition, latest=latest, timeout_s=timeout_s)
         return view
 
     def views(
@@ -217,9 +224,12 @@ class EncodedBackend:
         table: TableId,
         commands: Mapping[int, Control],
         *,
+        wait: bool = True,
         timeout_s: float | None = None,
     ) -> dict[int, Outcome]:
-        outcomes: dict[int, Outcome] = self._call("propose", table, commands, timeout_s=timeout_s)
+        outcomes: dict[int, Outcome] = self._call(
+            "propose", table, commands, wait=wait, timeout_s=timeout_s
+        )
         return outcomes
 
     def hold_files(self, manifests: Collection[str]) -> Hold:

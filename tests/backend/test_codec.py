@@ -135,6 +135,7 @@ def test_each_kind_of_value_comes_out_as_it_went_in(name: str) -> None:
         date(2026, 11, 17),
         datetime(2026, 11, 17, 1, 2, 3, 4, tzinfo=UTC),
         parse_type("list<struct<a: int64, b: map<string, decimal(12,2)>>>"),
+        parse_type("int64"),
         errors.TableUnknown("ordres", known=["orders"]),
         errors.Corrupt("it is torn"),
     ],

@@ -158,8 +158,8 @@ def test_a_table_is_compacted_read_and_verified(db: Database, orders: Table) -> 
     for status in ("a", "b", "c"):
         orders.append(rows(0, 40, status))
     orders.delete([38, 39])
-    then = orders.snapshot()
     settle(db)
+    then = orders.snapshot()
     # when it is compacted
     assert orders.compact(engine="local", dry_run=True).state == "planned"
     record = orders.compact(engine="local", verify=True)

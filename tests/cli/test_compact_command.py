@@ -35,7 +35,7 @@ from cli.history import (
 )
 from cli.shop import Shop, shared
 from eventually import eventually
-from inside import backend_of
+from inside import backend_of, partitions_of
 from lowmark.cli.app import app
 from lowmark.cli.compact import compact
 from lowmark.compaction import runner as running
@@ -200,7 +200,7 @@ def test_a_dry_run_changes_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) 
             # Not all files: what was opened a moment ago may still tidy up its log. But nothing
             # can be changed without an entry in a log, or a file among the ledgers.
             table = database["orders"]
-            logs = [one.group.log.last_index for one in table._all_partitions().values()]
+            logs = [one.group.log.last_index for one in partitions_of(table)]
             revision = backend_of(database).node.cluster.metastore.state.latest
             found = table.explain().partitions
             return logs, revision, files_of(shop), found, database.runs()

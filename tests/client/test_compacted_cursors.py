@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from inside import backend_of
+from inside import backend_of, partition_of
 from lowmark.client import Database, Table
 from lowmark.table import Adopt, DeletesGone, DeletesHeld
 
 
 def adopt(table: Table, wanted: Adopt) -> None:
     """As whoever publishes a ledger does; nobody reads its files here."""
-    partition = table._partition(0)
+    partition = partition_of(table)
     backend_of(table).ask(lambda: partition.ask(wanted))
 
 

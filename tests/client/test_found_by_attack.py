@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lowmark
-from inside import backend_of
+from inside import backend_of, partition_of
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
@@ -183,7 +183,7 @@ def test_values_that_are_not_what_their_type_says_are_refused(
 
 
 def expire(table: Table, offset: int) -> None:
-    partition = table._partition(0)
+    partition = partition_of(table)
     backend_of(table).ask(lambda: partition.ask(Trim(offset, expire=True)))
 
 

@@ -13,7 +13,7 @@ import pytest
 import lowmark
 from compaction.life import crash_image
 from eventually import eventually
-from inside import backend_of
+from inside import backend_of, partition_of, partitions_of
 from lowmark.client import Database, Table, TableUnknown
 from lowmark.errors import Rejected
 from lowmark.group import Future
@@ -25,7 +25,7 @@ def flushed(table: Table) -> None:
     """Have all rows of a table in segments."""
     embedded = backend_of(table)
     embedded.ask_now(embedded.node.log.roll)
-    logs = [one.group.log for one in table._all_partitions().values()]
+    logs = [one.group.log for one in partitions_of(table)]
     eventually(lambda: all(log.state.memtable.first is None for log in logs))
 
 
@@ -104,7 +104,7 @@ def test_a_clock_that_was_ahead_for_one_append_hides_no_row(
             table.append([{"id": written}])
             written += 1
             crash_image(tmp_path / "data", tmp_path / "image")
-            last = max(one.view.closed for one in table._all_partitions().values())
+            last = max(one.view.closed for one in partitions_of(table))
             known = backend_of(db).ask_now(lambda: metastore.state.time)
             return known < last - (1_800_000 << COUNTER_BITS)
 
@@ -232,7 +232,7 @@ def test_offsets_of_partitions_that_are_not_there_are_refused(orders: Table, db:
 def test_a_lease_is_taken_where_the_backlog_begins(db: Database) -> None:
     events = db.create_table("events", {"n": "int64"}, partitions=1)
     events.append([{"n": number} for number in range(5)])
-    partition = events._partition(0)
+    partition = partition_of(events)
     backend_of(events).ask(lambda: partition.ask(Trim(3, expire=True)))
     with events.read(start=0, on_gap="skip", follow=True, lease_ms=60_000) as reader:
         assert next(reader)["n"].to_pylist() == [3, 4]

@@ -85,9 +85,9 @@ def test_a_follower_that_keeps_up_holds_no_ledger_that_it_has_passed(world: Worl
     first = world.adopted().manifest
     world.write(("b", 1))
     with world.table.read(compacted=True, follow=True) as follower:
-        assert ledgers_of(world).in_use() == {first}
+        assert backend_of(world.table).files_in_use() == {first}
         assert read_until(follower, "b") == ["a", "b"]
-        assert ledgers_of(world).in_use() == set()
+        assert backend_of(world.table).files_in_use() == set()
         # when one ledger after another is published while it keeps up
         for number in range(4):
             world.compact(rewrite=True)
@@ -109,7 +109,7 @@ def test_a_follower_that_lags_holds_one_ledger_at_most(world: World, small_group
             write_groups(world, letter, 30)
             world.compact(rewrite=True)
             world.table.sweep()
-            held = ledgers_of(world).in_use()
+            held = backend_of(world.table).files_in_use()
             # then no more than one is held for it, and it goes on in the newer one
             assert len(held) == 1
             assert held != {world.adopted().manifest}
@@ -119,7 +119,7 @@ def test_a_follower_that_lags_holds_one_ledger_at_most(world: World, small_group
         keys += read_until(follower, "last")
         # and it has missed nothing, and holds nothing any more
         assert keys == [*(f"{letter}{at:03}" for letter in "abcde" for at in range(30)), "last"]
-        assert ledgers_of(world).in_use() == set()
+        assert backend_of(world.table).files_in_use() == set()
         world.compact()
         world.check_tidy()
 
@@ -139,7 +139,7 @@ def test_a_follower_does_not_go_back_to_a_ledger_that_it_has_passed(world: World
     with follower:
         assert read_until(follower, "d") == ["d"]
         assert follower.gaps == [Gap(0, 2, 2, "expired")]
-        assert ledgers_of(world).in_use() == set()
+        assert backend_of(world.table).files_in_use() == set()
 
 
 @pytest.mark.parametrize("how", [{"compacted": True}, {"as_of": "now"}])
@@ -153,17 +153,17 @@ def test_a_bounded_reader_gives_back_each_ledger_that_it_has_read(
         world.write(*[(f"b{number}", number) for number in range(20)])
         manifests = [world.adopted(number).manifest for number in range(2)]
         with world.table.read(columns=["id", "_partition"], **how) as reader:
-            assert ledgers_of(world).in_use() == set(manifests)
+            assert backend_of(world.table).files_in_use() == set(manifests)
             # when it has come to the second one, then it does not hold the first one any more
             rows = next(reader).to_pylist()
             while rows[-1]["_partition"] == 0:
                 rows += next(reader).to_pylist()
-            assert ledgers_of(world).in_use() == {manifests[1]}
+            assert backend_of(world.table).files_in_use() == {manifests[1]}
             # and it gives all rows all the same
             rows += [row for batch in reader for row in batch.to_pylist()]
             assert {row["id"] for row in rows} == set(world.model)
             assert len(rows) == len(world.model)
-        eventually(lambda: not ledgers_of(world).in_use())
+        eventually(lambda: not backend_of(world.table).files_in_use())
 
 
 def test_a_reader_that_is_closed_while_it_changes_to_a_newer_ledger_holds_nothing(
@@ -191,7 +191,7 @@ def test_a_reader_that_is_closed_while_it_changes_to_a_newer_ledger_holds_nothin
     monkeypatch.setattr(backend, "hold", hold)
     list(follower)
     # then nothing stays held
-    assert ledgers_of(world).in_use() == set()
+    assert backend_of(world.table).files_in_use() == set()
 
 
 # -- decoded row groups ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lowmark
-from inside import backend_of
+from inside import backend_of, partition_of
 from lowmark.client import Database, Gap, GapFound, Table
 from lowmark.table import Trim
 
@@ -85,7 +85,7 @@ def test_what_expired_is_no_gap_for_who_reads_all_and_what_was_compacted_is(
     # given rows that went by retention, and others after them that were compacted
     events = db.create_table("events", {"n": int}, partitions=1)
     events.append([{"n": number} for number in range(10)])
-    partition = events._partition(0)
+    partition = partition_of(events)
     backend_of(events).ask(lambda: partition.ask(Trim(4, expire=True)))
     db.advance_watermark("now")
     assert events.compact(engine="local", trim=False).state == "done"

@@ -89,6 +89,7 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
         "Not",
         "Put",
         "Remove",
+        "RemoveRange",
         "Revision",
         "ValueIs",
         "Version",
@@ -114,15 +115,15 @@ def decode(data: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    encoder = _ENCODERS.get(type(value))
+    if encoder is not None:
+        return encoder(value)
     if isinstance(value, Enum):
         return [_NAMES[type(value)], value.value]
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, _BYTES):
         return bytes(value)
-    encoder = _ENCODERS.get(type(value))
-    if encoder is not None:
-        return encoder(value)
     if isinstance(value, LowmarkError):
         return ["error", encode_fault(value)]
     if isinstance(value, Mapping):

@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from lowmark.backend.uses import FileUses
 from lowmark.catalog import Table
 from lowmark.errors import Corrupt
 from lowmark.ledger import (
@@ -375,11 +374,10 @@ def _size_of(rows: pa.RecordBatch) -> int:
 class Ledgers:
     """All of a process, by the name of their manifests."""
 
-    def __init__(self, store: Store, uses: FileUses | None = None) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
         self._lock = threading.Lock()
         self._open: OrderedDict[str, OpenLedger] = OrderedDict()
-        self._uses = uses or FileUses()
         self._groups = _Groups()
 
     @property
@@ -419,11 +417,3 @@ class Ledgers:
             names = [name for name in self._open if name.startswith(folder)]
             gone = [self._open.pop(name) for name in names]
         self._groups.drop(gone)
-
-    def take(self, manifest: str) -> Callable[[], None]:
-        """It is read from now on; gives what ends that. Nothing is opened here."""
-        return self._uses.take(manifest)
-
-    def in_use(self) -> set[str]:
-        """The manifests that are read."""
-        return self._uses.in_use()

@@ -154,12 +154,12 @@ class Database:
     """Tables by name. Safe to use from any thread; not after a fork."""
 
     def __init__(
-        self, backend: Embedded, *, spark: object = None, engine: Engine | None = None
+        self, backend: Backend, *, spark: object = None, engine: Engine | None = None
     ) -> None:
         self._session = Session(backend)
         self._lock = threading.Lock()
         self._tables: dict[TableId, Table] = {}
-        ledgers = Ledgers(backend.store, backend.uses)
+        ledgers = Ledgers(backend.store)
         self._compactor = Compactor(backend, ledgers)
         self._session.finishing.add(self._compactor)
         self._check_ledgers(backend.store)

@@ -12,8 +12,8 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import TableUnknown
+from lowmark.backend.port import Backend
 from lowmark.catalog import Catalog
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.appending import Result
@@ -45,10 +45,9 @@ from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
 from lowmark.convert.times import TimeLike
 from lowmark.errors import Rejected
 from lowmark.formatting import counted
-from lowmark.group import when_all
 from lowmark.ledger import RunRecord
 from lowmark.runtime import RAN_OUT
-from lowmark.table import Partition, Shape, Trim, Trimmed
+from lowmark.table import Shape, Trim, Trimmed
 
 __all__ = ["Table"]
 
@@ -81,13 +80,10 @@ class Table:
         self._lookup: Lookup | None = None
         self._looks_in: Catalog | None = None
         """The version of the catalog that `_lookup` is of."""
-        self._partitions: dict[int, Partition] = {}
 
     @property
-    def _backend(self) -> Embedded:
-        backend = self._session.backend
-        assert isinstance(backend, Embedded)
-        return backend
+    def _backend(self) -> Backend:
+        return self._session.backend
 
     # -- what it is -----------------------------------------------------------------------------
 
@@ -139,22 +135,6 @@ class Table:
     def partitions(self) -> int:
         """How many partitions it has."""
         return self._first.partitions
-
-    def _partition(self, number: int) -> Partition:
-        """A copy at this node; may be asked on any thread."""
-        partition = self._partitions.get(number)
-        if partition is None:
-            partition = self._backend.ask_now(
-                lambda: self._backend.tables.get(self._first.id, number)
-            )
-            self._partitions[number] = partition
-        return partition
-
-    def _all_partitions(self) -> dict[int, Partition]:
-        if len(self._partitions) < self.partitions:
-            for partition in self._backend.ask_now(lambda: self._backend.tables.of(self._first.id)):
-                self._partitions[partition.number] = partition
-        return {number: self._partition(number) for number in range(self.partitions)}
 
     # -- appending ------------------------------------------------------------------------------
 
@@ -280,9 +260,10 @@ class Table:
         self._current()
         return self._readers.snapshot(range(self.partitions))
 
-    def _wanted(self, numbers: Sequence[int] | None) -> dict[int, Partition]:
+    def _wanted(self, numbers: Sequence[int] | None = None) -> list[int]:
+        """Numbers of partitions, all of them if none are given."""
         if numbers is None:
-            return self._all_partitions()
+            return list(range(self.partitions))
         numbers = list(many(numbers, "partitions"))  # type: ignore[arg-type]
         if not numbers:
             raise Rejected("no partition is named", hint="Name some, or leave partitions out.")
@@ -292,7 +273,7 @@ class Table:
                 f"table {self.name} has no partition {bad[0]!r}",
                 hint=f"It has 0 to {self.partitions - 1}.",
             )
-        return {number: self._partition(number) for number in numbers}
+        return numbers
 
     # -- looking up -----------------------------------------------------------------------------
 
@@ -385,15 +366,10 @@ class Table:
         """Cut the backlog below offsets, as far as it is in ledgers and nobody holds it."""
         self._current()
         offsets = check_offsets(offsets, "trim", partitions=self.partitions)
-        wanted = self._wanted(list(offsets))
-        asked = list(wanted.items())
-        outcomes = self._backend.ask(
-            lambda: when_all([one.ask(Trim(offsets[number])) for number, one in asked])
-        )
+        cuts = {number: Trim(offset) for number, offset in offsets.items()}
+        outcomes = self._backend.propose(self._first.id, cuts)
         return {
-            number: outcome
-            for (number, _), outcome in zip(asked, outcomes, strict=True)
-            if isinstance(outcome, Trimmed)
+            number: outcome for number, outcome in outcomes.items() if isinstance(outcome, Trimmed)
         }
 
     # -- compaction -----------------------------------------------------------------------------
