@@ -183,6 +183,25 @@ def test_a_follower_of_a_dropped_table_is_told(db: Database, orders: Table) -> N
         next(reader)
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_reader_of_a_table_whose_rows_are_gone_with_it_is_told_that_it_was_dropped(
+    db: Database, orders: Table, *, follow: bool
+) -> None:
+    # given a reader that has begun
+    for number in range(40):
+        orders.append([{"id": f"{number}"}])
+    reader = orders.read(follow=follow, batch_bytes=1)
+    next(reader)
+    # when its table is dropped, and the low watermark passes that
+    db.drop_table("orders")
+    db.advance_watermark("now")
+    backend, table = backend_of(db), orders.descriptor.id
+    eventually(lambda: not backend.status(table))
+    # then that is what it says
+    with pytest.raises(TableUnknown):
+        list(reader)
+
+
 def test_rows_that_come_by_and_by_do_not_go_into_a_dropped_table(
     db: Database, orders: Table
 ) -> None:

@@ -33,7 +33,7 @@ from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Held, Hold, PartitionStatus, ReadRange
 from lowmark.catalog import Table, TableId
 from lowmark.client.edges import edge
-from lowmark.errors import Conflict, LowmarkError, Rejected
+from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
 from lowmark.ledger import Lost
 from lowmark.runtime import Buffer
 from lowmark.table import (
@@ -418,6 +418,9 @@ class Reader:
                     hint="This is a bug of Lowmark: report it. Read again from the earliest.",
                 ) from None
             return  # a cut came first: the next view says so
+        except Unavailable:
+            self._check_there()
+            raise
         changes = columns.change[low:high].tolist()
         firsts, counts = columns.first[low:high].tolist(), columns.rows[low:high].tolist()
         for at, command in zip(range(low, high), entries, strict=False):

@@ -1,0 +1,147 @@
+"""What the embedded backend keeps for its callers: it stays while it is held, and not longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compaction.world import World
+from eventually import eventually
+from inside import backend_of, on_loop, partition_of
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import Closed
+from lowmark.backend.values import ReadRange
+from lowmark.group import GroupStopped
+from lowmark.table import BelowWatermark, ReleaseLease, TakeLease
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World(tmp_path / "data", partitions=2) as one:
+        one.write(*((f"key {number}", number) for number in range(40)))
+        yield one
+
+
+class ReaderHolds:
+    """Which readers hold entries of the partitions' logs. May be asked on any thread."""
+
+    def __init__(self, world: World) -> None:
+        self._logs = [partition_of(world.table, number).group.log for number in range(2)]
+
+    def now(self) -> list[str]:
+        holds = [hold for log in self._logs for hold in log.state.holds]
+        return [hold.holder for hold in holds if hold.kind == "reader"]
+
+
+def test_the_files_of_each_ledger_can_be_let_go_alone(world: World) -> None:
+    # given a hold on two partitions with their ledgers
+    world.compact()
+    backend, table = backend_of(world.table), world.table.descriptor.id
+    ranges = {number: ReadRange(0, None, "below") for number in range(2)}
+    held = backend.hold(table, ranges, holder="a test", why="it looks")
+    manifests = {number: status.view.ledger for number, status in held.partitions.items()}
+    first, second = (one.manifest for one in manifests.values() if one is not None)
+    assert backend.files_in_use() == {first, second}
+    # when one of them is let go, twice, then the other one stays
+    backend.release(held.files[0])
+    backend.release(held.files[0])
+    assert backend.files_in_use() == {second}
+    # and it goes with the whole
+    backend.release(held.hold)
+    eventually(lambda: not backend.files_in_use())
+
+
+def test_who_waits_hears_why_nothing_will_change_any_more(world: World) -> None:
+    # given somebody who follows a partition
+    backend, table = backend_of(world.table), world.table.descriptor.id
+    held = backend.hold(table, {1: ReadRange(0, None)}, holder="a test", why="it follows")
+    backend.wait(held.hold, 0)
+    # when another one stops, then that is nothing to it; when its own one does, it is told
+    for number in range(2):
+        name = partition_of(world.table, number).group.name
+        backend.wait(held.hold, 0)
+        on_loop(world.table, partial(backend.node.groups.close_group, name))
+    with pytest.raises(GroupStopped):
+        backend.wait(held.hold, 60)
+    # and that the database was closed says more
+    world.db.close()
+    with pytest.raises(Closed):
+        backend.wait(held.hold, 60)
+
+
+def test_a_command_that_is_not_waited_for_is_carried_out(world: World) -> None:
+    # given a lease
+    backend, table = backend_of(world.table), world.table.descriptor.id
+    backend.propose(table, {0: TakeLease("mine", 7, 0, 60_000, "a test", "raw")})
+    assert [lease.name for lease in backend.status(table)[0].leases] == ["mine"]
+    # when it is given back without waiting
+    assert backend.propose(table, {0: ReleaseLease("mine", 7)}, wait=False) == {}
+    # then it goes; and what is refused, or comes after the end, harms nobody
+    eventually(lambda: not backend.status(table)[0].leases)
+    backend.propose(table, {0: ReleaseLease("mine", 7)}, wait=False)
+    assert backend.propose(table, {5: ReleaseLease("mine", 7)}, wait=False) == {}
+    world.db.close()
+    assert backend.propose(table, {0: ReleaseLease("mine", 7)}, wait=False) == {}
+
+
+def test_who_is_interrupted_while_a_reader_is_made_holds_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a caller that is interrupted when its hold was taken, and before it hears of it
+    world.compact(trim=False)
+    backend = backend_of(world.table)
+    ask, holds = backend.node.bridge.ask, ReaderHolds(world)
+
+    def interrupted(function: Any, **more: Any) -> Any:
+        answer = ask(function, **more)
+        if holds.now():
+            monkeypatch.undo()
+            assert backend.files_in_use()
+            raise KeyboardInterrupt
+        return answer
+
+    world.write(("one more", 1), ("and one more", 1))
+    monkeypatch.setattr(backend.node.bridge, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        world.table.read(compacted=True)
+    # then nothing is held
+    eventually(lambda: not holds.now() and not backend.files_in_use() and not backend._kept)
+
+
+def test_who_is_interrupted_while_a_lease_is_taken_holds_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a caller that is interrupted when its leases were taken, and before it hears of it
+    backend, table = backend_of(world.table), world.table.descriptor.id
+    propose, holds = Embedded.propose, ReaderHolds(world)
+
+    def interrupted(self: Embedded, *given: Any, **more: Any) -> Any:
+        propose(self, *given, **more)
+        monkeypatch.undo()
+        assert holds.now()
+        assert all(status.leases for status in backend.status(table).values())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Embedded, "propose", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        world.table.read(lease_ms=600_000)
+    # then nothing is held
+    eventually(lambda: not any(status.leases for status in backend.status(table).values()))
+    eventually(lambda: not holds.now())
+
+
+def test_a_hold_on_history_that_is_refused_leaves_no_trace(world: World) -> None:
+    # given a low watermark
+    mark = world.db.advance_watermark("now").after
+    backend = backend_of(world.db)
+    # when history before it is to be held
+    with pytest.raises(BelowWatermark):
+        backend.hold_history(mark - 1, "a test")
+    backend.now()  # whatever it told the loop is done
+    # then nothing stays of that
+    assert not backend._awaited
+    assert not backend._kept
