@@ -461,9 +461,8 @@ class Table:
         progress: Callable[[Progress], None] | None = None,
     ) -> list[LedgerVerdict]:
         """Read all of its ledgers, with every checksum and every digest; says what is not sound."""
-        made = self._compactor
         table, wanted = self._current(), self._wanted(partitions)
-        return verify_ledgers(self._backend, made.ledgers, made.records, table, wanted, progress)
+        return verify_ledgers(self._compactor.context(table, wanted, RunOptions(progress=progress)))
 
     def rebuild_ledger(
         self,
@@ -502,10 +501,9 @@ class Table:
         """Set what the metastore has published to what the partitions have adopted, where it is
         behind that or contradicts it: after a backup of the metastore was restored.
         """
-        made = self._compactor
         table = self._current()
         numbers = range(table.partitions)
-        return reconcile_ledgers(self._backend, made.ledgers, made.records, table, numbers)
+        return reconcile_ledgers(self._compactor.context(table, numbers, RunOptions()))
 
     def sweep(self, *, dry_run: bool = False) -> list[str]:
         """Remove files of this table's ledgers that nobody names any more; gives which. A dry run

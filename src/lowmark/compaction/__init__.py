@@ -3,6 +3,7 @@
 A run goes through the steps at the head of `run`; what is true after each is said there.
 
     plan        what a run would do with a partition, and why it leaves something out
+    context     what all that have a part in one run know of it
     run         one run, step by step
     publish     the pointer, the adoption by the partition, the cut of the backlog
     records     what the metastore knows: pointers, retired ledgers, runs
@@ -13,7 +14,9 @@ A run goes through the steps at the head of `run`; what is true after each is sa
     sweep       removes files that no ledger, run or reader names
     rebuild, reconcile, verify, description
                 what a ledger has, whether it is sound, and how to mend it
-    cancel      asks the process that has the directory open to end a run
+    cancel      how a run is ended before its end: one token, whoever asks
+
+It knows the database by the port alone (`lowmark.backend.port`).
 
 What always holds
     1. A ledger is read only after its partition has adopted it, by a command in its log.

@@ -1,22 +1,74 @@
-"""Ask the process that has a database open to end a run of it.
+"""How a run is ended before its end.
 
-A directory belongs to one process; whoever comes second can't look into it. But a run looks into
-its own folder among the ledgers for a word that it shall end, and says there that it goes on.
+Each run has one token. A call in this process cancels it; so does closing the database, a progress
+callback that raises, and a file in the run's folder, which another process leaves there: a
+directory belongs to one process, and a second one can't look into it. The run checks its token
+before each step; the work of a run checks it, too, where it is carried out in this process. On
+Spark the token cancels the job.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
+from lowmark.backend.errors import Cancelled
 from lowmark.errors import Rejected
 from lowmark.log import files
 from lowmark.runtime.store import Store
 
-__all__ = ["ask_to_cancel", "runs_begun"]
+__all__ = ["CancelToken", "ask_to_cancel", "runs_begun"]
 
 _BEGUN = "begun"
 _CANCEL = "cancel"
+
+
+class CancelToken:
+    """Says that a run, or a piece of work, shall end. From any thread, and as often as you like."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._asked = threading.Event()
+        self._calls: list[Callable[[], None]] = []
+        self.interrupted = False
+        """Whether the process ends, and the run stays to be resumed."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it shall end."""
+        return self._asked.is_set()
+
+    def cancel(self) -> None:
+        """End it, and what it has begun elsewhere."""
+        self._asked.set()
+        for call in list(self._calls):
+            call()
+
+    def interrupt(self) -> None:
+        """End it, because the process ends."""
+        self.interrupted = True
+        self.cancel()
+
+    def check(self) -> None:
+        """Raise if it shall end."""
+        if self._asked.is_set():
+            raise Cancelled(f"{self._what} was cancelled")
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass; raises as soon as it shall end."""
+        self._asked.wait(seconds)
+        self.check()
+
+    @contextlib.contextmanager
+    def calls(self, end: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile, cancelling calls a function, too: each time that it is asked for."""
+        self._calls.append(end)
+        try:
+            yield
+        finally:
+            self._calls.remove(end)
 
 
 def runs_begun(data: str | os.PathLike[str], *, location: str = "") -> list[str]:

@@ -9,8 +9,10 @@ end and stay to be resumed.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -18,6 +20,8 @@ from lowmark.backend.errors import Closed, RunUnderWay
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.catalog import Table, TableId
+from lowmark.compaction.cancel import CancelToken
+from lowmark.compaction.context import RunContext
 from lowmark.compaction.description import LedgerDescription, describe_ledgers
 from lowmark.compaction.holds import release_of
 from lowmark.compaction.options import RunOptions
@@ -78,16 +82,26 @@ class Compactor:
                 return run.finish_published(record)
             return run.go(record, runner)
 
-    def _run(self, table: Table, partitions: Collection[int], options: RunOptions) -> Run:
-        return Run(
+    def context(
+        self, table: Table, partitions: Collection[int], options: RunOptions, *, run: str = ""
+    ) -> RunContext:
+        """What a run works with; without a name it is a new one."""
+        name = run or f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+        return RunContext(
             self.backend,
             self.ledgers,
             self.records,
             table,
-            partitions,
+            tuple(partitions),
             options,
-            sweep=self.sweep,
+            name,
+            CancelToken(f"run {name}"),
         )
+
+    def _run(
+        self, table: Table, partitions: Collection[int], options: RunOptions, *, run: str = ""
+    ) -> Run:
+        return Run(self.context(table, partitions, options, run=run), sweep=self.sweep)
 
     def give_up_others(self, record: RunRecord, *, trigger: str | None = None) -> bool:
         """Runs of the table that were interrupted: this one does what they would have done.
@@ -124,7 +138,7 @@ class Compactor:
         record = self.records.run(table.id, run)
         wanted = [one.partition for one in record.partitions]
         options = _as_before(options, record)
-        one = self._run(table, wanted, options)
+        one = self._run(table, wanted, options, run=run)
         with self.only(one):
             record = self.records.run(table.id, run)  # nobody gives it up from here on
             if record.state not in {"running", "failed"}:
@@ -150,7 +164,7 @@ class Compactor:
         """End a run that goes on here, or give up one that was interrupted."""
         active = self._active.get(table.id)
         if active is not None and active.name == run:
-            active.cancel()
+            active.context.token.cancel()
             return self.records.run(table.id, run)
         # It must not be resumed while it is given up: its files go.
         with self.only(self._run(table, (), RunOptions())):
@@ -187,7 +201,7 @@ class Compactor:
 
     def describe(self, table: Table, partitions: Collection[int]) -> list[LedgerDescription]:
         """What the ledgers of partitions consist of, and which older ones wait to be removed."""
-        return describe_ledgers(self.backend, self.ledgers, self.records, table, partitions)
+        return describe_ledgers(self.context(table, partitions, RunOptions()))
 
     def run(self, table: int, run: str) -> RunRecord:
         """A run by its name."""
@@ -219,7 +233,7 @@ class Compactor:
             self._closing = True
             runs = list(self._active.values())
         for run in runs:
-            run.interrupt()
+            run.context.token.interrupt()
         with self._lock:
             self._changed.wait_for(self._is_idle, _STOP_S)
         self.spark.finish()

@@ -4,15 +4,13 @@ for programs that read the files themselves.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
-from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
-from lowmark.catalog import Table
-from lowmark.compaction.records import Records
+from lowmark.compaction.context import RunContext
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Expected, Manifest, Pointer, Retired, read_manifest
+from lowmark.runtime.store import Store
 from lowmark.table import Adopted
 
 __all__ = ["LedgerDescription", "RetiredLedger", "describe_ledgers"]
@@ -55,36 +53,31 @@ class LedgerDescription:
     retired: tuple[RetiredLedger, ...] = ()
 
 
-def describe_ledgers(
-    backend: Backend,
-    ledgers: Ledgers,
-    records: Records,
-    table: Table,
-    partitions: Collection[int],
-) -> list[LedgerDescription]:
+def describe_ledgers(context: RunContext) -> list[LedgerDescription]:
     """The ledgers of some partitions of a table, in the order of their numbers."""
-    pointers = records.pointers(table.id)
-    adopted = {number: backend.view(table.id, number).ledger for number in partitions}
+    backend, store, table = context.backend, context.store, context.table.id
+    pointers = context.records.pointers(table)
+    adopted = {number: backend.view(table, number).ledger for number in context.partitions}
     named = {one.manifest for one in adopted.values() if one is not None}
-    waiting = _Waiting(backend, ledgers, named)
+    waiting = _Waiting(backend, store, named)
     retired: dict[int, list[RetiredLedger]] = {}
-    for number, epoch, one in records.retired(table.id):
+    for number, epoch, one in context.records.retired(table):
         retired.setdefault(number, []).append(waiting.of(epoch, one))
     return [
         _described(
-            ledgers,
-            table.id,
+            store,
+            table,
             number,
             adopted[number],
             pointers.get(number),
             tuple(retired.get(number, ())),
         )
-        for number in sorted(partitions)
+        for number in sorted(context.partitions)
     ]
 
 
 def _described(
-    ledgers: Ledgers,
+    store: Store,
     table: int,
     number: int,
     adopted: Adopted | None,
@@ -99,9 +92,9 @@ def _described(
         said = Expected.published(table, number, published)
     location, manifest, problem = "", None, ""
     if shown is not None:
-        location = ledgers.store.url(shown.manifest)
+        location = store.url(shown.manifest)
         try:
-            manifest = read_manifest(ledgers.store, shown.manifest, said)
+            manifest = read_manifest(store, shown.manifest, said)
         except LowmarkError as error:
             problem = error.message
     files = manifest.files if manifest is not None else ()
@@ -112,10 +105,8 @@ def _described(
         location=location,
         manifest=manifest,
         problem=problem,
-        files=tuple(ledgers.store.url(file.path) for file in files),
-        key_files=tuple(
-            ledgers.store.url(file.keys_path) if file.keys_path else "" for file in files
-        ),
+        files=tuple(store.url(file.path) for file in files),
+        key_files=tuple(store.url(file.keys_path) if file.keys_path else "" for file in files),
         retired=retired,
     )
 
@@ -123,8 +114,8 @@ def _described(
 class _Waiting:
     """Says why a ledger is still there; the order is that of the sweep."""
 
-    def __init__(self, backend: Backend, ledgers: Ledgers, adopted: set[str]) -> None:
-        self._ledgers = ledgers
+    def __init__(self, backend: Backend, store: Store, adopted: set[str]) -> None:
+        self._store = store
         self._adopted = adopted
         self._in_use = backend.files_in_use()
         self._grace_ms = backend.info.grace_ms
@@ -142,7 +133,7 @@ class _Waiting:
             why = "the next sweep"
         return RetiredLedger(
             epoch=epoch,
-            manifest=self._ledgers.store.url(one.manifest),
+            manifest=self._store.url(one.manifest),
             retired_at_ms=one.at_ms,
             by=one.by,
             removable_at_ms=ends_ms,

@@ -13,9 +13,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 
-from lowmark.backend.port import Backend
 from lowmark.backend.values import Hold, ReadRange
-from lowmark.catalog import TableId
+from lowmark.compaction.context import RunContext
 from lowmark.errors import LowmarkError
 from lowmark.ledger import PartitionPlan
 from lowmark.table import ReleaseLease, RenewLease, TakeLease, View
@@ -31,17 +30,18 @@ class RunHolds:
     partition by one; renewed on the one that watches it.
     """
 
-    def __init__(self, backend: Backend, table: TableId) -> None:
-        self._backend = backend
-        self._table = table
+    def __init__(self, context: RunContext) -> None:
+        self._backend = context.backend
+        self._table = context.table.id
+        self._run = context.run
         self._held: dict[int, TakeLease] = {}
         """By which lease each partition's backlog is held."""
         self._pins: dict[int, Hold] = {}
         """What keeps the segments that are read."""
 
-    def take(self, run: str, plan: PartitionPlan, view: View) -> None:
+    def take(self, plan: PartitionPlan, view: View) -> None:
         """Hold what is going to be read of a partition."""
-        number = plan.partition
+        number, run = plan.partition, self._run
         low = max(plan.low, view.start)
         lease = TakeLease(_lease_of(run), _holder_of(run), low, LEASE_MS, _WHY, "run")
         self._held[number] = lease  # first: an outcome that is not known has to be given back, too

@@ -12,16 +12,13 @@ The backlog is never cut unless every file of the ledger is there: nothing else 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
-from lowmark.backend.port import Backend
-from lowmark.catalog import TableId
+from lowmark.compaction.context import RunContext
 from lowmark.compaction.holds import RunHolds
 from lowmark.compaction.plan import PlanInput
-from lowmark.compaction.records import Records
 from lowmark.ledger import (
     Done,
     Expected,
@@ -32,7 +29,6 @@ from lowmark.ledger import (
     read_adopted,
     read_manifest,
 )
-from lowmark.runtime.store import Store
 from lowmark.table import Adopt, DeletesHeld, Trim, Trimmed, View
 
 __all__ = ["Publisher"]
@@ -41,27 +37,16 @@ __all__ = ["Publisher"]
 class Publisher:
     """Publishes what one run has written."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        store: Store,
-        records: Records,
-        table: TableId,
-        holds: RunHolds,
-        step: Callable[[str], None],
-        *,
-        trim: bool,
-    ) -> None:
-        self._backend = backend
-        self._store = store
-        self._records = records
-        self._table = table
+    def __init__(self, context: RunContext, holds: RunHolds) -> None:
+        self._context = context
+        self._backend = context.backend
+        self._store = context.store
+        self._table = context.table.id
         self._holds = holds
-        self._step = step
-        self._trim = trim
+        self._trim = context.options.trim
 
     def finish(
-        self, plan: PartitionPlan, done: Done, *, run: str, before: PlanInput, now: PlanInput
+        self, plan: PartitionPlan, done: Done, *, before: PlanInput, now: PlanInput
     ) -> PartitionPlan:
         """Have one partition read what was written for it; where it stood when that was begun, and
         where it stands now, tell whether it still may.
@@ -77,21 +62,21 @@ class Publisher:
             epoch=done.epoch,
             digest=done.digest,
             deletes_below=max(done.deletes_below, now.deletes_gone),
-            run=run,
+            run=self._context.run,
         )
-        self._step(f"publish partition {number}")
+        self._context.step(f"publish partition {number}")
         said = Expected.published(table, number, pointer)
         check_there(self._store, read_manifest(self._store, done.manifest, said).files)
-        published = self._records.publish(
+        published = self._context.records.publish(
             table,
             number,
             pointer,
             seen=now.seen,
-            now_ms=self._backend.now().wall_ms,
+            now_ms=self._context.now_ms(),
         )
         if not published:
             return msgspec.structs.replace(plan, state="overtaken")
-        self._step(f"adopt partition {number}")
+        self._context.step(f"adopt partition {number}")
         if not self.adopt(number, pointer):
             # It keeps what it was: if whoever held deletes goes, the next round has it adopted.
             return msgspec.structs.replace(plan, state="planned")
@@ -119,7 +104,7 @@ class Publisher:
         self._holds.release(plan.partition)
         plan = msgspec.structs.replace(plan, state="adopted")
         if self._trim:
-            self._step(f"trim partition {plan.partition}")
+            self._context.step(f"trim partition {plan.partition}")
             plan = self._cut(plan)
         return plan
 

@@ -41,6 +41,7 @@ import msgspec
 from lowmark.backend.errors import RowsUnrecoverable
 from lowmark.catalog import Table
 from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.context import RunContext
 from lowmark.compaction.options import RunOptions
 from lowmark.compaction.plan import PlanInput, plan_input
 from lowmark.compaction.run import Run
@@ -134,7 +135,8 @@ def rebuild_ledgers(
     accept_loss: bool,
 ) -> list[Rebuilt]:
     """Rebuild what is not sound; gives what became of each partition."""
-    run = _Rebuild(compactor, table, partitions, options, accept_loss=accept_loss)
+    context = compactor.context(table, partitions, options)
+    run = _Rebuild(compactor, context, accept_loss=accept_loss)
     if dry_run:
         with run.inspector:
             run.choose_all()
@@ -150,31 +152,13 @@ def rebuild_ledgers(
 class _Rebuild(Run):
     """A run whose ledgers begin with what is left."""
 
-    def __init__(
-        self,
-        compactor: Compactor,
-        table: Table,
-        partitions: Collection[int],
-        options: RunOptions,
-        *,
-        accept_loss: bool,
-    ) -> None:
-        super().__init__(
-            compactor.backend,
-            compactor.ledgers,
-            compactor.records,
-            table,
-            partitions,
-            options,
-            sweep=compactor.sweep,
-        )
+    def __init__(self, compactor: Compactor, context: RunContext, *, accept_loss: bool) -> None:
+        super().__init__(context, sweep=compactor.sweep)
         self._give_up_others = compactor.give_up_others
         self._accept_loss = accept_loss
         self._remedies: dict[int, _Remedy] = {}
         self._made = self._untidy = False
-        self.inspector = Inspector(
-            self._backend, self._ledgers, self._records, table, partitions, options.progress
-        )
+        self.inspector = Inspector(context)
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -241,13 +225,13 @@ class _Rebuild(Run):
         if found is None or found.manifest is not None:
             return None
         return recover_ledger(
-            self._ledgers.store,
+            self._store,
             self.table,
             adopted.manifest,
             partition=number,
             expected=Expected.adopted(self.table.id, number, adopted),
             deletes_below=adopted.deletes_below,
-            pace=lambda _: self._check(),
+            pace=lambda _: self.context.token.check(),
         )
 
     def _whole_ones(self, number: int, looked: Looked) -> Iterator[Verified]:
@@ -307,11 +291,11 @@ class _Rebuild(Run):
             table_name=self.table.name,
             state="planned",
             trigger=REBUILD,
-            began_at_ms=self._backend.now().wall_ms,
+            began_at_ms=self.context.now_ms(),
             watermark=self._watermark(),
             trim=False,
-            engine=self._wishes.engine,
-            where=self._wishes.where,
+            engine=self._options.engine,
+            where=self._options.where,
             partitions=tuple(_plan(number, one) for number, one in self._remedies.items()),
         )
         given_up = self._give_up_others(record, trigger=REBUILD)
@@ -362,7 +346,7 @@ class _Rebuild(Run):
             remedy = self._remedies[number]
             fresh = _plan(number, remedy)
             if fresh.state != "skipped":
-                self._step(f"salvage partition {number}")
+                self.context.step(f"salvage partition {number}")
                 fresh = msgspec.structs.replace(fresh, base=self._base(number, remedy))
                 works[number] = self._work(fresh, given, remedy), given
             record = record.with_partition(fresh)
@@ -371,7 +355,7 @@ class _Rebuild(Run):
     def _adopted_published(self, number: int) -> bool:
         pointer = self._remedies[number].looked.seen.pointer
         assert pointer is not None
-        self._step(f"adopt partition {number}")
+        self.context.step(f"adopt partition {number}")
         return self._publisher.adopt(number, pointer)
 
     def _base(self, number: int, remedy: _Remedy) -> str:
@@ -382,11 +366,11 @@ class _Rebuild(Run):
         before = None if one is None else one.manifest
         known = () if before is None else before.lost
         salvage = Salvage(
-            self._ledgers.store,
+            self._store,
             self.table,
             partition=number,
             token=f"{self.name}-{secrets.token_hex(4)}",
-            pace=lambda _: self._check(),
+            pace=lambda _: self.context.token.check(),
         )
         return salvage.base(
             before,
@@ -401,7 +385,7 @@ class _Rebuild(Run):
         schemas: tuple[int, ...] = ()
         base_is, base_bytes = work.base_is, 0
         if plan.base:
-            base = read_manifest(self._ledgers.store, plan.base, base_is)
+            base = read_manifest(self._store, plan.base, base_is)
             schemas, base_is, base_bytes = base.schemas, Expected.of(base), base.bytes
         return msgspec.structs.replace(
             work,
@@ -423,7 +407,7 @@ class _Rebuild(Run):
 
     def _rebuilt(self, number: int, remedy: _Remedy) -> Rebuilt:
         before, now = remedy.adopted, self._backend.view(self.table.id, number).ledger
-        url = self._ledgers.store.url
+        url = self._store.url
         based = remedy.base is not None and remedy.source != "published"
         plain = remedy.source in {"none", "sound"}
         one = Rebuilt(
@@ -450,7 +434,7 @@ class _Rebuild(Run):
             epoch=now.epoch,
             manifest=url(now.manifest),
             horizon=now.horizon,
-            live_rows=read_adopted(self._ledgers.store, now).live_rows,
+            live_rows=read_adopted(self._store, now).live_rows,
             same=before is not None and before.digest == now.digest,
         )
 

@@ -9,16 +9,14 @@ a call that was interrupted is made again.
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from lowmark.backend.ledgers import Ledgers
-from lowmark.backend.port import Backend
-from lowmark.catalog import Table
-from lowmark.compaction.records import Records, SeenPointer
+from lowmark.compaction.context import RunContext
+from lowmark.compaction.records import SeenPointer
 from lowmark.errors import Conflict
 from lowmark.ledger import Expected, Pointer, read_manifest
+from lowmark.runtime.store import Store
 from lowmark.table import Adopted
 
 __all__ = ["Reconciled", "reconcile_ledgers"]
@@ -38,25 +36,20 @@ class Reconciled:
     """What it has now."""
 
 
-def reconcile_ledgers(
-    backend: Backend,
-    ledgers: Ledgers,
-    records: Records,
-    table: Table,
-    partitions: Collection[int],
-) -> list[Reconciled]:
+def reconcile_ledgers(context: RunContext) -> list[Reconciled]:
     """Set pointers that are behind what partitions have adopted, or contradict it."""
+    table = context.table.id
     found: dict[int, tuple[Adopted | None, SeenPointer, Pointer | None]] = {}
-    for number in sorted(partitions):
-        adopted = backend.views(table.id, [number])[number].ledger
+    for number in sorted(context.partitions):
+        adopted = context.backend.views(table, [number])[number].ledger
         # Looked up after that: what it has adopted was published before, if all is well.
-        seen = records.pointer(table.id, number)
+        seen = context.records.pointer(table, number)
         wrong = adopted is not None and not _follows(adopted, seen)
         found[number] = adopted, seen, None
         if wrong and adopted is not None:
-            said = Expected.adopted(table.id, number, adopted)
-            found[number] = adopted, seen, _pointer(ledgers, adopted, said)
-    return [_reconciled(backend, records, table, number, *one) for number, one in found.items()]
+            said = Expected.adopted(table, number, adopted)
+            found[number] = adopted, seen, _pointer(context.store, adopted, said)
+    return [_reconciled(context, number, *one) for number, one in found.items()]
 
 
 def _follows(adopted: Adopted, seen: SeenPointer) -> bool:
@@ -66,9 +59,9 @@ def _follows(adopted: Adopted, seen: SeenPointer) -> bool:
     return seen.epoch > adopted.epoch or seen.pointer.manifest == adopted.manifest
 
 
-def _pointer(ledgers: Ledgers, adopted: Adopted, said: Expected) -> Pointer:
+def _pointer(store: Store, adopted: Adopted, said: Expected) -> Pointer:
     """What a partition has adopted, as it was published; raises if its manifest can't be read."""
-    manifest = read_manifest(ledgers.store, adopted.manifest, said)
+    manifest = read_manifest(store, adopted.manifest, said)
     return Pointer(
         manifest=adopted.manifest,
         horizon=adopted.horizon,
@@ -80,9 +73,7 @@ def _pointer(ledgers: Ledgers, adopted: Adopted, said: Expected) -> Pointer:
 
 
 def _reconciled(
-    backend: Backend,
-    records: Records,
-    table: Table,
+    context: RunContext,
     number: int,
     adopted: Adopted | None,
     seen: SeenPointer,
@@ -90,8 +81,8 @@ def _reconciled(
 ) -> Reconciled:
     before = seen.pointer
     if wanted is not None:
-        now_ms = backend.now().wall_ms
-        if not records.publish(table.id, number, wanted, seen=seen, now_ms=now_ms):
+        table, now_ms = context.table, context.now_ms()
+        if not context.records.publish(table.id, number, wanted, seen=seen, now_ms=now_ms):
             raise Conflict(
                 f"the pointer of partition {number} of table {table.name} has changed meanwhile",
                 hint="Run it again.",

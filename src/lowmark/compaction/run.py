@@ -27,26 +27,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from lowmark.backend.errors import Cancelled
-from lowmark.backend.ledgers import Ledgers
-from lowmark.backend.port import Backend
 from lowmark.catalog import Table
+from lowmark.compaction.context import RunContext
 from lowmark.compaction.holds import RunHolds
-from lowmark.compaction.options import RunOptions
 from lowmark.compaction.plan import PlanInput, plan_input, plan_partition
 from lowmark.compaction.publish import Publisher
-from lowmark.compaction.records import Records
 from lowmark.compaction.runner import Runner
-from lowmark.compaction.watch import RunWatch, Stop
+from lowmark.compaction.watch import RunWatch
 from lowmark.compaction.waves import together
 from lowmark.compaction.work import carried_out, work_for
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
@@ -82,54 +77,34 @@ U = TypeVar("U")
 class Run:
     """One run, on its caller's thread."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        ledgers: Ledgers,
-        records: Records,
-        table: Table,
-        partitions: Collection[int],
-        options: RunOptions,
-        *,
-        sweep: Callable[[Table], object],
-    ) -> None:
-        self._backend = backend
-        self._ledgers = ledgers
-        self._records = records
+    def __init__(self, context: RunContext, *, sweep: Callable[[Table], object]) -> None:
+        self.context = context
+        self.table = context.table
+        self.name = context.run
+        self._backend = context.backend
+        self._store = context.store
+        self._records = context.records
+        self._options = context.options
         self._sweep = sweep
-        self.table = table
-        self._partitions = partitions
-        self._wishes = options
-        now = datetime.now(UTC)
-        self.name = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._damaged: dict[int, LowmarkError] = {}
         """Partitions that can't be compacted, and why."""
         self._short: dict[int, LowmarkError] = {}
         """Partitions that found no space when they were tried last, and are tried again."""
         self.thread = threading.get_ident()
-        self._stop = Stop()
-        self._holds = RunHolds(backend, table.id)
-        self._watch = RunWatch(ledgers.store, options.progress, self._stop, self._holds.renew)
-        self._publisher = Publisher(
-            backend,
-            ledgers.store,
-            records,
-            table.id,
-            self._holds,
-            self._step,
-            trim=options.trim,
-        )
+        self._holds = RunHolds(context)
+        self._watch = RunWatch(context, self._holds.renew)
+        self._publisher = Publisher(context, self._holds)
         self._began_s = time.monotonic()
 
     # -- planning -------------------------------------------------------------------------------
 
     def plan(self, *, dry: bool = False) -> RunRecord:
         """Step 0: see what there is to do; dry, without any change."""
-        table, options = self.table, self._wishes
+        table, options = self.table, self._options
         check_wanted(table)
         watermark = self._watermark()
         plans = []
-        for number in sorted(self._partitions):
+        for number in sorted(self.context.partitions):
             given = self._sound_input(number, watermark, dry=dry)
             if given is None:
                 plans.append(PartitionPlan(partition=number, why=self._damaged[number].message))
@@ -141,7 +116,7 @@ class Run:
             table_name=table.name,
             state="planned",
             trigger=options.trigger,
-            began_at_ms=self._backend.now().wall_ms,
+            began_at_ms=self.context.now_ms(),
             watermark=watermark,
             verify=options.verify,
             trim=options.trim,
@@ -163,7 +138,7 @@ class Run:
         try:
             return self._plan_input(number, watermark, dry=dry)
         except Corrupt as damage:
-            if dry or len(self._partitions) == 1:
+            if dry or len(self.context.partitions) == 1:
                 raise
             self._damaged[number] = damage
             return None
@@ -186,18 +161,17 @@ class Run:
 
     def go(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
         """Steps 1 to 7."""
-        self.name = record.run
-        options = self._wishes
+        options = self._options
         record = msgspec.structs.replace(
             record, state="running", engine=options.engine, where=options.where
         )
-        self._step("note the run")
         planned = record
         try:
+            self.context.step("note the run")
             self._records.put_run(record)
             with self._watch.over(record):
                 record = self._all(record, runner)
-            self._check()
+            self.context.token.check()
         except BaseException as error:
             spoilt = self._watch.spoilt if isinstance(error, Cancelled) else None
             self._failed(spoilt or error)
@@ -207,10 +181,10 @@ class Run:
         finally:
             self._holds.release_all()
         # All is done: from here on it is too late to cancel.
-        self._wishes.step("note the end")
+        self._options.step("note the end")
         record = self._ended(record, "done")
         self._records.forget_old_runs(self.table.id)
-        self._wishes.step("sweep")
+        self._options.step("sweep")
         self._swept()
         with contextlib.suppress(Exception):  # it is done, whatever the caller makes of it
             self._watch.tell_whole(planned)
@@ -270,7 +244,7 @@ class Run:
                     finished[plan.partition] = done, given
                     continue
                 fresh = plan_partition(
-                    plan.partition, self.table, given, anyway=self._wishes.rewrite
+                    plan.partition, self.table, given, anyway=self._options.rewrite
                 )
                 record = record.with_partition(fresh)
                 if fresh.state != "skipped":
@@ -290,13 +264,9 @@ class Run:
         """Have the work done, and publish it with what was finished before."""
         record = self._noted(record)
         if works:
-            self._step("carry out the work")
+            self.context.step("carry out the work")
             answers, damaged = carried_out(
-                [work for work, _ in works.values()],
-                runner,
-                self._stop,
-                run=self.name,
-                label=f"compact {self.table.name}",
+                self.context, [work for work, _ in works.values()], runner
             )
             # If others are about to free space, those that had none are tried again; of a run that
             # was resumed, also what was finished before.
@@ -321,12 +291,10 @@ class Run:
         plans = {one.partition: one for one in record.partitions}
 
         def finish(number: int) -> PartitionPlan:
-            self._check()
+            self.context.token.check()
             done, before = finished[number]
             now = self._plan_input(number, record.watermark)
-            return self._publisher.finish(
-                plans[number], done, run=self.name, before=before, now=now
-            )
+            return self._publisher.finish(plans[number], done, before=before, now=now)
 
         for wave in _waves(sorted(finished)):
             record = self._noted(record.with_partitions(_together(finish, wave)))
@@ -336,7 +304,7 @@ class Run:
         """What a partition has written before the run was interrupted, if it can still be used."""
         path = done_path(self.table.id, self.name, plan.partition)
         try:
-            data = self._ledgers.store.read(path)
+            data = self._store.read(path)
             done = msgspec.json.decode(data, type=Done)
             said = Expected.noted(
                 self.table.id,
@@ -345,7 +313,7 @@ class Run:
                 horizon=done.horizon,
                 digest=done.digest,
             )
-            manifest = read_manifest(self._ledgers.store, done.manifest, said)
+            manifest = read_manifest(self._store, done.manifest, said)
         except (FileMissing, msgspec.MsgspecError, LowmarkError):
             return None
         if done.partition != plan.partition:
@@ -363,21 +331,12 @@ class Run:
         return self._work_for(plan, given)
 
     def _held(self, plan: PartitionPlan, given: PlanInput) -> None:
-        self._step(f"hold partition {plan.partition}")
-        self._holds.take(self.name, plan, given.view)
+        self.context.step(f"hold partition {plan.partition}")
+        self._holds.take(plan, given.view)
 
     def _work_for(self, plan: PartitionPlan, given: PlanInput) -> Work:
         tail = self._backend.tail(self.table.id, plan.partition, low=plan.low, high=plan.horizon)
-        return work_for(
-            self._backend,
-            self._ledgers.store,
-            self.table,
-            plan,
-            given,
-            tail,
-            self._wishes,
-            run=self.name,
-        )
+        return work_for(self.context, plan, given, tail)
 
     def finish_published(self, record: RunRecord) -> RunRecord:
         """Where nothing is new, what was published and not cut yet may be cut all the same."""
@@ -385,12 +344,8 @@ class Run:
 
     # -- noting it, and ending it ---------------------------------------------------------------
 
-    def _step(self, name: str) -> None:
-        self._check()
-        self._wishes.step(name)
-
     def _noted(self, record: RunRecord) -> RunRecord:
-        self._wishes.step("note progress")
+        self._options.step("note progress")
         record = msgspec.structs.replace(record, seconds=time.monotonic() - self._began_s)
         self._records.put_run(record)
         return record
@@ -400,7 +355,7 @@ class Run:
             record,
             state=state,
             error=error,
-            ended_at_ms=self._backend.now().wall_ms,
+            ended_at_ms=self.context.now_ms(),
             seconds=time.monotonic() - self._began_s,
         )
         self._records.put_run(record)
@@ -410,11 +365,11 @@ class Run:
         """Say what became of it; a run that failed can be resumed, one that was cancelled not."""
         if not isinstance(error, Exception) and not isinstance(error, KeyboardInterrupt):
             return  # the process ends: the run stays as it is, to be resumed
-        if self._stop.interrupted:
+        if self.context.token.interrupted:
             return
         with contextlib.suppress(LowmarkError):
             record = self._records.run(self.table.id, self.name)
-            asked = isinstance(error, Cancelled) and self._stop.asked
+            asked = isinstance(error, Cancelled) and self.context.token.cancelled
             if asked or isinstance(error, KeyboardInterrupt):
                 self._holds.release_all()
                 self._ended(record, "cancelled", "cancelled")
@@ -434,17 +389,6 @@ class Run:
                 "files of ledgers could not be swept",
                 extra={"table": self.table.name, "reason": error.message},
             )
-
-    def cancel(self) -> None:
-        """From another thread."""
-        self._stop.cancel()
-
-    def interrupt(self) -> None:
-        """From another thread: the process ends, and the run stays to be resumed."""
-        self._stop.interrupt()
-
-    def _check(self) -> None:
-        self._stop.check(self.name)
 
 
 def check_wanted(table: Table) -> None:

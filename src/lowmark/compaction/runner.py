@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from lowmark import spark
-from lowmark.backend.errors import Cancelled
+from lowmark.compaction.cancel import CancelToken
 from lowmark.compaction.waves import together
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import RunRecord, carry_out
@@ -67,7 +67,8 @@ class Runner(Protocol):
         """End what runs; whoever waits for it gets `Cancelled`. From any thread."""
 
 
-_unwanted: ContextVar[threading.Event | None] = ContextVar("unwanted", default=None)
+_token: ContextVar[CancelToken | None] = ContextVar("token", default=None)
+"""Of the work that is carried out in this context."""
 
 
 class LocalRunner:
@@ -80,7 +81,7 @@ class LocalRunner:
     """If all pieces are small."""
 
     def __init__(self) -> None:
-        self._cancelled = threading.Event()
+        self._token = CancelToken("the run")
         self.busy = False
 
     def run(
@@ -92,7 +93,7 @@ class LocalRunner:
     ) -> list[bytes]:
         """See `Runner`."""
         del label
-        token, self.busy = _unwanted.set(self._cancelled), True
+        before, self.busy = _token.set(self._token), True
         try:
             if len(packs) == 1:
                 return [function(piece) for piece in packs[0]]
@@ -101,16 +102,16 @@ class LocalRunner:
                 packs,
                 most=len(packs),
                 name="lowmark work",
-                failed=self._cancelled.set,  # the others end as soon as they look
+                failed=self._token.cancel,  # the others end as soon as they look
             )
             return [answer for pack in answers for answer in pack]
         finally:
-            _unwanted.reset(token)
+            _token.reset(before)
             self.busy = False
 
     def cancel(self) -> None:
         """See `Runner`."""
-        self._cancelled.set()
+        self._token.cancel()
 
 
 class OwnSpark:
@@ -281,12 +282,11 @@ class _ThisProcess:
         return time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        event = _unwanted.get()
-        if event is None:
+        token = _token.get()
+        if token is None:
             time.sleep(seconds)
         else:
-            event.wait(seconds)
-            self.check()
+            token.wait(seconds)
 
     def draw(self) -> str:
         return secrets.token_hex(4)
@@ -295,6 +295,6 @@ class _ThisProcess:
         return RealDisk(root, create=False)
 
     def check(self) -> None:
-        event = _unwanted.get()
-        if event is not None and event.is_set():
-            raise Cancelled("the run was cancelled")
+        token = _token.get()
+        if token is not None:
+            token.check()

@@ -7,19 +7,17 @@ What is looked at stays: its files are not swept until whoever looks is done.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from lowmark.backend.ledgers import Ledgers
-from lowmark.backend.port import Backend
 from lowmark.backend.values import Hold, PartitionStatus, ReadRange
-from lowmark.catalog import Table
+from lowmark.compaction.context import RunContext
 from lowmark.compaction.options import Progress
-from lowmark.compaction.records import Records, SeenPointer
+from lowmark.compaction.records import SeenPointer
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Expected, Lost, Problem, Verified, read_manifest, verify_ledger
+from lowmark.runtime.store import Store
 from lowmark.table import Adopted, View
 
 __all__ = ["Inspector", "LedgerVerdict", "Looked", "verify_ledgers"]
@@ -74,21 +72,13 @@ class Looked:
 class Inspector:
     """Reads ledgers of one table, each once. Use it by `with`: what it reads stays for as long."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        ledgers: Ledgers,
-        records: Records,
-        table: Table,
-        partitions: Collection[int],
-        progress: Callable[[Progress], None] | None = None,
-    ) -> None:
-        self._backend = backend
-        self._ledgers = ledgers
-        self._records = records
-        self._table = table
-        self._partitions = partitions
-        self._progress = progress
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._backend = context.backend
+        self._store = context.store
+        self._table = context.table
+        self._partitions = context.partitions
+        self._progress = context.options.progress
         self._found: dict[str, Verified] = {}
         self._holds: list[Hold] = []
         self._read = self._total = self._ready = 0
@@ -120,7 +110,7 @@ class Inspector:
 
     def look(self, number: int) -> Looked:
         """One partition, as it is now."""
-        seen = self._records.pointer(self._table.id, number)
+        seen = self._context.records.pointer(self._table.id, number)
         view = self._held(number).view
         adopted, pointer = view.ledger, seen.pointer
         ahead = None
@@ -154,13 +144,13 @@ class Inspector:
         if manifest not in self._found:
             self._holds.append(self._backend.hold_files([manifest]))
             self._found[manifest] = verify_ledger(
-                self._ledgers.store, manifest, self._table, expected=expected, pace=self._tell
+                self._store, manifest, self._table, expected=expected, pace=self._tell
             )
         return self._found[manifest]
 
     def _size_of(self, manifest: str) -> int:
         with contextlib.suppress(LowmarkError):  # it is found soon
-            return read_manifest(self._ledgers.store, manifest).bytes
+            return read_manifest(self._store, manifest).bytes
         return 0
 
     def _tell(self, count: int) -> None:
@@ -171,21 +161,14 @@ class Inspector:
             self._progress(Progress("verifying", self._read, total, self._ready, partitions))
 
 
-def verify_ledgers(
-    backend: Backend,
-    ledgers: Ledgers,
-    records: Records,
-    table: Table,
-    partitions: Collection[int],
-    progress: Callable[[Progress], None] | None,
-) -> list[LedgerVerdict]:
+def verify_ledgers(context: RunContext) -> list[LedgerVerdict]:
     """Read all ledgers of some partitions; gives what is wrong with each."""
-    with Inspector(backend, ledgers, records, table, partitions, progress) as inspector:
+    with Inspector(context) as inspector:
         found = inspector.look_at_all()
-    return [_verdict(number, one, ledgers) for number, one in found.items()]
+    return [_verdict(number, one, context.store) for number, one in found.items()]
 
 
-def _verdict(number: int, looked: Looked, ledgers: Ledgers) -> LedgerVerdict:
+def _verdict(number: int, looked: Looked, store: Store) -> LedgerVerdict:
     adopted = looked.view.ledger
     shown = looked.adopted if looked.adopted is not None else looked.ahead
     manifest = shown.manifest if shown is not None else None
@@ -193,7 +176,7 @@ def _verdict(number: int, looked: Looked, ledgers: Ledgers) -> LedgerVerdict:
         partition=number,
         epoch=None if adopted is None else adopted.epoch,
         horizon=0 if adopted is None else adopted.horizon,
-        manifest="" if shown is None else ledgers.store.url(shown.path),
+        manifest="" if shown is None else store.url(shown.path),
         files=0 if manifest is None else len(manifest.files),
         rows=0 if manifest is None else manifest.rows,
         live_rows=0 if manifest is None else manifest.live_rows,

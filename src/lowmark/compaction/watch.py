@@ -1,8 +1,6 @@
 """Looks after a run while it works, on a thread: renews what it holds, tells how far it is, and
-looks whether somebody asks it to end.
+looks whether another process asks it to end, by a file in the run's folder (see `cancel`).
 
-Somebody asks by a call in this process, or by a file in the run's folder (see `cancelling`). The
-word is heard where the run checks it, before each step, and by the runner that carries work out.
 Progress comes from the files that tasks leave in the same folder, wherever they run.
 """
 
@@ -14,78 +12,30 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from lowmark.backend.errors import Cancelled
+from lowmark.compaction.context import RunContext
 from lowmark.compaction.options import Progress
-from lowmark.compaction.runner import Runner
 from lowmark.errors import LowmarkError
 from lowmark.ledger import PartitionPlan, RunRecord, done_path, progress_path, run_folder
 from lowmark.runtime.store import Store
 
-__all__ = ["RunWatch", "Stop"]
+__all__ = ["RunWatch"]
 
 _RENEW_S = 60.0
 _LOOK_S, _LOOK_ELSEWHERE_S = 0.25, 2.0
 """How often a run is looked after: each look is a request to the store."""
 
 
-class Stop:
-    """The word that a run shall end. From any thread."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._runner: Runner | None = None
-        self.interrupted = False
-        """Whether the process ends, and the run stays to be resumed."""
-
-    @property
-    def asked(self) -> bool:
-        """Whether it was said."""
-        return self._asked.is_set()
-
-    def cancel(self) -> None:
-        """Say it, also to whoever carries work out right now."""
-        self._asked.set()
-        runner = self._runner
-        if runner is not None:
-            runner.cancel()
-
-    def interrupt(self) -> None:
-        """Say it, because the process ends."""
-        self.interrupted = True
-        self.cancel()
-
-    def check(self, run: str) -> None:
-        """Raise if it was said."""
-        if self._asked.is_set():
-            raise Cancelled(f"run {run} was cancelled")
-
-    @contextlib.contextmanager
-    def ends(self, runner: Runner) -> Iterator[None]:
-        """Meanwhile the word ends what the runner does, too."""
-        self._runner = runner
-        try:
-            yield
-        finally:
-            self._runner = None
-
-
 class RunWatch:
     """Looks after one run."""
 
-    def __init__(
-        self,
-        store: Store,
-        wanted: Callable[[Progress], None] | None,
-        stop: Stop,
-        renew: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._wanted = wanted
-        self._stop = stop
+    def __init__(self, context: RunContext, renew: Callable[[], None]) -> None:
+        self._store = context.store
+        self._wanted = context.options.progress
+        self._token = context.token
         self._renew = renew
         self._told: Progress | None = None
         self.spoilt: Exception | None = None
-        """What the caller's word for progress has raised."""
+        """What the caller's function for progress has raised."""
 
     @contextlib.contextmanager
     def over(self, record: RunRecord) -> Iterator[None]:
@@ -115,8 +65,8 @@ class RunWatch:
             store.hint(f"{folder}/begun", b"")
         while not ended.wait(_LOOK_S if store.local else _LOOK_ELSEWHERE_S):
             with contextlib.suppress(LowmarkError):
-                if self._stop.asked or store.stat(f"{folder}/cancel") is not None:
-                    self._stop.cancel()  # again: what was about to begin before goes on now
+                if self._token.cancelled or store.stat(f"{folder}/cancel") is not None:
+                    self._token.cancel()  # again: what was about to begin before goes on now
                 if time.monotonic() - renewed_s > _RENEW_S:
                     renewed_s = time.monotonic()
                     self._renew()
@@ -126,7 +76,7 @@ class RunWatch:
                     except Exception as error:
                         # The caller's own: it ends the run, and comes out where the caller waits.
                         self.spoilt = error
-                        self._stop.cancel()
+                        self._token.cancel()
                         return
 
     def _tell(self, now: Progress) -> None:

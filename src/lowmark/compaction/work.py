@@ -14,13 +14,11 @@ from itertools import chain
 
 import msgspec
 
-from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.catalog.serializers import encode_table
-from lowmark.compaction.options import RunOptions
+from lowmark.compaction.context import RunContext
 from lowmark.compaction.plan import PlanInput
 from lowmark.compaction.runner import Runner, work_off
-from lowmark.compaction.watch import Stop
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ledger import (
     Done,
@@ -44,23 +42,14 @@ _MANY = 32
 """From so many small pieces on, several are worked on at the same time."""
 
 
-def work_for(
-    backend: Backend,
-    store: Store,
-    table: Table,
-    plan: PartitionPlan,
-    given: PlanInput,
-    tail: Tail,
-    options: RunOptions,
-    *,
-    run: str,
-) -> Work:
+def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: Tail) -> Work:
     """All that a task has to know of one partition."""
-    base = _base(store, given)
+    table, options = context.table, context.options
+    base = _base(context.store, given)
     return Work(
-        run=run,
-        store=store.location,
-        root=backend.info.data_path,
+        run=context.run,
+        store=context.store.location,
+        root=context.backend.info.data_path,
         table=encode_table(table),
         table_name=table.name,
         partition=plan.partition,
@@ -69,7 +58,7 @@ def work_for(
         base_is=_base_is(table, plan, given),
         tail=tail,
         horizon=plan.horizon,
-        schema=_schema(backend, table, plan, given),
+        schema=_schema(context, plan, given),
         deletes_below=min(given.deletes_below, plan.horizon),
         watermark=given.watermark,
         base_bytes=base.bytes if base is not None else 0,
@@ -84,19 +73,19 @@ def work_for(
     )
 
 
-def _schema(backend: Backend, table: Table, plan: PartitionPlan, given: PlanInput) -> int:
+def _schema(context: RunContext, plan: PartitionPlan, given: PlanInput) -> int:
     """The version that new files get: the one in force at the watermark.
 
     Whoever reads as of that time or later finds every column that it may ask for. Rows that
     come with a newer version were written later, but for a clock that went back.
     """
-    view = given.view
+    table, view = context.table, given.view
     at, end = view.batch_at(plan.low), view.batch_at(max(plan.horizon - 1, plan.low))
     versions = view.columns.schema[at : end + 1][: max(view.count - at, 0)]
     newest = int(versions.max()) if len(versions) and plan.rows else 0
     in_force = table.schemas[0].number
     with contextlib.suppress(LowmarkError):  # the watermark is older than the catalog's history
-        then = backend.catalog_at(given.watermark).table(table.id)
+        then = context.backend.catalog_at(given.watermark).table(table.id)
         in_force = max(in_force, then.latest.number if then is not None else 0)
     return max(newest, in_force)
 
@@ -120,18 +109,18 @@ def _base(store: Store, given: PlanInput) -> Manifest | None:
 
 
 def carried_out(
-    works: Sequence[Work], runner: Callable[[], Runner], stop: Stop, *, run: str, label: str
+    context: RunContext, works: Sequence[Work], runner: Callable[[], Runner]
 ) -> tuple[list[Done], dict[int, LowmarkError]]:
     """Have it done; gives the answers, and the damage that was found instead of one."""
     made = runner()
-    with stop.ends(made):
-        stop.check(run)
+    with context.token.calls(made.cancel):
+        context.token.check()
         packs = _packed(works, _slots(made, works))
         share = [
             [msgspec.msgpack.encode(_shared(work, len(packs))) for work in pack] for pack in packs
         ]
         try:
-            answers = made.run(work_off, share, label=label)
+            answers = made.run(work_off, share, label=f"compact {context.table.name}")
         except SourceMoved:
             return [], {}  # the next round plans again
     found: list[Done] = []
