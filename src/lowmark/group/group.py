@@ -494,8 +494,9 @@ class Group:
 
     def _count_appended(self) -> None:
         """What entered the log is counted there, and not as promised any more."""
-        if not self._writes.waits:
-            self._asking.proposals.appended()
+        proposals = self._asking.proposals
+        if proposals.promised and not self._writes.waits:
+            proposals.appended()
 
     def _tell_leader(self) -> None:
         self._heard_leader, self._heard_term = self.leader, self.term

@@ -52,7 +52,8 @@ class Proposals:
     def __init__(self, group: str, promise: Callable[[int], None]) -> None:
         self._group = group
         self._promise = promise
-        self._promised = 0
+        self.promised = 0
+        """How much of the promise is this group's: 0 only if nothing is queued either."""
         self.queued: list[Proposal] = []
         self.queued_bytes = 0
         self._pending: dict[int, tuple[int, Proposal]] = {}
@@ -65,15 +66,15 @@ class Proposals:
         self.queued.append(proposal)
         size = len(proposal.data)
         self.queued_bytes += size
-        self._promised += size + _ADDED_BYTES
+        self.promised += size + _ADDED_BYTES
         self._promise(size + _ADDED_BYTES)
 
     def appended(self) -> None:
         """The log has all that entered it, or never will: only the queue is promised."""
         promised = self.queued_bytes + _ADDED_BYTES * len(self.queued)
-        if promised != self._promised:
-            self._promise(promised - self._promised)
-            self._promised = promised
+        if promised != self.promised:
+            self._promise(promised - self.promised)
+            self.promised = promised
 
     def take(self, count: int) -> list[Proposal]:
         """The first proposals of the queue."""
@@ -131,7 +132,7 @@ class Proposals:
             self.queued = [p for p in self.queued if p.deadline_ms > now_ms]
             size = sum(len(p.data) for p in unheard)
             self.queued_bytes -= size
-            self._promised -= size + _ADDED_BYTES * len(unheard)
+            self.promised -= size + _ADDED_BYTES * len(unheard)
             self._promise(-size - _ADDED_BYTES * len(unheard))
         expired = [at for at, (_, p) in self._pending.items() if p.deadline_ms <= now_ms]
         late = [self._pending.pop(at)[1] for at in expired]

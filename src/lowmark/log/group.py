@@ -284,7 +284,8 @@ class GroupLog:
     def _check_writes(self, *, while_installing: bool = False) -> None:
         self._services.check_writable()
         self._check_sound()
-        self._check_folder()
+        if self._state.sick is not None:
+            self._check_folder()
         if self._state.installing and not while_installing:
             raise InstallRefused(f"group {self.name} is taking a snapshot over just now")
 

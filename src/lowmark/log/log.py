@@ -300,10 +300,10 @@ class Log:
         The disk's error, that the segment writer's error leaves no room in the WAL, or None. What
         was taken is written when it is over, without anybody's help.
         """
-        found = self.wal.trouble or self.segment_writer.stuck
-        if found is None or (self.wal.trouble is None and not self.wal.waits_for_flush):
-            return None
-        return in_directory(found, self.disk.describe(""))
+        found = self.wal.trouble
+        if found is None and self.wal.waits_for_flush:
+            found = self.segment_writer.stuck
+        return None if found is None else in_directory(found, self.disk.describe(""))
 
     @property
     def flush_trouble(self) -> LowmarkError | None:
@@ -337,7 +337,7 @@ class Log:
 
     def check_space(self, size: int) -> None:
         """Raise `DiskFull` if so much may not be taken that may not use the reserve."""
-        refused = self.wal.shortage(size)
+        refused = None if self.wal.fits(size) else self.wal.shortage(size)
         if refused is not None:
             raise refused
 

@@ -237,12 +237,17 @@ class Wal:
     @property
     def has_room(self) -> bool:
         """Whether a write would be taken without a wait."""
-        return self.refusal is None and self.queued_bytes < self._room_bytes
+        return self.queued_bytes < self._room_bytes and self.refusal is None
 
     @property
     def refusal(self) -> LowmarkError | None:
         """The disk's error that keeps it from writing, its own or the segment writer's."""
-        return self.stopped or (self._flush_error() if self.waits_for_flush else None)
+        # Asked with every append: most often two looks are enough.
+        if self.stopped is not None:
+            return self.stopped
+        if self.files_waiting < self._config.wal_files_waiting_max or not self._full:
+            return None
+        return self._flush_error()
 
     @property
     def _full(self) -> bool:
@@ -251,7 +256,7 @@ class Wal:
     @property
     def waits_for_flush(self) -> bool:
         """Whether nothing is written before the segment writer is through with a file."""
-        return self._full and self.files_waiting >= self._config.wal_files_waiting_max
+        return self.files_waiting >= self._config.wal_files_waiting_max and self._full
 
     def closed_bytes(self, number: int) -> int:
         """How many bytes of a closed file count; 0 if it never got any."""
@@ -259,9 +264,10 @@ class Wal:
 
     def look_for_room(self) -> None:
         """Plan to tell when there is room again; the one who hears looks for himself."""
-        had_room, self._had_room = self._had_room, self.has_room
-        if self._had_room and not had_room:
+        has_room = self.queued_bytes < self._room_bytes and self.refusal is None
+        if has_room and not self._had_room:
             self._loop.call_soon(self._on_room)
+        self._had_room = has_room
 
     # -- the reserve ----------------------------------------------------------------------------
 
