@@ -50,7 +50,7 @@ def compaction(bench: Bench[CompactSizes]) -> Iterator[Plan]:
         ground = _prepared(bench, root, sides)
         if bench.everything and sizes.starts:
             _tell_starts(bench, root)
-        with Children(root) as children, opened_session() as session:
+        with Children(root) as children, opened_session(rehearsal=bench.rehearsal) as session:
             turns = _Turns(bench, ground, session, children)
             yield Plan(turns=turns.all(), compared=compared)
     if turns.empty_s:
