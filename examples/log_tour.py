@@ -24,13 +24,13 @@ from pyroaring import BitMap64
 from rich.console import Console
 from rich.table import Table
 
+from lowmark.inspect import verify_log
 from lowmark.log import (
     Explanation,
     Log,
     LogConfig,
     SnapshotMeta,
     explain_group,
-    verify_log,
 )
 from lowmark.runtime import RealDisk, Runtime, real_runtime
 

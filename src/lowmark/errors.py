@@ -154,9 +154,9 @@ _DEFINED_IN = {
         "TaskLost",
         "WorkersUnfit",
     ),
+    "lowmark.inspect": ("DataInUse",),
     "lowmark.node": (
         "AnswerLost",
-        "DataInUse",
         "NodeUnreachable",
         "NotADatabase",
         "NotLoopback",

@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 from docs.annotate import HYBRID_TIME, example_bytes, rendered
 from docs.example_directory import ENTRIES, GROUP, LIVE, SNAPSHOT, STATE, VOTE
 from docs.pages import FORMATS, blocks, hex_lines, layouts, tables
+from lowmark.inspect import verify_log
 from lowmark.log import (
     CompactionRun,
     Damaged,
@@ -25,7 +26,6 @@ from lowmark.log import (
     segment_format,
     snapshot_format,
     snapshots,
-    verify_log,
     wal_format,
     wal_recovery,
 )

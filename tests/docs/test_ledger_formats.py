@@ -30,6 +30,7 @@ from lowmark.client.database import LEDGERS
 from lowmark.compaction.records import _FINISHED_KEPT
 from lowmark.compaction.watch import _LOOK_S
 from lowmark.errors import Rejected
+from lowmark.inspect import verify_log
 from lowmark.ledger import (
     Done,
     Layout,
@@ -53,7 +54,6 @@ from lowmark.ledger import (
     run_key,
     work,
 )
-from lowmark.log import verify_log
 from lowmark.node import load_settings
 from lowmark.runtime import RealDisk
 from lowmark.spark import SparkRunner

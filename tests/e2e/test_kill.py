@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from lowmark.log import Log, LogConfig, verify_log
+from lowmark.inspect import verify_log
+from lowmark.log import Log, LogConfig
 from lowmark.runtime import RealDisk, real_runtime
 
 WRITER = """

@@ -21,7 +21,8 @@ from inside import backend_of
 from lowmark.client import Database
 from lowmark.errors import FolderMissing, MetastoreMissing
 from lowmark.group import GroupConfig
-from lowmark.log import LogConfig, verify_log
+from lowmark.inspect import verify_log
+from lowmark.log import LogConfig
 from lowmark.node import Settings
 from lowmark.runtime import RealDisk
 

@@ -17,7 +17,8 @@ import pytest
 from eventually import eventually
 from lowmark.errors import LowmarkError
 from lowmark.group import OutcomeUnknown
-from lowmark.node import DoorClient, Status, WatchEvent, open_offline
+from lowmark.inspect import open_offline
+from lowmark.node import DoorClient, Status, WatchEvent
 
 pytestmark = pytest.mark.slow
 

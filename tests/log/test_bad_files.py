@@ -29,14 +29,12 @@ from log.full_house import (
 )
 from log.world import data_of
 from lowmark.errors import Corrupt, LowmarkError
+from lowmark.inspect import Finding, dump_log, verify_log
 from lowmark.log import (
-    Finding,
     GroupQuarantined,
     Log,
     NewerFormat,
-    dump_log,
     explain_log,
-    verify_log,
 )
 from lowmark.log import identity as identity_file
 from lowmark.log.segment_format import read_trailer

@@ -9,14 +9,13 @@ import pytest
 
 from log.world import QUIET, World
 from lowmark.errors import LowmarkError
+from lowmark.inspect import dump_log, verify_log
 from lowmark.log import (
     Damaged,
     FolderMissing,
     FolderMistaken,
     GroupExists,
     Log,
-    dump_log,
-    verify_log,
 )
 from lowmark.log.roster import Roster, read_entries
 from lowmark.runtime import (

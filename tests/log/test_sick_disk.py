@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from log.world import Ended, World, number
-from lowmark.log import Damaged, Finding, GroupUnwritable, Log, SnapshotMeta, verify_log
+from lowmark.inspect import Finding, verify_log
+from lowmark.log import (
+    Damaged,
+    GroupUnwritable,
+    Log,
+    SnapshotMeta,
+)
 from lowmark.log.kept import Kept, read_kept, write_kept
 from lowmark.runtime import DiskFailed
 from lowmark.runtime.sim import SimDisk

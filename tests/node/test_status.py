@@ -12,9 +12,15 @@ import pytest
 from eventually import eventually
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.group import ChangeError, ChangeFailed
+from lowmark.inspect import open_offline
 from lowmark.log import GroupQuarantined
 from lowmark.metastore import ClusterRefused, MetastoreDamaged
-from lowmark.node import DoorClient, Node, NodeOptions, Status, open_offline
+from lowmark.node import (
+    DoorClient,
+    Node,
+    NodeOptions,
+    Status,
+)
 from lowmark.runtime import DiskFailed
 from node.running import QUICK, Running
 

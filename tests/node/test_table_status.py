@@ -9,7 +9,8 @@ import pytest
 import lowmark
 from eventually import eventually
 from inside import backend_of
-from lowmark.node import DoorClient, open_offline
+from lowmark.inspect import open_offline
+from lowmark.node import DoorClient
 from lowmark.node.messages import HolderRow, WatermarkStatus
 from lowmark.node.table_status import (
     HELD_MS_MAX,

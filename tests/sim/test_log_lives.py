@@ -11,7 +11,8 @@ from random import Random
 import pytest
 
 from log.life import LogLife
-from lowmark.log import Damaged, verify_log
+from lowmark.inspect import verify_log
+from lowmark.log import Damaged
 from sim.lives import note_seed, portions, seeds_of
 from sim.log_mutants import MUTANTS
 

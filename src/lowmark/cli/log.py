@@ -26,17 +26,14 @@ from lowmark.cli.log_words import (
 from lowmark.cli.output import Cell, Json, counted, show_error, show_json, show_table
 from lowmark.cli.session import FAILED, help_if_bare, settings_of, wrong_use
 from lowmark.errors import Rejected
+from lowmark.inspect import Finding, dump_log, verify_log, verify_node
 from lowmark.log import (
     CompactionRun,
-    Finding,
     Log,
     LogConfig,
-    dump_log,
     explain_log,
     is_log,
-    verify_log,
 )
-from lowmark.metastore import verify_node
 from lowmark.runtime import RealDisk, Runtime, real_runtime
 
 __all__ = ["app"]

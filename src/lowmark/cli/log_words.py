@@ -11,15 +11,14 @@ import msgspec
 
 from lowmark.cli.output import Cell, counted, show_facts, show_table
 from lowmark.holds import Hold, Span
-from lowmark.log import (
+from lowmark.inspect import (
     DumpEntry,
     DumpLine,
     DumpPiece,
     DumpWal,
-    Explanation,
     Finding,
-    SegmentExplained,
 )
+from lowmark.log import Explanation, SegmentExplained
 
 __all__ = ["dump_text", "explanation_json", "show_explanation", "show_findings"]
 

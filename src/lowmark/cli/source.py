@@ -13,6 +13,7 @@ import typer
 
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.errors import Corrupt, Rejected
+from lowmark.inspect import open_offline
 from lowmark.node import (
     DEFAULT_DOOR,
     DoorClient,
@@ -23,7 +24,6 @@ from lowmark.node import (
     WatchEvent,
     WatchStarted,
     data_path,
-    open_offline,
 )
 from lowmark.runtime import DiskFailed
 

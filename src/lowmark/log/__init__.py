@@ -51,7 +51,6 @@ change is described, step by step, at the head of its file: `roster` (groups com
 """
 
 from lowmark.log.config import LogConfig
-from lowmark.log.dump import DumpEntry, DumpLine, DumpPiece, DumpWal, dump_log
 from lowmark.log.entries import Entry
 from lowmark.log.errors import (
     Damaged,
@@ -81,7 +80,7 @@ from lowmark.log.explain import (
     explain_group,
     explain_log,
 )
-from lowmark.log.findings import Finding
+from lowmark.log.files import is_log
 from lowmark.log.group import GroupLog
 from lowmark.log.install import Installer
 from lowmark.log.live import LiveRow
@@ -91,21 +90,15 @@ from lowmark.log.rewrite import plan_rewrite
 from lowmark.log.runs import CompactionRun
 from lowmark.log.sender import SnapshotSender, needed_by
 from lowmark.log.snapshot_format import SnapshotMeta
-from lowmark.log.verify import is_log, verify_log
 
 __all__ = [
     "CompactionRun",
     "Damaged",
     "Dropped",
-    "DumpEntry",
-    "DumpLine",
-    "DumpPiece",
-    "DumpWal",
     "Entry",
     "EntryGone",
     "EntryTooLarge",
     "Explanation",
-    "Finding",
     "FolderMissing",
     "FolderMistaken",
     "GroupExists",
@@ -133,11 +126,9 @@ __all__ = [
     "SnapshotSender",
     "TermFell",
     "Written",
-    "dump_log",
     "explain_group",
     "explain_log",
     "is_log",
     "needed_by",
     "plan_rewrite",
-    "verify_log",
 ]

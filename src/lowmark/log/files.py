@@ -28,6 +28,7 @@ import re
 import sys
 
 from lowmark.errors import invariant
+from lowmark.runtime import Disk
 
 __all__ = [
     "GROUPS",
@@ -144,3 +145,11 @@ def snapshot_of(name: str) -> tuple[int, int] | None:
     """Index and term from a snapshot's folder name."""
     match = _SNAPSHOT.fullmatch(name)
     return (int(match[1], 16), int(match[2], 16)) if match else None
+
+
+def is_log(disk: Disk) -> bool:
+    """Whether this looks like a data directory at all."""
+    return any(
+        (stat := disk.stat(folder)) is not None and stat.kind == "folder"
+        for folder in (WAL, GROUPS)
+    )

@@ -70,7 +70,6 @@ from lowmark.metastore.damage import (
     NodeFileMissing,
     check_metastore,
     find_identity,
-    verify_node,
 )
 from lowmark.metastore.errors import (
     ClusterRefused,
@@ -158,6 +157,5 @@ __all__ = [
     "revision",
     "unless",
     "value_is",
-    "verify_node",
     "version",
 ]

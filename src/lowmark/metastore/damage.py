@@ -18,13 +18,9 @@ WAL files have of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
-
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.log import Log, files
 from lowmark.log.errors import FolderMissing, NewerFormat
-from lowmark.log.findings import Finding, finding_of
 from lowmark.log.identity import ASIDE
 from lowmark.log.roster import read_entries
 from lowmark.metastore.identity import PATH, Identity, load_identity
@@ -39,7 +35,6 @@ __all__ = [
     "NodeFileMissing",
     "check_metastore",
     "find_identity",
-    "verify_node",
 ]
 
 GROUP = "metastore"
@@ -124,23 +119,23 @@ def find_identity(disk: Disk) -> Identity | None:
         raise
     except Corrupt as damage:
         raise NodeFileDamaged(disk, damage) from damage
-    if identity is None and (_groups(disk) or read_entries(disk) or disk.list(files.LEDGERS)):
+    if identity is None and (group_names(disk) or read_entries(disk) or disk.list(files.LEDGERS)):
         raise NodeFileMissing(disk)
-    if identity is not None and _lost_its_copy(disk, identity):
+    if identity is not None and lost_its_copy(disk, identity):
         raise MetastoreMissing(disk, alone=not identity.peers)
     return identity
 
 
-def _lost_its_copy(disk: Disk, identity: Identity) -> bool:
-    groups = _groups(disk)
+def lost_its_copy(disk: Disk, identity: Identity) -> bool:
+    groups = group_names(disk)
     if GROUP in read_entries(disk):
         return GROUP not in groups
     if identity.left or disk.stat(f"{files.REJOIN}/{GROUP}") is not None:
         return False  # it was given up on purpose, or is about to be made anew from the others
-    return GROUP not in groups and _had_a_copy(identity, others=bool(groups))
+    return GROUP not in groups and had_a_copy(identity, others=bool(groups))
 
 
-def _had_a_copy(identity: Identity, *, others: bool) -> bool:
+def had_a_copy(identity: Identity, *, others: bool) -> bool:
     """A founder, or a node that has just joined, may have crashed before its copy was made. One
     that has copies of tables had the metastore before; and a founder had, once it was settled.
     """
@@ -172,68 +167,23 @@ def check_metastore(disk: Disk, log: Log, identity: Identity) -> None:
                 raise MetastoreUnreadable(disk, copy.quarantined)
             raise MetastoreDamaged(disk, copy.quarantined, alone=alone, newer=newer)
         return
-    if _had_a_copy(identity, others=others):
+    if had_a_copy(identity, others=others):
         if copy is None:
             raise MetastoreMissing(disk, alone=alone)
         if not copy.meta:
-            raise MetastoreDamaged(disk, _no_record(disk), alone=alone)
+            raise MetastoreDamaged(disk, no_record(disk), alone=alone)
 
 
-def _no_record(disk: Disk) -> str:
+def no_record(disk: Disk) -> str:
     return f"the record of {disk.describe(files.group_dir(GROUP))} is in no WAL file"
 
 
-def verify_node(
-    disk: Disk, found: Sequence[Finding] = (), *, recorded: Collection[str]
-) -> Iterator[Finding]:
-    """What is wrong with a node's own files, for `lowmark log verify`, and what it means for the
-    node that something was found in its log, or that a group's record was not (`recorded`).
-
-    A log that no node has made has no note, and needs none.
-    """
-    where = disk.describe(files.group_dir(GROUP))
-    try:
-        identity = load_identity(disk)
-    except LowmarkError as error:
-        told = error if isinstance(error, NewerFormat) else NodeFileDamaged(disk, error)
-        yield replace(finding_of(disk, PATH, None, error), hint=told.hint)
-        return
-    if identity is None:
-        if GROUP in _groups(disk) or disk.list(files.LEDGERS):
-            what = "the file is missing: nothing says whose directory this is"
-            hint = NodeFileMissing(disk).hint
-            yield Finding("missing", None, disk.describe(PATH), None, what, hint)
-        return
-    alone = not identity.peers
-    if _lost_its_copy(disk, identity):
-        what = "the folder is missing: without the metastore no table can be opened"
-        hint = MetastoreMissing(disk, alone=alone).hint
-        yield Finding("missing", GROUP, where, None, what, hint)
-    elif (cause := next(filter(_stops_the_metastore, found), None)) is not None:
-        what = "the metastore can't be opened, and without it no table can"
-        hint = MetastoreDamaged(disk, cause.what, alone=alone).hint
-        yield Finding("damage", GROUP, where, None, what, hint)
-    elif GROUP in _groups(disk) and GROUP not in recorded:
-        # As at a start: a founder may have crashed before the record of its copy was written.
-        if _had_a_copy(identity, others=len(_groups(disk)) > 1):
-            what = f"{_no_record(disk)}: the metastore can't be opened, and without it no table can"
-            hint = MetastoreDamaged(disk, what, alone=alone).hint
-            yield Finding("missing", GROUP, disk.describe(files.WAL), None, what, hint)
-
-
-def _stops_the_metastore(finding: Finding) -> bool:
-    """Damage of a WAL file that is no group's concerns all of them."""
-    if finding.group is None:
-        return finding.kind == "damage" and not finding.path.endswith(files.DAMAGED)
-    return finding.group == GROUP and finding.kind in {"damage", "missing", "quarantine"}
-
-
-def _groups(disk: Disk) -> list[str]:
+def group_names(disk: Disk) -> list[str]:
     return [name for name in disk.list(files.GROUPS) if not name.startswith(ASIDE)]
 
 
 def _found(disk: Disk) -> str:
-    names = [files.group_dir(name) for name in _groups(disk)]
+    names = [files.group_dir(name) for name in group_names(disk)]
     if not names and read_entries(disk):
         names.append(files.ROSTER)
     if disk.list(files.LEDGERS):
@@ -246,7 +196,7 @@ def _what_is_left(disk: Disk) -> str:
     """Where rows are all the same, and how to look at them."""
     root = disk.describe("")
     words = []
-    if any(name != GROUP for name in _groups(disk)):
+    if any(name != GROUP for name in group_names(disk)):
         words.append(
             f"Rows are still in {root}/{files.GROUPS} and {root}/{files.WAL}:"
             f" `lowmark log dump {root}` lists their entries."

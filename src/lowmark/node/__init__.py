@@ -41,13 +41,11 @@ from lowmark.node.messages import (
     WatchStarted,
 )
 from lowmark.node.node import Node, NodeOptions
-from lowmark.node.offline import DataInUse, OfflineStore, open_offline
 from lowmark.node.settings import Settings, load_settings
 
 __all__ = [
     "DEFAULT_DOOR",
     "AnswerLost",
-    "DataInUse",
     "DoorClient",
     "GetReply",
     "GroupRow",
@@ -64,7 +62,6 @@ __all__ = [
     "NodeUnreachable",
     "NotADatabase",
     "NotLoopback",
-    "OfflineStore",
     "RangePage",
     "Settings",
     "Status",
@@ -76,5 +73,4 @@ __all__ = [
     "data_path",
     "load_settings",
     "make_directory",
-    "open_offline",
 ]

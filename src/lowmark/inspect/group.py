@@ -10,17 +10,8 @@ import msgspec
 from pyroaring import BitMap64
 
 from lowmark.errors import LowmarkError
-from lowmark.log import files, identity, large_format, segments, snapshots
-from lowmark.log.entries import Run
-from lowmark.log.findings import Finding, Meter, finding_of, left_over
-from lowmark.log.group_recovery import missing_text, settle_segments
-from lowmark.log.live import LiveRow
-from lowmark.log.phase3 import merge_is_finished
-from lowmark.log.runs import CompactionRun
-from lowmark.log.snapshot_format import Floor
-from lowmark.log.snapshots import Snapshot
-from lowmark.log.state import GroupState
-from lowmark.log.verify_pieces import (
+from lowmark.inspect.findings import Finding, Meter, finding_of, left_over
+from lowmark.inspect.pieces import (
     COPY_NEEDED,
     LargeFile,
     SegmentFile,
@@ -28,6 +19,15 @@ from lowmark.log.verify_pieces import (
     check_segment,
     check_snapshot,
 )
+from lowmark.log import files, identity, large_format, segments, snapshots
+from lowmark.log.entries import Run
+from lowmark.log.group_recovery import missing_text, settle_segments
+from lowmark.log.live import LiveRow
+from lowmark.log.phase3 import merge_is_finished
+from lowmark.log.runs import CompactionRun
+from lowmark.log.snapshot_format import Floor
+from lowmark.log.snapshots import Snapshot
+from lowmark.log.state import GroupState
 from lowmark.runtime import Disk
 
 __all__ = ["GroupPieces", "check_group"]

@@ -15,10 +15,10 @@ from crc32c import crc32c
 from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt, LowmarkError
+from lowmark.inspect.findings import Finding, Meter, finding_of, left_over, limited
 from lowmark.log import files, large_format, segment_format, snapshot_format, snapshots
 from lowmark.log.entries import U32, fold_checksums
 from lowmark.log.errors import Damaged
-from lowmark.log.findings import Finding, Meter, finding_of, left_over, limited
 from lowmark.log.large_format import Frame
 from lowmark.log.segment_format import IN_LARGE, Rows, SegmentHeader
 from lowmark.log.snapshots import Snapshot

@@ -15,19 +15,17 @@ import numpy as np
 from crc32c import crc32c
 
 from lowmark.errors import LowmarkError
+from lowmark.inspect.findings import Finding, Meter, Progress, finding_of, left_over
+from lowmark.inspect.group import GroupPieces, check_group
+from lowmark.inspect.pieces import COPY_NEEDED
 from lowmark.log import files, identity, wal_format, wal_recovery
 from lowmark.log.entries import Run
-from lowmark.log.findings import Finding, Meter, Progress, finding_of, left_over
 from lowmark.log.opening import extension, replay_run, take_run
 from lowmark.log.roster import Roster
 from lowmark.log.state import GroupState
-from lowmark.log.verify_group import GroupPieces, check_group
-from lowmark.log.verify_pieces import COPY_NEEDED
 from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
 from lowmark.runtime import Disk
-
-__all__ = ["is_log", "verify_log"]
 
 _ROOT_NAMES = {
     files.LOCK,
@@ -41,14 +39,6 @@ _ROOT_NAMES = {
     files.LEDGERS,
     "lost+found",
 }
-
-
-def is_log(disk: Disk) -> bool:
-    """Whether this looks like a data directory at all."""
-    return any(
-        (stat := disk.stat(folder)) is not None and stat.kind == "folder"
-        for folder in (files.WAL, files.GROUPS)
-    )
 
 
 def verify_log(

@@ -9,8 +9,8 @@ import pytest
 
 from log.full_house import CONFIG, content, copy_of, full_house, rewrite
 from log.world import World, finish, number, send
-from lowmark.log import Finding, verify_log
-from lowmark.log.findings import limited
+from lowmark.inspect import Finding, verify_log
+from lowmark.inspect.findings import limited
 from lowmark.runtime import Locked
 from lowmark.runtime.sim import SimDisk, WorldStopped
 

@@ -6,8 +6,13 @@ import pytest
 
 from log.full_house import content, full_house, rewrite
 from log.world import World
-from lowmark.log import DumpEntry, DumpPiece, DumpWal, dump_log
-from lowmark.log.dump import preview
+from lowmark.inspect import (
+    DumpEntry,
+    DumpPiece,
+    DumpWal,
+    dump_log,
+)
+from lowmark.inspect.dump import preview
 from lowmark.runtime import Locked
 
 

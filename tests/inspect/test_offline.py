@@ -13,11 +13,11 @@ from eventually import eventually
 from lowmark.errors import Rejected, Unavailable
 from lowmark.group import EntryTooNew, envelope
 from lowmark.group.storage import raft_entry
+from lowmark.inspect import DataInUse, open_offline
+from lowmark.inspect.offline import _Replay
 from lowmark.log import Entry as LogEntry
 from lowmark.metastore import MetastoreMachine, RevisionUnknown
 from lowmark.metastore.commands import Tick, encode
-from lowmark.node import DataInUse, open_offline
-from lowmark.node.offline import _Replay
 from lowmark.raft import ConfState, EntryKind
 from lowmark.raft.membership import Change, ChangeKind, ConfChange
 from node.running import QUICK, Running
