@@ -188,7 +188,8 @@ class Tour:
         record = compacted(self.orders, spark)
         say(
             f"{record.rows_read:,} changes became {record.rows_live:,} rows in"
-            f" {record.seconds:.1f} seconds; {record.held_rows:,} are later than noon, and stay."
+            f" {record.seconds:.1f} seconds; {record.too_young_rows:,} are later than noon, and"
+            " stay."
         )
         rows, byte_count = self.before
         after = self.orders.explain()
@@ -271,7 +272,7 @@ class Tour:
                 read += batch.num_rows
                 if read > cursor.lag_rows // 3:
                     break
-            cursor = orders.cursors.move("billing", reader.position)
+            cursor = orders.cursors.commit("billing", reader.position)
         say(f"billing has read {read:,} changes, and has {cursor.lag_rows:,} to go.")
 
         step(f"{self.few:,} more changes, and compact again. A run costs what is new.")

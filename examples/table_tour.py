@@ -89,7 +89,7 @@ def first_life(folder: str) -> None:
     cursor = orders.cursors.create("billing")
     with orders.read(start=cursor.position) as reader:
         seen = next(reader).num_rows
-        cursor = orders.cursors.move("billing", reader.position)
+        cursor = orders.cursors.commit("billing", reader.position)
     say(f"billing has seen {seen:,} rows, and has {cursor.lag_rows:,} to go.")
 
     step("kill -9")

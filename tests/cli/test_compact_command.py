@@ -73,7 +73,7 @@ NUMBERS = {
     "bytes_written",
     "ledger_bytes",
     "trimmed_bytes",
-    "held_rows",
+    "too_young_rows",
 }
 PARTITION = NUMBERS | {
     "partition",
@@ -141,7 +141,7 @@ def test_programs_get_every_documented_field_and_no_other(shop: Shop) -> None:
     assert set(done) | PARTITION <= words
     assert (done["table"], done["state"]) == ("orders", "done")
     assert (done["engine"], done["where"]) == ("local", "this process")
-    assert (done["rows_read"], done["rows_live"], done["held_rows"]) == (ROWS, KEYS, 0)
+    assert (done["rows_read"], done["rows_live"], done["too_young_rows"]) == (ROWS, KEYS, 0)
     assert (done["error"], done["resumed"], done["trigger"]) == (None, 0, "by hand")
     assert done["began"] <= done["ended"]
     for name in NUMBERS:
@@ -184,7 +184,7 @@ def test_a_dry_run_has_the_numbers_of_the_run(shop: Shop) -> None:
     done = shop.json("compact", "orders", "--engine", "local")
     assert (plan["state"], plan["ended"]) == ("planned", None)
     assert set(plan) == set(done)
-    planned = ("partition", "low", "horizon", "rows", "bytes", "held_rows", "held_until")
+    planned = ("partition", "low", "horizon", "rows", "bytes", "too_young_rows", "held_until")
     for before, after in zip(plan["partitions"], done["partitions"], strict=True):
         assert {name: before[name] for name in planned} == {name: after[name] for name in planned}
         assert before["rows"] == after["rows_read"]
@@ -244,7 +244,7 @@ def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> 
     done = shop.json("compact", "orders", "--engine", "local")
     # then they are said: how many, and until when
     until = min(one["held_until"] for one in done["partitions"])
-    assert (done["held_rows"], done["rows_read"]) == (30, ROWS)
+    assert (done["too_young_rows"], done["rows_read"]) == (30, ROWS)
     for said in (plan, shop.run("compact", "orders", "--engine", "local")):
         assert "30 rows are too young" in said
         assert f"until the low watermark has passed {until}" in said
@@ -253,13 +253,21 @@ def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> 
     )
     # and programs are told the same by the state, with the time
     young = shop.json("compact", "orders", "--engine", "local")
-    assert (young["state"], young["held_rows"], young["held_until"]) == ("too young", 30, until)
+    assert (young["state"], young["too_young_rows"], young["held_until"]) == (
+        "too young",
+        30,
+        until,
+    )
     # and when it has passed, they go
     settle(shop)
     assert shop.json("compact", "orders", "--engine", "local")["rows_read"] == 30
     # and then nothing is new
     nothing = shop.json("compact", "orders", "--engine", "local")
-    assert (nothing["state"], nothing["held_rows"], nothing["held_until"]) == ("nothing", 0, None)
+    assert (nothing["state"], nothing["too_young_rows"], nothing["held_until"]) == (
+        "nothing",
+        0,
+        None,
+    )
 
 
 def test_whoever_keeps_the_backlog_is_named(shop: Shop) -> None:

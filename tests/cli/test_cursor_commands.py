@@ -30,14 +30,16 @@ def test_a_cursor_lives_from_its_creation_to_its_deletion(shop: Shop) -> None:
     assert made["pinned_bytes"] > 0
     assert made["overdue"] is False
     # when it moves
-    said = shop.run("cursor", "move", "orders", "billing", "--to", "0:2")
+    said = shop.run("cursor", "commit", "orders", "billing", "--to", "0:2")
     assert said == "cursor billing of table orders stands at 0:2, 1 row behind\n"
     # then it is there, and goes back only by a reset
     assert "can't move back" in shop.refused(
-        "cursor", "move", "orders", "billing", "--to", "earliest"
+        "cursor", "commit", "orders", "billing", "--to", "earliest"
     )
     assert shop.json("cursor", "reset", "orders", "billing", "--to", "earliest")["lag_rows"] == 3
-    latest = shop.json("cursor", "move", "orders", "billing", "--to", "latest")
+    latest = shop.json("cursor", "commit", "orders", "billing", "--to", "latest")
+    again = shop.json("cursor", "move", "orders", "billing", "--to", "latest")  # the older name
+    assert again["position"] == latest["position"]
     assert (latest["lag_rows"], latest["pinned_bytes"]) == (0, 0)
     # and it is listed until it is deleted
     [row] = shop.json("cursor", "list", "orders")
@@ -74,9 +76,9 @@ def test_a_cursor_may_begin_anywhere(shop: Shop) -> None:
         (("create", "orders", "\udcff"), 2),
         (("create", "orders", ""), 1),
         (("create", "orders", "there"), 1),
-        (("move", "orders", "nobody", "--to", "latest"), 1),
-        (("move", "orders", "there"), 2),
-        (("move", "orders", "there", "--to", "0:99"), 1),
+        (("commit", "orders", "nobody", "--to", "latest"), 1),
+        (("commit", "orders", "there"), 2),
+        (("commit", "orders", "there", "--to", "0:99"), 1),
         (("reset", "orders", "nobody", "--to", "earliest"), 1),
     ],
 )
@@ -100,7 +102,7 @@ def test_one_that_falls_too_far_behind_is_overdue_and_warned_of(shop: Shop) -> N
     assert "2 rows, 10.0 min" in shop.run("cursor", "list", "orders")
     assert "warning: cursor slow is overdue" in shop.run("table", "show", "orders")
     assert "warning: cursor slow of orders is overdue" in shop.run("status")
-    assert "overdue" in shop.refused("cursor", "move", "orders", "slow", "--to", "latest")
+    assert "overdue" in shop.refused("cursor", "commit", "orders", "slow", "--to", "latest")
     # until it is reset
     assert shop.json("cursor", "reset", "orders", "slow", "--to", "latest")["overdue"] is False
     assert "warning" not in shop.run("status")

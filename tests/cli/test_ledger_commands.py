@@ -38,7 +38,7 @@ def _compact(shop: Shop, *words: str) -> None:
     def old_enough() -> bool:
         shop.run("watermark", "advance")
         plan = shop.json("compact", "orders", "--engine", "local", "--dry-run")
-        return not plan["held_rows"]
+        return not plan["too_young_rows"]
 
     eventually(old_enough)
     shop.run("compact", "orders", "--engine", "local", *words)

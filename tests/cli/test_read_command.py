@@ -441,7 +441,7 @@ def test_a_table_that_was_compacted_is_read_from_a_cursor_on(compacted: Shop) ->
     compacted.run("cursor", "create", "orders", "search", "--kind", "compacted")
     words = ("orders", "--compacted", "--cursor", "search", "--columns", "id")
     assert len(compacted.lines(*words)) == 11
-    compacted.run("cursor", "move", "orders", "search", "--to", "latest")
+    compacted.run("cursor", "commit", "orders", "search", "--to", "latest")
     assert compacted.lines(*words) == []
     assert "there is no cursor" in compacted.refused("read", "orders", "--cursor", "nobody")
     for wrong in (

@@ -43,7 +43,7 @@ ROW = {
     "bytes_written",
     "ledger_bytes",
     "trimmed_bytes",
-    "held_rows",
+    "too_young_rows",
     "held_until",
 }
 

@@ -37,8 +37,9 @@ def test_a_compacted_cursor_begins_at_0_and_keeps_no_byte_of_the_backlog(events:
     assert raw.pinned_bytes > 0
     assert [holder.name for holder in events.explain().holders] == ["raw"]
     # and it moves on through the ledger
-    moved = events.cursors.move("compacted", {0: 2})
+    moved = events.cursors.commit("compacted", {0: 2})
     assert (moved.position, moved.pinned_bytes) == ({0: 2}, 0)
+    assert events.cursors.move("compacted", {0: 3}).position == {0: 3}  # the older name
 
 
 def test_a_compacted_cursor_is_not_created_where_deletes_are_gone(events: Table) -> None:
@@ -47,8 +48,8 @@ def test_a_compacted_cursor_is_not_created_where_deletes_are_gone(events: Table)
     assert events.cursors.list() == []
     assert events.cursors.create("c", kind="compacted", start={0: 3}).position == {0: 3}
     with pytest.raises(DeletesGone):
-        events.cursors.move("c", {0: 1}, reset=True)
-    assert events.cursors.move("c", {0: 0}, reset=True).position == {0: 0}
+        events.cursors.commit("c", {0: 1}, reset=True)
+    assert events.cursors.commit("c", {0: 0}, reset=True).position == {0: 0}
     assert events.cursors.create("d", kind="compacted", start="latest").position == {0: 10}
 
 

@@ -133,7 +133,7 @@ def test_nothing_but_numbers_goes_into_the_log(table: Table) -> None:
     table.cursors.create("c", start={0: np.int64(0)})  # type: ignore[dict-item]
     for offsets in ({0: 1.5}, {0: "1"}, {0: -1}, {3: 0}, {"0": 0}, 5):
         with pytest.raises(Rejected):
-            table.cursors.move("c", offsets)  # type: ignore[arg-type]
+            table.cursors.commit("c", offsets)  # type: ignore[arg-type]
         with pytest.raises(Rejected):
             table.trim(offsets)  # type: ignore[arg-type]
     with pytest.raises(Rejected):

@@ -28,7 +28,7 @@ def history(db: Database) -> Table:
 
     def passed() -> bool:
         db.advance_watermark("now")
-        return not table.compact(dry_run=True).held_rows
+        return not table.compact(dry_run=True).too_young_rows
 
     eventually(passed)
     return table
@@ -251,7 +251,7 @@ def test_a_run_that_found_nothing_or_only_young_rows_says_so_in_its_state(
     history.delete([7])
     db.advance_watermark(history.snapshot().time)
     done = history.compact(engine="local")
-    assert (done.state, done.held_rows, done.held_until) == ("done", 0, "")
+    assert (done.state, done.too_young_rows, done.held_until) == ("done", 0, "")
     # then the delete is no row that is live, and indexes of keys are listed
     assert (done.rows_live, done.deletes) == (299, 1)
     for ledger in history.ledgers():
@@ -263,7 +263,7 @@ def test_a_run_that_found_nothing_or_only_young_rows_says_so_in_its_state(
     history.append([{"id": 1}])
     young = history.compact(engine="local")
     # then that is its state, and until when; and no run was made
-    assert (young.state, young.held_rows) == ("too young", 1)
+    assert (young.state, young.too_young_rows) == ("too young", 1)
     assert young.held_until == max(one.held_until for one in young.partitions)
     assert [one.state for one in history.runs()] == ["done"]
 

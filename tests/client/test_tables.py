@@ -550,9 +550,9 @@ def test_a_cursor_remembers_where_a_reader_was(tmp_path: Path) -> None:
         events = db.create_table("events", {"n": "int64"}, partitions=1)
         events.append([{"n": number} for number in range(10)])
         events.cursors.create("copy")
-        events.cursors.move("copy", {0: 4})
+        events.cursors.commit("copy", {0: 4})
         with pytest.raises(CursorMovesBack):
-            events.cursors.move("copy", {0: 2})
+            events.cursors.commit("copy", {0: 2})
     with lowmark.open(tmp_path) as db:
         events = db["events"]
         (cursor,) = events.cursors.list()

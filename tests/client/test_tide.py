@@ -25,7 +25,7 @@ def history(db: Database) -> Table:
 def settle(db: Database, table: Table) -> None:
     def passed() -> bool:
         db.advance_watermark("now")
-        return not table.compact(dry_run=True).held_rows
+        return not table.compact(dry_run=True).too_young_rows
 
     eventually(passed)
 

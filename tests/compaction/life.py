@@ -691,14 +691,14 @@ class Life:
             horizon = max(free, stands.horizon, stands.start)
             what = f"the plan of partition {one.partition} ({one})"
             confirm(one.horizon == horizon, f"{what} ends at {one.horizon}, not {horizon}")
-            confirm(one.held_rows == len(rows) - horizon, f"{what} counts held rows wrongly")
+            confirm(one.too_young_rows == len(rows) - horizon, f"{what} counts held rows wrongly")
             confirm(one.rows == horizon - one.low, f"{what} counts rows wrongly")
 
     def _check_record(
         self, record: RunRecord, plan: RunRecord, before: Mapping[int, Place], *, trim: bool
     ) -> None:
         idle = all(one.state == "skipped" for one in record.partitions)
-        ends = {"done", "too young" if record.held_rows else "nothing"} if idle else {"done"}
+        ends = {"done", "too young" if record.too_young_rows else "nothing"} if idle else {"done"}
         confirm(record.state in ends, f"a run ends as {record.state}: {record.error}")
         if record.partitions and any(one.state != "skipped" for one in record.partitions):
             self._check_lets_go(f"run {record.run}")
@@ -1454,7 +1454,7 @@ class Life:
             mine = placed.consumer.position[number]
             confirm(at >= mine, f"cursor {name} came to {mine}, and its reader to {at}")
             placed.consumer.position[number] = at
-        self.table.cursors.move(name, reader.position)
+        self.table.cursors.commit(name, reader.position)
         if limit is None:
             placed.consumer.check_all_known(f"{placed.kind} cursor {name}")
         self.count("row read by a cursor", len(rows))

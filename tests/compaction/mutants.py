@@ -42,7 +42,7 @@ def compacts_one_row_too_many() -> AbstractContextManager[None]:
 
     def plan_partition(*given: Any, **more: Any) -> PartitionPlan:
         plan = original(*given, **more)
-        if plan.state == "skipped" or not plan.held_rows:
+        if plan.state == "skipped" or not plan.too_young_rows:
             return plan
         return msgspec.structs.replace(plan, horizon=plan.horizon + 1, rows=plan.rows + 1)
 

@@ -31,7 +31,7 @@ path, width, count, budget = sys.argv[1], *map(int, sys.argv[2:])
 def settle(db, table):
     while True:
         db.advance_watermark()
-        if not table.compact(engine="local", dry_run=True).held_rows:
+        if not table.compact(engine="local", dry_run=True).too_young_rows:
             return
 
 def batches():

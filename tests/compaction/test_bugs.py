@@ -78,8 +78,8 @@ def test_nothing_that_happens_to_readers_moves_the_horizon_or_the_pointer(world:
     cursors.create("raw")
     cursors.create("late", kind="compacted", max_lag_rows=16)
     cursors.create("compacted", kind="compacted")
-    cursors.move("compacted", {0: 12})
-    cursors.move("compacted", {0: 0}, reset=True)
+    cursors.commit("compacted", {0: 12})
+    cursors.commit("compacted", {0: 0}, reset=True)
     world.ask(TakeLease("soon over", 1, 15, 1))
     world.write(("k1", 100), ("k1", 101), ("k1", 102))
     world.ask(Tick())
@@ -303,7 +303,7 @@ def test_a_run_from_any_place_within_a_batch_ends(world: World) -> None:
     world.table.cursors.create("c")
     for offset in [1, 3, 4, 9]:
         # given somebody who holds the backlog from within a batch on
-        world.table.cursors.move("c", {0: offset})
+        world.table.cursors.commit("c", {0: offset})
         world.write((f"k{offset}", 100 + offset), ("k0", offset))
         # when it is compacted, then it is, up to the end, and cut as far as that one allows
         run = world.compact()
@@ -331,7 +331,7 @@ def test_who_stands_before_a_delete_is_told_of_it_though_nothing_comes_after_it(
     # given a cursor that has seen all keys
     both.table.cursors.create("c", kind="compacted")
     seen = folded(both.table.read(compacted=True, cursor="c"))
-    both.table.cursors.move("c", {0: 3})
+    both.table.cursors.commit("c", {0: 3})
     # when the last one is deleted, nothing follows, and all is compacted, cut and opened again
     both.write(("c", None))
     for _ in range(2):
@@ -358,7 +358,7 @@ def test_deletes_go_when_everybody_has_passed_them_and_by_no_clock(world: World)
         run = world.compact(rewrite=True)
         assert run.partitions[0].deletes == 1
     # when it has passed them
-    world.table.cursors.move("slow", {0: world.view().end})
+    world.table.cursors.commit("slow", {0: world.view().end})
     # then they go with the next run, though nothing is written any more
     run = world.compact(rewrite=True)
     assert (run.partitions[0].deletes, run.partitions[0].deletes_dropped) == (0, 1)

@@ -13,8 +13,10 @@ from compaction.world import World
 from eventually import eventually
 from lowmark.backend.errors import Cancelled
 from lowmark.client import Progress, RunUnderWay
+from lowmark.compaction.cancel import CancelToken
+from lowmark.compaction.records import Records
 from lowmark.errors import Rejected
-from lowmark.ledger import LedgerLost, table_folder
+from lowmark.ledger import LedgerLost, RunRecord, table_folder
 from lowmark.node import load_settings
 
 ROWS = [(f"k{number % 50}", number) for number in range(400)]
@@ -207,3 +209,44 @@ def test_ledgers_are_where_they_were_from_whatever_folder_a_database_is_opened(
 def test_a_place_that_is_neither_a_path_nor_a_url_is_refused(tmp_path: Path, place: str) -> None:
     with pytest.raises(Rejected, match="neither a path nor a URL"):
         load_settings(arguments={"ledger": {"location": place}})
+
+
+# -- the token ------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_cancelled_while_it_is_taken_up_again_is_given_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a run that was interrupted
+    world.write(*ROWS)
+    left = world.stopped_before("carry out the work").run
+    # when it is cancelled after it was taken up again, and before its first step
+    look_up, asked = Records.run, list[str]()
+
+    def run(self: Records, table: int, name: str) -> RunRecord:
+        if world.table._compactor.active(table) == left and not asked:
+            asked.append(name)
+            world.table.cancel_run(left)
+        return look_up(self, table, name)
+
+    monkeypatch.setattr(Records, "run", run)
+    with pytest.raises(Cancelled, match=left):
+        world.table.compact(engine="local", resume=left)
+    # then it is given up, and nothing of it stays
+    [record] = world.table.runs()
+    assert (asked, record.state) == ([left], "cancelled")
+    world.compact()
+    world.check()
+    world.check_tidy()
+
+
+def test_a_token_ends_what_was_begun_elsewhere_each_time_that_it_is_asked_for() -> None:
+    token, ended = CancelToken("run r"), list[str]()
+    token.check()
+    with token.calls(lambda: ended.append("job")):
+        token.cancel()
+        token.cancel()  # what was about to begin at the first time goes on now
+    token.interrupt()
+    assert (ended, token.cancelled, token.interrupted) == (["job", "job"], True, True)
+    with pytest.raises(Cancelled, match="run r was cancelled"):
+        token.wait(60)  # it does not

@@ -230,7 +230,7 @@ def test_who_goes_on_below_what_expired_is_told_so_though_there_is_a_ledger_agai
     world.compact()
     # given somebody who has seen both keys
     world.table.cursors.create("c", kind="compacted")
-    world.table.cursors.move("c", {0: 2})
+    world.table.cursors.commit("c", {0: 2})
     world.write(("a", None), ("c", 1), ("d", 1))
     # when the delete expires, and a ledger comes after that
     set_options(world, compaction="off", retention_bytes=1)
@@ -310,7 +310,7 @@ def test_nothing_above_the_watermark_takes_a_row_away_that_lies_below_it(world: 
     # when it is compacted, then only what is older is, and what is younger changes nothing of it
     world.db.advance_watermark()
     run = world.table.compact(engine="local")
-    assert (run.rows_live, run.held_rows, world.adopted().horizon) == (3, 2, 3)
+    assert (run.rows_live, run.too_young_rows, world.adopted().horizon) == (3, 2, 3)
     assert {row["id"]: row["v"] for row in world.table.read(as_of=then).to_pylist()} == before
     assert {row["id"]: row["v"] for row in looking.to_pylist()} == before
     world.check()
@@ -335,14 +335,14 @@ def test_rows_younger_than_the_least_lag_are_left_alone_and_old_ones_are_not(
             (0, "every row is younger than min_lag_ms"),  # the clock was set back
         ]:
             plan = plan_partition(0, table, at(given, now_ms))
-            assert (plan.state, plan.why, plan.held_rows) == ("skipped", why, 4)
+            assert (plan.state, plan.why, plan.too_young_rows) == ("skipped", why, 4)
         # at the edge: a row of exactly that age is old enough when its millisecond is over
         for row, wrote_ms in enumerate(wrote):
             plan = plan_partition(0, table, at(given, wrote_ms + 1_001))
             assert plan.horizon >= row + 1
-            assert plan.held_until if plan.held_rows else not plan.held_until
+            assert plan.held_until if plan.too_young_rows else not plan.held_until
         plan = plan_partition(0, table, at(given, wrote[-1] + 1_001))
-        assert (plan.state, plan.horizon, plan.held_rows) == ("planned", 4, 0)
+        assert (plan.state, plan.horizon, plan.too_young_rows) == ("planned", 4, 0)
         # and a clock that runs ahead makes rows old, never young for ever
         plan = plan_partition(0, table, at(given, wrote[-1] + 10**9))
         assert plan.horizon == 4
@@ -353,7 +353,7 @@ def test_a_run_says_how_many_rows_are_too_young_and_takes_the_others(world: Worl
     set_options(world, min_lag_ms=3_600_000)
     world.db.advance_watermark()
     run = world.table.compact(engine="local")
-    assert [(one.state, one.held_rows) for one in run.partitions] == [("skipped", 2)]
+    assert [(one.state, one.too_young_rows) for one in run.partitions] == [("skipped", 2)]
     assert world.view().ledger is None
     world.check()
     # when the least lag is taken back, they are taken

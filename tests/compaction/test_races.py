@@ -500,7 +500,7 @@ def test_whoever_comes_while_a_run_works_is_given_the_deletes_it_needs(
     assert [(row["id"], row["_change"]) for row in rows] == [("b", "upsert"), ("a", "delete")]
     check_one_ledger(world)
     # and when it has passed the delete, the next run drops it
-    world.table.cursors.move("late", {0: 3})
+    world.table.cursors.commit("late", {0: 3})
     world.compact(rewrite=True)
     assert [key for key, _ in world.offsets(compacted=True)] == ["b"]
     check_one_ledger(world)

@@ -323,13 +323,13 @@ def test_a_cursor_goes_on_behind_what_it_has_seen_of_the_ledger(both: World) -> 
     both.table.cursors.create("c", kind="compacted")
     reader = both.table.read(compacted=True, cursor="c", limit=5)
     assert [row["v"] for row in reader.to_pylist()] == [0, 1, 2, 3, 4]
-    both.table.cursors.move("c", reader.position)
+    both.table.cursors.commit("c", reader.position)
     # when the database is opened again
     both.reopen()
     # then it gets the other five, and ends at the end
     reader = both.table.read(compacted=True, cursor="c")
     assert [row["v"] for row in reader.to_pylist()] == [5, 6, 7, 8, 9]
-    moved = both.table.cursors.move("c", reader.position)
+    moved = both.table.cursors.commit("c", reader.position)
     assert (moved.position, moved.lag_rows) == ({0: 10}, 0)
 
 
@@ -344,7 +344,7 @@ def test_a_late_note_of_a_position_that_is_in_the_ledger_only_skips_nothing(both
     both.reopen()
     assert both.view().start == 10
     # when it is moved there
-    assert both.table.cursors.move("c", position).position == {0: 2}
+    assert both.table.cursors.commit("c", position).position == {0: 2}
     # then it goes on right behind it
     rows = both.table.read(compacted=True, cursor="c").to_pylist()
     assert [row["v"] for row in rows] == list(range(2, 10))

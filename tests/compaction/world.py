@@ -135,7 +135,7 @@ class World:
 
         def passed() -> bool:
             self.db.advance_watermark()
-            return not one.compact(engine="local", dry_run=True).held_rows
+            return not one.compact(engine="local", dry_run=True).too_young_rows
 
         eventually(passed)
 

@@ -98,7 +98,7 @@ def test_the_page_has_every_field_in_order() -> None:
         for table in tables(PAGE)
         if table.columns[0] == "field"
     }
-    assert said == {name: of.__struct_fields__ for name, of in STRUCTS.items()}
+    assert said == {name: of.__struct_encode_fields__ for name, of in STRUCTS.items()}
 
 
 def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
@@ -142,6 +142,13 @@ def test_the_shown_values_are_what_the_metastore_has(key: bytes) -> None:
     decode = {Pointer: decode_pointer, Retired: decode_retired, RunRecord: decode_run}[type(value)]
     assert decode(data) == value
     assert f"`{re.sub(r'[0-9].*', '<table>', key.decode())}" in TEXT
+
+
+def test_rows_that_are_too_young_keep_the_name_that_stored_records_have() -> None:
+    stored = b'{"partition":3,"held_rows":7}'
+    plan = msgspec.json.decode(stored, type=PartitionPlan)
+    assert plan.too_young_rows == 7
+    assert msgspec.json.encode(plan) == stored
 
 
 def test_the_shown_answer_is_what_a_partition_writes() -> None:
@@ -365,7 +372,7 @@ def settle(db: Database, table: Table) -> None:
     """Compact all that is there."""
     db.advance_watermark(table.snapshot().time)
     done = table.compact(engine="local", verify=True)
-    assert (done.state, done.held_rows) == ("done", 0)
+    assert (done.state, done.too_young_rows) == ("done", 0)
 
 
 def test_the_digest_of_a_real_ledger_is_recomputed_from_its_files_and_the_page(

@@ -41,7 +41,7 @@ def make(folder: Path) -> None:
             rows = range(first, first + 4_000)
             table.append([{"key": row % KEYS, "value": value_of(row)} for row in rows])
         table.delete(range(0, KEYS, 7))
-        while table.compact(dry_run=True).held_rows:
+        while table.compact(dry_run=True).too_young_rows:
             db.advance_watermark()
 
 

@@ -32,7 +32,7 @@ def fill(table: Table) -> None:
 def settle(db: Database, *tables: Table) -> None:
     def passed() -> bool:
         db.advance_watermark()
-        return not any(one.compact(engine="local", dry_run=True).held_rows for one in tables)
+        return not any(one.compact(engine="local", dry_run=True).too_young_rows for one in tables)
 
     eventually(passed)
 

@@ -84,9 +84,9 @@ def compact(
     new rows are later than held_until says; planned, if it is a dry run), trigger, began, ended,
     seconds, engine (spark or local), where, watermark, verify, trim, rewrite, read_rate,
     write_rate, resumed, error; of all partitions rows_read, rows_live, rows_died, deletes,
-    deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes, held_rows, held_until;
-    and partitions, each with these and its partition, state, why, base, base_epoch, low, horizon,
-    rows, bytes, manifest, files_written, rows_checked, trimmed_to, held_by.
+    deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes, too_young_rows,
+    held_until; and partitions, each with these and its partition, state, why, base, base_epoch,
+    low, horizon, rows, bytes, manifest, files_written, rows_checked, trimmed_to, held_by.
 
     rows_live does not count deletes that are kept; those are in deletes. bytes_read counts the
     backlog once for each pass over it: once for the keys, or once for each range of them that fits

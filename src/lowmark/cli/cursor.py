@@ -215,7 +215,7 @@ def create(
 
 
 @app.command()
-def move(
+def commit(
     ctx: typer.Context,
     table: TableArgument,
     name: NameArgument,
@@ -223,13 +223,19 @@ def move(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Move a cursor forward: what lies behind it is not kept for it any more.
+    """Commit what was read: the cursor goes forward, and what lies behind it is not kept for it
+    any more. `move` is the older name of this command.
 
     With --json, one object: what `cursor list` shows of it.
 
-    Example: lowmark cursor move orders billing --to 0:1200,1:1187 --data ./shop
+    Example: lowmark cursor commit orders billing --to 0:1200,1:1187 --data ./shop
     """
-    _move(ctx, table, name, to, data, reset=False, as_json=as_json)
+    _commit(ctx, table, name, to, data, reset=False, as_json=as_json)
+
+
+app.command(
+    "move", hidden=True, help=(commit.__doc__ or "").replace("cursor commit", "cursor move")
+)(commit)
 
 
 @app.command()
@@ -247,10 +253,10 @@ def reset(
 
     Example: lowmark cursor reset orders billing --to earliest --data ./shop
     """
-    _move(ctx, table, name, to, data, reset=True, as_json=as_json)
+    _commit(ctx, table, name, to, data, reset=True, as_json=as_json)
 
 
-def _move(
+def _commit(
     ctx: typer.Context,
     table: str,
     name: str,
@@ -264,7 +270,7 @@ def _move(
     with opened_database(ctx, data) as database:
         one = database.table(table)
         one.cursors.get(name)  # an unknown name first, before its place
-        moved = one.cursors.move(name, offsets_of(place, one, option="--to"), reset=reset)
+        moved = one.cursors.commit(name, offsets_of(place, one, option="--to"), reset=reset)
         _tell(one, moved, "stands at", as_json=as_json)
 
 

@@ -24,7 +24,7 @@ _TOTALS = (
     "bytes_written",
     "ledger_bytes",
     "trimmed_bytes",
-    "held_rows",
+    "too_young_rows",
 )
 
 
@@ -106,7 +106,7 @@ def show_plan(record: RunRecord) -> None:
             "horizon": one.horizon,
             "rows": one.rows,
             "bytes": bytes_text(one.bytes),
-            "too_young": one.held_rows,
+            "too_young": one.too_young_rows,
             "until_watermark": one.held_until or None,
             "note": one.why or None,
         }
@@ -150,7 +150,7 @@ def _show_partitions(record: RunRecord) -> None:
             "trimmed_to": one.trimmed_to or None,
             "trimmed": bytes_text(one.trimmed_bytes),
             "held_by": ", ".join(one.held_by) or None,
-            "too_young": one.held_rows,
+            "too_young": one.too_young_rows,
             "until_watermark": one.held_until or None,
         }
         for one in record.partitions
@@ -212,11 +212,12 @@ def _nothing(record: RunRecord) -> str:
 
 
 def _show_young(record: RunRecord) -> None:
-    if not record.held_rows:
+    rows = record.too_young_rows
+    if not rows:
         return
-    verb = "is" if record.held_rows == 1 else "are"
+    verb = "is" if rows == 1 else "are"
     print(
-        f"{counted(record.held_rows, 'row')} {verb} too young: the first of them waits until the"
+        f"{counted(rows, 'row')} {verb} too young: the first of them waits until the"
         f" low watermark has passed {record.held_until} (`lowmark watermark`), or for the table's"
         " min_lag_ms, if it has one"
     )

@@ -55,8 +55,8 @@ def runs(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False)
     With --json, a list: run, table, state (done, failed, cancelled or interrupted), trigger,
     began, ended, seconds, engine, where, watermark, verify, trim, rewrite, read_rate, write_rate,
     resumed, error, and of all partitions rows_read, rows_live, rows_died, deletes, deletes_dropped,
-    bytes_read, bytes_written, ledger_bytes, trimmed_bytes, held_rows, held_until. rows_live does
-    not count deletes; bytes_read counts the backlog once for each pass over it.
+    bytes_read, bytes_written, ledger_bytes, trimmed_bytes, too_young_rows, held_until. rows_live
+    does not count deletes; bytes_read counts the backlog once for each pass over it.
 
     Example: lowmark runs orders --data ./shop
     """

@@ -148,12 +148,19 @@ class Cursors:
             with contextlib.suppress(LowmarkError):
                 self._backend.propose(self._table.id, {number: DeleteCursor(name, token)})
 
-    def move(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
-        """Move it to these offsets: forward only, unless it is reset."""
-        to = check_offsets(to, "move", partitions=len(self._partitions))
+    def commit(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
+        """Have it stand at these offsets, the next ones to read: forward only, unless it is reset.
+
+        What lies before them is not kept for it any more.
+        """
+        to = check_offsets(to, "commit", partitions=len(self._partitions))
         moves = {number: MoveCursor(name, at, reset) for number, at in sorted(to.items())}
         self._backend.propose(self._table.id, moves)
         return self.get(name)
+
+    def move(self, name: str, to: Mapping[int, int], *, reset: bool = False) -> TableCursor:
+        """The older name of `commit`."""
+        return self.commit(name, to, reset=reset)
 
     def delete(self, name: str) -> None:
         """Forget it, and hold nothing for it."""

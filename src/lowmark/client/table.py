@@ -397,8 +397,8 @@ class Table:
         """Put all rows up to the low watermark into ledgers, of each key the last one; then cut the
         backlog as far as nobody holds it. Gives what was done, and what it cost. Its `state` is
         `done`; or `nothing`, if no row is new; or `too young`, if no new row is old enough, and
-        then `held_rows` says how many there are, and `held_until` what the low watermark has to
-        pass before the first of them can be compacted.
+        then `too_young_rows` says how many there are, and `held_until` what the low watermark has
+        to pass before the first of them can be compacted.
 
         With `engine="spark"` it runs on a Spark session of yours (`spark`), or on one of its own
         (`master`, `local[*]` if nothing is said, with settings of Spark's in `spark_config`; it

@@ -76,7 +76,7 @@ class Compactor:
             if all(one.state == "skipped" for one in record.partitions):
                 record = msgspec.structs.replace(
                     record,
-                    state="too young" if record.held_rows else "nothing",
+                    state="too young" if record.too_young_rows else "nothing",
                     ended_at_ms=record.began_at_ms,
                 )
                 return run.finish_published(record)

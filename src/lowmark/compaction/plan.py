@@ -135,7 +135,7 @@ def plan_partition(
         horizon=horizon,
         rows=horizon - low,
         bytes=view.bytes_from(low) - view.bytes_from(horizon) if horizon > low else 0,
-        held_rows=held,
+        too_young_rows=held,
         held_until=time_text(int(view.columns.time[at])) if held and at < view.count else "",
     )
     if horizon > low or (ledger is not None and anyway):

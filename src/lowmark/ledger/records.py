@@ -92,7 +92,7 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     rows: int = 0
     """To read from the backlog."""
     bytes: int = 0
-    held_rows: int = 0
+    too_young_rows: int = msgspec.field(default=0, name="held_rows")  # its name in stored records
     """Rows that are too young: the low watermark, or the table's least lag, is before them."""
     held_until: str = ""
     manifest: str = ""
@@ -175,9 +175,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(one.trimmed_bytes for one in self.partitions)
 
     @property
-    def held_rows(self) -> int:
+    def too_young_rows(self) -> int:
         """Rows that were too young to be compacted."""
-        return sum(one.held_rows for one in self.partitions)
+        return sum(one.too_young_rows for one in self.partitions)
 
     @property
     def held_until(self) -> str:
