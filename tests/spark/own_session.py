@@ -45,7 +45,7 @@ class Running:
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(rate,))
         self._thread.start()
-        eventually(lambda: any(one.state == "running" for one in table.runs()), deadline_s=60)
+        eventually(lambda: any(one.state == "running" for one in table.runs()), deadline_s=240)
 
     def _run(self, rate: int) -> None:
         try:
@@ -54,7 +54,7 @@ class Running:
             self.error = error
 
     def wait(self) -> None:
-        self._thread.join(60)
+        self._thread.join(240)
 
 
 def main(path: Path) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def main(path: Path) -> dict[str, Any]:
     settle(db, a, b)
     # two at once; one is cancelled
     first, second = Running(a, 50_000), Running(b, 300_000)
-    eventually(lambda: bool(list(path.rglob("*.progress"))), deadline_s=60)
+    eventually(lambda: bool(list(path.rglob("*.progress"))), deadline_s=240)
     a.cancel_run(a.runs()[0].run)
     first.wait()
     second.wait()

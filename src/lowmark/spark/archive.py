@@ -40,7 +40,7 @@ SWITCH = "LOWMARK_SPARK_ARCHIVE"
 """`off`: sessions neither use nor write one. `anew`: write one even if there is one."""
 
 _KEPT = 2
-_MADE_WITHIN_S = 180.0
+_MADE_WITHIN_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ __all__ = ["Jvm", "attach", "start_jvm"]
 
 _READY_WITHIN_S = 120.0
 _ENDS_WITHIN_S = 60.0
+_WRITES_WITHIN_S = 170.0  # an archive: seconds of work, which a busy machine takes its time for
 _LOOKS_EVERY_S = 0.02
 
 
@@ -46,7 +47,7 @@ class Jvm:
         if self.process.stdin is not None:
             self.process.stdin.close()  # which it takes as its sign to exit
         try:
-            self.process.wait(_ENDS_WITHIN_S)
+            self.process.wait(_ENDS_WITHIN_S if self.recording is None else _WRITES_WITHIN_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
