@@ -22,7 +22,7 @@ quickstart: $(READY) ## See it work: the shortest tour, on your machine
 	@$(PY) examples/quickstart.py
 
 .PHONY: test
-test: lint bytecode ## Everything that CI runs: lint, types, rooms, tests (12 minutes on two cores)
+test: lint bytecode ## Everything that CI runs: lint, types, layers, tests (12 minutes on two cores)
 	$(PY) -m pytest -n auto --dist loadgroup -m "not release"
 
 .PHONY: test-all
@@ -30,11 +30,11 @@ test-all: lint bytecode ## Before a release: the same, and the tests that take l
 	$(PY) -m pytest -n auto --dist loadgroup
 
 .PHONY: check
-check: lint bytecode ## About a minute: format, lint, types, rooms, fast tests
+check: lint bytecode ## About a minute: format, lint, types, layers, fast tests
 	$(PY) -m pytest -n auto --dist loadgroup -m "not slow and not release"
 
 .PHONY: lint
-lint: $(READY) ## Format, lint, types and rooms, without tests
+lint: $(READY) ## Format, lint, types and layers, without tests
 	$(PY) -m ruff format --check --quiet .
 	$(PY) -m ruff check --quiet .
 	$(PY) -m mypy
