@@ -592,11 +592,9 @@ class Embedded(NodeThread):
         copy = self._partition(table, partition)
         for at in range(0, len(ranges), _RANGES_MAX):
             some = ranges[at : at + _RANGES_MAX]
-            plans: list[ReadPlan | None] = [None] * len(some)
-            if held and len(some) > 1:
-                plans = list(self._plans(copy, some)) or plans
-            for one, plan in zip(some, plans, strict=True):
-                yield self._fetch(copy, one, held=held, plan=plan)
+            plans = self._plans(copy, some)[::-1] if held and len(some) > 1 else []
+            for one in some:  # a plan may have entries in it: it goes when it was carried out
+                yield self._fetch(copy, one, held=held, plan=plans.pop() if plans else None)
 
     def _plans(self, copy: Partition, ranges: Sequence[BatchRange]) -> list[ReadPlan]:
         """How to read several ranges that are held, found out in one turn of the loop.
