@@ -49,5 +49,5 @@ def test_what_is_in_parts_is_shown_as_ever(tmp_path: Path, monkeypatch: pytest.M
         assert isinstance(decode(entry.value), PartedSnapshot)
         assert len(bridge.ask(lambda: metastore.range(PART_PREFIX), timeout_s=10).entries) > 2
         # then it is shown from the node, and from what that leaves
-        check("--node", running.door)
+        check("--node", running.endpoint)
     check("--data", str(tmp_path))

@@ -49,15 +49,15 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Running(tmp_path_factory.mktemp("running"), name="n1") as running:
         make(running)
-        yield running.door
+        yield running.endpoint
 
 
 @pytest.fixture(params=["--node", "--data"])
-def where(request: pytest.FixtureRequest, door: str, stopped: Path) -> list[str]:
-    return [request.param, door if request.param == "--node" else str(stopped)]
+def where(request: pytest.FixtureRequest, endpoint: str, stopped: Path) -> list[str]:
+    return [request.param, endpoint if request.param == "--node" else str(stopped)]
 
 
 def run(*words: str, code: int = 0) -> str:
@@ -125,7 +125,7 @@ def test_a_time_is_read_as_utc_and_to_the_end_of_its_millisecond() -> None:
 def own_door(tmp_path: Path) -> Iterator[str]:
     """Of a node whose catalog a test may change."""
     with Running(tmp_path / "data", name="n1") as running:
-        yield running.door
+        yield running.endpoint
 
 
 def test_commands_in_a_file_are_carried_out_together_or_not_at_all(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from eventually import eventually
 from lowmark.cli.app import app
 from lowmark.errors import Rejected
-from lowmark.node import DoorClient
+from lowmark.node import NodeClient
 from node.running import Running
 
 runner = CliRunner()
@@ -118,7 +118,7 @@ def test_somebody_else_behind_an_address_is_no_node() -> None:
         talking.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         # when it is taken for a node
-        with DoorClient(address, timeout_s=2.0) as client, pytest.raises(Exception) as failure:
+        with NodeClient(address, timeout_s=2.0) as client, pytest.raises(Exception) as failure:
             client.status()
         talking.join()
     # then that is said by name

@@ -22,7 +22,7 @@ runner = CliRunner()
 class Place:
     """A node with some keys, and the directory of one that was stopped with the same keys."""
 
-    door: str
+    endpoint: str
     directory: Path
     revision: int
 
@@ -42,13 +42,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with Running(folder / "stopped", name="n1") as stopped:
         fill(stopped)
     with Running(folder / "running", name="n1") as running:
-        yield Place(running.door, folder / "stopped", fill(running))
+        yield Place(running.endpoint, folder / "stopped", fill(running))
 
 
 @pytest.fixture(params=["--node", "--data"])
 def where(request: pytest.FixtureRequest, place: Place) -> list[str]:
     """How to say it: both must answer alike."""
-    return [request.param, place.door if request.param == "--node" else str(place.directory)]
+    return [request.param, place.endpoint if request.param == "--node" else str(place.directory)]
 
 
 def run(*words: str, code: int = 0) -> str:
@@ -111,7 +111,7 @@ def test_status_shows_nodes_groups_and_the_metastore(where: list[str], place: Pl
 
 
 def test_watch_ends_after_so_many(place: Place) -> None:
-    words = ["meta", "watch", "fruit/", "--from", "1", "--count", "3", "--node", place.door]
+    words = ["meta", "watch", "fruit/", "--from", "1", "--count", "3", "--node", place.endpoint]
     lines = run(*words).splitlines()
     assert [line.rpartition("  ")[2] for line in lines] == [
         "fruit/apple = red",
@@ -124,7 +124,7 @@ def test_watch_ends_after_so_many(place: Place) -> None:
 
 
 def test_the_environment_names_the_node(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOWMARK_NODE", place.door)
+    monkeypatch.setenv("LOWMARK_NODE", place.endpoint)
     assert run_json("meta", "get", "fruit/apple")["value"] == "green"
     # and a directory that is named on the command line wins over it
     monkeypatch.setenv("LOWMARK_NODE", "127.0.0.1:1")
@@ -133,7 +133,7 @@ def test_the_environment_names_the_node(place: Place, monkeypatch: pytest.Monkey
 
 def test_errors_of_a_node_are_shown_as_they_are(place: Place) -> None:
     result = runner.invoke(
-        app, ["meta", "get", "k", "--at", "999999", "--node", place.door, "--json"]
+        app, ["meta", "get", "k", "--at", "999999", "--node", place.endpoint, "--json"]
     )
     assert result.exit_code == 1
     said = json.loads(result.stderr)
@@ -171,7 +171,7 @@ def test_wrong_use_and_silence_have_their_exit_codes(
 
 
 def test_a_node_of_another_cluster_is_told_so_and_not_started(place: Place) -> None:
-    words = ["serve", "--data", str(place.directory), "--join", place.door, "--json"]
+    words = ["serve", "--data", str(place.directory), "--join", place.endpoint, "--json"]
     result = runner.invoke(app, [*words, "--listen", "127.0.0.1:0"])
     assert result.exit_code == 1
     said = json.loads(result.stderr.splitlines()[-1])

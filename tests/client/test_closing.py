@@ -538,7 +538,7 @@ def test_a_directory_that_is_open_in_this_process_is_locked(db: Database, orders
 def test_a_directory_of_a_node_with_others_is_refused(tmp_path: Path) -> None:
     # given a cluster of two nodes that was stopped
     one = Running(tmp_path / "n1", name="n1")
-    with one, Running(tmp_path / "n2", name="n2", join=one.door):
+    with one, Running(tmp_path / "n2", name="n2", join=one.endpoint):
         pass
     # then neither of them can be run inside a process: it could not reach the other
     for name in ("n1", "n2"):

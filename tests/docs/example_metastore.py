@@ -33,7 +33,12 @@ COMMAND = Invoke(
 )
 CLUSTER = ClusterSettings(id="00c0ffee00c0ffee")
 NODE = NodeInfo(
-    number=2, name="n2", address="n2:7400", door="n2:7401", rack="r1", attributes={"disk": "ssd"}
+    number=2,
+    name="n2",
+    address="n2:7400",
+    endpoint="n2:7401",
+    rack="r1",
+    attributes={"disk": "ssd"},
 )
 TOPOLOGY = Topology(version=3, nodes=(NodeInfo(number=1, name="n1", address="n1:7400"), NODE))
 NOTE = Identity(number=2, name="n2", cluster=CLUSTER.id, peers={"1": "n1:7400"})

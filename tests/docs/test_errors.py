@@ -25,7 +25,7 @@ _OTHERS = frozenset(
         "Adopted",
         "Ask",
         "Do",
-        "DoorClient",
+        "NodeClient",
         "InstallWant",
         "None",
         "NotHere",

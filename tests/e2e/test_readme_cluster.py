@@ -51,13 +51,13 @@ def block() -> str:
 def serving(block: str, tmp_path: Path) -> Iterator[str]:
     """The nodes of the block, and the rest of it."""
     lines = [line for line in block.splitlines() if line.endswith("&")]
-    doors = [re.findall(r"--listen (\S+)", line)[0] for line in lines]
+    endpoints = [re.findall(r"--listen (\S+)", line)[0] for line in lines]
     processes = [
         subprocess.Popen(line.removesuffix("&").split(), cwd=tmp_path, start_new_session=True)
         for line in lines
     ]
     try:
-        yield f"export LOWMARK_NODE={doors[0]}\n" + block[block.index("echo") :]
+        yield f"export LOWMARK_NODE={endpoints[0]}\n" + block[block.index("echo") :]
     finally:
         for process in processes:
             process.send_signal(signal.SIGKILL)

@@ -18,7 +18,7 @@ from eventually import eventually
 from lowmark.errors import LowmarkError
 from lowmark.group import OutcomeUnknown
 from lowmark.inspect import open_offline
-from lowmark.node import DoorClient, Status, WatchEvent
+from lowmark.node import NodeClient, Status, WatchEvent
 
 pytestmark = pytest.mark.slow
 
@@ -57,11 +57,11 @@ class Served:
         return self
 
     @property
-    def door(self) -> str:
+    def endpoint(self) -> str:
         return str(self.ready["listen"])
 
-    def client(self) -> DoorClient:
-        return DoorClient(self.door)
+    def client(self) -> NodeClient:
+        return NodeClient(self.endpoint)
 
     def end(self, number: signal.Signals) -> int:
         self._process.send_signal(number)
@@ -102,7 +102,7 @@ def three(tmp_path: Path) -> Iterator[Three]:
     three = Three(tmp_path)
     try:
         first = three.start("n1").wait()
-        others = [three.start(name, join=first.door) for name in ("n2", "n3")]
+        others = [three.start(name, join=first.endpoint) for name in ("n2", "n3")]
         for other in others:
             other.wait()
         eventually(lambda: settled(three.status("n1")))
@@ -131,7 +131,7 @@ def leader(three: Three, by: str) -> str:
     return found
 
 
-def put(client: DoorClient, key: bytes, value: bytes) -> int:
+def put(client: NodeClient, key: bytes, value: bytes) -> int:
     """Write until it is certain; a put of the same value twice does no harm."""
     while True:
         try:
@@ -143,18 +143,18 @@ def put(client: DoorClient, key: bytes, value: bytes) -> int:
 class Watching:
     """A watch on a thread of its own, which goes on at another node when its own is gone."""
 
-    def __init__(self, doors: list[str], *, from_revision: int) -> None:
+    def __init__(self, endpoints: list[str], *, from_revision: int) -> None:
         self.revisions: list[int] = []
         self.ends: list[LowmarkError] = []
         self._next = from_revision
-        self._doors = doors
+        self._doors = endpoints
         self._until = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        for door in self._doors:
-            with DoorClient(door) as client:
+        for endpoint in self._doors:
+            with NodeClient(endpoint) as client:
                 try:
                     for told in client.watch(b"k", from_revision=self._next):
                         if isinstance(told, WatchEvent):
@@ -183,7 +183,7 @@ def command(*words: str) -> Any:
 
 def test_a_cluster_outlives_its_leader_and_takes_it_back(three: Three) -> None:
     # given three nodes, and what was written
-    shown = command("status", "--node", three.nodes["n3"].door)
+    shown = command("status", "--node", three.nodes["n3"].endpoint)
     assert sorted((node["name"], node["up"]) for node in shown["nodes"]) == [
         ("n1", True),
         ("n2", True),
@@ -194,10 +194,10 @@ def test_a_cluster_outlives_its_leader_and_takes_it_back(three: Three) -> None:
     survivor, other = [name for name in three.nodes if name != killed]
     with three.nodes[survivor].client() as client:
         written = [put(client, b"k.%d" % number, b"before") for number in range(20)]
-        doors = [three.nodes[name].door for name in (killed, survivor)]
+        endpoints = [three.nodes[name].endpoint for name in (killed, survivor)]
         watching = [
-            Watching(doors, from_revision=written[0]),  # loses its node, and goes on elsewhere
-            Watching(doors[1:], from_revision=written[0]),
+            Watching(endpoints, from_revision=written[0]),  # loses its node, and goes on elsewhere
+            Watching(endpoints[1:], from_revision=written[0]),
         ]
         eventually(lambda: all(len(each.revisions) >= 20 for each in watching))
         # when the leader is killed
@@ -253,7 +253,7 @@ def test_who_watches_can_be_interrupted_and_who_reads_nothing_stops_nobody(tmp_p
         served = three.start("n1").wait()
         # given a watch to which nothing happens
         with subprocess.Popen(
-            [sys.executable, "-m", "lowmark", "meta", "watch", "--json", "--node", served.door],
+            [sys.executable, "-m", "lowmark", "meta", "watch", "--json", "--node", served.endpoint],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as watching:

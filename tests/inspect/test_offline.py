@@ -70,7 +70,7 @@ def test_a_directory_says_what_its_node_said(tmp_path: Path) -> None:
 def test_a_member_of_several_that_was_stopped_says_all_that_it_knew(tmp_path: Path) -> None:
     with Running(tmp_path / "1", name="n1") as first:
         client = first.client()
-        with Running(tmp_path / "2", name="n2", join=first.door) as second:
+        with Running(tmp_path / "2", name="n2", join=first.endpoint) as second:
             for number in range(10):
                 client.put(b"k", b"%d" % number)
             history = [e for page in second.client().history(b"k") for e in page.entries]
@@ -85,7 +85,7 @@ def test_what_no_majority_has_is_not_known_though_it_is_durable_here(tmp_path: P
     hasty = replace(QUICK, metastore=short, group=replace(QUICK.group, request_timeout_ms=700))
     with Running(tmp_path / "1", name="n1", settings=hasty) as first:
         client = first.client()
-        with Running(tmp_path / "2", name="n2", join=first.door, settings=hasty):
+        with Running(tmp_path / "2", name="n2", join=first.endpoint, settings=hasty):
             eventually(lambda: len(client.status().groups[0].voters) == 2)
             client.put(b"k", b"agreed")
             group = first.node.cluster.metastore.group

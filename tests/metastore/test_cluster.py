@@ -323,7 +323,7 @@ def test_a_node_of_another_cluster_is_not_let_in_and_does_no_harm() -> None:
         {"number": 1 << 63},
         {"address": ""},
         {"rack": "r" * 1_025},
-        {"door": "d" * 1_025},
+        {"endpoint": "d" * 1_025},
         {"attributes": {"k": "v" * 1_024}},
         {"attributes": {f"k{n}": "" for n in range(ATTRIBUTES_MAX + 1)}},
     ],

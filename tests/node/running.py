@@ -9,7 +9,7 @@ from typing import Self
 
 from lowmark.group import GroupConfig
 from lowmark.metastore import MetastoreConfig
-from lowmark.node import DoorClient, Node, NodeOptions, Settings
+from lowmark.node import Node, NodeClient, NodeOptions, Settings
 
 __all__ = ["QUICK", "Running"]
 
@@ -31,7 +31,7 @@ class Running:
         self.failure: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="a node")
-        self._clients: list[DoorClient] = []
+        self._clients: list[NodeClient] = []
 
     def _run(self) -> None:
         try:
@@ -65,10 +65,10 @@ class Running:
             client.close()
 
     @property
-    def door(self) -> str:
-        return self.node.info.door
+    def endpoint(self) -> str:
+        return self.node.info.endpoint
 
-    def client(self) -> DoorClient:
-        client = DoorClient(self.door, timeout_s=DEADLINE_S)
+    def client(self) -> NodeClient:
+        client = NodeClient(self.endpoint, timeout_s=DEADLINE_S)
         self._clients.append(client)
         return client

@@ -23,7 +23,7 @@ def test_a_directory_of_one_process_grows_into_a_cluster(tmp_path: Path) -> None
         tables = first.node.tables
         assert isinstance(tables, Tables)
         eventually(lambda: sum(one.view.end for one in tables.all()) == 100)
-        with Running(tmp_path / "b", join=first.door) as second:
+        with Running(tmp_path / "b", join=first.endpoint) as second:
             # then both know each other, and the rows are where they were
             eventually(lambda: len(second.client().status().nodes) == 2)
             eventually(lambda: all(node.up for node in first.client().status().nodes))

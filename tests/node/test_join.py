@@ -11,8 +11,8 @@ from eventually import eventually
 from lowmark.metastore import ClusterRefused
 from lowmark.node import Node, NodeOptions, NodeUnreachable
 from lowmark.node import node as node_module
-from lowmark.node.door import Door, reply
 from lowmark.node.messages import Nothing, PeerAddress
+from lowmark.node.server import Server, reply
 from node.running import QUICK, Running
 
 
@@ -28,7 +28,7 @@ def test_a_node_of_one_cluster_does_not_join_another(tmp_path: Path) -> None:
         other = first.client().peer().cluster
         # when one is started to join the other
         with pytest.raises(ClusterRefused, match="another cluster") as refused:
-            Node(options(tmp_path / "2", first.door), QUICK)
+            Node(options(tmp_path / "2", first.endpoint), QUICK)
         # then both are named, and what to do
         assert own in refused.value.detail
         assert other in refused.value.detail
@@ -40,10 +40,10 @@ def test_a_node_of_one_cluster_does_not_join_another(tmp_path: Path) -> None:
 
 def test_a_node_may_name_its_own_cluster_again(tmp_path: Path) -> None:
     with Running(tmp_path / "1", name="n1") as first:
-        with Running(tmp_path / "2", name="n2", join=first.door) as second:
+        with Running(tmp_path / "2", name="n2", join=first.endpoint) as second:
             eventually(lambda: bool(second.client().peer().cluster))
             assert second.client().peer().cluster == first.client().peer().cluster
-        with Running(tmp_path / "2", join=first.door) as again:
+        with Running(tmp_path / "2", join=first.endpoint) as again:
             assert [n.name for n in again.client().status().nodes] == ["n1", "n2"]
 
 
@@ -51,7 +51,7 @@ def test_a_node_that_knows_others_does_not_need_the_one_it_names(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Running(tmp_path / "1", name="n1") as first:
-        with Running(tmp_path / "2", name="n2", join=first.door) as second:
+        with Running(tmp_path / "2", name="n2", join=first.endpoint) as second:
             client = second.client()
             eventually(lambda: len(client.status().groups[0].voters) == 2)
         with (
@@ -78,7 +78,7 @@ def test_a_node_that_belongs_nowhere_yet_is_no_other_cluster(
     # given a node that waits to be let in, or an older one that does not say
     with Running(tmp_path):
         pass
-    nowhere = Door("127.0.0.1:0")
+    nowhere = Server("127.0.0.1:0")
     address = PeerAddress(address="127.0.0.1:1")
     nowhere.actions["cluster.peer-address"] = reply(Nothing, lambda _: address)
     # then the directory's own cluster is gone back to, and that is said

@@ -33,7 +33,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running
 def pages(running: Running, **asked: Any) -> Iterator[RangePage]:
     """Page by page as Flight asks for them; a client's connection would take several at once."""
     body = msgspec.json.encode(RangeAsk(prefix=b"page/", **asked))
-    action = running.node.door.actions["meta.range"]
+    action = running.node.server.actions["meta.range"]
     stream = iter(action(body, lambda: False))
     return (msgspec.json.decode(page, type=RangePage) for page in stream)
 
@@ -67,7 +67,7 @@ def test_a_compaction_between_two_pages_cuts_nobody_off(running: Running) -> Non
 
 def test_a_client_that_goes_holds_nothing(running: Running) -> None:
     body = msgspec.json.encode(RangeAsk(prefix=b"page/"))
-    stream: Any = iter(running.node.door.act("meta.range", Body(body), lambda: False))
+    stream: Any = iter(running.node.server.act("meta.range", Body(body), lambda: False))
     next(stream)
     assert readers(running) == 1
     stream.close()
@@ -125,7 +125,7 @@ def test_values_of_a_page_are_read_at_once(
     assert asked == [KEYS]
     asked.clear()
     body = msgspec.json.encode({"key": b"story"})
-    stream = iter(running.node.door.actions["meta.history"](body, lambda: False))
+    stream = iter(running.node.server.actions["meta.history"](body, lambda: False))
     first = msgspec.json.decode(next(iter(stream)), type=HistoryPage)
     assert [entry.value for entry in first.entries] == [b"0", b"1", b"2", b"3", b"4", None]
     assert asked == [5]

@@ -1,4 +1,4 @@
-"""One node, or two, in this process: what goes through the door, and how it ends."""
+"""One node, or two, in this process: what goes through the endpoint, and how it ends."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from lowmark.metastore import (
     RevisionUnknown,
 )
 from lowmark.node import (
-    DoorClient,
     Node,
+    NodeClient,
     NodeOptions,
     NodeUnreachable,
     NotLoopback,
     Settings,
     WatchEvent,
     WatchStarted,
-    door,
+    server,
 )
 from lowmark.node import meta_actions as limits
 from lowmark.node.messages import BODY_BYTES_MAX, Nothing, PeerAddress, PutAsk
@@ -44,8 +44,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.fixture
-def client(running: Running) -> Iterator[DoorClient]:
-    with DoorClient(running.door) as client:
+def client(running: Running) -> Iterator[NodeClient]:
+    with NodeClient(running.endpoint) as client:
         yield client
 
 
@@ -53,7 +53,7 @@ def client(running: Running) -> Iterator[DoorClient]:
 
 
 def test_a_value_is_read_as_it_was_written_also_as_of_an_earlier_revision(
-    client: DoorClient,
+    client: NodeClient,
 ) -> None:
     first = client.put(b"get/\xff", b"\x00\xff")
     second = client.put(b"get/\xff", b"two")
@@ -70,7 +70,7 @@ def test_a_value_is_read_as_it_was_written_also_as_of_an_earlier_revision(
 
 
 def test_a_range_comes_in_pages_all_as_of_one_revision(
-    client: DoorClient, monkeypatch: pytest.MonkeyPatch
+    client: NodeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given more keys than one result takes
     monkeypatch.setattr(limits, "PAGE_ENTRIES_MAX", 3)
@@ -91,7 +91,7 @@ def test_a_range_comes_in_pages_all_as_of_one_revision(
 
 
 def test_a_page_holds_few_large_values_but_at_least_one(
-    client: DoorClient, monkeypatch: pytest.MonkeyPatch
+    client: NodeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PAGE_BYTES_MAX", 1_000)
     for number, size in enumerate([400, 400, 400, 5_000, 10]):
@@ -100,7 +100,7 @@ def test_a_page_holds_few_large_values_but_at_least_one(
     assert sizes == [[400, 400], [400], [5_000], [10]]
 
 
-def test_a_range_may_be_short_or_without_values(client: DoorClient) -> None:
+def test_a_range_may_be_short_or_without_values(client: NodeClient) -> None:
     for number in range(5):
         client.put(b"few/%d" % number, b"v")
     few = [entry for page in client.range(b"few/", limit=2) for entry in page.entries]
@@ -113,7 +113,7 @@ def test_a_range_may_be_short_or_without_values(client: DoorClient) -> None:
         list(client.range(limit=0))
 
 
-def test_a_history_shows_every_value_and_every_removal(client: DoorClient) -> None:
+def test_a_history_shows_every_value_and_every_removal(client: NodeClient) -> None:
     client.put(b"story", b"a")
     client.put(b"story", b"b")
     client.remove(b"story")
@@ -127,7 +127,7 @@ def test_a_history_shows_every_value_and_every_removal(client: DoorClient) -> No
 # -- refusals -----------------------------------------------------------------------------------
 
 
-def test_errors_arrive_as_what_they_are(client: DoorClient) -> None:
+def test_errors_arrive_as_what_they_are(client: NodeClient) -> None:
     with pytest.raises(RevisionUnknown) as unknown:
         client.get(b"a", at=1_000_000)
     assert "1000000" in unknown.value.message
@@ -136,7 +136,7 @@ def test_errors_arrive_as_what_they_are(client: DoorClient) -> None:
         client.put(b"", b"no key")
 
 
-def test_an_action_that_nobody_knows_is_refused_by_name(client: DoorClient) -> None:
+def test_an_action_that_nobody_knows_is_refused_by_name(client: NodeClient) -> None:
     with pytest.raises(Rejected) as refused:
         client.ask("meta.forget", Nothing(), Nothing)
     assert type(refused.value).__name__ == "ActionUnknown"
@@ -147,21 +147,21 @@ def test_an_action_that_nobody_knows_is_refused_by_name(client: DoorClient) -> N
     "body", [b"rubbish", b'{"key": 1}', b"{}", b'{"key": "YQ==", "rev": 1}', b"\xff\xff"]
 )
 def test_a_body_that_is_not_what_the_action_takes_is_refused(running: Running, body: bytes) -> None:
-    raw = flight.FlightClient(f"grpc+tcp://{running.door}")
+    raw = flight.FlightClient(f"grpc+tcp://{running.endpoint}")
     with raw, pytest.raises(flight.FlightServerError) as refused:
         list(raw.do_action(flight.Action("meta.get", body)))
     assert msgspec.json.decode(refused.value.extra_info)["class"] == "BadRequest"
 
 
-def test_a_body_that_is_too_long_is_refused(client: DoorClient) -> None:
+def test_a_body_that_is_too_long_is_refused(client: NodeClient) -> None:
     with pytest.raises(Rejected, match="too long"):
         client.ask("meta.put", PutAsk(key=b"k", value=bytes(BODY_BYTES_MAX)), Nothing)
 
 
 def test_a_mistake_of_the_node_is_told_without_its_insides(
-    running: Running, client: DoorClient, caplog: pytest.LogCaptureFixture
+    running: Running, client: NodeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    running.node.door.actions["broken"] = lambda _body, _gone: [b"%d" % (1 // 0)]
+    running.node.server.actions["broken"] = lambda _body, _gone: [b"%d" % (1 // 0)]
     with pytest.raises(Exception, match="ZeroDivisionError") as told:
         client.ask("broken", Nothing(), Nothing)
     assert type(told.value).__name__ == "NodeFailed"
@@ -170,7 +170,7 @@ def test_a_mistake_of_the_node_is_told_without_its_insides(
 
 
 def test_a_port_without_a_node_is_named() -> None:
-    with DoorClient("127.0.0.1:1") as nobody, pytest.raises(NodeUnreachable) as gone:
+    with NodeClient("127.0.0.1:1") as nobody, pytest.raises(NodeUnreachable) as gone:
         nobody.status()
     assert "127.0.0.1:1" in gone.value.message
     assert "lowmark serve" in gone.value.hint
@@ -185,7 +185,7 @@ def told(watch: Iterator[WatchStarted | WatchEvent]) -> WatchEvent:
     return event
 
 
-def test_a_watch_tells_what_happens_after_it_stands(client: DoorClient) -> None:
+def test_a_watch_tells_what_happens_after_it_stands(client: NodeClient) -> None:
     watch = client.watch(b"seen/")
     started = next(watch)
     assert isinstance(started, WatchStarted)
@@ -198,7 +198,7 @@ def test_a_watch_tells_what_happens_after_it_stands(client: DoorClient) -> None:
     assert told(watch).changes[0].removed
 
 
-def test_a_watch_from_the_past_tells_all_of_it_first(client: DoorClient) -> None:
+def test_a_watch_from_the_past_tells_all_of_it_first(client: NodeClient) -> None:
     made = [client.put(b"past", b"%d" % number).revision for number in range(5)]
     watch = client.watch(b"past", from_revision=made[0])
     assert next(watch) == WatchStarted(from_revision=made[0])
@@ -208,7 +208,7 @@ def test_a_watch_from_the_past_tells_all_of_it_first(client: DoorClient) -> None
 def test_a_watch_whose_client_has_gone_is_closed(running: Running) -> None:
     metastore = running.node.cluster.metastore
     before = len(metastore.watches())
-    with DoorClient(running.door) as leaving:
+    with NodeClient(running.endpoint) as leaving:
         watch = leaving.watch(b"")
         next(watch)
         eventually(lambda: len(metastore.watches()) == before + 1)
@@ -218,12 +218,12 @@ def test_a_watch_whose_client_has_gone_is_closed(running: Running) -> None:
 
 
 def test_who_does_not_read_has_little_waiting_for_it_and_loses_nothing(
-    running: Running, client: DoorClient
+    running: Running, client: NodeClient
 ) -> None:
-    eventually(lambda: running.node.door.calls == 0)  # those of other tests have gone
+    eventually(lambda: running.node.server.calls == 0)  # those of other tests have gone
     # given a watch that nobody reads, and far more than a connection takes
     first = client.put(b"slow", b"first").revision
-    with DoorClient(running.door) as slow:
+    with NodeClient(running.endpoint) as slow:
         watch = slow.watch(b"slow", from_revision=first)
         next(watch)
         value = bytes(200_000)
@@ -238,7 +238,7 @@ def test_who_does_not_read_has_little_waiting_for_it_and_loses_nothing(
 
 def test_a_watch_that_was_cut_off_ends_with_the_reason(running: Running) -> None:
     metastore = running.node.cluster.metastore
-    with DoorClient(running.door) as client:
+    with NodeClient(running.endpoint) as client:
         first = client.put(b"cut", b"1").revision
         last = client.put(b"cut", b"2").revision
         running.node.bridge.ask(metastore.renew_holds, timeout_s=10)
@@ -255,9 +255,9 @@ def test_a_watch_that_was_cut_off_ends_with_the_reason(running: Running) -> None
 
 def test_so_many_watches_and_no_more(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     # given as many watches as a node takes
-    eventually(lambda: running.node.door.calls == 0)  # those of other tests have gone
+    eventually(lambda: running.node.server.calls == 0)  # those of other tests have gone
     monkeypatch.setattr(limits, "WATCHES_MAX", 2)
-    with DoorClient(running.door) as client:
+    with NodeClient(running.endpoint) as client:
         first, second = client.watch(b"a"), client.watch(b"b")
         next(first), next(second)
         # when there is one more, it is refused by name, and everything else is answered
@@ -279,25 +279,25 @@ def test_so_many_watches_and_no_more(running: Running, monkeypatch: pytest.Monke
 
 
 def test_so_many_calls_and_no_more(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    eventually(lambda: running.node.door.calls == 0)
-    with DoorClient(running.door) as client:
+    eventually(lambda: running.node.server.calls == 0)
+    with NodeClient(running.endpoint) as client:
         watch = client.watch(b"a")
         next(watch)
-        monkeypatch.setattr(door, "CALLS_MAX", 1)
-        with pytest.raises(door.DoorBusy):
+        monkeypatch.setattr(server, "CALLS_MAX", 1)
+        with pytest.raises(server.ServerBusy):
             client.status()
-        monkeypatch.setattr(door, "CALLS_MAX", 2)
+        monkeypatch.setattr(server, "CALLS_MAX", 2)
         assert client.status().nodes
 
 
 # -- status -------------------------------------------------------------------------------------
 
 
-def test_a_status_says_who_is_there_and_who_leads(running: Running, client: DoorClient) -> None:
+def test_a_status_says_who_is_there_and_who_leads(running: Running, client: NodeClient) -> None:
     status = client.status()
     [node] = status.nodes
     assert (node.name, node.up, node.role) == ("n1", True, "coordinator")
-    assert (node.door, node.address) == (running.door, running.node.info.address)
+    assert (node.endpoint, node.address) == (running.endpoint, running.node.info.address)
     [group] = status.groups
     assert (group.group, group.leader_name) == ("metastore", "n1")
     assert group.members[0].entries_behind == 0
@@ -313,7 +313,7 @@ def test_a_status_says_who_is_there_and_who_leads(running: Running, client: Door
 def test_a_node_that_comes_back_knows_everything_at_another_address(tmp_path: Path) -> None:
     with Running(tmp_path, name="n1") as first:
         written = first.client().put(b"k", b"v")
-        first_door, number = first.door, first.node.info.number
+        first_endpoint, number = first.endpoint, first.node.info.number
     with Running(tmp_path) as again:
         assert again.node.info.number == number
         assert again.node.info.name == "n1"
@@ -322,8 +322,8 @@ def test_a_node_that_comes_back_knows_everything_at_another_address(tmp_path: Pa
         assert entry is not None
         assert entry.revision == written.revision
         # and the cluster learns where it is now
-        eventually(lambda: client.status().nodes[0].door == again.door)
-        assert again.door != first_door
+        eventually(lambda: client.status().nodes[0].endpoint == again.endpoint)
+        assert again.endpoint != first_endpoint
 
 
 def test_stopping_ends_watches_with_a_word_and_frees_the_directory(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_two_nodes_can_t_have_one_directory_or_one_address(tmp_path: Path) -> No
             Node(NodeOptions(data=str(tmp_path / "a"), listen="127.0.0.1:0"), QUICK)
         free, data = "127.0.0.1:0", str(tmp_path / "b")
         for options in (
-            NodeOptions(data=data, listen=running.door),
+            NodeOptions(data=data, listen=running.endpoint),
             NodeOptions(data=data, listen=free, peers=running.node.info.address),
         ):
             with pytest.raises(AddressInUse):
@@ -378,7 +378,7 @@ def test_a_second_node_joins_by_the_door_of_the_first(tmp_path: Path) -> None:
     with Running(tmp_path / "1", name="n1") as first:
         one = first.client()
         one.put(b"k", b"v")
-        with Running(tmp_path / "2", name="n2", join=first.door) as second:
+        with Running(tmp_path / "2", name="n2", join=first.endpoint) as second:
             two = second.client()
             entry = two.get(b"k").entry
             assert entry is not None
@@ -395,20 +395,20 @@ def test_a_second_node_joins_by_the_door_of_the_first(tmp_path: Path) -> None:
                 assert all(member.applied for member in group.members)
             # when the name is taken, nobody else gets in under it
             with pytest.raises(ClusterRefused, match="n1"):
-                Running(tmp_path / "3", name="n1", join=first.door).__enter__()
+                Running(tmp_path / "3", name="n1", join=first.endpoint).__enter__()
 
 
 def test_a_node_that_nobody_lets_in_says_so_and_can_be_stopped(tmp_path: Path) -> None:
-    # given a door that leads nowhere
-    nowhere = door.Door("127.0.0.1:0")
+    # given a endpoint that leads nowhere
+    nowhere = server.Server("127.0.0.1:0")
     address = PeerAddress(address="127.0.0.1:1")
-    nowhere.actions["cluster.peer-address"] = door.reply(Nothing, lambda _: address)
+    nowhere.actions["cluster.peer-address"] = server.reply(Nothing, lambda _: address)
     options = NodeOptions(data=str(tmp_path), listen="127.0.0.1:0", join=nowhere.address)
     node = Node(options, QUICK)
     thread = threading.Thread(target=node.run)
     thread.start()
     # when it is asked
-    with DoorClient(node.info.door) as client:
+    with NodeClient(node.info.endpoint) as client:
         status = client.status()
         with pytest.raises(NotInCluster):
             client.get(b"k")

@@ -16,8 +16,8 @@ from lowmark.inspect import open_offline
 from lowmark.log import GroupQuarantined
 from lowmark.metastore import ClusterRefused, MetastoreDamaged
 from lowmark.node import (
-    DoorClient,
     Node,
+    NodeClient,
     NodeOptions,
     Status,
 )
@@ -100,7 +100,7 @@ def test_one_of_two_that_can_t_read_its_copy_shows_the_rest(
 ) -> None:
     with (
         Running(tmp_path / "1", name="n1") as first,
-        Running(tmp_path / "2", name="n2", join=first.door) as second,
+        Running(tmp_path / "2", name="n2", join=first.endpoint) as second,
     ):
         client = second.client()
         eventually(lambda: len(client.status().groups[0].voters) == 2)
@@ -121,7 +121,7 @@ def test_a_copy_whose_status_can_t_be_had_is_a_problem_of_its_node(
 ) -> None:
     with (
         Running(tmp_path / "1", name="n1") as first,
-        Running(tmp_path / "2", name="n2", join=first.door) as second,
+        Running(tmp_path / "2", name="n2", join=first.endpoint) as second,
     ):
         client = first.client()
         eventually(lambda: len(client.status().groups[0].voters) == 2)
@@ -157,13 +157,13 @@ def test_a_node_with_a_damaged_directory_says_what_is_damaged(tmp_path: Path) ->
 def test_a_damaged_member_shows_what_the_others_say(tmp_path: Path) -> None:
     with Running(tmp_path / "1", name="n1") as first:
         client = first.client()
-        with Running(tmp_path / "2", name="n2", join=first.door) as second:
+        with Running(tmp_path / "2", name="n2", join=first.endpoint) as second:
             for number in range(30):
                 client.put(b"k%d" % number, bytes(100))
             eventually(lambda: len(second.client().status().groups[0].voters) == 2)
             number = first.node.info.number
         damage(tmp_path / "2")
-        with started(tmp_path / "2") as node, DoorClient(node.info.door) as damaged:
+        with started(tmp_path / "2") as node, NodeClient(node.info.endpoint) as damaged:
 
             def said() -> bool:
                 [group] = damaged.status().groups
@@ -178,7 +178,7 @@ def test_a_damaged_member_shows_what_the_others_say(tmp_path: Path) -> None:
 def test_why_a_node_was_not_let_in_again_is_shown_to_whoever_asks(tmp_path: Path) -> None:
     with (
         Running(tmp_path / "1", name="n1") as first,
-        Running(tmp_path / "2", name="n2", join=first.door) as second,
+        Running(tmp_path / "2", name="n2", join=first.endpoint) as second,
     ):
         clients = [first.client(), second.client()]
         eventually(lambda: len(clients[0].status().groups[0].voters) == 2)

@@ -10,7 +10,7 @@ import lowmark
 from eventually import eventually
 from inside import backend_of
 from lowmark.inspect import open_offline
-from lowmark.node import DoorClient
+from lowmark.node import NodeClient
 from lowmark.node.messages import HolderRow, WatermarkStatus
 from lowmark.node.table_status import (
     HELD_MS_MAX,
@@ -92,7 +92,7 @@ def test_a_node_says_what_it_leads_of_tables(tmp_path: Path) -> None:
         assert status.warnings == ()
 
 
-def _here(client: DoorClient) -> int:
+def _here(client: NodeClient) -> int:
     return sum(table.here for table in client.status().tables)
 
 

@@ -269,7 +269,7 @@ def test_nobody_stands_where_nothing_is(log: Log) -> None:
 def test_what_names_a_cursor_or_a_lease_is_the_same_in_every_python(
     log: Log, name: str, well: bool
 ) -> None:
-    # given a name that came past the door of whichever client
+    # given a name that came past the endpoint of whichever client
     # when a cursor and a lease are to have it
     outcomes = [log.ask(CreateCursor(name, 1, "raw", 0)), log.ask(TakeLease(name, 1, 0, 100))]
     # then only its length and its control characters count, by which all members agree

@@ -31,8 +31,8 @@ Invariants
     8. Bytes that are not what was written give `CatalogUnreadable`; those of a newer protocol give
        `CatalogTooNew`. Nothing else comes out of decoding and applying.
 
-`catalog.arrow` turns column types into Arrow's and back. It is a door of its own, since it imports
-pyarrow and the rest of the room does not.
+`catalog.arrow` turns column types into Arrow's and back. It is apart, since it imports pyarrow
+and the rest of the package does not.
 """
 
 from lowmark.catalog.catalog import DEFAULT_SCHEMA, DEFAULT_ZONE, EMPTY, Catalog, CatalogVersion

@@ -1,4 +1,4 @@
-"""Commands on tables as a whole; those on columns are next door."""
+"""Commands on tables as a whole; those on columns are in `column_commands`."""
 
 from __future__ import annotations
 

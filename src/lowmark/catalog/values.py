@@ -1,4 +1,4 @@
-"""Defaults of columns: constants, checked against their type and brought to one form at the door.
+"""Defaults of columns: constants, checked against their type and brought to one form.
 
 One form, so that equal defaults are equal values and equal bytes: a decimal has as many digits
 behind the point as its type says, an instant is in UTC, a float32 is rounded to one, minus zero is

@@ -26,7 +26,7 @@ from lowmark.catalog import (
 from lowmark.catalog import to_builtins as catalog_builtins
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
 from lowmark.cli.session import WrongUse, help_if_bare
-from lowmark.cli.source import DataOption, NodeOption, Source, door_client, opened_source
+from lowmark.cli.source import DataOption, NodeOption, Source, node_client, opened_source
 from lowmark.errors import Unavailable
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
@@ -282,7 +282,7 @@ def apply(
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WrongUse(f"what was given is not JSON: {error}") from error
     read_commands(wishes)  # what is wrong on its face is said before a node is asked
-    with door_client(node) as client:
+    with node_client(node) as client:
         done = client.execute(wishes if isinstance(wishes, list) else [wishes])
     if as_json:
         show_json(msgspec.to_builtins(done))

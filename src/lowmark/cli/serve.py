@@ -13,7 +13,7 @@ import typer
 from lowmark.cli.output import Json
 from lowmark.cli.session import settings_of, wrong_use
 from lowmark.errors import Rejected
-from lowmark.node import DEFAULT_DOOR, Node, NodeOptions, check_directory, data_path
+from lowmark.node import DEFAULT_ENDPOINT, Node, NodeOptions, check_directory, data_path
 
 __all__ = ["serve"]
 
@@ -29,7 +29,7 @@ def serve(
     listen: Annotated[
         str,
         typer.Option(metavar="ADDR", help="Where clients reach this node; port 0 is a free one."),
-    ] = DEFAULT_DOOR,
+    ] = DEFAULT_ENDPOINT,
     peers: Annotated[
         str,
         typer.Option(metavar="ADDR", help="Where other nodes reach it.", show_default="next port"),
@@ -103,11 +103,11 @@ def _say_ready(node: Node, data: str, *, as_json: bool) -> None:
         facts = {
             "name": info.name,
             "number": info.number,
-            "listen": info.door,
+            "listen": info.endpoint,
             "peers": info.address,
             "data": data,
             "pid": os.getpid(),
         }
         print(json.dumps(facts, ensure_ascii=False), flush=True)
     else:
-        print(f"{info.name} listens at {info.door}, for nodes at {info.address}", flush=True)
+        print(f"{info.name} listens at {info.endpoint}, for nodes at {info.address}", flush=True)

@@ -15,10 +15,10 @@ from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.errors import Corrupt, Rejected
 from lowmark.inspect import open_offline
 from lowmark.node import (
-    DEFAULT_DOOR,
-    DoorClient,
+    DEFAULT_ENDPOINT,
     GetReply,
     HistoryPage,
+    NodeClient,
     RangePage,
     Status,
     WatchEvent,
@@ -27,7 +27,7 @@ from lowmark.node import (
 )
 from lowmark.runtime import DiskFailed
 
-__all__ = ["NODE_VARIABLE", "DataOption", "NodeOption", "Source", "door_client", "opened_source"]
+__all__ = ["NODE_VARIABLE", "DataOption", "NodeOption", "Source", "node_client", "opened_source"]
 
 NODE_VARIABLE = "LOWMARK_NODE"
 
@@ -36,7 +36,7 @@ NodeOption = Annotated[
     typer.Option(
         "--node",
         metavar="ADDR",
-        help=f"Ask the node with this door; else ${NODE_VARIABLE}, else {DEFAULT_DOOR}.",
+        help=f"Ask the node at this endpoint; else ${NODE_VARIABLE}, else {DEFAULT_ENDPOINT}.",
     ),
 ]
 DataOption = Annotated[
@@ -64,10 +64,10 @@ class Source(Protocol):
     ) -> Iterator[WatchStarted | WatchEvent]: ...
 
 
-def door_client(node: str | None) -> DoorClient:
+def node_client(node: str | None) -> NodeClient:
     """A client of the node that was named, or of the usual one."""
     with wrong_use():
-        return DoorClient(node or os.environ.get(NODE_VARIABLE) or DEFAULT_DOOR)
+        return NodeClient(node or os.environ.get(NODE_VARIABLE) or DEFAULT_ENDPOINT)
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def opened_source(
     if node is not None and data is not None:
         raise WrongUse("--node and --data can't be given together", hint="Leave one of them out.")
     if data is None:
-        with door_client(node) as client:
+        with node_client(node) as client:
             yield client
         return
     with wrong_use():

@@ -44,7 +44,7 @@ def _show(found: Status) -> None:
                 "node": node.name,
                 "up": node.up,
                 "role": node.role or None,
-                "door": node.door,
+                "endpoint": node.endpoint,
                 "peers": node.address,
                 "rack": node.rack or None,
                 "attributes": ", ".join(f"{k}={v}" for k, v in sorted(node.attributes.items()))
@@ -53,7 +53,7 @@ def _show(found: Status) -> None:
             }
             for node in found.nodes
         ],
-        columns=("node", "up", "role", "door", "peers", "rack", "attributes", "problem"),
+        columns=("node", "up", "role", "endpoint", "peers", "rack", "attributes", "problem"),
         as_json=False,
     )
     for group in found.groups:

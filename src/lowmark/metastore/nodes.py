@@ -49,7 +49,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For people; no two nodes of a cluster share one."""
     address: str
     """Where other nodes reach it."""
-    door: str = ""
+    endpoint: str = msgspec.field(default="", name="door")
     """Where clients reach it."""
     rack: str = ""
     attributes: dict[str, str] = {}
@@ -161,7 +161,7 @@ def check_node(node: NodeInfo) -> None:
     check_name(node.name)
     if not 0 < node.number < 1 << 63 or not node.address:
         raise Rejected("a node has a number from 1 to 2^63 - 1, and an address")
-    long = [*node.attributes.items(), ("rack", node.rack), ("door", node.door)]
+    long = [*node.attributes.items(), ("rack", node.rack), ("endpoint", node.endpoint)]
     if len(node.attributes) > ATTRIBUTES_MAX or any(len(k) + len(v) > 1_024 for k, v in long):
         raise Rejected(
             f"node {node.name} has too many attributes, or too long ones",

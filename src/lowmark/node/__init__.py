@@ -3,8 +3,8 @@
 **A node** (`Node`) builds the rooms below on a real runtime and runs them until it is asked to
 stop; `open_offline` reads the data directory of one that does not run.
 
-**The door** is Arrow Flight, on a loopback address: administration by actions (see `messages` for
-what they take and give), by `DoorClient` or any other Flight client. Flight has threads of its own,
+**The server** is Arrow Flight, on a loopback address: administration by actions (see `messages` for
+what they take and give), by `NodeClient` or any other Flight client. Flight has threads of its own,
 the rooms have one: `bridge` is the only way between them.
 
 **Settings.** A room that can be tuned gives a frozen dataclass with defaults and checks itself in
@@ -24,9 +24,9 @@ limit that does not exist.
 nothing else. Quiet unless something needs a person.
 """
 
-from lowmark.node.addresses import DEFAULT_DOOR, NotLoopback
+from lowmark.node.addresses import DEFAULT_ENDPOINT, NotLoopback
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
-from lowmark.node.client import AnswerLost, DoorClient, NodeUnreachable
+from lowmark.node.client import AnswerLost, NodeClient, NodeUnreachable
 from lowmark.node.directory import NotADatabase, check_directory, data_path, make_directory
 from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
 from lowmark.node.messages import (
@@ -44,9 +44,8 @@ from lowmark.node.node import Node, NodeOptions
 from lowmark.node.settings import Settings, load_settings
 
 __all__ = [
-    "DEFAULT_DOOR",
+    "DEFAULT_ENDPOINT",
     "AnswerLost",
-    "DoorClient",
     "GetReply",
     "GroupRow",
     "HistoryPage",
@@ -54,6 +53,7 @@ __all__ = [
     "LogLevel",
     "Logging",
     "Node",
+    "NodeClient",
     "NodeClosed",
     "NodeClosing",
     "NodeOptions",

@@ -1,7 +1,7 @@
-"""Where a node listens: a door for clients, and a port for other nodes.
+"""Where a node listens: an endpoint for clients, and a port for other nodes.
 
-One address is enough for a person to remember: the door's. Other nodes use the next port, unless
-told otherwise, and whoever joins asks the door where that is.
+One address is enough for a person to remember: the endpoint. Other nodes use the next port, unless
+told otherwise, and a node that joins asks the endpoint where that is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lowmark.errors import Rejected
 from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
 
 __all__ = [
-    "DEFAULT_DOOR",
+    "DEFAULT_ENDPOINT",
     "NotLoopback",
     "check_free",
     "check_loopback",
@@ -23,7 +23,7 @@ __all__ = [
     "peers_beside",
 ]
 
-DEFAULT_DOOR = "127.0.0.1:6570"
+DEFAULT_ENDPOINT = "127.0.0.1:6570"
 
 
 class NotLoopback(Rejected):
@@ -32,7 +32,7 @@ class NotLoopback(Rejected):
     def __init__(self, address: str) -> None:
         super().__init__(
             f"the address {address} is not a loopback address",
-            detail="A door has no TLS and asks for no token yet: only this machine may reach it.",
+            detail="It has no TLS and asks for no token yet: only this machine may reach it.",
             hint="Use 127.0.0.1 or [::1].",
         )
 
@@ -51,11 +51,11 @@ def check_loopback(address: str) -> str:
     return joined(host, port)
 
 
-def peers_beside(door: str) -> str:
-    """Where other nodes reach a node, if nobody says: the port after the door's."""
-    host, port = host_and_port(door)
+def peers_beside(endpoint: str) -> str:
+    """Where other nodes reach a node, if nobody says: the port after the endpoint's."""
+    host, port = host_and_port(endpoint)
     if port == 65_535:
-        raise AddressUnusable(door, reason="there is no next port for other nodes")
+        raise AddressUnusable(endpoint, reason="there is no next port for other nodes")
     return joined(host, port + 1 if port else 0)
 
 
@@ -65,7 +65,7 @@ def joined(host: str, port: int) -> str:
 
 
 def check_free(address: str) -> None:
-    """Say by name that somebody listens there already: the door itself can't tell."""
+    """Say by name that somebody listens there already: the server itself can't tell."""
     host, port = host_and_port(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:

@@ -1,4 +1,4 @@
-"""From other threads to the loop and back: how the door asks the rooms, which know one thread."""
+"""From other threads to the loop and back: how the server asks what knows one thread."""
 
 from __future__ import annotations
 

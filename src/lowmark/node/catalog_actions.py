@@ -1,12 +1,12 @@
-"""The catalog through the door: commands to carry out. Versions are read from the metastore."""
+"""The catalog for clients: commands to carry out. Versions are read from the metastore."""
 
 from __future__ import annotations
 
 from lowmark.catalog import Catalogs, Executed, read_commands
 from lowmark.group import Future
 from lowmark.node.bridge import Bridge
-from lowmark.node.door import Action, reply
 from lowmark.node.messages import CatalogStatus, ExecuteAsk, ExecutedReply
+from lowmark.node.server import Action, reply
 from lowmark.runtime import millis_of
 
 __all__ = ["CatalogActions"]

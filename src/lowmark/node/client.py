@@ -1,4 +1,4 @@
-"""Asks a node through its door. Blocking, for commands and tests."""
+"""Asks a node by its endpoint. Blocking, for commands and tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from lowmark.node.messages import (
 )
 from lowmark.runtime import host_and_port
 
-__all__ = ["AnswerLost", "DoorClient", "NodeUnreachable", "ask_peer"]
+__all__ = ["AnswerLost", "NodeClient", "NodeUnreachable", "ask_peer"]
 
 T = TypeVar("T")
 _TOLD: Any = WatchStarted | WatchEvent | WatchAlive
@@ -51,7 +51,7 @@ _NOT_SENT = "failed to connect"
 JOIN_PATIENCE_S = 30.0
 RETRY_S = 0.2
 _OPTIONS = [
-    ("grpc.enable_http_proxy", 0),  # a door is on this machine
+    ("grpc.enable_http_proxy", 0),  # a node is on this machine
     # Else a client would inherit the rest that an earlier one of the same address has to take.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -83,8 +83,8 @@ class AnswerLost(OutcomeUnknown):
         )
 
 
-class DoorClient:
-    """One node, by the address of its door. Close it when done."""
+class NodeClient:
+    """One node, by its endpoint. Close it when done."""
 
     def __init__(self, address: str, *, timeout_s: float | None = None) -> None:
         self.address = joined(*host_and_port(address))
@@ -216,12 +216,12 @@ def _decoded(data: bytes, kind: type[T]) -> T:
         ) from error
 
 
-def ask_peer(door: str, *, patience_s: float = JOIN_PATIENCE_S) -> PeerAddress:
-    """Where the node behind a door is reached by other nodes; waits while it starts."""
+def ask_peer(endpoint: str, *, patience_s: float = JOIN_PATIENCE_S) -> PeerAddress:
+    """Where the node behind an endpoint is reached by other nodes; waits while it starts."""
     ends_at = time.monotonic() + patience_s
     while True:
         try:
-            with DoorClient(door, timeout_s=5.0) as client:
+            with NodeClient(endpoint, timeout_s=5.0) as client:
                 return client.peer()
         except Unavailable:
             if time.monotonic() > ends_at:

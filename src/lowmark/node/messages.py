@@ -1,4 +1,4 @@
-"""What goes through the door: the bodies of its actions, and of their results.
+"""What clients ask a node, and what it answers: the bodies of its actions, and of their results.
 
 All are JSON; bytes (keys and values) are base64 in it. An action's name, what it takes, what it
 gives; `*` marks a stream of several results:
@@ -231,7 +231,7 @@ class NodeRow(_Reply, frozen=True):
     """None: that can't be told, from a data directory or by a node that can't read its copy."""
     role: str
     """In the metastore: `coordinator`, `voter`, `learner`, or nothing yet."""
-    door: str
+    endpoint: str = msgspec.field(name="door")
     address: str
     rack: str = ""
     attributes: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The metastore through the door: reads in pages, writes, and watches that wait for a reader."""
+"""The metastore for clients: reads in pages, writes, and watches that wait for a reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from lowmark.metastore import Answer, Entry, Event, Metastore, Watch
 from lowmark.metastore.nodes import CLUSTER_KEY, NODE_PREFIX, TOPOLOGY_KEY
 from lowmark.metastore.state import Found, Record, State, prefix_end
 from lowmark.node.bridge import Bridge
-from lowmark.node.door import Action, Gone, reply, stream
 from lowmark.node.messages import (
     GetAsk,
     GetReply,
@@ -30,6 +29,7 @@ from lowmark.node.messages import (
     WatchStarted,
     WrittenReply,
 )
+from lowmark.node.server import Action, Gone, reply, stream
 from lowmark.runtime import HybridTime, Timer, millis_of
 
 __all__ = ["MetaActions", "bare", "history_entries", "page_of", "stored", "watch_event"]
@@ -70,7 +70,7 @@ class TooManyWatches(Unavailable):
 
 
 def stored(entry: Entry) -> StoredEntry:
-    """An entry as it goes through the door."""
+    """An entry as it goes to a client."""
     return StoredEntry(
         key=entry.key,
         revision=entry.revision,
@@ -340,7 +340,7 @@ def _limit(asked: int | None) -> int:
 
 
 def watch_event(event: Event) -> WatchEvent:
-    """An event as it goes through the door."""
+    """An event as it goes to a client."""
     time_ms = _millis(event.time)
     changes = tuple(
         _removed(change.key, event.revision, event.time)

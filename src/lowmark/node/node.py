@@ -2,15 +2,15 @@
 
     1. the data directory is locked, and the log recovered
     2. who this node is, is read or drawn
-    3. groups, with the address for other nodes; the door, with the one for clients
+    3. groups, with the address for other nodes; the server, with the one for clients
     4. the cluster: founded, joined, or come back to
     5. catalog, tables, placement and upkeep, when the cluster is ready (`on_ready`)
 
-Embedded, it is a node in somebody's process: it has no address and no door, so nobody can join it
+Embedded, it is a node in somebody's process: it has no address and no server, so nobody can join it
 and it can join nobody. A version of the catalog is then in force as soon as it is written: there is
 no other node that could still be using the one before.
 
-To stop: the door takes nothing new; leadership is handed over; the node gives its lease back, so
+To stop: the server takes nothing new; leadership is handed over; the node gives its lease back, so
 that nobody waits for it; watches are ended, with a word; the metastore takes a snapshot, so that
 the directory says by itself all that the node knew; then everything is closed. A step that takes
 too long is left out: what was acknowledged is safe without any of them.
@@ -37,13 +37,13 @@ from lowmark.metastore import (
     identify,
     load_identity,
 )
-from lowmark.node.addresses import DEFAULT_DOOR, check_loopback, peers_beside
+from lowmark.node.addresses import DEFAULT_ENDPOINT, check_loopback, peers_beside
 from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_actions import CatalogActions
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
-from lowmark.node.door import Door, reply
 from lowmark.node.messages import Nothing, PeerAddress
 from lowmark.node.meta_actions import MetaActions
+from lowmark.node.server import Server, reply
 from lowmark.node.settings import Settings
 from lowmark.node.status import StatusService
 from lowmark.node.table_status import parts_here, watermark_status
@@ -66,7 +66,7 @@ GOODBYE_MS = 2_000
 SNAPSHOT_MS = 1_000
 REPLAY_BYTES = 1 << 20
 """A partition with more than this to read again takes a snapshot before it is closed."""
-DOOR_MS = 3_000
+SERVER_MS = 3_000
 STATUS_S = 10.0
 
 
@@ -76,12 +76,12 @@ class NodeOptions:
 
     data: str
     """Its data directory; made if it is not there."""
-    listen: str = DEFAULT_DOOR
+    listen: str = DEFAULT_ENDPOINT
     """Where clients reach it."""
     peers: str = ""
     """Where other nodes reach it; else the port after `listen`."""
     join: str = ""
-    """The door of any node of the cluster to join; not needed to come back to it.
+    """The endpoint of any node of the cluster to join; not needed to come back to it.
 
     Given all the same, it must be of that cluster.
     """
@@ -89,17 +89,17 @@ class NodeOptions:
     rack: str = ""
     attributes: Mapping[str, str] = field(default_factory=dict)
     embedded: bool = False
-    """Whether it lives in the process of its only client: without address and door."""
+    """Whether it lives in the process of its only client: without address and server."""
 
     @property
-    def door(self) -> str:
+    def endpoint(self) -> str:
         """Where clients reach it; refused if that is not on this machine."""
         return check_loopback(self.listen)
 
     @property
     def peer_address(self) -> str:
         """Where other nodes reach it; refused if that is not on this machine."""
-        return check_loopback(self.peers or peers_beside(self.door))
+        return check_loopback(self.peers or peers_beside(self.endpoint))
 
     def check(self) -> None:
         """Refuse addresses that can't be used, before anything is tried."""
@@ -107,7 +107,7 @@ class NodeOptions:
             return
         if self.join:
             check_loopback(self.join)
-        _ = self.door, self.peer_address
+        _ = self.endpoint, self.peer_address
 
 
 class Node:
@@ -116,7 +116,7 @@ class Node:
     def __init__(self, options: NodeOptions, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.stuck = False
-        """Whether a client kept the door from closing: its thread ends only with the process."""
+        """Whether a client kept the server from closing: its thread ends only with the process."""
         self._stopping = False
         self._damage: LowmarkError | None = None
         """What was found in the only copy of the metastore when the node was about to be ready."""
@@ -152,15 +152,15 @@ class Node:
                 limits=self.settings.transport,
             )
             undo.callback(self.groups.close)
-            self._door = None if options.embedded else Door(options.door)
-            if self._door is not None:
-                undo.callback(self._door.close)
-            undo.callback(self.bridge.close)  # before the door, so that nobody keeps it open
+            self._server = None if options.embedded else Server(options.endpoint)
+            if self._server is not None:
+                undo.callback(self._server.close)
+            undo.callback(self.bridge.close)  # before the server, so that nobody keeps it open
             self.info = NodeInfo(
                 number=identity.number,
                 name=identity.name,
                 address=self.groups.transport.address,
-                door="" if self._door is None else self._door.address,
+                endpoint="" if self._server is None else self._server.address,
                 rack=options.rack,
                 attributes=dict(options.attributes),
             )
@@ -168,22 +168,22 @@ class Node:
                 runtime, self.log, self.groups, node=self.info, config=self.settings.metastore
             )
             self.status = StatusService(self.groups, self.cluster)
-            if self._door is not None:
-                self._open_door(self._door)
+            if self._server is not None:
+                self._open_server(self._server)
             self.cluster.start(join=join, settings=self.settings.for_founding())
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
             undo.pop_all()
 
     @property
-    def door(self) -> Door:
+    def server(self) -> Server:
         """Where clients come in; an embedded node has none."""
-        invariant(self._door is not None, "a node that is embedded has no door")
-        return self._door  # type: ignore[return-value]
+        invariant(self._server is not None, "a node that is embedded has no server")
+        return self._server  # type: ignore[return-value]
 
-    def _open_door(self, door: Door) -> None:
+    def _open_server(self, server: Server) -> None:
         self._peer = PeerAddress(address=self.info.address)
-        door.actions |= {
+        server.actions |= {
             # Without the loop: a node that waits for others to start says so, too.
             "cluster.peer-address": reply(Nothing, lambda _: self._peer),
             "status": reply(
@@ -193,7 +193,7 @@ class Node:
         }
 
     def _belongs_to(self, cluster: str) -> None:
-        """Say so at the door."""
+        """Say so to clients."""
         self._peer = PeerAddress(address=self.info.address, cluster=cluster)
 
     # -- running --------------------------------------------------------------------------------
@@ -271,14 +271,14 @@ class Node:
         watermark, rooms = self.watermark, (self.placement, self.upkeep)
         self.status.watermark = lambda: watermark_status(watermark.standing())
         self.status.problems = lambda: [room.problem for room in rooms]
-        if self._door is not None:
-            self._door.actions |= actions.actions()
+        if self._server is not None:
+            self._server.actions |= actions.actions()
 
     # -- stopping -------------------------------------------------------------------------------
 
     def _say_goodbye(self) -> None:
-        if self._door is not None:
-            self._door.refuse()
+        if self._server is not None:
+            self._server.refuse()
         for room in (self.upkeep, self.placement):
             if room is not None:
                 room.close()  # they follow the metastore, which is about to say goodbye
@@ -340,11 +340,11 @@ class Node:
                     last.callback(room.close)
 
     def _close_door(self) -> None:
-        if self._door is None:
+        if self._server is None:
             return
-        closing = threading.Thread(target=self._door.close, name="lowmark-door", daemon=True)
+        closing = threading.Thread(target=self._server.close, name="lowmark-server", daemon=True)
         closing.start()
-        self._within(DOOR_MS, lambda: not closing.is_alive())
+        self._within(SERVER_MS, lambda: not closing.is_alive())
         self.stuck = closing.is_alive()
         if self.stuck:
             logger.warning("a client does not take what it was sent; it is left alone")

@@ -310,7 +310,7 @@ def _node_row(node: NodeInfo, known: Known, metastore: GroupRow | None, problem:
         name=node.name,
         up=known.topology.find(node.number) is not None if known.topology_is_current else None,
         role=role,
-        door=node.door,
+        endpoint=node.endpoint,
         address=node.address,
         rack=node.rack,
         attributes=node.attributes,

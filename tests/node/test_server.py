@@ -17,13 +17,13 @@ from lowmark.catalog import NotInForce
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import CallLost, Future, GroupBusy, NoQuorum, OutcomeUnknown, ShuttingDown
 from lowmark.metastore import MetastoreConfig, MetastoreUnreachable, NotInCluster
-from lowmark.node import AnswerLost, DoorClient, NodeUnreachable
+from lowmark.node import AnswerLost, NodeClient, NodeUnreachable
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.catalog_actions import EXECUTE_S
 from lowmark.node.client import CHANGES
-from lowmark.node.door import Door, DoorBusy, Gone, NodeFailed
 from lowmark.node.meta_actions import MetaActions
 from lowmark.node.node import STATUS_S
+from lowmark.node.server import Gone, NodeFailed, Server, ServerBusy
 from node.running import Running
 
 MAY_HAVE_HAPPENED = [
@@ -41,15 +41,15 @@ DID_NOT_HAPPEN = [
     MetastoreUnreachable(waited_ms=10, why="nobody leads"),
     NotInCluster(),
     NodeClosing(),
-    DoorBusy(),
+    ServerBusy(),
 ]
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    door = Door("127.0.0.1:0")
-    yield door
-    door.close()
+def server() -> Iterator[Server]:
+    server = Server("127.0.0.1:0")
+    yield server
+    server.close()
 
 
 def raising(error: Exception) -> Callable[[bytes, Gone], Iterable[bytes]]:
@@ -59,9 +59,9 @@ def raising(error: Exception) -> Callable[[bytes, Gone], Iterable[bytes]]:
     return act
 
 
-def told(door: Door, error: LowmarkError) -> flight.FlightError:
-    door.actions["fails"] = raising(error)
-    raw = flight.FlightClient(f"grpc+tcp://{door.address}")
+def told(server: Server, error: LowmarkError) -> flight.FlightError:
+    server.actions["fails"] = raising(error)
+    raw = flight.FlightClient(f"grpc+tcp://{server.address}")
     with raw, pytest.raises(flight.FlightError) as failed:
         list(raw.do_action(flight.Action("fails", b"")))
     assert msgspec.json.decode(failed.value.extra_info)["class"] == type(error).__name__
@@ -70,25 +70,27 @@ def told(door: Door, error: LowmarkError) -> flight.FlightError:
 
 @pytest.mark.parametrize("error", MAY_HAVE_HAPPENED, ids=lambda error: type(error).__name__)
 def test_what_may_have_happened_is_not_told_as_something_to_retry(
-    door: Door, error: LowmarkError
+    server: Server, error: LowmarkError
 ) -> None:
     assert isinstance(error, Unavailable)
-    assert type(told(door, error)) is flight.FlightServerError
+    assert type(told(server, error)) is flight.FlightServerError
 
 
 @pytest.mark.parametrize("error", DID_NOT_HAPPEN, ids=lambda error: type(error).__name__)
-def test_what_did_not_happen_may_be_retried_by_any_client(door: Door, error: LowmarkError) -> None:
-    assert type(told(door, error)) is flight.FlightUnavailableError
+def test_what_did_not_happen_may_be_retried_by_any_client(
+    server: Server, error: LowmarkError
+) -> None:
+    assert type(told(server, error)) is flight.FlightUnavailableError
 
 
-def test_what_is_wrong_as_it_stands_is_not_retried(door: Door) -> None:
-    assert type(told(door, Rejected("no"))) is flight.FlightServerError
+def test_what_is_wrong_as_it_stands_is_not_retried(server: Server) -> None:
+    assert type(told(server, Rejected("no"))) is flight.FlightServerError
 
 
 # -- answers that do not come -------------------------------------------------------------------
 
 
-CHANGING: list[Callable[[DoorClient], object]] = [
+CHANGING: list[Callable[[NodeClient], object]] = [
     lambda client: client.put(b"k", b"v"),
     lambda client: client.remove(b"k"),
     lambda client: client.execute([]),
@@ -98,11 +100,11 @@ CHANGING: list[Callable[[DoorClient], object]] = [
 class Stuck:
     """Actions that have begun, and give no answer."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, server: Server) -> None:
         self.begun = threading.Event()
         self.go_on = threading.Event()
         for name in (*CHANGES, "meta.get"):
-            door.actions[name] = self._act
+            server.actions[name] = self._act
 
     def _act(self, _body: bytes, _gone: Gone) -> Iterable[bytes]:
         self.begun.set()
@@ -111,17 +113,17 @@ class Stuck:
 
 
 @pytest.fixture
-def stuck(door: Door) -> Iterator[Stuck]:
-    stuck = Stuck(door)
+def stuck(server: Server) -> Iterator[Stuck]:
+    stuck = Stuck(server)
     yield stuck
     stuck.go_on.set()
 
 
 @pytest.mark.parametrize("change", CHANGING, ids=["put", "remove", "execute"])
 def test_a_change_without_an_answer_in_time_may_have_happened(
-    door: Door, stuck: Stuck, change: Callable[[DoorClient], object]
+    server: Server, stuck: Stuck, change: Callable[[NodeClient], object]
 ) -> None:
-    with DoorClient(door.address, timeout_s=0.5) as client:
+    with NodeClient(server.address, timeout_s=0.5) as client:
         with pytest.raises(AnswerLost, match="not known whether") as lost:
             change(client)
         assert isinstance(lost.value, OutcomeUnknown)
@@ -133,10 +135,10 @@ def test_a_change_without_an_answer_in_time_may_have_happened(
 
 
 class Between:
-    """Stands between a client and a door, and can break the connection."""
+    """Stands between a client and a server, and can break the connection."""
 
-    def __init__(self, door: str) -> None:
-        host, port = door.rsplit(":", 1)
+    def __init__(self, server: str) -> None:
+        host, port = server.rsplit(":", 1)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._to = (host, int(port))
@@ -166,10 +168,10 @@ class Between:
 
 @pytest.mark.parametrize("change", CHANGING, ids=["put", "remove", "execute"])
 def test_a_change_whose_connection_broke_may_have_happened(
-    door: Door, stuck: Stuck, change: Callable[[DoorClient], object]
+    server: Server, stuck: Stuck, change: Callable[[NodeClient], object]
 ) -> None:
     # given a change that has arrived
-    between = Between(door.address)
+    between = Between(server.address)
     errors: list[Exception] = []
 
     def ask() -> None:
@@ -178,7 +180,7 @@ def test_a_change_whose_connection_broke_may_have_happened(
         except Exception as error:
             errors.append(error)
 
-    with DoorClient(between.address, timeout_s=20) as client:
+    with NodeClient(between.address, timeout_s=20) as client:
         asking = threading.Thread(target=ask)
         asking.start()
         assert stuck.begun.wait(10)
@@ -188,7 +190,7 @@ def test_a_change_whose_connection_broke_may_have_happened(
         # then it is not told as if nobody had been there
         assert [type(error) for error in errors] == [AnswerLost]
     # but what finds nobody there has not been done
-    with DoorClient(between.address) as client, pytest.raises(NodeUnreachable):
+    with NodeClient(between.address) as client, pytest.raises(NodeUnreachable):
         change(client)
 
 
@@ -204,7 +206,7 @@ def test_a_change_under_way_when_its_node_stops_may_have_happened(tmp_path: Path
             running.node.bridge.ask(never, timeout_s=30)
             return []
 
-        running.node.door.actions["meta.put"] = act
+        running.node.server.actions["meta.put"] = act
         errors: list[Exception] = []
 
         def ask() -> None:
@@ -213,7 +215,7 @@ def test_a_change_under_way_when_its_node_stops_may_have_happened(tmp_path: Path
             except Exception as error:
                 errors.append(error)
 
-        with DoorClient(running.door) as client:
+        with NodeClient(running.endpoint) as client:
             asking = threading.Thread(target=ask)
             asking.start()
             assert begun.wait(10)
@@ -225,8 +227,8 @@ def test_a_change_under_way_when_its_node_stops_may_have_happened(tmp_path: Path
 
 def test_a_client_waits_longer_than_the_node_does(tmp_path: Path) -> None:
     with Running(tmp_path) as running:
-        eventually(lambda: "catalog.execute" in running.node.door.actions)
-        names = set(running.node.door.actions)
+        eventually(lambda: "catalog.execute" in running.node.server.actions)
+        names = set(running.node.server.actions)
     # given how long a node with the usual settings takes at most
     meta = MetaActions(_Usual(), running.node.bridge)  # type: ignore[arg-type]
     longest = dict.fromkeys(names, meta._timeout_s) | {
@@ -235,7 +237,7 @@ def test_a_client_waits_longer_than_the_node_does(tmp_path: Path) -> None:
         "meta.range": meta._page_timeout_s,
     }
     # then its answer, or its word that there is none, is waited for
-    client = DoorClient("127.0.0.1:1")
+    client = NodeClient("127.0.0.1:1")
     short = {name for name in names if client.timeout_of(name) < longest[name] + 4}
     assert short == set()
     client.close()

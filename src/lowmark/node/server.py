@@ -1,4 +1,4 @@
-"""The node's first door: Arrow Flight actions, on a loopback address.
+"""The node's server for clients: Arrow Flight actions, on a loopback address.
 
 Flight calls from threads of its own; the rooms know one thread, the loop's. An action decodes what
 it was sent, asks the loop by the bridge, and gives results one by one; Flight asks for the next one
@@ -33,7 +33,7 @@ from lowmark.node.faults import encode_fault
 from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.runtime import AddressUnusable, host_and_port
 
-__all__ = ["CALLS_MAX", "Action", "Door", "DoorBusy", "Gone", "reply", "stream"]
+__all__ = ["CALLS_MAX", "Action", "Gone", "Server", "ServerBusy", "reply", "stream"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class BadRequest(Rejected):
     """A body that is not what its action takes."""
 
 
-class DoorBusy(Unavailable):
+class ServerBusy(Unavailable):
     """Too many calls are under way."""
 
     def __init__(self) -> None:
@@ -113,22 +113,22 @@ def _decoded(decoder: msgspec.json.Decoder[AskT], body: bytes) -> AskT:
         raise BadRequest(f"a request can't be read: {error}") from error
 
 
-class _Server(flight.FlightServerBase):  # type: ignore[misc]
-    """Flight's side of the door. It listens as soon as it is made."""
+class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Flight's side of the server. It listens as soon as it is made."""
 
-    def __init__(self, door: Door, address: str) -> None:
-        self._door = door
+    def __init__(self, server: Server, address: str) -> None:
+        self._server = server
         super().__init__(f"grpc+tcp://{address}")
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        return self._door.act(action.type, action.body, context.is_cancelled)
+        return self._server.act(action.type, action.body, context.is_cancelled)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         del context
-        return [(name, "") for name in sorted(self._door.actions)]
+        return [(name, "") for name in sorted(self._server.actions)]
 
 
-class Door:
+class Server:
     """Listens from the moment it is made; what it can do is in `actions`."""
 
     def __init__(self, address: str) -> None:
@@ -138,7 +138,7 @@ class Door:
         self._open = 0
         check_free(address)
         try:
-            self._server = _Server(self, address)
+            self._server = _FlightServer(self, address)
         except pyarrow.ArrowException as error:
             raise AddressUnusable(address, reason=str(error)) from error
         self.address = joined(host_and_port(address)[0], self._server.port)
@@ -162,7 +162,7 @@ class Door:
         """Carry an action out, on one of Flight's threads."""
         with self._lock:
             if self._open >= CALLS_MAX:
-                raise _flight_error(DoorBusy())
+                raise _flight_error(ServerBusy())
             self._open += 1
         try:
             if self._closed:
