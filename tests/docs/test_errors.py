@@ -29,9 +29,11 @@ _OTHERS = frozenset(
         "InstallWant",
         "None",
         "NotHere",
+        "PartitionStatus",
         "Path",
         "ReadIndex",
         "Reader",
+        "Session",
     }
 )
 
