@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from inside import backend_of, partition_of
+from inside import proposed
 from lowmark.client import Database, Table
 from lowmark.table import Adopt, DeletesGone, DeletesHeld
 
 
 def adopt(table: Table, wanted: Adopt) -> None:
     """As whoever publishes a ledger does; nobody reads its files here."""
-    partition = partition_of(table)
-    backend_of(table).ask(lambda: partition.ask(wanted))
+    proposed(table, wanted)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lowmark
-from inside import backend_of, partition_of
+from inside import proposed
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
@@ -183,8 +183,7 @@ def test_values_that_are_not_what_their_type_says_are_refused(
 
 
 def expire(table: Table, offset: int) -> None:
-    partition = partition_of(table)
-    backend_of(table).ask(lambda: partition.ask(Trim(offset, expire=True)))
+    proposed(table, Trim(offset, expire=True))
 
 
 def test_rows_that_retention_took_are_no_secret_of_an_as_of_read(db: Database) -> None:

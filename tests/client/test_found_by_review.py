@@ -13,7 +13,7 @@ import pytest
 import lowmark
 from compaction.life import crash_image
 from eventually import eventually
-from inside import backend_of, partition_of, partitions_of
+from inside import backend_of, on_loop, partition_of, proposed
 from lowmark.client import Database, Table, TableUnknown
 from lowmark.errors import Rejected
 from lowmark.group import Future
@@ -23,9 +23,8 @@ from lowmark.table import BatchRefused, Trim
 
 def flushed(table: Table) -> None:
     """Have all rows of a table in segments."""
-    embedded = backend_of(table)
-    embedded.ask_now(embedded.node.log.roll)
-    logs = [one.group.log for one in partitions_of(table)]
+    on_loop(table, backend_of(table).node.log.roll)
+    logs = [partition_of(table, number).group.log for number in range(table.partitions)]
     eventually(lambda: all(log.state.memtable.first is None for log in logs))
 
 
@@ -104,8 +103,10 @@ def test_a_clock_that_was_ahead_for_one_append_hides_no_row(
             table.append([{"id": written}])
             written += 1
             crash_image(tmp_path / "data", tmp_path / "image")
-            last = max(one.view.closed for one in partitions_of(table))
-            known = backend_of(db).ask_now(lambda: metastore.state.time)
+            last = max(
+                partition_of(table, number).view.closed for number in range(table.partitions)
+            )
+            known = on_loop(db, lambda: metastore.state.time)
             return known < last - (1_800_000 << COUNTER_BITS)
 
         # given rows whose times are an hour ahead of all that the metastore knows
@@ -157,21 +158,22 @@ def test_whoever_is_interrupted_while_taking_a_hold_holds_nothing(
 
     # given a caller that is interrupted before its hold is there
     monkeypatch.setattr(type(watermark), "hold", slow)
-    ask = backend_of(db).node.bridge.ask
+    bridge = backend_of(db).node.bridge
+    ask = bridge.ask
     with monkeypatch.context() as patch:
 
         def ask_and_leave(function: Any, **more: Any) -> Any:
             if function.__qualname__.endswith("take"):
-                backend_of(db).node.bridge.call(function)
+                bridge.call(function)
                 interrupted()
             return ask(function, **more)
 
-        patch.setattr(backend_of(db).node.bridge, "ask", ask_and_leave)
+        patch.setattr(bridge, "ask", ask_and_leave)
         with pytest.raises(KeyboardInterrupt):
             orders.read(as_of=part.time)
     # when it is there after all
     eventually(lambda: len(waiting) == 1)
-    backend_of(db).ask_now(waiting[0])
+    on_loop(db, waiting[0])
     # then nothing holds the watermark
     eventually(lambda: not db.advance_watermark("now").held_by)
 
@@ -251,8 +253,7 @@ def test_offsets_of_partitions_that_are_not_there_are_refused(orders: Table, db:
 def test_a_lease_is_taken_where_the_backlog_begins(db: Database) -> None:
     events = db.create_table("events", {"n": "int64"}, partitions=1)
     events.append([{"n": number} for number in range(5)])
-    partition = partition_of(events)
-    backend_of(events).ask(lambda: partition.ask(Trim(3, expire=True)))
+    proposed(events, Trim(3, expire=True))
     with events.read(start=0, on_gap="skip", follow=True, lease_ms=60_000) as reader:
         assert next(reader)["n"].to_pylist() == [3, 4]
         assert [gap.last for gap in reader.gaps] == [2]

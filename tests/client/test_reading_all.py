@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lowmark
-from inside import backend_of, partition_of
+from inside import proposed
 from lowmark.client import Database, Gap, GapFound, Table
 from lowmark.table import Trim
 
@@ -85,8 +85,7 @@ def test_what_expired_is_no_gap_for_who_reads_all_and_what_was_compacted_is(
     # given rows that went by retention, and others after them that were compacted
     events = db.create_table("events", {"n": int}, partitions=1)
     events.append([{"n": number} for number in range(10)])
-    partition = partition_of(events)
-    backend_of(events).ask(lambda: partition.ask(Trim(4, expire=True)))
+    proposed(events, Trim(4, expire=True))
     db.advance_watermark("now")
     assert events.compact(engine="local", trim=False).state == "done"
     # then what is left is all, as it was before the compaction
@@ -94,7 +93,7 @@ def test_what_expired_is_no_gap_for_who_reads_all_and_what_was_compacted_is(
         assert reader.to_arrow()["n"].to_pylist() == [4, 5, 6, 7, 8, 9]
         assert reader.gaps == []
     # when some of them are cut because they are in the ledger
-    backend_of(events).ask(lambda: partition.ask(Trim(10)))
+    proposed(events, Trim(10))
     # then these are the gap, and no others
     with events.read(follow=follow, limit=6) as reader, pytest.raises(GapFound) as found:
         reader.to_arrow()

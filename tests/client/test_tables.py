@@ -14,7 +14,7 @@ import pytest
 
 import lowmark
 from eventually import eventually
-from inside import backend_of, partition_of
+from inside import backend_of, on_loop, partition_of, proposed
 from lowmark.catalog import AddColumns, DropColumns, NewColumn, RenameColumn, parse_type
 from lowmark.client import (
     AppendFailed,
@@ -338,9 +338,8 @@ def test_rows_that_retention_removed_are_a_gap_with_a_type(db: Database) -> None
 
 def expire(table: Table, offset: int) -> None:
     """Cut as retention does."""
-    partition = partition_of(table)
-    backend_of(table).ask(lambda: partition.ask(Trim(offset, expire=True)))
-    backend_of(table).ask_now(partition.group.snapshot)
+    proposed(table, Trim(offset, expire=True))
+    on_loop(table, partition_of(table).group.snapshot)
 
 
 def test_a_bounded_reader_keeps_what_it_is_reading(db: Database) -> None:
@@ -373,7 +372,7 @@ def test_rows_that_rot_are_never_served_and_stop_their_partition(tmp_path: Path)
     with lowmark.open(tmp_path) as db:
         events = db.create_table("events", {"n": "int64", "s": "string"}, partitions=1)
         events.append([{"n": number, "s": "x" * 50} for number in range(1_000)])
-        backend_of(events).ask_now(backend_of(events).node.log.roll)
+        on_loop(events, backend_of(events).node.log.roll)
         log = partition_of(events).group.log
         eventually(lambda: log.state.memtable.first is None)
         segment = max(tmp_path.rglob("*.segment"), key=lambda path: path.stat().st_size)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from compaction.world import COLUMNS, World, folded
-from inside import backend_of, on_loop, partition_of
+from inside import backend_of, partition_of
 from lowmark.client import GapFound
 from lowmark.ledger import files as ledger_files
 from lowmark.ledger import tail as ledger_tail
@@ -440,7 +440,8 @@ def staged(world: World, transaction: int, *changes: tuple[str, int]) -> None:
 
 def rolled(world: World) -> None:
     """What follows stands in another segment."""
-    on_loop(world.table, backend_of(world.table).node.log.roll)
+    embedded = backend_of(world.table)
+    embedded.ask_now(embedded.node.log.roll)
 
 
 def test_rows_of_an_open_transaction_are_in_no_ledger_until_it_ends(world: World) -> None:
