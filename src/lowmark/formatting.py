@@ -1,10 +1,23 @@
-"""How numbers stand in sentences."""
+"""How numbers and values stand in sentences."""
 
 from __future__ import annotations
 
-__all__ = ["counted"]
+__all__ = ["counted", "shown"]
+
+_SHOWN_CHARACTERS_MAX = 100
 
 
 def counted(number: int, what: str) -> str:
     """A number of things, such as "1 row" or "2,000 rows"."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: its `repr`, cut if it is long."""
+    if isinstance(value, str | bytes) and len(value) > _SHOWN_CHARACTERS_MAX:
+        value = value[: _SHOWN_CHARACTERS_MAX + 1]  # a huge repr would be made for nothing
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python turns into text
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}…"

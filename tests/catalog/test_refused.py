@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from catalog.making import execute, fresh, orders, table_of
@@ -260,6 +261,8 @@ DEFAULTS = [
         ("float64", float("inf")),
         ("float32", 1e300),
         ("float64", 10**400),
+        ("float64", 2**53 + 1),
+        ("float32", 2**24 + 1),
         ("decimal(4,2)", Decimal("1.234")),
         ("decimal(4,2)", Decimal(100)),
         ("decimal(4,2)", Decimal("NaN")),
@@ -273,6 +276,8 @@ DEFAULTS = [
         ("uuid", "00000000-0000-0000-0000-000000000000"),
         ("date", "2024-01-01"),
         ("timestamp", "2024-01-01"),
+        ("timestamp", pd.Timestamp(1, tz="UTC")),
+        ("timestamp_ntz", pd.NaT),
         ("list<int8>", [1]),
         ("struct<a: int8>", {"a": 1}),
         ("map<int8, int8>", {1: 1}),

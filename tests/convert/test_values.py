@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Context, Decimal
 from enum import IntEnum, StrEnum
@@ -19,12 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convert.coercing import one_column
-from lowmark.catalog import DecimalOf, Plain
+from lowmark.catalog import CatalogRefused, DecimalOf, Plain, can_be_key, parse_type
+from lowmark.catalog.fit import Leaf
+from lowmark.catalog.values import canonical
 from lowmark.convert.arrow import from_arrow
 from lowmark.convert.errors import ValueRefused
 from lowmark.convert.objects import from_objects
 from lowmark.convert.text import from_text
-from lowmark.convert.values import Leaf, Misfit, fit_all
+from lowmark.convert.values import Misfit, fit_all
+from lowmark.errors import Rejected
+from lowmark.table.keys import KeyForm
 
 D = Decimal
 SOME_UUID = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -205,6 +210,33 @@ def test_what_does_not_fit_is_refused_with_its_row(kind: str, value: Any, why: s
     assert refused.value.column == "v"
     assert why in refused.value.message
     assert refused.value.message.startswith("row 2, column v")
+
+
+RULE = [
+    (kind, value)
+    for kind, value, _ in [*TAKEN, *REFUSED]
+    if isinstance(parse_type(kind), Plain | DecimalOf) and not isinstance(value, np.generic)
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), RULE)
+def test_what_a_default_or_a_key_takes_a_row_takes_alike(kind: str, value: Any) -> None:
+    # given a column with a value as its default, and a key of it
+    column_type = parse_type(kind)
+    found: list[Any] = []
+    with suppress(CatalogRefused):
+        default = canonical(column_type, value, column="v")
+        found.append(default.bytes if isinstance(default, UUID) else default)
+    if can_be_key(column_type):
+        form = KeyForm.of_columns([("v", column_type)])
+        with suppress(Rejected):
+            key = form.one([value])
+            # then a row with that value has the same key
+            column = pa.array(one_column(kind, [value]), from_arrow(column_type, pa.nulls(0)).type)
+            assert form.array_of([column]).to_pylist() == [key]
+
+    # and a row with that value has what the default would have filled in
+    assert found in ([], one_column(kind, [value]) if found else [])
 
 
 def test_nan_stays_nan() -> None:

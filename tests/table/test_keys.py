@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -288,6 +289,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("timestamp", datetime(2020, 1, 1), "no time zone"),  # noqa: DTZ001
     ("timestamp_ntz", datetime(2020, 1, 1, tzinfo=UTC), "has a time zone"),
     ("timestamp", date(2020, 1, 1), "date"),
+    ("timestamp", datetime.max.replace(tzinfo=timezone(timedelta(hours=-1))), "out of range"),
+    ("timestamp", pd.Timestamp(1, tz="UTC"), "more than microseconds"),
+    ("timestamp", pd.NaT, "no nulls"),
     ("decimal(9,2)", Decimal("0.001"), "behind the point"),
     ("decimal(9,2)", Decimal("1.234"), "behind the point"),
     ("decimal(9,2)", Decimal("1E-999999"), "behind the point"),

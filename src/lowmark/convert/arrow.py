@@ -1,7 +1,7 @@
 """A column that comes as Arrow, in the type of a table's column.
 
 The same type is handed on as it is. Otherwise a vectorised way is tried; only such ways are taken
-as refuse all that `coerce_values` refuses, by Arrow's own checks or by one more here. Where there
+as refuse all that `values` refuses, by Arrow's own checks or by one more here. Where there
 is none, or where it fails, values are taken one by one: that finds the first one that does not fit,
 or gets through with forms that Arrow does not read.
 """
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
+from lowmark.catalog.fit import NO_TIME, NO_ZONE, Leaf, Unfit
 from lowmark.convert.nested import (
     Offsets,
     arrow_of,
@@ -25,7 +26,7 @@ from lowmark.convert.nested import (
     map_of,
     struct_of,
 )
-from lowmark.convert.values import NO_TIME, NO_ZONE, Leaf, Misfit, Unfit, fit, fit_all
+from lowmark.convert.values import Misfit, fit, fit_all
 from lowmark.errors import Rejected
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Rows of any kind, as batches in the schema of a table.
 
 A batch that comes out has the table's columns, by name, type and order, and loses nothing of what
-went in; which values fit which column is the table in `coerce_values`. Whether a field of the
+went in; which values fit which column is the table in `values`. Whether a field of the
 batch's schema says that it may be null is not part of the promise; that no null stands where the
 table forbids it is.
 
@@ -34,13 +34,14 @@ import pyarrow.compute as pc
 
 from lowmark.catalog import Column, ColumnId, TableSchema, type_text
 from lowmark.catalog.arrow import schema_to_arrow
+from lowmark.catalog.fit import NO_ZONE
 from lowmark.convert.arrow import from_arrow, is_text, unwrapped
 from lowmark.convert.errors import ColumnRefused, ValueRefused, near
 from lowmark.convert.nested import arrow_of, asks_inside
 from lowmark.convert.objects import from_objects
 from lowmark.convert.rows import Columns, pieces
 from lowmark.convert.text import from_text
-from lowmark.convert.values import NO_ZONE, Misfit, fit
+from lowmark.convert.values import Misfit, fit
 
 __all__ = ["CHANGE", "DELETE", "PASSED_OVER", "UPSERT", "Coercion", "Text", "to_batches"]
 

@@ -4,9 +4,9 @@ A field that is empty and not quoted is null; a quoted empty one is the empty st
 doubled inside quotes; a quoted field may hold delimiters and line ends. Lines that are empty are
 passed over.
 
-Arrow parses block by block. Its own types are used where it reads nothing that `coerce_text`
+Arrow parses block by block. Its own types are used where it reads nothing that `text`
 refuses; other columns, and all of them in a block where something is odd, are parsed as text and
-read by `coerce_text`. Rows are found again by their own record in the block only when one is
+read by `text`. Rows are found again by their own record in the block only when one is
 refused, to say in which line it is.
 """
 
@@ -23,10 +23,11 @@ import pyarrow.csv as pv
 from lowmark.catalog import Plain, TableSchema
 from lowmark.catalog.types import INTEGER_BITS
 from lowmark.convert.coercion import CHANGE, PASSED_OVER, Coercion, Text
-from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file, near, shown
+from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file, near
 from lowmark.convert.nested import arrow_of
 from lowmark.convert.source import FileBatch, Source, lines_in, text_blocks
 from lowmark.errors import Rejected
+from lowmark.formatting import shown
 
 __all__ = ["BLOCK_BYTES", "read_csv"]
 

@@ -10,10 +10,9 @@ import difflib
 from collections.abc import Iterable
 
 from lowmark.errors import Rejected
+from lowmark.formatting import shown
 
-__all__ = ["ColumnRefused", "LineRefused", "ValueRefused", "in_file", "near", "shown"]
-
-_SHOWN_CHARACTERS_MAX = 100
+__all__ = ["ColumnRefused", "LineRefused", "ValueRefused", "in_file", "near"]
 
 
 class ValueRefused(Rejected):
@@ -80,17 +79,6 @@ class ColumnRefused(Rejected):
         self.what = message
         self.column = column
         self.row = row
-
-
-def shown(value: object) -> str:
-    """A value as messages show it: its `repr`, cut if it is long."""
-    if isinstance(value, str | bytes) and len(value) > _SHOWN_CHARACTERS_MAX:
-        value = value[: _SHOWN_CHARACTERS_MAX + 1]  # a huge repr would be made for nothing
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python turns into text
-        text = f"a huge {type(value).__name__}"
-    return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}…"
 
 
 def in_file(error: Rejected, file: str) -> Rejected:

@@ -1,7 +1,7 @@
 """Files of rows, read in batches of a table's schema: what `lowmark append TABLE FILE` does.
 
     parquet, arrow   Arrow IPC as a file or as a stream; values are coerced as those of a program
-    csv              a header, then a line per row; values are text, read as `coerce_text` says
+    csv              a header, then a line per row; values are text, read as `text` says
     jsonl            an object per line; numbers keep all their digits, bytes are in hexadecimal
 
 Without a format, the first bytes tell: Parquet and Arrow have a magic; of text, a known ending of

@@ -17,9 +17,10 @@ import pyarrow as pa
 from lowmark.catalog import ColumnType, DecimalOf, Plain, TableSchema
 from lowmark.catalog.types import parts_of
 from lowmark.convert.coercion import Coercion
-from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file, shown
+from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file
 from lowmark.convert.source import FileBatch, Source, text_blocks
 from lowmark.convert.values import WrittenFloat
+from lowmark.formatting import shown
 
 __all__ = ["BLOCK_BYTES", "read_json_lines"]
 

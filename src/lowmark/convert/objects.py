@@ -1,6 +1,6 @@
 """A column that comes as Python objects, in the type of a table's column.
 
-First, all at once: if the objects are of types of which Arrow takes nothing that `coerce_values`
+First, all at once: if the objects are of types of which Arrow takes nothing that `values`
 refuses, Arrow makes the array. Then through another Arrow type: text becomes an array of strings,
 which is cast. Last, one by one, which also finds the first value that does not fit.
 
@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
+from lowmark.catalog.fit import Leaf, is_missing
 from lowmark.convert.arrow import (
     ARROW_FAILURES,
     decimals_of_text,
@@ -30,7 +31,7 @@ from lowmark.convert.arrow import (
     whole,
 )
 from lowmark.convert.nested import Offsets, arrow_of, list_of, map_of, struct_of
-from lowmark.convert.values import Leaf, Misfit, WrittenFloat, fit_all, is_missing
+from lowmark.convert.values import Misfit, WrittenFloat, fit_all
 
 __all__ = ["from_objects"]
 

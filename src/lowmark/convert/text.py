@@ -6,7 +6,7 @@ in a file, everything is text.
     bool            true or false, in any case
     int8 … int64    digits, with a sign; 5.0 is 5, since many tools write it so
     float32, 64     digits with a point or an exponent, rounded to the nearest; nan, inf
-    decimal, date, timestamp, timestamp_ntz, uuid    as text in `coerce_values`
+    decimal, date, timestamp, timestamp_ntz, uuid    as text in `values`
     binary          hexadecimal digits, as defaults of columns are written
     string          as it stands
     list, struct, map    JSON
@@ -26,15 +26,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
+from lowmark.catalog.fit import Leaf, Unfit
 from lowmark.convert.arrow import ARROW_FAILURES, vectorised, whole
 from lowmark.convert.nested import arrow_of
 from lowmark.convert.objects import from_objects
-from lowmark.convert.values import Leaf, Misfit, Unfit, WrittenFloat, fit
+from lowmark.convert.values import NUMBER, Misfit, WrittenFloat, fit
 
 __all__ = ["from_text"]
 
 _BLANKS = " \t"
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?")
 _DIGITS = "^-?[0-9]+$"
 _NO_NUMBER = re.compile(r"[+-]?(?:inf|infinity|nan)", re.IGNORECASE)
 _JSON = msgspec.json.Decoder(float_hook=WrittenFloat)
@@ -112,7 +112,7 @@ def _read(kind: Leaf, text: str) -> object:
 
 
 def _number(text: str) -> str:
-    if not _NUMBER.fullmatch(text):
+    if not NUMBER.fullmatch(text):
         raise Unfit("is not a number")
     return text
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Final, Self, TypeAlias
-from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +37,10 @@ from lowmark.catalog import (
     type_text,
 )
 from lowmark.catalog.arrow import to_arrow
-from lowmark.errors import Rejected, invariant
+from lowmark.catalog.fit import Unfit, fit, is_missing
+from lowmark.catalog.types import INTEGER_BITS
+from lowmark.errors import InvariantBroken, Rejected, invariant
+from lowmark.formatting import shown
 from lowmark.table.hashing import (
     U64,
     hash64_bytes,
@@ -57,9 +59,8 @@ __all__ = ["Canonical", "KeyForm"]
 Canonical: TypeAlias = int | bytes
 """A key in its one form: an integer of 64 bits with a sign, or bytes."""
 
-_INTEGER_BITS: Final = {Plain.INT8: 8, Plain.INT16: 16, Plain.INT32: 32, Plain.INT64: 64}
 _AS_INTEGER: Final = frozenset(
-    {*_INTEGER_BITS, Plain.DATE, Plain.TIMESTAMP, Plain.TIMESTAMP_NTZ},
+    {*INTEGER_BITS, Plain.DATE, Plain.TIMESTAMP, Plain.TIMESTAMP_NTZ},
 )
 _POSITIVE = 0x7FFFFFFF
 
@@ -273,77 +274,42 @@ def _framed(part: Canonical) -> bytes:
 
 
 def _one(value: object, column_type: ColumnType, name: str) -> Canonical:
-    match column_type, value:
-        case (Plain(), int()) if column_type in _INTEGER_BITS and not isinstance(value, bool):
-            bound = 1 << _INTEGER_BITS[column_type] - 1
-            if -bound <= value < bound:
-                return int(value)
-            raise _misfit(value, column_type, name, "it is out of range")
-        case (DecimalOf(), int() | Decimal()) if not isinstance(value, bool):
-            return _unscaled(value, column_type, name)
-        case (Plain.STRING, str()):
-            return _utf8(value, column_type, name)
-        case (Plain.BINARY, bytes() | bytearray() | memoryview()):
-            return bytes(value)
-        case (Plain.UUID, UUID()):
-            return value.bytes
-        case (Plain.UUID, bytes()):
-            if len(value) == 16:
-                return value
-            raise _misfit(value, column_type, name, f"it has {len(value)} bytes, not 16")
-        case (Plain.DATE, date()) if not isinstance(value, datetime):
-            return value.toordinal() - _EPOCH_DAY
-        case (Plain.TIMESTAMP | Plain.TIMESTAMP_NTZ, datetime()):
-            return _microseconds(value, column_type, name)
-        case (_, None):
-            raise _misfit(value, column_type, name, "a key that is looked for has no nulls")
-        case _:
-            raise _misfit(value, column_type, name, f"it is of type {type(value).__name__}")
-
-
-def _utf8(value: str, column_type: ColumnType, name: str) -> bytes:
+    if is_missing(value):
+        raise _misfit(value, column_type, name, "a key that is looked for has no nulls")
+    assert isinstance(column_type, Plain | DecimalOf)  # nothing else can be in a key
     try:
-        return value.encode()
-    except UnicodeEncodeError as error:
-        raise _misfit(value, column_type, name, "it is not valid text") from error
+        found = fit(column_type, value)
+    except Unfit as unfit:
+        raise _misfit(value, column_type, name, f"it {unfit.brief}") from unfit
+    match found:
+        case int() | bytes():
+            return found
+        case str():
+            return found.encode()
+        case Decimal():
+            return _unscaled(found)
+        case datetime():
+            return _microseconds(found)
+        case date():
+            return found.toordinal() - _EPOCH_DAY
+        case _:
+            raise InvariantBroken(f"{type_text(column_type)} can't be in a key")
 
 
-def _microseconds(value: datetime, column_type: ColumnType, name: str) -> int:
-    zoned = value.utcoffset() is not None
-    if zoned is not (column_type is Plain.TIMESTAMP):
-        why = "it has a time zone" if zoned else "it has no time zone"
-        raise _misfit(value, column_type, name, why)
-    since = value - (_EPOCH_UTC if zoned else _EPOCH)
+def _microseconds(value: datetime) -> int:
+    since = value - (_EPOCH if value.tzinfo is None else _EPOCH_UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
-def _unscaled(value: int | Decimal, column_type: DecimalOf, name: str) -> bytes:
-    if isinstance(value, int):
-        if abs(value) >= 10**column_type.precision:  # Decimal would take its time over a huge one
-            raise _misfit(value, column_type, name, "it has too many digits before the point")
-        value = Decimal(value)
-    if not value.is_finite():
-        raise _misfit(value, column_type, name, "it is not a finite number")
-    number = 0
-    if value:
-        # Both are looked at first, since 1E+999999 would be a number of a million digits.
-        if value.adjusted() >= column_type.precision - column_type.scale:
-            raise _misfit(value, column_type, name, "it has too many digits before the point")
-        numerator, denominator = (0, 1)
-        if value.adjusted() >= -column_type.scale:
-            numerator, denominator = value.as_integer_ratio()
-        number, rest = divmod(numerator * 10**column_type.scale, denominator)
-        if rest or not number:
-            raise _misfit(value, column_type, name, "it has too many digits behind the point")
+def _unscaled(value: Decimal) -> bytes:
+    sign, digits, _ = value.as_tuple()  # it has as many digits behind the point as its type
+    number = int("".join(map(str, digits))) * (-1 if sign else 1)
     bits = (number if number >= 0 else ~number).bit_length()
     return number.to_bytes(bits // 8 + 1, "big", signed=True)
 
 
 def _misfit(value: object, column_type: ColumnType, name: str, why: str) -> Rejected:
-    huge = isinstance(value, int) and abs(value) >= 10**40
-    shown = "a huge number" if huge else repr(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
     return Rejected(
-        f"{shown} can't be a value of key column {name}: {why}",
+        f"{shown(value)} can't be a value of key column {name}: {why}",
         hint=f"Give a value of type {type_text(column_type)}.",
     )
