@@ -84,12 +84,11 @@ class Partition:
 
     def append(self, command: Buffer) -> Future[Appended]:
         """Have a batch stored (see `commands.encode_batch`); where it went, or why it did not."""
-        return self._propose(command).map(lambda outcome: cast("Appended", outcome))
+        return cast("Future[Appended]", self._propose(command))
 
     def append_in_place(self, room: memoryview) -> Future[Appended]:
         """As `append`, without a copy: the group has room in front of the command."""
-        future = self.group.propose_in_place(room).map(_accepted)
-        return future.map(lambda outcome: cast("Appended", outcome))
+        return cast("Future[Appended]", self.group.propose_in_place(room).map(_accepted))
 
     def ask(self, command: Control) -> Future[Outcome]:
         """Have anything else done; gives the outcome, or fails with what was refused."""
@@ -102,7 +101,7 @@ class Partition:
 
     def read(self, query: Callable[[State], T]) -> Future[T]:
         """Ask the state, linearizably."""
-        return self.group.read(query).map(lambda answer: cast("T", answer))
+        return cast("Future[T]", self.group.read(query))
 
     def latest(self) -> Future[View]:
         """The backlog with all that was acknowledged before."""
