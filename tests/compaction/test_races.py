@@ -20,7 +20,7 @@ import pytest
 from compaction.faults import calls_of_a_run, store_calls
 from compaction.world import World, folded
 from inside import backend_of
-from lowmark.backend.errors import RunUnderWay
+from lowmark.backend.errors import BatchesMoved, RunUnderWay
 from lowmark.client import BelowWatermark, GapFound
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.options import RunOptions
@@ -766,3 +766,19 @@ def test_a_run_that_failed_is_not_swept_until_it_is_given_up(world: World) -> No
     world.check()
     world.compact()
     check_one_ledger(world)
+
+
+# -- what a run reads -----------------------------------------------------------------------------
+
+
+def test_a_tail_that_was_cut_meanwhile_is_refused_and_never_a_part_of_it(world: World) -> None:
+    # given a backlog whose first rows were compacted and cut
+    world.write(("a", 1), ("b", 2), ("c", 3))
+    world.compact()
+    world.write(("a", 4), ("d", 5))
+    assert (world.view().start, world.view().end) == (3, 5)
+    # when a run asks for them, with some that are still there; then it is given none
+    table, backend = world.table.descriptor.id, backend_of(world.table)
+    with pytest.raises(BatchesMoved, match="from offset 1 on"):
+        backend.tail(table, 0, low=1, high=5)
+    assert (backend.tail(table, 0, low=3, high=5).low) == 3

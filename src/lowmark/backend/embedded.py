@@ -697,6 +697,8 @@ class Embedded(NodeThread):
         stuck_at: float | None = None
         while True:
             view = copy.view
+            if low < view.start:
+                raise BatchesMoved(partition, low)
             at, end = view.batch_at(low), view.batch_at(high - 1) + 1
             tail = tail_of(view, self._whole_plan(copy, view, at, end), at=at, low=low, high=high)
             if tail is not None:

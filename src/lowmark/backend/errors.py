@@ -6,7 +6,11 @@ import difflib
 from collections.abc import Sequence
 
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
+from lowmark.group import OutcomeUnknown as _OutcomeUnknown
 from lowmark.runtime import by_name
+
+OutcomeUnknown = _OutcomeUnknown
+"""What was asked may have been done: look before you ask again. It is the group's error."""
 
 
 class Closed(Rejected):

@@ -241,7 +241,8 @@ class Backend(Protocol):
         timeout_s: float | None = None,
     ) -> Tail:
         """The batches from offset `low` to before `high` as other processes can read them: what is
-        still in memory is written into segments first. A hold must keep them.
+        still in memory is written into segments first. A hold must keep them; raises
+        `BatchesMoved` if some were cut all the same.
         """
 
     # -- the metastore --------------------------------------------------------------------------

@@ -13,12 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowmark.backend.errors import AppendFailed, Ended
+from lowmark.backend.errors import AppendFailed, Ended, OutcomeUnknown
 from lowmark.backend.port import Backend, Sent
 from lowmark.backend.values import Answer
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
-from lowmark.group import OutcomeUnknown
 from lowmark.table import Outgoing
 
 IN_FLIGHT_BYTES_MAX = 4 << 20

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from lowmark.backend.errors import OutcomeUnknown
 from lowmark.backend.port import Backend
 from lowmark.errors import Rejected
-from lowmark.group import OutcomeUnknown
 from lowmark.ledger import (
     Pointer,
     Retired,
