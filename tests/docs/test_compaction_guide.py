@@ -23,7 +23,7 @@ from lowmark.compaction import holds as run_holds
 from lowmark.compaction import records as run_records
 from lowmark.ledger import kernel
 from lowmark.node.settings import LedgerSettings, load_settings
-from lowmark.spark import archive, masters
+from lowmark.spark import archive, settings
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide" / "operate.md").read_text()
@@ -104,7 +104,7 @@ def test_the_times_and_sizes_that_are_named_are_those_of_the_code() -> None:
     assert (run_holds.LEASE_MS, "over ten minutes after" in WORDS) == (600_000, True)
     assert f"else of one in {kernel.SAMPLE}" in WORDS
     assert (MEMORY_BYTES, "1 GiB by default" in WORDS) == (1 << 30, True)
-    assert (masters.TASK_ATTEMPTS, "process died, four times" in WORDS) == (4, True)
+    assert (settings.TASK_ATTEMPTS, "process died, four times" in WORDS) == (4, True)
     assert f"`{archive.SWITCH}=off`" in WORDS
 
 

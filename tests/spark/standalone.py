@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eventually import eventually
-from lowmark.spark.home import spark_home
+from lowmark.spark.java import spark_home
 from spark.processes import below, command, is_alive
 
 READY_S = 60.0

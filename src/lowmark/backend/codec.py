@@ -24,9 +24,9 @@ from lowmark.backend import values
 from lowmark.catalog import Catalog, ColumnType, Snapshot, parse_type, type_text
 from lowmark.catalog.serializers import decode_snapshot, encode_snapshot
 from lowmark.errors import Corrupt, LowmarkError
+from lowmark.fault import decode_fault, encode_fault
 from lowmark.ledger.tail import Piece
 from lowmark.metastore import commands as statements
-from lowmark.node.faults import decode_fault, encode_fault
 from lowmark.table import Columns, View
 
 _BYTES: Final = (bytes, bytearray, memoryview)

@@ -19,8 +19,8 @@ from lowmark import spark
 from lowmark.compaction.cancel import CancelToken
 from lowmark.compaction.waves import together
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
+from lowmark.fault import encode_fault
 from lowmark.ledger import RunRecord, carry_out
-from lowmark.node.faults import encode_fault
 from lowmark.runtime import Disk, DiskFull, RealDisk
 
 __all__ = [

@@ -20,6 +20,7 @@ from lowmark.compaction.context import RunContext
 from lowmark.compaction.plan import PlanInput
 from lowmark.compaction.runner import Runner, work_off
 from lowmark.errors import Corrupt, LowmarkError
+from lowmark.fault import decode_fault
 from lowmark.ledger import (
     Done,
     Expected,
@@ -30,7 +31,6 @@ from lowmark.ledger import (
     Work,
     read_adopted,
 )
-from lowmark.node.faults import decode_fault
 from lowmark.runtime.store import Store
 from lowmark.version import __version__
 

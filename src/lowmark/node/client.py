@@ -11,9 +11,9 @@ import pyarrow
 from pyarrow import flight
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
+from lowmark.fault import decode_fault
 from lowmark.group import OutcomeUnknown
 from lowmark.node.addresses import joined
-from lowmark.node.faults import decode_fault
 from lowmark.node.messages import (
     ExecuteAsk,
     ExecutedReply,

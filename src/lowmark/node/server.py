@@ -5,7 +5,7 @@ it was sent, asks the loop by the bridge, and gives results one by one; Flight a
 when the client has room for it. A result that is not asked for is not made: nothing piles up here.
 
 What every action promises
-    1. An error arrives with its name, what happened, why, and what to do (see `faults`).
+    1. An error arrives with its name, what happened, why, and what to do (see `lowmark.fault`).
     2. A body that is too long, or not what the action takes, is refused before anything happens.
     3. At most `CALLS_MAX` are under way at a time; one more is refused.
     4. A client that goes away ends its stream.
@@ -26,10 +26,10 @@ from pyarrow import flight
 
 from lowmark.catalog import NotInForce
 from lowmark.errors import LowmarkError, Rejected, Unavailable
+from lowmark.fault import encode_fault
 from lowmark.group import CallLost, OutcomeUnknown
 from lowmark.node.addresses import check_free, joined
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
-from lowmark.node.faults import encode_fault
 from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.runtime import AddressUnusable, host_and_port
 

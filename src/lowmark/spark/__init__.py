@@ -37,9 +37,9 @@ from lowmark.spark.errors import (
     TaskLost,
     WorkersUnfit,
 )
+from lowmark.spark.java import why_not
 from lowmark.spark.runner import SparkRunner
 from lowmark.spark.session import close_session, open_session
-from lowmark.spark.there import why_not
 
 __all__ = [
     "JavaMissing",

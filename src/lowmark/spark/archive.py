@@ -28,11 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowmark.spark.errors import SparkNotStarted
-from lowmark.spark.home import spark_home
-from lowmark.spark.java import Java, find_java
+from lowmark.spark.java import Java, find_java, spark_home
 from lowmark.spark.settings import JAVA_OPTIONS
-
-__all__ = ["SWITCH", "Recording", "archive_options", "archive_path", "make_archive"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +104,7 @@ def make_archive() -> Path:
     """Write the archive now, in a process of its own that opens a session, runs a job, and ends."""
     path = archive_path()
     done = subprocess.run(
-        [sys.executable, "-m", "lowmark.spark.rehearsal"],
+        [sys.executable, "-c", "from lowmark.spark.runner import rehearse; rehearse()"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

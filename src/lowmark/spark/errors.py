@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from lowmark.errors import Rejected, Unavailable
 
-__all__ = [
-    "JavaMissing",
-    "JavaTooOld",
-    "MasterNotReached",
-    "NoExecutors",
-    "SessionRefused",
-    "SparkGone",
-    "SparkMissing",
-    "SparkNotStarted",
-    "TaskFailed",
-    "TaskLost",
-    "WorkersUnfit",
-]
-
 JAVA_NEEDED = 17
 
 

@@ -1,12 +1,13 @@
-"""Which Java would run Spark, asked before it is started.
+"""What must be installed: Spark and a Java to run it, found without importing or starting them.
 
-Spark's own scripts look in the same places and in the same order. An old Java would print a stack
-trace that says nothing of its age; so it is asked for its version first. That stands in a file
-beside it, mostly, and costs nothing to read.
+Spark's own scripts look for Java in the same places and in the same order. An old Java would print
+a stack trace that says nothing of its age; so it is asked for its version first. That stands in a
+file beside it, mostly, and costs nothing to read.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -14,9 +15,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowmark.spark.errors import JAVA_NEEDED, JavaMissing, JavaTooOld
-
-__all__ = ["Java", "find_java"]
+from lowmark.errors import LowmarkError
+from lowmark.spark.errors import JAVA_NEEDED, JavaMissing, JavaTooOld, SessionRefused, SparkMissing
 
 _ANSWERS_WITHIN_S = 30.0
 
@@ -74,3 +74,29 @@ def _major(version: str) -> int:
     # 1.8.0_392 is Java 8; 17.0.15, 21-ea and 25 are what they say.
     found = re.match(r"(?:1\.)?(\d+)", version)
     return int(found.group(1)) if found else 0
+
+
+def spark_home() -> Path:
+    """The folder with Spark's scripts and jars: PySpark's own, or the one that SPARK_HOME names."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise SparkMissing("There is no such package in this Python")
+    told = os.environ.get("SPARK_HOME")
+    home = Path(told or spec.submodule_search_locations[0])
+    if not (home / "bin" / "spark-submit").is_file() or not (home / "jars").is_dir():
+        raise SessionRefused(
+            f"there is no Spark in {home}",
+            detail="SPARK_HOME names that folder." if told else "PySpark was installed without it.",
+            hint="Unset SPARK_HOME, and install Spark with `pip install 'pyspark>=4.1'`.",
+        )
+    return home
+
+
+def why_not() -> str:
+    """What is missing, in a few words; empty if PySpark and a Java that is new enough are there."""
+    try:
+        spark_home()
+        find_java()
+    except LowmarkError as missing:
+        return missing.message
+    return ""

@@ -18,19 +18,15 @@ from weakref import WeakKeyDictionary
 
 from lowmark.errors import invariant
 from lowmark.spark.errors import SessionRefused, SparkGone
-from lowmark.spark.executors import slots_of
-from lowmark.spark.job import Job
-from lowmark.spark.session import close_session
-from lowmark.spark.words import translated
-from lowmark.spark.work import name_of, task
+from lowmark.spark.job import Job, translated
+from lowmark.spark.session import close_session, open_session, slots_of
+from lowmark.spark.worker import name_of, task
 from lowmark.version import __version__
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.accumulators import Accumulator
     from pyspark.sql import SparkSession
-
-__all__ = ["SparkRunner"]
 
 
 class SparkRunner:
@@ -130,3 +126,18 @@ def _accumulator(context: SparkContext) -> Accumulator[list[dict[str, Any]]]:
             nothing: list[dict[str, Any]] = []
             told = _accumulators[context] = context.accumulator([], AddingAccumulatorParam(nothing))
         return told
+
+
+def echo(data: bytes) -> bytes:
+    """The least work there is."""
+    return data
+
+
+def rehearse() -> None:
+    """Do once what sessions do, so that Java learns the classes for it: see `make_archive`."""
+    runner = SparkRunner(open_session("local[2]"), owns=True)
+    try:
+        for _ in range(3):
+            runner.run(echo, [[b"1", b"2"], [b"3"]], label="rehearsal")
+    finally:
+        runner.close()

@@ -1,4 +1,4 @@
-"""A Spark session of our own, opened and closed.
+"""A Spark session of our own, opened and closed, and its executors.
 
 It listens on loopback, prints nothing, uses this Python for its workers, and starts as fast as it
 can; `config` overrides every setting. There is one session in a process at a time, as Spark has it.
@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,19 +22,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowmark.spark.archive import archive_options
-from lowmark.spark.errors import SessionRefused, SparkMissing, SparkNotStarted
-from lowmark.spark.executors import await_executors
-from lowmark.spark.home import spark_home
-from lowmark.spark.java import find_java
+from lowmark.spark.errors import NoExecutors, SessionRefused, SparkMissing, SparkNotStarted
+from lowmark.spark.java import find_java, spark_home
 from lowmark.spark.jvm import Jvm, attach, start_jvm
-from lowmark.spark.masters import Master, reach, read_master
-from lowmark.spark.settings import java_options, launch_environment, settings_for
+from lowmark.spark.settings import (
+    Master,
+    java_options,
+    launch_environment,
+    reach,
+    read_master,
+    settings_for,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
-
-__all__ = ["close_session", "open_session"]
 
 logger = logging.getLogger(__name__)
 
@@ -230,3 +233,38 @@ def _interrupts_left_alone() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+_LOOKS_EVERY_S = 0.05
+_WITHIN_S = 60.0
+_SETTLED_AFTER_S = 1.0
+
+
+def slots_of(context: SparkContext) -> int:
+    """So many tasks run at once: the executors' cores, in units of what a task takes."""
+    cores = _cores(context) // int(context.getConf().get("spark.task.cpus", "1") or 1)
+    # A session whose executors come with its first job (dynamic allocation) has none yet.
+    return max(1, cores or context.defaultParallelism)
+
+
+def await_executors(context: SparkContext) -> None:
+    """Wait until a cluster has given us executors, and no more of them come at once.
+
+    They come within about a second of each other. One that comes later is used, too; only the
+    first plan does not count on it.
+    """
+    began = now = time.monotonic()
+    cores, since = 0, now
+    while not cores or now - since < _SETTLED_AFTER_S:
+        if now - began > _WITHIN_S:
+            raise NoExecutors(str(context.master), waited_s=_WITHIN_S)
+        time.sleep(_LOOKS_EVERY_S)
+        found, now = _cores(context), time.monotonic()
+        if found != cores:
+            cores, since = found, now
+
+
+def _cores(context: SparkContext) -> int:
+    # In local mode the driver is listed with its cores; on a cluster it has none.
+    executors: Any = context._jsc.sc().statusStore().executorList(True)
+    return sum(executors.apply(at).totalCores() for at in range(executors.size()))

@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.fault import revived
 from lowmark.spark.errors import TaskFailed, WorkersUnfit
-from lowmark.spark.trouble import revived
-
-__all__ = ["Named", "Tell", "error_of", "name_of", "task"]
 
 
 class Tell(Protocol):
@@ -92,7 +90,7 @@ def task(
                     yield function(piece)
         except root as error:
             # Only now: it costs a worker its first half second.
-            carried = importlib.import_module("lowmark.spark.trouble").carried
+            carried = importlib.import_module("lowmark.fault").carried
             trouble("error", error=carried(error))
         except Exception as error:
             text = f"{type(error).__name__}: {error}"

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
+from lowmark.fault import FAULT_BYTES_MAX, decode_fault, encode_fault
 from lowmark.metastore import RevisionCompacted
-from lowmark.node.faults import FAULT_BYTES_MAX, decode_fault, encode_fault
 
 
 def there_and_back(error: LowmarkError) -> LowmarkError:
@@ -28,7 +28,7 @@ def test_a_class_that_is_known_arrives_as_itself_with_what_it_carries() -> None:
 def test_an_error_arrives_as_the_class_that_can_be_caught_though_it_was_not_imported() -> None:
     # given a fresh interpreter: nothing has asked for these classes
     program = """if True:
-        from lowmark.node.faults import decode_fault
+        from lowmark.fault import decode_fault
         from lowmark import errors
         for name, kind in ("GapFound", "Conflict"), ("SparkMissing", "Rejected"):
             data = f'{{"class": "{name}", "kind": "{kind}", "message": "m"}}'
