@@ -29,8 +29,6 @@ from lowmark.raft import (
 )
 from lowmark.runtime import Buffer
 
-__all__ = ["Answer", "Applying"]
-
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[int, int, object, int], None]

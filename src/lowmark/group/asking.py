@@ -27,8 +27,6 @@ from lowmark.group.requests import Proposal, Proposals, Read, Reads
 from lowmark.log import GroupLog
 from lowmark.runtime import Buffer
 
-__all__ = ["Asking"]
-
 
 class Host(Protocol):
     """What asking asks of its group."""

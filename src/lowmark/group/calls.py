@@ -30,8 +30,6 @@ from lowmark.group.transport import Transport
 from lowmark.group.wire import ANSWER_OUTCOMES, Answer, Ask, Item
 from lowmark.runtime import Buffer
 
-__all__ = ["CallLost", "Calls", "NoService", "NotAsked", "Reply", "Service"]
-
 _ANSWERED, _NO_SERVICE, _BUSY = range(ANSWER_OUTCOMES)
 _WAITING_MAX = 4_096
 _STRANGERS_MAX = 64

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from lowmark.errors import Rejected
 
-__all__ = ["GroupConfig"]
-
 COMMAND_BYTES_LIMIT = 14 << 20
 """A frame has room for one such command, and for what describes it."""
 

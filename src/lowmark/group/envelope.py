@@ -21,29 +21,6 @@ from lowmark.errors import Corrupt
 from lowmark.raft import ConfState, EntryKind, MembershipRefused, membership
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "CHANGE",
-    "COMMAND",
-    "COMMAND_BYTES",
-    "COPY",
-    "FOUNDING",
-    "JOINT_CHANGE",
-    "VERSION",
-    "Command",
-    "command_in",
-    "copy_of",
-    "founders_of",
-    "kind_of",
-    "old_index_of",
-    "open_command",
-    "seal_founders",
-    "seal_version",
-    "stamp_in_place",
-    "version_of",
-    "wrap_change",
-    "wrap_command",
-]
-
 COMMAND, CHANGE, JOINT_CHANGE, COPY, VERSION, FOUNDING = 1, 2, 3, 4, 5, 6
 
 _COMMAND = struct.Struct("<BQ")

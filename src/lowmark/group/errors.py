@@ -8,25 +8,6 @@ from __future__ import annotations
 
 from lowmark.errors import Conflict, Rejected, Unavailable
 
-__all__ = [
-    "CommandTooLarge",
-    "EntryTooNew",
-    "GroupBusy",
-    "GroupStopped",
-    "GroupUnfinished",
-    "MachineFailed",
-    "MachineTooOld",
-    "NoQuorum",
-    "NotAMember",
-    "NotLeader",
-    "NotWritten",
-    "OutcomeUnknown",
-    "QuarantinedHere",
-    "ReadTimedOut",
-    "ShuttingDown",
-    "Superseded",
-]
-
 
 class NotLeader(Conflict):
     """Only the leader takes proposals."""

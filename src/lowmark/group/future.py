@@ -7,8 +7,6 @@ from typing import Generic, TypeVar
 
 from lowmark.errors import LowmarkError, invariant
 
-__all__ = ["Future", "when_all"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -61,8 +61,6 @@ from lowmark.raft import (
 from lowmark.raft.messages import Response
 from lowmark.runtime import Buffer, DiskFailed, DiskFull, HybridClock
 
-__all__ = ["Group", "Services"]
-
 logger = logging.getLogger(__name__)
 
 _UNREADABLE = (DiskFailed, DiskFull, EntryGone, ReferenceExpired)

@@ -23,8 +23,6 @@ from lowmark.log import Dropped, GroupLeaving, GroupLog, GroupUnknown, Log, Writ
 from lowmark.raft import ConfState
 from lowmark.runtime import Runtime
 
-__all__ = ["Groups", "SilentListener"]
-
 logger = logging.getLogger(__name__)
 
 _ANNOUNCEMENTS = 3

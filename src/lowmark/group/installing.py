@@ -21,8 +21,6 @@ from lowmark.group.wire import InstallOffer, Item
 from lowmark.log import GroupLog
 from lowmark.raft import Install, RaftNode, Snapshot
 
-__all__ = ["Installing"]
-
 
 class Host(Protocol):
     """What installing asks of its group."""

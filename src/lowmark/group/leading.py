@@ -37,8 +37,6 @@ from lowmark.raft import (
 )
 from lowmark.runtime import Buffer, HybridClock
 
-__all__ = ["Leading"]
-
 _SHORT_PAUSES_MAX = 64
 """For at most so many election timeouts a leader without space does not hand over again."""
 

@@ -24,8 +24,6 @@ from lowmark.log.notes import Note, read_note, write_note
 from lowmark.raft import RaftNode
 from lowmark.runtime import Disk
 
-__all__ = ["Rejoining", "forget_lost", "lost_incarnation", "note_lost"]
-
 FOLDER = files.REJOIN
 
 

@@ -14,8 +14,6 @@ from pyroaring import BitMap64
 
 from lowmark.runtime import Buffer
 
-__all__ = ["Machine"]
-
 
 class Machine(Protocol):
     """A deterministic state machine.

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from lowmark.errors import LowmarkError
 
-__all__ = ["Observer", "SilentObserver"]
-
 
 class Observer(Protocol):
     """Called on the loop, after the copy has changed; it may ask the copy anything."""

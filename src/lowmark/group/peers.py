@@ -34,15 +34,6 @@ from lowmark.raft import (
     Transition,
 )
 
-__all__ = [
-    "ChangeAnswer",
-    "ChangeError",
-    "ChangeFailed",
-    "PeerChange",
-    "PeerListener",
-    "Stage",
-]
-
 
 class Stage(Enum):
     """How far a change of peers is."""

@@ -23,8 +23,6 @@ from lowmark.log import GroupLog, Installer, InstallRefused, SnapshotMeta
 from lowmark.log.sender import StateSum
 from lowmark.raft import Install, Snapshot
 
-__all__ = ["Receiving"]
-
 LIVE_BYTES_MAX = 1 << 30
 """Of a live set; it is gathered in memory."""
 

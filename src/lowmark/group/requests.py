@@ -23,8 +23,6 @@ from lowmark.group.errors import (
 from lowmark.group.future import Future
 from lowmark.runtime import Buffer
 
-__all__ = ["Proposal", "Proposals", "Read", "Reads"]
-
 _ADDED_BYTES = COMMAND_BYTES + 8
 """About what the log adds to each proposal."""
 

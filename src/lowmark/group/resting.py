@@ -17,8 +17,6 @@ from lowmark.group.config import GroupConfig
 from lowmark.group.wire import Rest, Rested
 from lowmark.raft import NOBODY, ProgressState, RaftNode, Role
 
-__all__ = ["Resting"]
-
 _LOOKS_PER_QUESTION = 6
 """How seldom a copy that rests asks whether its leader's copy is still there."""
 

@@ -17,8 +17,6 @@ from lowmark.group.future import Future
 from lowmark.group.machine import Machine
 from lowmark.log import GroupLog
 
-__all__ = ["Rewrite"]
-
 
 class Host(Protocol):
     """What a rewrite asks of its group."""

@@ -21,8 +21,6 @@ from lowmark.group.wire import InstallOffer, InstallOver, InstallPiece, InstallW
 from lowmark.log import GroupLog, SnapshotSender
 from lowmark.raft import Install
 
-__all__ = ["SendProgress", "Sends"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendProgress:

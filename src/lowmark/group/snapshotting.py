@@ -13,8 +13,6 @@ from lowmark.group.state_record import SnapshotMembers
 from lowmark.log import GroupLog, SnapshotMeta
 from lowmark.raft import Progress, ProgressState, RaftNode, Role
 
-__all__ = ["Snapshots"]
-
 _RETRY_MS = 5_000
 """After one that failed, another is tried so much later."""
 _PATIENCE = 4

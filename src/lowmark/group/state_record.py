@@ -12,8 +12,6 @@ import msgspec
 from lowmark.errors import Corrupt
 from lowmark.raft import ConfState, HardState
 
-__all__ = ["GroupMeta", "SnapshotMembers"]
-
 
 class GroupMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The group's own record."""

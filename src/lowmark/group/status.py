@@ -11,8 +11,6 @@ from lowmark.group.peers import Stage
 from lowmark.log import GroupLog
 from lowmark.raft import RaftNode
 
-__all__ = ["GroupStatus", "PeerStatus", "peer_statuses", "status_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:

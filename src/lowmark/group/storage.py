@@ -12,8 +12,6 @@ from lowmark.log import GroupLog
 from lowmark.raft import Config, ConfState, Entry, EntryKind, HardState, RaftNode, Snapshot
 from lowmark.runtime import Buffer
 
-__all__ = ["GroupStorage", "entry_data", "raft_entry"]
-
 
 def raft_entry(stored: LogEntry) -> Entry:
     """An entry of the log as the core knows it."""

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from lowmark.raft import Progress
 
-__all__ = ["Tracking"]
-
 _SAMPLE_MS = 1_000
 _WEIGHT = 0.3
 

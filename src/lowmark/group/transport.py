@@ -22,8 +22,6 @@ from lowmark.group import wire
 from lowmark.group.wire import Answer, Ask, BadFrame, Item, NotHere, Routed
 from lowmark.runtime import Buffer, Endpoint, FrameTooLong, Runtime
 
-__all__ = ["Receiver", "Transport", "TransportLimits"]
-
 logger = logging.getLogger(__name__)
 
 _STRANGERS_MAX = 1_000

@@ -15,8 +15,6 @@ from lowmark.group.config import GroupConfig
 from lowmark.group.wire import Item, Knows
 from lowmark.raft import NOBODY, ProposalDropped, RaftNode
 
-__all__ = ["Versions"]
-
 
 class Host(Protocol):
     """What versions ask of their group."""

@@ -42,29 +42,6 @@ from lowmark.raft import (
 )
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "ANSWER_OUTCOMES",
-    "CONTEXT_BYTES_MAX",
-    "ITEMS_MAX",
-    "Answer",
-    "Ask",
-    "BadFrame",
-    "InstallOffer",
-    "InstallOver",
-    "InstallPiece",
-    "InstallWant",
-    "Item",
-    "Knows",
-    "NotHere",
-    "Rejoin",
-    "Rest",
-    "Rested",
-    "Routed",
-    "decode",
-    "encode",
-    "item_bytes",
-]
-
 FORMAT = 1
 ITEMS_MAX = 16_384
 """Messages in one frame."""

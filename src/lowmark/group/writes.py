@@ -32,8 +32,6 @@ from lowmark.log import EntryTooLarge, GroupLog, GroupQuarantined, InstallRefuse
 from lowmark.raft import Entry, EntryKind, HardState, Snapshot, StorageAppend
 from lowmark.raft.messages import Response
 
-__all__ = ["Writes"]
-
 Install = Callable[[Snapshot, Callable[[LowmarkError | None], None]], None]
 
 

@@ -7,8 +7,6 @@ from typing import Generic, TypeVar
 
 from lowmark.holds.hold import Hold
 
-__all__ = ["Decision", "Kept", "Reason"]
-
 Piece = TypeVar("Piece")
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap64
 
-__all__ = ["Hold", "Holds", "Pins", "Span"]
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from lowmark.holds.hold import Hold
 
-__all__ = ["SafePoint", "safe_point"]
-
 
 @dataclass(frozen=True, slots=True)
 class SafePoint:

@@ -31,8 +31,6 @@ from lowmark.log.state import GroupState
 from lowmark.log.tasks import by_our_name
 from lowmark.runtime import Disk, Outcome, Runtime
 
-__all__ = ["Compactor", "count_kept"]
-
 logger = logging.getLogger(__name__)
 
 _SURVEYED_PER_STEP = 32

@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 
 from lowmark.errors import Rejected
 
-__all__ = ["LogConfig"]
-
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _BOUNDS: dict[str, tuple[float, float]] = {

@@ -22,16 +22,6 @@ from crc32c import crc32c
 
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "Entry",
-    "LargePlace",
-    "Run",
-    "entry_checksum",
-    "fold_checksums",
-    "own",
-    "run_of",
-]
-
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 

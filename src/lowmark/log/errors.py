@@ -5,31 +5,6 @@ from __future__ import annotations
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.runtime import DiskFull
 
-__all__ = [
-    "Damaged",
-    "EntryGone",
-    "EntryTooLarge",
-    "FolderMissing",
-    "FolderMistaken",
-    "GroupExists",
-    "GroupLeaving",
-    "GroupQuarantined",
-    "GroupUnknown",
-    "GroupUnwritable",
-    "InstallRefused",
-    "LogBusy",
-    "LogClosed",
-    "NewerFormat",
-    "NotContiguous",
-    "ReferenceExpired",
-    "SnapshotRefused",
-    "TermFell",
-    "check_u63",
-    "check_version",
-    "in_directory",
-    "reserve_reached",
-]
-
 
 class Damaged(Corrupt):
     """A file does not hold what was written to it, or is not ours."""

@@ -22,15 +22,6 @@ from lowmark.log.segments import SegmentRef
 from lowmark.log.snapshot_format import SnapshotMeta
 from lowmark.log.state import GroupState
 
-__all__ = [
-    "Explanation",
-    "HoldExplained",
-    "MergeExplained",
-    "SegmentExplained",
-    "explain_group",
-    "explain_log",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentExplained:

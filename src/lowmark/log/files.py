@@ -30,25 +30,6 @@ import sys
 from lowmark.errors import invariant
 from lowmark.runtime import Disk
 
-__all__ = [
-    "GROUPS",
-    "LEDGERS",
-    "LOCK",
-    "NODE",
-    "REJOIN",
-    "ROSTER",
-    "WAL",
-    "entry_of",
-    "entry_path",
-    "group_dir",
-    "kept_path",
-    "large_name",
-    "number_of",
-    "segment_name",
-    "snapshot_name",
-    "wal_path",
-]
-
 # All formats are little-endian and are read and written as flat arrays.
 invariant(sys.byteorder == "little", "Lowmark needs a little-endian machine")
 

@@ -69,15 +69,6 @@ from lowmark.runtime import (
     by_name,
 )
 
-__all__ = [
-    "ClosedFile",
-    "SegmentPlan",
-    "SegmentWriter",
-    "owner_of",
-    "plan_segments",
-    "write_segment",
-]
-
 logger = logging.getLogger(__name__)
 
 _TRIES_MAX = 5

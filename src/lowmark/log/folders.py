@@ -7,8 +7,6 @@ import contextlib
 from lowmark.errors import LowmarkError
 from lowmark.runtime import Disk, DiskFailed, FileMissing
 
-__all__ = ["SharedFolder", "discard", "remove_folder", "same_file"]
-
 
 class SharedFolder:
     """A folder in which more than one lane changes names, each with a sync of its own.

@@ -41,8 +41,6 @@ from lowmark.log.snapshots import Snapshot, read_state
 from lowmark.log.state import GroupState
 from lowmark.runtime import Buffer, Disk
 
-__all__ = ["GroupLog", "Services"]
-
 _READ_RETRIES = 8
 META_BYTES_MAX = 64 << 10
 """A group's own record is repeated at the head of every WAL file, so it must be small."""

@@ -36,8 +36,6 @@ from lowmark.log.snapshots import (
 from lowmark.log.state import GroupState
 from lowmark.runtime import Disk
 
-__all__ = ["check_coverage", "covered", "missing_text", "recover_group", "settle_segments"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -23,16 +23,6 @@ from lowmark.log.folders import SharedFolder, discard, remove_folder
 from lowmark.log.notes import Note, read_note, read_whole, write_note, write_whole
 from lowmark.runtime import Disk, FileMissing
 
-__all__ = [
-    "create_folder",
-    "move_aside",
-    "read_identity",
-    "read_quarantine",
-    "remove_aside",
-    "sweep_folders",
-    "write_quarantine",
-]
-
 logger = logging.getLogger(__name__)
 
 # A group's name can't begin with this: it marks folders that are being made or removed.

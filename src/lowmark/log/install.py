@@ -42,8 +42,6 @@ from lowmark.log.snapshot_format import Floor, SnapshotMeta
 from lowmark.log.snapshots import LIVE, STATE, SnapshotWriter, remove_others
 from lowmark.runtime import Disk, Lane, Outcome
 
-__all__ = ["Installed", "Installer", "move_in", "plan_of_entries"]
-
 _PLAN = "plan"
 _BUFFERED_BYTES = 16 << 20
 

@@ -29,8 +29,6 @@ from lowmark.log.tasks import Tasks
 from lowmark.log.wal import Fence, Wal
 from lowmark.runtime import Outcome, Runtime
 
-__all__ = ["Installs"]
-
 
 class Installs:
     """The installations of one node; one at a time per group."""

@@ -26,8 +26,6 @@ from lowmark.log.folders import SharedFolder, discard
 from lowmark.log.notes import Note, read_note, write_note
 from lowmark.runtime import Disk
 
-__all__ = ["Kept", "Owner", "read_kept", "retire", "write_kept"]
-
 Owner = tuple[str, bytes]
 """A group's name and incarnation."""
 

@@ -18,16 +18,6 @@ from lowmark.log.entries import Run
 from lowmark.log.errors import Damaged, check_version
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "FRAME_BYTES",
-    "HEADER_BYTES",
-    "Frame",
-    "check_header",
-    "decode_frame",
-    "encode_frame",
-    "encode_header",
-]
-
 VERSION = 1
 MAGIC = b"LMLG"
 _HEADER = struct.Struct("<4sHHQ16s")

@@ -13,8 +13,6 @@ from pyroaring import BitMap64
 
 from lowmark.holds import Hold
 
-__all__ = ["LiveRow", "kept_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class LiveRow:

@@ -44,8 +44,6 @@ from lowmark.log.wal import Fence, MetaWrite, RunWrite, Wal, Write
 from lowmark.log.wal_recovery import WalFile
 from lowmark.runtime import Buffer, DiskLock, Outcome, Runtime
 
-__all__ = ["Dropped", "Log", "Written"]
-
 logger = logging.getLogger(__name__)
 
 _LANES = ("wal", "segments", "compaction")

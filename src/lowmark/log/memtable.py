@@ -13,8 +13,6 @@ from bisect import bisect_right
 from lowmark.errors import invariant
 from lowmark.log.entries import Run
 
-__all__ = ["FlushPart", "Memtable", "parts_of"]
-
 
 class FlushPart:
     """A run in a WAL file, and how many of its first entries that same file has not overwritten."""

@@ -13,8 +13,6 @@ from crc32c import crc32c
 from lowmark.log.errors import Damaged, check_version
 from lowmark.runtime import Disk, FileMissing
 
-__all__ = ["Note", "read_note", "read_whole", "write_note", "write_whole"]
-
 VERSION = 1
 
 

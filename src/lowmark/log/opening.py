@@ -43,8 +43,6 @@ from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
 from lowmark.runtime import Disk, DiskFailed, FileMissing, NoHandles
 
-__all__ = ["Opening", "extension", "replay_run", "take_run"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ from contextlib import ExitStack
 from lowmark.errors import LowmarkError
 from lowmark.log.state import GroupState
 
-__all__ = ["OnDone", "Owed"]
-
 OnDone = Callable[[LowmarkError | None], None]
 """Called once: with None when it is done, or with what kept it from being done."""
 

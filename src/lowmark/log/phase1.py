@@ -8,8 +8,6 @@ from lowmark.holds import Decision, Hold, Kept, Reason
 from lowmark.log.live import LiveRow
 from lowmark.log.segments import SegmentRef
 
-__all__ = ["decide"]
-
 
 def decide(
     segments: Sequence[SegmentRef],

@@ -30,8 +30,6 @@ from lowmark.log.segment_format import IN_LARGE, Rows
 from lowmark.log.segments import SegmentReader, SegmentRef, check_entries, live_rows
 from lowmark.runtime import Buffer, Disk, File
 
-__all__ = ["Merger", "finish_merge", "merge_is_finished"]
-
 _READ_BYTES = 128 << 10
 _READ_GAP_BYTES = 4 << 10
 _GENTLE_SYNC_BYTES = 8 << 20

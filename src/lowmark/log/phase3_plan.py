@@ -9,8 +9,6 @@ from lowmark.log.config import LogConfig
 from lowmark.log.live import LiveRow
 from lowmark.log.segments import SegmentRef
 
-__all__ = ["Merge", "SegmentStats", "dead_shares", "eligible", "many_small", "plan_merges"]
-
 _SMALL_SHARE = 64
 """A segment is small that has less than this share of what one may have."""
 

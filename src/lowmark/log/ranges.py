@@ -13,8 +13,6 @@ from lowmark.log.read_plan import InMemory, InSegment
 from lowmark.log.segments import SegmentReader, SegmentRef, entry_gone
 from lowmark.log.state import GroupState
 
-__all__ = ["log_bytes", "plan_range", "size_of"]
-
 
 def plan_range(
     state: GroupState, first: int, last: int, *, bytes_max: int

@@ -21,8 +21,6 @@ from lowmark.log.segment_format import Rows
 from lowmark.log.segments import Allocate, ReaderCache, SegmentReader
 from lowmark.runtime import Disk, FileMissing
 
-__all__ = ["InMemory", "InSegment", "ReadPlan", "read_large", "rows_of"]
-
 
 class InSegment(NamedTuple):
     """Entries of one segment, by index; consecutive ones as a range."""

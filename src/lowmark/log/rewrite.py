@@ -11,8 +11,6 @@ from __future__ import annotations
 import numpy as np
 from pyroaring import BitMap64
 
-__all__ = ["plan_rewrite"]
-
 _BLOCK_BITS = 10
 
 

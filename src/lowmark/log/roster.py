@@ -47,8 +47,6 @@ from lowmark.log.errors import FolderMissing, FolderMistaken
 from lowmark.log.folders import SharedFolder, discard
 from lowmark.runtime import Disk, NoHandles
 
-__all__ = ["Roster", "read_entries"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["CompactionRun", "Trigger"]
-
 Trigger = str
 """One of: "dead ratio", "small segments", "timer", "low disk", "asked"."""
 

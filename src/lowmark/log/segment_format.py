@@ -22,18 +22,6 @@ from crc32c import crc32c
 from lowmark.log.errors import Damaged, check_version
 from lowmark.runtime import Buffer, File
 
-__all__ = [
-    "HEADER_BYTES",
-    "IN_LARGE",
-    "ROW",
-    "Rows",
-    "SegmentHeader",
-    "decode_header",
-    "encode_segment",
-    "read_rows",
-    "read_trailer",
-]
-
 VERSION = 1
 MAGIC = b"LMSG"
 TRAILER_MAGIC = b"LMSE"

@@ -25,17 +25,6 @@ from lowmark.log.segment_format import IN_LARGE, Rows, SegmentHeader
 from lowmark.log.snapshot_format import Floor
 from lowmark.runtime import Disk, DiskFailed, File, FileMissing
 
-__all__ = [
-    "Allocate",
-    "ReaderCache",
-    "SegmentReader",
-    "SegmentRef",
-    "add_newer",
-    "check_entries",
-    "place_of",
-    "void_above",
-]
-
 _READ_GAP_BYTES = 64 << 10
 _CHECKED_SINGLY_MAX = 128
 """So many entries are checked one by one; more, and arrays are faster."""

@@ -19,8 +19,6 @@ from lowmark.log.snapshot_format import SnapshotMeta
 from lowmark.log.snapshots import STATE, Snapshot
 from lowmark.runtime import Disk
 
-__all__ = ["SnapshotSender", "StateSum", "needed_by"]
-
 
 def needed_by(live: BitMap64, last_applied: int) -> BitMap64:
     """The live indexes that a receiver lacks.

@@ -18,18 +18,6 @@ from pyroaring import BitMap64
 from lowmark.log.errors import Damaged, SnapshotRefused, check_version
 from lowmark.runtime import Buffer, File
 
-__all__ = [
-    "Floor",
-    "SnapshotMeta",
-    "StateTrailer",
-    "decode_live",
-    "decode_meta",
-    "encode_live",
-    "encode_meta",
-    "encode_trailer",
-    "read_trailer",
-]
-
 VERSION = 1
 STATE_MAGIC = b"LMSN"
 TRAILER_MAGIC = b"LMSt"

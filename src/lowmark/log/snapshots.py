@@ -31,8 +31,6 @@ from lowmark.log.folders import remove_folder
 from lowmark.log.snapshot_format import Floor, SnapshotMeta, StateTrailer
 from lowmark.runtime import Buffer, Disk, File, FileMissing
 
-__all__ = ["Snapshot", "SnapshotWriter", "load_snapshot", "read_state"]
-
 _CHUNK_BYTES = 1 << 20
 STATE = "state"
 LIVE = "live"

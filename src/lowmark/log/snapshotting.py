@@ -25,8 +25,6 @@ from lowmark.log.state import GroupState
 from lowmark.log.tasks import Tasks
 from lowmark.runtime import Buffer, Disk, Outcome
 
-__all__ = ["Snapshotter"]
-
 
 @dataclass(slots=True)
 class _Job:

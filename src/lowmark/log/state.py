@@ -17,8 +17,6 @@ from lowmark.log.segments import SegmentRef
 from lowmark.log.snapshots import Snapshot
 from lowmark.runtime import Disk
 
-__all__ = ["GroupState", "OpenLarge"]
-
 RUNS_KEPT = 32
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from lowmark.errors import LowmarkError
 from lowmark.runtime import Loop, Outcome, by_name
 
-__all__ = ["Tasks", "by_our_name"]
-
 
 def by_our_name(outcome: Outcome[object]) -> Outcome[object]:
     """What a step came to, with an error that callers know; any other is a bug and is raised."""

@@ -51,8 +51,6 @@ from lowmark.runtime import (
     by_name,
 )
 
-__all__ = ["Fence", "MetaWrite", "RunWrite", "Wal", "Write"]
-
 logger = logging.getLogger(__name__)
 
 _LARGE_FAILURES_MAX = 5

@@ -23,26 +23,6 @@ from lowmark.log.entries import LargePlace, Run
 from lowmark.log.errors import Damaged, check_version
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "FILE_HEADER_BYTES",
-    "BadRecord",
-    "Batch",
-    "Kind",
-    "Record",
-    "WalHeader",
-    "decode_batch",
-    "decode_header",
-    "decode_run",
-    "decode_writer",
-    "encode_batch",
-    "encode_header",
-    "find_batch_after",
-    "meta_record",
-    "run_record",
-    "sequence_at",
-    "writer_record",
-]
-
 VERSION = 1
 FILE_MAGIC = b"LMWL"
 BATCH_MAGIC = b"LMwb"

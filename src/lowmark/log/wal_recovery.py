@@ -32,8 +32,6 @@ from lowmark.log.kept import Kept, read_kept
 from lowmark.log.wal_format import BadRecord, Batch, Kind, Record, WalHeader
 from lowmark.runtime import Disk
 
-__all__ = ["WalFile", "WalRecord", "find_wals", "list_wals", "read_wals"]
-
 _UNKNOWN = (b"", "")
 """Incarnation and group of a writer that nobody named."""
 

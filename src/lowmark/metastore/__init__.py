@@ -63,6 +63,7 @@ from lowmark.metastore.commands import (
 )
 from lowmark.metastore.config import MetastoreConfig
 from lowmark.metastore.damage import (
+    GROUP,
     MetastoreDamaged,
     MetastoreMissing,
     MetastoreUnreadable,
@@ -87,7 +88,7 @@ from lowmark.metastore.identity import Identity, load_identity
 from lowmark.metastore.machine import MetastoreMachine
 from lowmark.metastore.nodes import ClusterSettings, NodeInfo, Topology
 from lowmark.metastore.state import Answer, Cut, Lease, LeaseAnswer
-from lowmark.metastore.store import GROUP, Leadership, Metastore, Page, Standing
+from lowmark.metastore.store import Leadership, Metastore, Page, Standing
 from lowmark.metastore.watches import Change, Entry, Event, Watch
 
 __all__ = [

@@ -41,7 +41,7 @@ from lowmark.metastore.coordinating import (
     known,
     reply_of,
 )
-from lowmark.metastore.damage import MetastoreDamaged, check_metastore
+from lowmark.metastore.damage import GROUP, MetastoreDamaged, check_metastore
 from lowmark.metastore.errors import ClusterRefused, NotInCluster
 from lowmark.metastore.identity import Identity, load_identity, save_identity
 from lowmark.metastore.nodes import (
@@ -55,11 +55,9 @@ from lowmark.metastore.nodes import (
     check_node,
 )
 from lowmark.metastore.presence import Presence
-from lowmark.metastore.store import GROUP, Metastore
+from lowmark.metastore.store import Metastore
 from lowmark.metastore.watches import Event
 from lowmark.runtime import Disk, Runtime
-
-__all__ = ["Cluster", "identify"]
 
 logger = logging.getLogger(__name__)
 

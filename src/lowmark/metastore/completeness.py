@@ -15,8 +15,6 @@ from lowmark.group import Future
 from lowmark.metastore.errors import NotComplete, TimeToCome
 from lowmark.runtime import HybridClock, HybridTime, Loop, millis_of
 
-__all__ = ["WAITING_MAX", "Completeness"]
-
 WAITING_MAX = 10_000
 _AGAIN_MS_MIN, _AGAIN_MS_MAX = 20, 1_000
 _AHEAD_MS_MAX = 1_000

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from lowmark.errors import Rejected
 
-__all__ = ["MetastoreConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetastoreConfig:

@@ -54,19 +54,6 @@ from lowmark.metastore.store import Metastore
 from lowmark.raft import Members
 from lowmark.runtime import Buffer, Runtime
 
-__all__ = [
-    "JOIN_SERVICE",
-    "Coordinating",
-    "Elsewhere",
-    "JoinAsk",
-    "JoinReply",
-    "Left",
-    "NotNow",
-    "Turned",
-    "Welcome",
-    "reply_of",
-]
-
 logger = logging.getLogger(__name__)
 
 JOIN_SERVICE = "cluster.join"

@@ -26,17 +26,6 @@ from lowmark.log.roster import read_entries
 from lowmark.metastore.identity import PATH, Identity, load_identity
 from lowmark.runtime import Disk
 
-__all__ = [
-    "GROUP",
-    "MetastoreDamaged",
-    "MetastoreMissing",
-    "MetastoreUnreadable",
-    "NodeFileDamaged",
-    "NodeFileMissing",
-    "check_metastore",
-    "find_identity",
-]
-
 GROUP = "metastore"
 _NAMED_MAX = 5
 _LOST = "The metastore has the names, columns and settings of all tables: none can be opened."

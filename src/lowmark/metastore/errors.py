@@ -4,19 +4,6 @@ from __future__ import annotations
 
 from lowmark.errors import Conflict, Rejected, Unavailable
 
-__all__ = [
-    "ClusterRefused",
-    "InvokeRefused",
-    "LeaseOver",
-    "LeaseTaken",
-    "MetastoreUnreachable",
-    "NotComplete",
-    "NotInCluster",
-    "RevisionCompacted",
-    "RevisionUnknown",
-    "TimeToCome",
-]
-
 
 class RevisionCompacted(Conflict):
     """A revision, or a time, of which only what came after it is left."""

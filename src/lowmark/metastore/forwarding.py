@@ -35,8 +35,6 @@ from lowmark.metastore.errors import InvokeRefused, MetastoreUnreachable, NotInC
 from lowmark.metastore.machine import Outcome, Refused
 from lowmark.runtime import Buffer, Loop
 
-__all__ = ["Forwarding"]
-
 SERVICE = "metastore.propose"
 _RETRY_MS = 50
 _WAITING_MAX = 16_384

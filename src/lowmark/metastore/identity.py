@@ -17,8 +17,6 @@ from lowmark.log.notes import Note, read_note, write_note
 from lowmark.metastore.nodes import ClusterSettings
 from lowmark.runtime import Disk
 
-__all__ = ["Identity", "load_identity", "save_identity"]
-
 PATH = files.NODE
 
 

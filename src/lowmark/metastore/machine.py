@@ -29,8 +29,6 @@ from lowmark.metastore.errors import InvokeRefused
 from lowmark.metastore.state import Answer, Cut, Lease, LeaseAnswer, Made, Record, State, Ticked
 from lowmark.runtime import Buffer
 
-__all__ = ["MetastoreMachine", "Outcome", "Refused"]
-
 FORMAT = 1
 _BLOCK = 2_048
 _LENGTH = struct.Struct("<I")

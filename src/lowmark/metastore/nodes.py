@@ -17,21 +17,6 @@ import msgspec
 from lowmark.errors import Corrupt, Rejected
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "CLUSTER_KEY",
-    "NODE_PREFIX",
-    "TOPOLOGY_KEY",
-    "ClusterSettings",
-    "NodeInfo",
-    "Topology",
-    "decode_cluster",
-    "decode_node",
-    "decode_topology",
-    "encode",
-    "lease_of",
-    "node_key",
-]
-
 CLUSTER_KEY = b"cluster"
 NODE_PREFIX = b"node."
 TOPOLOGY_KEY = b"topology"

@@ -14,8 +14,6 @@ from lowmark.metastore.state import LeaseAnswer
 from lowmark.metastore.store import Metastore
 from lowmark.runtime import Runtime
 
-__all__ = ["Presence"]
-
 
 class Presence:
     """Keeps this node's lease."""

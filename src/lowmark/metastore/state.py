@@ -50,19 +50,6 @@ from lowmark.metastore.commands import (
 from lowmark.metastore.errors import RevisionCompacted, RevisionUnknown
 from lowmark.runtime import COUNTER_BITS, Buffer
 
-__all__ = [
-    "Answer",
-    "Cut",
-    "Found",
-    "Lease",
-    "LeaseAnswer",
-    "Made",
-    "Record",
-    "State",
-    "Ticked",
-    "prefix_end",
-]
-
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A key as one revision left it. Without a digest, it was removed."""

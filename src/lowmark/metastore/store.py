@@ -47,8 +47,6 @@ from lowmark.metastore.state import Answer, Cut, Found, Lease, LeaseAnswer, Stat
 from lowmark.metastore.watches import Entry, OnEnd, OnEvent, Values, Watch, Watches
 from lowmark.runtime import Buffer, ClockSkew, HybridTime, Runtime
 
-__all__ = ["GROUP", "Leadership", "Metastore", "Page", "Standing"]
-
 _COMPACTED_PER_STEP = 10_000
 _SEGMENTS_MAX = 32
 """With this many segments of its log above the last snapshot, the metastore takes another one."""

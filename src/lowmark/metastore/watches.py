@@ -19,8 +19,6 @@ from lowmark.group import Command, Future
 from lowmark.metastore.errors import RevisionCompacted
 from lowmark.metastore.state import Found, Record, State
 
-__all__ = ["Change", "Entry", "Event", "OnEnd", "OnEvent", "Values", "Watch", "Watches"]
-
 _REVISIONS_PER_TURN = 512
 _MADE_AT_ONCE = 128
 _MADE_BYTES_MAX = 4 << 20

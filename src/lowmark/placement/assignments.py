@@ -22,18 +22,6 @@ from lowmark.errors import Corrupt
 from lowmark.metastore import NodeInfo, RemoveRange
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "ASSIGNMENTS_PREFIX",
-    "KINDS",
-    "STABLE_PREFIX",
-    "Assignments",
-    "decode_assignments",
-    "keys_of",
-    "parse_key",
-    "stable_key",
-    "target",
-]
-
 ASSIGNMENTS_PREFIX: Final = b"partition.assignments."
 KINDS: Final = ("stable", "pending", "planned", "change.trigger.revision", "pending.lock")
 """What may stand behind the prefix, before the table; today only the first is written."""

@@ -16,8 +16,6 @@ from lowmark.group import SilentListener
 from lowmark.runtime import Loop
 from lowmark.table import Partition, Tables
 
-__all__ = ["Copies"]
-
 logger = logging.getLogger(__name__)
 
 PER_TURN = 8

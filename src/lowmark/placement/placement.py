@@ -62,8 +62,6 @@ from lowmark.placement.copies import Copies
 from lowmark.runtime import Runtime, Timer
 from lowmark.table import Tables
 
-__all__ = ["Placement"]
-
 logger = logging.getLogger(__name__)
 
 WRITES_MAX = 256

@@ -18,8 +18,6 @@ from lowmark.raft.replication import (
 )
 from lowmark.raft.state import Core, DropReason, ProposalDropped, Role
 
-__all__ = ["apply_change", "leave_if_due", "propose"]
-
 _LEAVE = ConfChange()
 
 

@@ -20,16 +20,6 @@ from lowmark.raft.quorum import VoteResult
 from lowmark.raft.replication import append_own, broadcast_append
 from lowmark.raft.state import Core, Role
 
-__all__ = [
-    "Campaign",
-    "answer_vote",
-    "check_quorum",
-    "heard_vote",
-    "in_lease",
-    "refuse_vote",
-    "start",
-]
-
 
 class Campaign(Enum):
     """Why an election is held."""

@@ -24,8 +24,6 @@ from lowmark.raft.messages import (
     entries_bytes,
 )
 
-__all__ = ["LogDiverged", "LogLost", "LogView", "Storage", "limit_bytes"]
-
 
 class LogLost(Corrupt):
     """The leader has committed what this log acknowledged and no longer has."""

@@ -20,20 +20,6 @@ import msgspec
 from lowmark.errors import Rejected
 from lowmark.raft.messages import Buffer, ConfState
 
-__all__ = [
-    "Change",
-    "ChangeKind",
-    "ConfChange",
-    "Members",
-    "MembershipRefused",
-    "Transition",
-    "enter_joint",
-    "leave_joint",
-    "members_after",
-    "restore",
-    "simple",
-]
-
 
 class MembershipRefused(Rejected):
     """A change of members that can't be made from the present configuration."""

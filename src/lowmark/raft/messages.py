@@ -15,36 +15,6 @@ from typing import TypeAlias
 
 import msgspec
 
-__all__ = [
-    "NOBODY",
-    "Append",
-    "AppendResponse",
-    "Buffer",
-    "ConfState",
-    "Entry",
-    "EntryKind",
-    "Forward",
-    "HardState",
-    "Heartbeat",
-    "HeartbeatResponse",
-    "Install",
-    "Message",
-    "ReadIndex",
-    "ReadIndexResponse",
-    "Response",
-    "Snapshot",
-    "StorageAppend",
-    "StorageAppended",
-    "StorageApplied",
-    "StorageApply",
-    "TimeoutNow",
-    "TransferLeader",
-    "Vote",
-    "VoteResponse",
-    "entries_bytes",
-    "payload_bytes",
-]
-
 NOBODY = 0
 """No node has this id."""
 

@@ -63,8 +63,6 @@ from lowmark.raft.state import (
     SoftState,
 )
 
-__all__ = ["RaftNode", "Ready"]
-
 _REQUESTS = (Append, Heartbeat, Install, Vote)
 _RESPONSES = (AppendResponse, HeartbeatResponse, VoteResponse)
 

@@ -14,8 +14,6 @@ from enum import Enum
 
 import msgspec
 
-__all__ = ["Inflights", "Progress", "ProgressState"]
-
 
 class ProgressState(Enum):
     """How the leader deals with a member."""

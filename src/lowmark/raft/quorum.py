@@ -9,15 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 
-__all__ = [
-    "EVERYTHING",
-    "VoteResult",
-    "joint_committed",
-    "joint_vote",
-    "majority_committed",
-    "majority_vote",
-]
-
 EVERYTHING = (1 << 64) - 1
 """What an empty set of voters has committed: it holds nobody back."""
 

@@ -19,8 +19,6 @@ from lowmark.raft.progress import Progress
 from lowmark.raft.replication import broadcast_heartbeat
 from lowmark.raft.state import Core, ReadMode, ReadState
 
-__all__ = ["READS_MAX", "ask", "heard_round", "release_confirmed", "release_early"]
-
 READS_MAX = 16_384
 """Rounds that wait for a majority."""
 

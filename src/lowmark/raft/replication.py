@@ -25,23 +25,6 @@ from lowmark.raft.messages import (
 from lowmark.raft.progress import Progress, ProgressState
 from lowmark.raft.state import Core, Role
 
-__all__ = [
-    "answer_append",
-    "answer_heartbeat",
-    "answer_install",
-    "append_own",
-    "broadcast_append",
-    "broadcast_heartbeat",
-    "heard_append_response",
-    "maybe_commit",
-    "maybe_send_append",
-    "send_append",
-    "send_timeout_now",
-    "snapshot_reported",
-    "unreachable",
-]
-
-
 # -- the leader's side --------------------------------------------------------------------------
 
 

@@ -28,18 +28,6 @@ from lowmark.raft.messages import (
 from lowmark.raft.progress import Inflights, Progress
 from lowmark.raft.quorum import VoteResult, joint_committed, joint_vote
 
-__all__ = [
-    "NO_LIMIT",
-    "Config",
-    "Core",
-    "DropReason",
-    "ProposalDropped",
-    "ReadMode",
-    "ReadState",
-    "Role",
-    "SoftState",
-]
-
 NO_LIMIT = 1 << 62
 
 

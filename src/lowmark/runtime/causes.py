@@ -13,8 +13,6 @@ from typing import TypeVar
 from lowmark.errors import LowmarkError, NoMemory, NoThreads
 from lowmark.runtime.disk import DiskFull, NoHandles
 
-__all__ = ["RAN_OUT", "by_name"]
-
 E = TypeVar("E", bound=BaseException)
 
 RAN_OUT = (MemoryError, RuntimeError, OSError)

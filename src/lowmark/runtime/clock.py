@@ -17,8 +17,6 @@ from typing import NewType
 
 from lowmark.errors import Rejected, invariant
 
-__all__ = ["COUNTER_BITS", "ClockSkew", "HybridClock", "HybridTime", "millis_of"]
-
 HybridTime = NewType("HybridTime", int)
 
 COUNTER_BITS = 16

@@ -14,24 +14,6 @@ import msgspec
 
 from lowmark.errors import Conflict, Unavailable
 
-__all__ = [
-    "Buffer",
-    "Disk",
-    "DiskFailed",
-    "DiskFull",
-    "DiskLock",
-    "File",
-    "FileExists",
-    "FileMissing",
-    "Locked",
-    "Mode",
-    "NoHandles",
-    "Stat",
-    "bytes_in",
-    "folder_of",
-    "name_of",
-]
-
 Buffer = bytes | bytearray | memoryview
 Mode = Literal["read", "write", "create"]
 

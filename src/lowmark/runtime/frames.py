@@ -21,8 +21,6 @@ from lowmark.errors import invariant
 from lowmark.runtime.disk import Buffer, bytes_in
 from lowmark.runtime.network import FRAME_HEADER_BYTES, NetworkLimits
 
-__all__ = ["Arrived", "FrameReader", "Hello", "Misread", "frame_header", "hello"]
-
 MAGIC = b"LWMK"
 VERSION = 1
 STAGING_BYTES = 64 << 10

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from lowmark.runtime.disk import Buffer
 from lowmark.runtime.network import Endpoint, OnCut, OnFrame, OnRoom, ignore_room
 
-__all__ = ["LONE_NETWORK", "LoneNetwork"]
-
 
 class _Nowhere:
     """An address that exists in name only. What is sent from it is lost, as frames may be."""

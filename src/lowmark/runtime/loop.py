@@ -11,8 +11,6 @@ from lowmark.runtime.clock import HybridClock
 from lowmark.runtime.disk import Disk
 from lowmark.runtime.network import NO_NETWORK, Network
 
-__all__ = ["Lane", "Loop", "Outcome", "Runtime", "Timer"]
-
 T = TypeVar("T")
 
 

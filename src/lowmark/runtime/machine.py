@@ -13,8 +13,6 @@ from lowmark.runtime.real_loop import RealLoop
 from lowmark.runtime.real_network import RealNetwork
 from lowmark.runtime.tls import TlsFiles, TlsUnusable
 
-__all__ = ["real_runtime"]
-
 
 def real_runtime(
     root: str,

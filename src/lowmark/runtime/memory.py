@@ -12,8 +12,6 @@ import weakref
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["PIECE_BYTES", "Memory"]
-
 PIECE_BYTES = 4 << 20
 _FREE_PIECES_MAX = 8
 

@@ -21,25 +21,6 @@ from typing import Protocol
 from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
 from lowmark.runtime.disk import Buffer
 
-__all__ = [
-    "FRAME_HEADER_BYTES",
-    "NO_NETWORK",
-    "AddressInUse",
-    "AddressUnusable",
-    "Endpoint",
-    "FrameTooLong",
-    "Network",
-    "NetworkLimits",
-    "NotAPeer",
-    "OnCut",
-    "OnFrame",
-    "OnRoom",
-    "PeerLost",
-    "PeerMisbehaved",
-    "host_and_port",
-    "ignore_room",
-]
-
 FRAME_HEADER_BYTES = 8
 
 # Called with the sender's name and a frame. The frame is `bytes` or a read-only memoryview; it is

@@ -27,8 +27,6 @@ from lowmark.runtime.disk import (
     folder_of,
 )
 
-__all__ = ["RealDisk"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

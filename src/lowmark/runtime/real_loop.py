@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from lowmark.errors import invariant
 from lowmark.runtime.loop import Outcome
 
-__all__ = ["RealLoop"]
-
 T = TypeVar("T")
 Callback = Callable[[], None]
 

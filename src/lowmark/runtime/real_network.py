@@ -44,8 +44,6 @@ from lowmark.runtime.real_loop import RealLoop
 from lowmark.runtime.tls import Tls, TlsFiles
 from lowmark.runtime.wires import Owner, TlsWire, Wire
 
-__all__ = ["RealNetwork"]
-
 _JOIN_BYTES = 64 << 10  # below that, bytes are cheaper to copy together than to send alone
 _SLICE_BYTES = 256 << 10  # at most this much of a large buffer is copied when a socket is full
 _SCRATCH_BYTES = 256 << 10

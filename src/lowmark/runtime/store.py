@@ -22,8 +22,6 @@ from pyarrow import fs
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.runtime.disk import DiskFailed, DiskFull, FileMissing, NoHandles
 
-__all__ = ["Store", "Stored", "whole_location"]
-
 _TEMPORARY = ".tmp"
 
 

@@ -21,8 +21,6 @@ from typing import NoReturn, cast
 from lowmark.errors import Rejected
 from lowmark.runtime.disk import Buffer
 
-__all__ = ["Tls", "TlsFiles", "TlsSession", "TlsUnusable", "Untrusted"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:

@@ -20,8 +20,6 @@ from lowmark.runtime.network import (
 )
 from lowmark.runtime.tls import TlsSession, Untrusted
 
-__all__ = ["Owner", "TlsWire", "Wire"]
-
 
 class Owner(Protocol):
     """Whoever has a wire."""

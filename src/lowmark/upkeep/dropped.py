@@ -29,8 +29,6 @@ from lowmark.placement import Placement
 from lowmark.table import LowWatermark, Tables
 from lowmark.upkeep.together import together
 
-__all__ = ["Dropped", "dropped_at"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ import numpy as np
 from lowmark.catalog import TableId
 from lowmark.table import Partition, View
 
-__all__ = ["FREED_BYTES_MIN", "Freeing"]
-
 FREED_BYTES_MIN = 64 << 20
 """As much as a segment has by default."""
 

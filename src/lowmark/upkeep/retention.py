@@ -26,8 +26,6 @@ from lowmark.runtime import COUNTER_BITS, HybridClock, millis_of
 from lowmark.table import Partition, Trim, Trimmed, View
 from lowmark.upkeep.together import together
 
-__all__ = ["Retained", "Retention", "expired_before", "has_retention"]
-
 
 @dataclass(frozen=True, slots=True)
 class Retained:

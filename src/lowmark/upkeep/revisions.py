@@ -9,8 +9,6 @@ from __future__ import annotations
 from lowmark.group import Future
 from lowmark.metastore import Metastore
 
-__all__ = ["REVISIONS_KEPT", "forget_old_revisions"]
-
 REVISIONS_KEPT = 10_000
 """For whoever wants to see what became of a key lately."""
 

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from lowmark.group import Future
 
-__all__ = ["together"]
-
 T = TypeVar("T")
 
 

@@ -19,8 +19,6 @@ from lowmark.upkeep.freeing import Freeing
 from lowmark.upkeep.retention import Retained, Retention, has_retention
 from lowmark.upkeep.revisions import forget_old_revisions
 
-__all__ = ["Look", "Upkeep"]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -25,8 +25,6 @@ from lowmark.runtime.sim.tree import (
     reachable,
 )
 
-__all__ = ["Choice", "choices", "drawn_choice", "fingerprint", "survivor"]
-
 # Beyond this many unsynced folder changes, subsets are sampled instead of enumerated.
 FOLDER_CHANGES_ENUMERATED_MAX = 6
 # Beyond this many unsynced changes of one file, the places where they end are sampled.

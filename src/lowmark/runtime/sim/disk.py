@@ -55,8 +55,6 @@ from lowmark.runtime.sim.tree import (
     walk,
 )
 
-__all__ = ["Ailment", "CrashImage", "SimDisk", "WorldStopped"]
-
 # What `fail_next` takes: `space` is a write that finds the disk full, the others fail as they are.
 FAULTS = frozenset({"create", "link", "mkdir", "rename", "rmdir", "symlink", "unlink"}) | {
     "datasync",

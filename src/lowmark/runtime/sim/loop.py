@@ -14,8 +14,6 @@ from typing import TypeVar
 
 from lowmark.runtime.loop import Outcome
 
-__all__ = ["SimLoop"]
-
 T = TypeVar("T")
 Callback = Callable[[], None]
 

@@ -32,8 +32,6 @@ from lowmark.runtime.network import (
 from lowmark.runtime.sim.loop import SimLoop
 from lowmark.runtime.sim.node import SimNode
 
-__all__ = ["SimNetwork", "Weather"]
-
 Callback = Callable[[], None]
 
 _CLOSED = "the other side closed it"

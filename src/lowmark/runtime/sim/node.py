@@ -18,8 +18,6 @@ from lowmark.runtime.loop import Outcome, Timer
 from lowmark.runtime.sim.disk import WorldStopped
 from lowmark.runtime.sim.loop import SimLoop
 
-__all__ = ["SimNode"]
-
 T = TypeVar("T")
 Callback = Callable[[], None]
 

@@ -9,20 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = [
-    "FileChange",
-    "FileNode",
-    "FolderNode",
-    "LinkNode",
-    "NameChange",
-    "Node",
-    "Truncate",
-    "Write",
-    "assign",
-    "reachable",
-    "walk",
-]
-
 
 @dataclass(slots=True)
 class Write:
