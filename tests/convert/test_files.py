@@ -24,7 +24,8 @@ from convert.coercing import KEY, ORDERS, schema_of
 from lowmark.catalog import TableSchema
 from lowmark.convert import csv_files, json_files, source
 from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused
-from lowmark.convert.files import FileBatch, read_rows
+from lowmark.convert.files import read_rows
+from lowmark.convert.source import FileBatch
 from lowmark.errors import Rejected
 
 D = Decimal

@@ -37,8 +37,6 @@ from lowmark.ledger import (
 from lowmark.runtime.store import Store
 from lowmark.table import I64, OFFSET, TIME, U64, Adopted, KeyForm, Mask, Shape
 
-__all__ = ["Ledgers", "OpenLedger"]
-
 _OPEN_MAX = 256
 """So many ledgers are kept open; each has a file or two, and its index in memory."""
 _GROUPS_BYTES_MAX = 256 << 20

@@ -26,8 +26,6 @@ from lowmark.catalog.types import (
     StructOf,
 )
 
-__all__ = ["columns_from_arrow", "from_arrow", "schema_to_arrow", "to_arrow"]
-
 _PLAIN = {
     Plain.BOOL: pa.bool_(),
     Plain.INT8: pa.int8(),

@@ -30,8 +30,6 @@ from lowmark.catalog.descriptors import (
 from lowmark.catalog.errors import CatalogUnreadable
 from lowmark.runtime import HybridTime
 
-__all__ = ["DEFAULT_SCHEMA", "DEFAULT_ZONE", "EMPTY", "Catalog", "CatalogVersion"]
-
 CatalogVersion = NewType("CatalogVersion", int)
 
 DEFAULT_SCHEMA = "public"

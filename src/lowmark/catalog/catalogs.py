@@ -44,7 +44,7 @@ from lowmark.catalog.errors import (
     VersionUnknown,
 )
 from lowmark.catalog.history import History, replay
-from lowmark.catalog.telling import CatalogEvent, Listener, Telling
+from lowmark.catalog.telling import Listener, Telling
 from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update
 from lowmark.catalog.update_log import (
     UPDATE_PREFIX,
@@ -58,16 +58,6 @@ from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.metastore import Answer, Condition, Event, Metastore, NotComplete, Watch
 from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, millis_of
-
-__all__ = [
-    "ATTEMPTS_MAX",
-    "READY_MS_MAX",
-    "WAITING_MAX",
-    "CatalogEvent",
-    "Catalogs",
-    "Executed",
-    "Listener",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -22,16 +22,6 @@ from lowmark.catalog.table_commands import NewColumn, check_columns
 from lowmark.catalog.types import ColumnType, type_text, widens
 from lowmark.catalog.values import Value, canonical
 
-__all__ = [
-    "KEEP",
-    "AddColumns",
-    "AlterColumn",
-    "ColumnCommand",
-    "DropColumns",
-    "Keep",
-    "RenameColumn",
-]
-
 
 class Keep(Enum):
     """Says that a default stays as it is; `None` says that there is none any more."""

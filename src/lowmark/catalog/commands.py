@@ -20,8 +20,6 @@ from lowmark.catalog.schema_commands import CreateSchema, SchemaCommand
 from lowmark.catalog.table_commands import TableCommand
 from lowmark.catalog.zone_commands import CreateZone, SetDefaultZone, ZoneCommand
 
-__all__ = ["INITIAL_COMMANDS", "Command", "Evaluation", "evaluate"]
-
 Command = TableCommand | ColumnCommand | IndexCommand | ZoneCommand | SchemaCommand
 
 INITIAL_COMMANDS: tuple[Command, ...] = (

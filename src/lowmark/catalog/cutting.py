@@ -24,8 +24,6 @@ from lowmark.errors import LowmarkError
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.metastore import Answer, Condition, Metastore
 
-__all__ = ["CUTS_MAX", "Cutting"]
-
 CUTS_MAX = 10
 """Attempts of one author to cut at one version."""
 

@@ -33,8 +33,6 @@ from lowmark.catalog.entries import (
 from lowmark.catalog.types import type_text
 from lowmark.catalog.values import value_text
 
-__all__ = ["Difference", "column_text", "describe", "diff", "to_builtins"]
-
 _Thing = Zone | Schema | Table | Index
 
 

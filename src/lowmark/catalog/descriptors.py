@@ -22,23 +22,6 @@ from lowmark.catalog.values import Value
 from lowmark.errors import invariant
 from lowmark.runtime import HybridTime
 
-__all__ = [
-    "NOTHING_UNKNOWN",
-    "Column",
-    "ColumnId",
-    "Index",
-    "IndexId",
-    "IndexStatus",
-    "Schema",
-    "SchemaId",
-    "Table",
-    "TableId",
-    "TableSchema",
-    "Unknown",
-    "Zone",
-    "ZoneId",
-]
-
 ZoneId = NewType("ZoneId", int)
 SchemaId = NewType("SchemaId", int)
 TableId = NewType("TableId", int)

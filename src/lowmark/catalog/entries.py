@@ -29,27 +29,6 @@ from lowmark.catalog.descriptors import (
 from lowmark.catalog.errors import CatalogUnreadable
 from lowmark.runtime import HybridTime
 
-__all__ = [
-    "ChangedIndex",
-    "ChangedTable",
-    "ChangedZone",
-    "DefaultZoneSet",
-    "DroppedSchema",
-    "DroppedTable",
-    "DroppedZone",
-    "Entry",
-    "IdsTaken",
-    "IndexChange",
-    "NewIndex",
-    "NewSchema",
-    "NewTable",
-    "NewZone",
-    "RemovedIndex",
-    "TableChange",
-    "ZoneChange",
-    "apply",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class IdsTaken:

@@ -11,20 +11,6 @@ from enum import StrEnum
 
 from lowmark.errors import Conflict, Corrupt, Rejected, Unavailable
 
-__all__ = [
-    "CatalogBusy",
-    "CatalogRefused",
-    "CatalogTooNew",
-    "CatalogUnreadable",
-    "CutRefused",
-    "CutTooEarly",
-    "NotInForce",
-    "Reason",
-    "TimeToCome",
-    "VersionCompacted",
-    "VersionUnknown",
-]
-
 _LAST_MS = 253_402_300_799_000
 """The last second of the year 9999."""
 

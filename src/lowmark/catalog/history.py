@@ -20,9 +20,6 @@ from lowmark.catalog.update import Snapshot, Update, apply_update
 from lowmark.errors import invariant
 from lowmark.runtime import HybridTime
 
-__all__ = ["History", "replay"]
-
-
 _activates_at = attrgetter("activates_at")
 
 

@@ -33,16 +33,6 @@ from lowmark.catalog.names import (
 )
 from lowmark.catalog.types import can_be_key, type_text
 
-__all__ = [
-    "CreateIndex",
-    "DropIndex",
-    "IndexCommand",
-    "MakeIndexAvailable",
-    "RemoveIndex",
-    "RenameIndex",
-    "StartBuildingIndex",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateIndex:

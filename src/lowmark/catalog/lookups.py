@@ -9,19 +9,6 @@ from lowmark.catalog.descriptors import Column, Index, IndexId, Schema, Table, T
 from lowmark.catalog.errors import CatalogRefused, Reason
 from lowmark.catalog.names import check_name, check_schema_name
 
-__all__ = [
-    "check_free",
-    "check_path",
-    "find_column",
-    "find_index",
-    "find_schema",
-    "find_table",
-    "find_zone",
-    "index_with_id",
-    "nothing_given",
-    "table_with_id",
-]
-
 
 def check_path(kind: str, schema: str, name: str) -> None:
     """Refuse what can't be `schema.name`."""

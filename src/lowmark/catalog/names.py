@@ -12,29 +12,6 @@ from collections.abc import Iterable
 
 from lowmark.catalog.errors import CatalogRefused, Reason
 
-__all__ = [
-    "COLUMNS_MAX",
-    "COMMANDS_PER_BATCH_MAX",
-    "DEFAULT_BYTES_MAX",
-    "INDEXES_PER_TABLE_MAX",
-    "INDEX_COLUMNS_MAX",
-    "KEY_COLUMNS_MAX",
-    "NAME_BYTES_MAX",
-    "NODE_FILTER_CHARACTERS_MAX",
-    "PARTITIONS_MAX",
-    "REPLICAS_MAX",
-    "RESERVED_COLUMNS",
-    "RESERVED_SCHEMAS",
-    "SCHEMA_VERSIONS_MAX",
-    "TYPE_DEPTH_MAX",
-    "TYPE_PARTS_MAX",
-    "check_column_name",
-    "check_distinct",
-    "check_name",
-    "check_range",
-    "check_schema_name",
-]
-
 NAME_BYTES_MAX = 128
 COLUMNS_MAX = 1_000
 KEY_COLUMNS_MAX = 16

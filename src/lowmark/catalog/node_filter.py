@@ -18,8 +18,6 @@ from typing import assert_never
 from lowmark.catalog.errors import CatalogRefused, Reason
 from lowmark.catalog.names import NODE_FILTER_CHARACTERS_MAX
 
-__all__ = ["NodeFilter", "parse_filter"]
-
 _TOKEN = re.compile(r"\s*(?:(!=|=|\(|\)|,)|'((?:[^']|'')*)'|([A-Za-z0-9_./:-]+))")
 _ATTRIBUTE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _WORD = re.compile(r"[A-Za-z0-9_./:-]+")

@@ -12,16 +12,6 @@ from typing import Literal, cast
 
 from lowmark.catalog.errors import CatalogRefused, Reason
 
-__all__ = [
-    "OPTIONS",
-    "Option",
-    "OptionValue",
-    "TableOptions",
-    "check_option",
-    "check_together",
-    "option_text",
-]
-
 OptionValue = str | int
 _NUMBER_MAX = 2**62
 

@@ -18,8 +18,6 @@ from lowmark.catalog.errors import CatalogRefused, Reason
 from lowmark.catalog.lookups import find_schema
 from lowmark.catalog.names import check_schema_name
 
-__all__ = ["CreateSchema", "DropSchema", "SchemaCommand", "dropping"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateSchema:

@@ -26,27 +26,6 @@ from lowmark.catalog.errors import CatalogRefused, CatalogTooNew, CatalogUnreada
 from lowmark.errors import invariant
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "BOOL",
-    "BYTES",
-    "PROTOCOL",
-    "TEXT",
-    "TIME",
-    "UINT",
-    "UINTS",
-    "Codec",
-    "Cursor",
-    "Field",
-    "Registry",
-    "Serializer",
-    "enum_codec",
-    "object_codec",
-    "objects_codec",
-    "text_of",
-    "varint",
-    "zigzag",
-]
-
 PROTOCOL = 1
 """What this release writes, and the newest that it reads."""
 

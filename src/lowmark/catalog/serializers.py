@@ -76,18 +76,6 @@ from lowmark.catalog.update import (
 from lowmark.catalog.values import Value, canonical
 from lowmark.runtime import Buffer, HybridTime
 
-__all__ = [
-    "REGISTRY",
-    "decode",
-    "decode_snapshot",
-    "decode_table",
-    "decode_update",
-    "encode_parted",
-    "encode_snapshot",
-    "encode_table",
-    "encode_update",
-]
-
 REGISTRY = Registry()
 _serializer = REGISTRY.serializer
 _FIRST = "0.1.0"

@@ -42,17 +42,6 @@ from lowmark.catalog.schema_commands import dropping
 from lowmark.catalog.types import ColumnType, can_be_key, parse_type, type_text
 from lowmark.catalog.values import Value, canonical
 
-__all__ = [
-    "CreateTable",
-    "DropTable",
-    "NewColumn",
-    "RenameTable",
-    "SetTableOptions",
-    "TableCommand",
-    "TrimTableSchemas",
-    "check_columns",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewColumn:

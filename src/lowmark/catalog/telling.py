@@ -19,8 +19,6 @@ from lowmark.errors import LowmarkError
 from lowmark.group import Future
 from lowmark.runtime import Loop
 
-__all__ = ["CatalogEvent", "Listener", "Telling"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -32,22 +32,6 @@ from lowmark.catalog.names import (
     check_distinct,
 )
 
-__all__ = [
-    "DECIMAL_DIGITS_MAX",
-    "INTEGER_BITS",
-    "ColumnType",
-    "DecimalOf",
-    "ListOf",
-    "MapOf",
-    "Plain",
-    "StructField",
-    "StructOf",
-    "can_be_key",
-    "parse_type",
-    "type_text",
-    "widens",
-]
-
 DECIMAL_DIGITS_MAX = 38
 
 

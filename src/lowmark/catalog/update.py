@@ -10,17 +10,6 @@ from lowmark.catalog.errors import CatalogUnreadable
 from lowmark.errors import invariant
 from lowmark.runtime import COUNTER_BITS, HybridTime
 
-__all__ = [
-    "DELAY_MS_MAX",
-    "PARTS_MAX",
-    "SNAPSHOT_DIGEST_BYTES",
-    "TOKEN_BYTES",
-    "PartedSnapshot",
-    "Snapshot",
-    "Update",
-    "apply_update",
-]
-
 TOKEN_BYTES = 16
 DELAY_MS_MAX = 10 * 365 * 24 * 3600 * 1000
 """Ten years: more is a slip, or damage."""

@@ -54,27 +54,6 @@ from lowmark.metastore import (
 from lowmark.metastore import Entry as StoredEntry
 from lowmark.metastore.commands import VALUE_BYTES_MAX
 
-__all__ = [
-    "DONE",
-    "HELD",
-    "PART_BYTES_MAX",
-    "PART_PREFIX",
-    "SNAPSHOT_KEY",
-    "UPDATE_BYTES_MAX",
-    "UPDATE_PREFIX",
-    "VERSION_KEY",
-    "Parts",
-    "Pieces",
-    "append",
-    "in_pieces",
-    "number_in",
-    "part_key",
-    "read_log",
-    "save_part",
-    "save_snapshot",
-    "update_key",
-]
-
 VERSION_KEY = b"catalog.version"
 SNAPSHOT_KEY = b"catalog.snapshot.version"
 UPDATE_PREFIX = b"catalog.update."

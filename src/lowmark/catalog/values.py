@@ -29,8 +29,6 @@ from lowmark.catalog.types import (
 )
 from lowmark.formatting import shown
 
-__all__ = ["Value", "canonical", "parse_value", "value_text"]
-
 Value = bool | int | float | str | bytes | Decimal | date | datetime | UUID
 """A constant; `None` stands for no default."""
 

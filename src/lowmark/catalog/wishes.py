@@ -32,8 +32,6 @@ from lowmark.catalog.types import ColumnType, parse_type
 from lowmark.catalog.values import Value, canonical, parse_value
 from lowmark.catalog.zone_commands import ZoneCommand
 
-__all__ = ["COMMAND_NAMES", "read_command", "read_commands"]
-
 _INTERNAL = {StartBuildingIndex, MakeIndexAvailable, RemoveIndex, TrimTableSchemas}
 """Steps of Lowmark's own: nobody wishes for them."""
 

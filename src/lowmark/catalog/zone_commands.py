@@ -20,17 +20,6 @@ from lowmark.catalog.lookups import find_zone
 from lowmark.catalog.names import PARTITIONS_MAX, REPLICAS_MAX, check_name, check_range
 from lowmark.catalog.node_filter import parse_filter
 
-__all__ = [
-    "PARTITIONS_DEFAULT",
-    "REPLICAS_DEFAULT",
-    "AlterZone",
-    "CreateZone",
-    "DropZone",
-    "RenameZone",
-    "SetDefaultZone",
-    "ZoneCommand",
-]
-
 REPLICAS_DEFAULT = 3
 PARTITIONS_DEFAULT = 8
 

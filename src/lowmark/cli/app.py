@@ -21,8 +21,6 @@ from lowmark.cli.help import as_written
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
 from lowmark.cli.starting import INTERRUPTED, raise_if_interrupted
 
-__all__ = ["app", "main"]
-
 COMMANDS = {
     "serve": "serve",
     "status": "status",

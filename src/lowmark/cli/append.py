@@ -26,10 +26,9 @@ from lowmark.cli.files import opened_input, readable
 from lowmark.cli.output import Json, counted, show_json
 from lowmark.cli.session import WrongUse
 from lowmark.client import AppendFailed, Table
-from lowmark.convert.files import FORMATS, FileBatch, read_rows
+from lowmark.convert.files import FORMATS, read_rows
+from lowmark.convert.source import FileBatch
 from lowmark.errors import LowmarkError
-
-__all__ = ["append"]
 
 
 def append(

@@ -18,8 +18,6 @@ from typer.core import TyperGroup
 import lowmark
 from lowmark.cli.session import WrongUse
 
-__all__ = ["app"]
-
 
 class _Missing(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> NoReturn:

@@ -33,8 +33,6 @@ from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 from lowmark.node import RangePage, Status
 from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 
-__all__ = ["app", "parse_time"]
-
 app = typer.Typer(invoke_without_command=True)
 
 

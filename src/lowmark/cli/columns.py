@@ -21,8 +21,6 @@ from lowmark.convert.columns import columns_of, of_column
 from lowmark.errors import Rejected
 from lowmark.table import SYSTEM_COLUMNS
 
-__all__ = ["parse_columns", "read_columns"]
-
 _HINT = 'Write it as "id string not null, price decimal(10,2) default 0".'
 _NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))\s*(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"\s+default\s+(.*)", re.DOTALL | re.IGNORECASE)

@@ -29,8 +29,6 @@ from lowmark.cli.output import Json, show_json
 from lowmark.cli.run_words import run_json, show_done, show_plan
 from lowmark.cli.session import WrongUse
 
-__all__ = ["compact"]
-
 _MEMORY_LEAST = 1 << 20
 
 

@@ -25,8 +25,6 @@ from lowmark.node.table_status import WAITING_MS_MAX, cursor_warning
 from lowmark.runtime import HybridTime, millis_of
 from lowmark.table import CHANGE, TIME
 
-__all__ = ["app", "cursor_rows", "show_cursors"]
-
 app = typer.Typer(invoke_without_command=True)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The cursor's name.")]

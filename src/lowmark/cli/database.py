@@ -26,24 +26,6 @@ from lowmark.node import NotADatabase, data_path
 from lowmark.node.values import from_text as setting_from_text
 from lowmark.runtime import RealDisk
 
-__all__ = [
-    "DATA_VARIABLE",
-    "NUMBER_MAX",
-    "DatabaseOption",
-    "TableArgument",
-    "bytes_text",
-    "check_place",
-    "directory_of",
-    "key_of",
-    "listed",
-    "offsets_of",
-    "opened_database",
-    "parse_moment",
-    "parse_place",
-    "parse_size",
-    "times_text",
-]
-
 DATA_VARIABLE = "LOWMARK_DATA"
 
 DatabaseOption = Annotated[

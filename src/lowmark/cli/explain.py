@@ -26,8 +26,6 @@ from lowmark.client import (
     TableExplanation,
 )
 
-__all__ = ["explain"]
-
 
 def explain(
     ctx: typer.Context,

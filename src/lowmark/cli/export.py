@@ -20,8 +20,6 @@ from lowmark.cli.session import WrongUse
 from lowmark.cli.values import csv_batch, csv_schema
 from lowmark.client import Reader
 
-__all__ = ["FileKind", "write_file"]
-
 FileKind = Literal["parquet", "arrow", "csv"]
 Write = Callable[[pa.RecordBatch], None]
 

@@ -12,8 +12,6 @@ from typing import BinaryIO, TypeVar
 from lowmark.cli.session import WrongUse
 from lowmark.errors import Unavailable
 
-__all__ = ["opened_input", "readable"]
-
 T = TypeVar("T")
 
 

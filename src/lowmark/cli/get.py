@@ -20,8 +20,6 @@ from lowmark.client import KeyExplanation, Table
 from lowmark.convert.files import read_rows
 from lowmark.errors import Rejected
 
-__all__ = ["delete", "get"]
-
 
 def get(
     ctx: typer.Context,

@@ -11,8 +11,6 @@ from typing import Any
 
 from rich.markup import escape
 
-__all__ = ["as_written"]
-
 
 def as_written(command: Any) -> Any:
     """Prepare the texts of a command, and of all that are below it."""

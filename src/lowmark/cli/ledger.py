@@ -28,8 +28,6 @@ from lowmark.cli.session import FAILED, help_if_bare
 from lowmark.client import LedgerDescription
 from lowmark.ledger import LedgerFile, Manifest
 
-__all__ = ["app"]
-
 app = typer.Typer(invoke_without_command=True)
 
 PartitionOption = Annotated[

@@ -11,17 +11,6 @@ from lowmark.cli.database import bytes_text
 from lowmark.cli.output import Cell, counted, show_table
 from lowmark.client import LedgerVerdict, Lost, Problem, Rebuilt, Reconciled
 
-__all__ = [
-    "lost_facts",
-    "lost_text",
-    "rebuilt_facts",
-    "reconciled_facts",
-    "show_rebuilt",
-    "show_reconciled",
-    "show_verdicts",
-    "verdict_facts",
-]
-
 _SOURCES = {
     "none": "it has no ledger",
     "sound": "it is sound",

@@ -36,8 +36,6 @@ from lowmark.log import (
 )
 from lowmark.runtime import RealDisk, Runtime, real_runtime
 
-__all__ = ["app"]
-
 app = typer.Typer(invoke_without_command=True)
 
 _NO_HURRY_MS = 1e11

@@ -20,8 +20,6 @@ from lowmark.inspect import (
 )
 from lowmark.log import Explanation, SegmentExplained
 
-__all__ = ["dump_text", "explanation_json", "show_explanation", "show_findings"]
-
 
 def show_findings(findings: Sequence[Finding], *, root: str) -> None:
     """A table of what is wrong, then what to do, each advice once."""

@@ -26,20 +26,6 @@ from lowmark.cli.session import WrongUse
 from lowmark.client import Engine, Progress, RunRecord, Table, why_no_spark
 from lowmark.errors import LowmarkError
 
-__all__ = [
-    "ConfOption",
-    "EngineOption",
-    "MasterOption",
-    "ReadRateOption",
-    "Told",
-    "WriteRateOption",
-    "is_local",
-    "made",
-    "place_of",
-    "rates_of",
-    "shown_progress",
-]
-
 MasterOption = Annotated[
     str | None,
     typer.Option(

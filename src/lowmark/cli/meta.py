@@ -13,8 +13,6 @@ from lowmark.cli.session import FAILED, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, opened_source
 from lowmark.node import StoredEntry, WatchEvent, WatchStarted
 
-__all__ = ["app", "words_of"]
-
 app = typer.Typer(invoke_without_command=True)
 
 KeyArgument = Annotated[

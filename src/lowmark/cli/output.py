@@ -15,17 +15,6 @@ from rich.text import Text
 
 from lowmark.errors import LowmarkError
 
-__all__ = [
-    "Cell",
-    "Json",
-    "counted",
-    "show_error",
-    "show_facts",
-    "show_json",
-    "show_table",
-    "time_text",
-]
-
 Cell = str | int | float | bool | None
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

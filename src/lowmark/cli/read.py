@@ -25,8 +25,6 @@ from lowmark.client import Database, Reader, Table
 from lowmark.client.table_reading import Start
 from lowmark.errors import Rejected
 
-__all__ = ["read"]
-
 SHOWN_ROWS = 100
 """What people get to see if they do not say how much they want."""
 

@@ -12,8 +12,6 @@ from lowmark.cli.output import Cell, counted, show_facts, show_table, time_text
 from lowmark.client import PartitionPlan, RunRecord
 from lowmark.runtime import HybridTime, millis_of
 
-__all__ = ["run_json", "run_row", "show_done", "show_noted", "show_plan", "show_runs"]
-
 _TOTALS = (
     "rows_read",
     "rows_live",

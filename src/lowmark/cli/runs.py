@@ -27,8 +27,6 @@ from lowmark.client import Database, Locked, RunRecord, Table
 from lowmark.compaction.cancel import ask_to_cancel, runs_begun
 from lowmark.errors import Rejected
 
-__all__ = ["app"]
-
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Its name, as listed.")]
 
 

@@ -15,8 +15,6 @@ from lowmark.cli.session import settings_of, wrong_use
 from lowmark.errors import Rejected
 from lowmark.node import DEFAULT_ENDPOINT, Node, NodeOptions, check_directory, data_path
 
-__all__ = ["serve"]
-
 SWITCH_INTERVAL_SECONDS = 0.0005
 """At Python's default of 5 ms, a thread that syncs waits ten times longer beside a busy one."""
 

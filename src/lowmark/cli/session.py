@@ -16,8 +16,6 @@ from lowmark.errors import LowmarkError, Rejected, invariant
 if TYPE_CHECKING:
     from lowmark.node import Settings
 
-__all__ = ["FAILED", "CommandGroup", "WrongUse", "help_if_bare", "settings_of", "wrong_use"]
-
 FAILED = 1
 WRONG_USE = 2
 

@@ -27,8 +27,6 @@ from lowmark.node import (
 )
 from lowmark.runtime import DiskFailed
 
-__all__ = ["NODE_VARIABLE", "DataOption", "NodeOption", "Source", "node_client", "opened_source"]
-
 NODE_VARIABLE = "LOWMARK_NODE"
 
 NodeOption = Annotated[

@@ -18,8 +18,6 @@ from __future__ import annotations
 import os
 import signal
 
-__all__ = ["INTERRUPTED", "exit_if_interrupted", "raise_if_interrupted"]
-
 INTERRUPTED = 130
 """The exit code: 128 and the number of SIGINT, as in a shell."""
 

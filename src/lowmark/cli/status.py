@@ -10,8 +10,6 @@ from lowmark.cli.source import DataOption, NodeOption, opened_source
 from lowmark.node import GroupRow, Status
 from lowmark.table import parse_group_name
 
-__all__ = ["status"]
-
 
 def status(
     ctx: typer.Context, node: NodeOption = None, data: DataOption = None, as_json: Json = False

@@ -40,8 +40,6 @@ from lowmark.cli.session import FAILED, WrongUse, help_if_bare, wrong_use
 from lowmark.client import Database, Table, TableExplanation, TableUnknown
 from lowmark.errors import Rejected
 
-__all__ = ["app"]
-
 app = typer.Typer(invoke_without_command=True)
 
 T = TypeVar("T")

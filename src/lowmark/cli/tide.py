@@ -14,8 +14,6 @@ from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, open
 from lowmark.cli.output import Cell, Json, counted, show_json, show_table
 from lowmark.client import PartitionTide, Tide
 
-__all__ = ["tide"]
-
 _WIDTH_MAX = 100
 """Of a bar, in characters."""
 _BESIDE = 36

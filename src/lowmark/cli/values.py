@@ -22,8 +22,6 @@ import pyarrow.compute as pc
 from lowmark.client import time_text
 from lowmark.table import TIME
 
-__all__ = ["cell_of", "cells", "csv_batch", "csv_schema", "json_lines", "json_rows"]
-
 Convert = Callable[[Any], Any]
 
 _encode = msgspec.json.Encoder(decimal_format="string").encode

@@ -13,8 +13,6 @@ from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, ti
 from lowmark.holds import Hold
 from lowmark.runtime import HybridTime, millis_of
 
-__all__ = ["app"]
-
 app = typer.Typer(invoke_without_command=True)
 
 

@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 from lowmark.convert.errors import ValueRefused
 from lowmark.errors import Rejected
 
-__all__ = ["check_offsets", "check_values", "many", "whole"]
-
 NUMBER_MAX = 1 << 62
 _FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _DAY = timedelta(days=1) // timedelta(microseconds=1)

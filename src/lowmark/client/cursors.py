@@ -24,8 +24,6 @@ from lowmark.table import (
     MoveCursor,
 )
 
-__all__ = ["CursorPlace", "Cursors", "TableCursor"]
-
 
 @dataclass(frozen=True, slots=True)
 class CursorPlace:

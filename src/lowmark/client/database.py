@@ -40,8 +40,6 @@ from lowmark.runtime import DiskFull, RealDisk
 from lowmark.runtime.store import Store
 from lowmark.table import Advanced, WatermarkStanding
 
-__all__ = ["ColumnsLike", "Database", "open_database"]
-
 LEDGERS = files.LEDGERS
 """The folder in the data directory where ledgers are, if they are nowhere else."""
 _READY_S = 60.0

@@ -15,8 +15,6 @@ from typing import Any, NoReturn, TypeVar
 from lowmark.backend.port import Backend
 from lowmark.runtime import RAN_OUT, by_name
 
-__all__ = ["edge", "raise_by_name"]
-
 T = TypeVar("T")
 
 

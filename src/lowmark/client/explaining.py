@@ -18,16 +18,6 @@ from lowmark.holds import Hold
 from lowmark.ledger import read_adopted
 from lowmark.table import Adopted
 
-__all__ = [
-    "Explanation",
-    "Holder",
-    "KeyExplanation",
-    "LedgerExplanation",
-    "PartitionExplanation",
-    "TableExplanation",
-    "why_kept",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Holder:

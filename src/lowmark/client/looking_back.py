@@ -28,8 +28,6 @@ from lowmark.ledger import KEY_SEED
 from lowmark.runtime import Buffer
 from lowmark.table import BelowWatermark, Fold, KeyForm, KeyReader, Keys, Mask, View
 
-__all__ = ["AsOfReader"]
-
 _CHUNK_BYTES = 8 << 20
 
 

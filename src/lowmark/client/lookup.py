@@ -41,8 +41,6 @@ from lowmark.table import (
     View,
 )
 
-__all__ = ["Found", "IndexSize", "Lookup"]
-
 CACHE_BYTES = 256 << 20
 """Of decoded batches, for one table."""
 _BUILD_BYTES = 8 << 20

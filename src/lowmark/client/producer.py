@@ -35,8 +35,6 @@ from lowmark.client.appending import Part, Pending
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.runtime import by_name
 
-__all__ = ["Producer"]
-
 _QUEUED_BATCHES = 4
 """Rows that wait for the producer's thread: so many batches of them."""
 _LOOK_S = 1.0

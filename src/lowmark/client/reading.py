@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-__all__ = ["Gap", "GapFound", "PartitionReader", "Reader", "Reading", "horizon_of"]
-
 BATCH_BYTES = 4 << 20
 """Read in one go, if not told otherwise."""
 LEASE_MS_MIN = 1_000

@@ -49,8 +49,6 @@ from lowmark.ledger import RunRecord
 from lowmark.runtime import RAN_OUT
 from lowmark.table import Shape, Trim, Trimmed
 
-__all__ = ["Table"]
-
 MEMORY_BYTES = 1 << 30
 """What the keys of one partition may take in a task, if not told otherwise."""
 

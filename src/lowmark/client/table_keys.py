@@ -14,15 +14,6 @@ from lowmark.convert.rows import Columns, is_frame, pieces
 from lowmark.errors import Rejected
 from lowmark.formatting import counted
 
-__all__ = [
-    "check_key",
-    "coerced_key",
-    "key_batches",
-    "key_coercion",
-    "key_schema",
-    "key_values",
-]
-
 
 def check_key(table: Table) -> None:
     """Refuse a table without a key."""

@@ -24,8 +24,6 @@ from lowmark.errors import Rejected
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import CursorOverdue, Shape, TimeInFuture, View
 
-__all__ = ["Snapshot", "Start", "TableReaders"]
-
 Start: TypeAlias = str | int | Mapping[int, int] | datetime
 """`earliest`, `latest`, a time, or offsets by partition."""
 

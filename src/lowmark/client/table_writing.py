@@ -34,8 +34,6 @@ from lowmark.table import (
     split,
 )
 
-__all__ = ["TableWriter"]
-
 SLICE_ROWS = 1 << 16
 """Rows that are split and sent together."""
 

@@ -39,8 +39,6 @@ from lowmark.table import (
     WatermarkStanding,
 )
 
-__all__ = ["STRETCHES", "Tide", "tide_of"]
-
 STRETCHES = 200
 """So finely a picture shows which rows are left."""
 _WIDTH, _HEIGHT = 1_600, 900

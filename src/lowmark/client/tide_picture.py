@@ -24,8 +24,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder
 from lowmark.formatting import counted
 
-__all__ = ["png_of"]
-
 _INCHES: Final = 16
 """As wide as it is drawn, whatever its pixels: all words grow with it."""
 _BANDS_MAX: Final = 16

@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["HolderKind", "HolderTotal", "PartitionTide", "TideHolder", "TideLedger"]
-
 HolderKind = Literal["cursor", "compacted cursor", "lease", "run"]
 
 

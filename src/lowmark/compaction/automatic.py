@@ -23,8 +23,6 @@ from lowmark.ledger import REBUILD
 from lowmark.ledger.triggers import Dirt, due
 from lowmark.runtime import HybridTime, millis_of
 
-__all__ = ["Automatic"]
-
 logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0

@@ -19,8 +19,6 @@ from lowmark.errors import Rejected
 from lowmark.log import files
 from lowmark.runtime.store import Store
 
-__all__ = ["CancelToken", "ask_to_cancel", "runs_begun"]
-
 _BEGUN = "begun"
 _CANCEL = "cancel"
 

@@ -32,8 +32,6 @@ from lowmark.compaction.sweep import sweep, sweep_dropped
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.ledger import REBUILD, RunRecord
 
-__all__ = ["Compactor"]
-
 _STOP_S = 20.0
 
 

@@ -13,8 +13,6 @@ from lowmark.ledger import Expected, Manifest, Pointer, Retired, read_manifest
 from lowmark.runtime.store import Store
 from lowmark.table import Adopted
 
-__all__ = ["LedgerDescription", "RetiredLedger", "describe_ledgers"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredLedger:

@@ -19,8 +19,6 @@ from lowmark.errors import LowmarkError
 from lowmark.ledger import PartitionPlan
 from lowmark.table import ReleaseLease, RenewLease, TakeLease, View
 
-__all__ = ["LEASE_MS", "RunHolds", "release_of"]
-
 LEASE_MS = 600_000
 _WHY = "compaction reads it"
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Progress", "RunOptions"]
-
 _TASK_BYTES = 1 << 30
 
 

@@ -20,8 +20,6 @@ from lowmark.ledger import NothingLike, PartitionPlan, Pointer
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import Adopted, View
 
-__all__ = ["PlanInput", "old_enough", "plan_input", "plan_partition"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:

@@ -31,8 +31,6 @@ from lowmark.ledger import (
 )
 from lowmark.table import Adopt, DeletesHeld, Trim, Trimmed, View
 
-__all__ = ["Publisher"]
-
 
 class Publisher:
     """Publishes what one run has written."""

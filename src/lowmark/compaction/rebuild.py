@@ -66,8 +66,6 @@ from lowmark.ledger import (
 )
 from lowmark.table import Adopted, View
 
-__all__ = ["Rebuilt", "Source", "rebuild_ledgers"]
-
 Source = Literal[
     "none", "sound", "published", "adopted", "keys", "backlog", "retired", "files", "salvage"
 ]

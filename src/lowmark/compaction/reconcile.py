@@ -19,8 +19,6 @@ from lowmark.ledger import Expected, Pointer, read_manifest
 from lowmark.runtime.store import Store
 from lowmark.table import Adopted
 
-__all__ = ["Reconciled", "reconcile_ledgers"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:

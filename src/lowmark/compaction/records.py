@@ -29,8 +29,6 @@ from lowmark.ledger import (
 from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX, ledger_keys, table_of
 from lowmark.metastore import Compare, Operation, Put, Remove, missing, revision
 
-__all__ = ["Records", "SeenPointer"]
-
 _PUBLISH_ATTEMPTS = 3
 _FINISHED_KEPT = 50
 """So many runs of a table are listed after they are over."""

@@ -56,8 +56,6 @@ from lowmark.ledger import (
 )
 from lowmark.runtime import DiskFull, FileMissing
 
-__all__ = ["Run", "check_wanted"]
-
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5

@@ -23,16 +23,6 @@ from lowmark.fault import encode_fault
 from lowmark.ledger import RunRecord, carry_out
 from lowmark.runtime import Disk, DiskFull, RealDisk
 
-__all__ = [
-    "Engine",
-    "LocalRunner",
-    "OwnSpark",
-    "Runner",
-    "Runners",
-    "why_no_spark",
-    "work_off",
-]
-
 Engine: TypeAlias = Literal["auto", "spark", "local"]
 """What carries the work of a run out: Spark, this process, or Spark where it is installed and else
 this process."""

@@ -22,8 +22,6 @@ from lowmark.ledger import Expected, LedgerDamaged, LedgerLost, read_manifest, t
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 
-__all__ = ["claim", "sweep", "sweep_dropped"]
-
 _CLAIM = "database"
 logger = logging.getLogger(__name__)
 

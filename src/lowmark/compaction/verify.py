@@ -20,8 +20,6 @@ from lowmark.ledger import Expected, Lost, Problem, Verified, read_manifest, ver
 from lowmark.runtime.store import Store
 from lowmark.table import Adopted, View
 
-__all__ = ["Inspector", "LedgerVerdict", "Looked", "verify_ledgers"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerVerdict:

@@ -18,8 +18,6 @@ from lowmark.errors import LowmarkError
 from lowmark.ledger import PartitionPlan, RunRecord, done_path, progress_path, run_folder
 from lowmark.runtime.store import Store
 
-__all__ = ["RunWatch"]
-
 _RENEW_S = 60.0
 _LOOK_S, _LOOK_ELSEWHERE_S = 0.25, 2.0
 """How often a run is looked after: each look is a request to the store."""

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import TypeVar
 
-__all__ = ["together"]
-
 T = TypeVar("T")
 U = TypeVar("U")
 

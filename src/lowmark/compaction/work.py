@@ -34,8 +34,6 @@ from lowmark.ledger import (
 from lowmark.runtime.store import Store
 from lowmark.version import __version__
 
-__all__ = ["carried_out", "work_for"]
-
 _SMALL_BYTES = 1 << 20
 """A piece that reads no more than this takes next to nothing, but for waiting for the disk."""
 _MANY = 32

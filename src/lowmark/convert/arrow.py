@@ -29,19 +29,6 @@ from lowmark.convert.nested import (
 from lowmark.convert.values import Misfit, fit, fit_all
 from lowmark.errors import Rejected
 
-__all__ = [
-    "ARROW_FAILURES",
-    "as_strings",
-    "decimals_of_text",
-    "from_arrow",
-    "has_overflown",
-    "in_calendar",
-    "is_text",
-    "unwrapped",
-    "vectorised",
-    "whole",
-]
-
 ARROW_FAILURES = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """What Arrow raises for values that it does not take; some are Python's own."""
 

@@ -43,8 +43,6 @@ from lowmark.convert.rows import Columns, pieces
 from lowmark.convert.text import from_text
 from lowmark.convert.values import Misfit, fit
 
-__all__ = ["CHANGE", "DELETE", "PASSED_OVER", "UPSERT", "Coercion", "Text", "to_batches"]
-
 CHANGE = "_change"
 UPSERT = 0
 DELETE = 1

@@ -39,8 +39,6 @@ from lowmark.catalog.arrow import from_arrow
 from lowmark.catalog.errors import Reason
 from lowmark.errors import Rejected
 
-__all__ = ["ColumnsLike", "columns_of", "of_column"]
-
 ColumnsLike: TypeAlias = Mapping[str, Any] | Sequence[Any] | pa.Schema
 """Text or a type by name, an Arrow schema, pairs, Arrow fields, or `NewColumn`s."""
 

@@ -29,8 +29,6 @@ from lowmark.convert.source import FileBatch, Source, lines_in, text_blocks
 from lowmark.errors import Rejected
 from lowmark.formatting import shown
 
-__all__ = ["BLOCK_BYTES", "read_csv"]
-
 BLOCK_BYTES = 4 << 20
 """How much is read and parsed at once."""
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from lowmark.errors import Rejected
 from lowmark.formatting import shown
 
-__all__ = ["ColumnRefused", "LineRefused", "ValueRefused", "in_file", "near"]
-
 
 class ValueRefused(Rejected):
     """A value that its column can't hold without losing something.

@@ -32,8 +32,6 @@ from lowmark.convert.json_files import read_json_lines
 from lowmark.convert.source import FileBatch, Source
 from lowmark.errors import Rejected
 
-__all__ = ["FORMATS", "FileBatch", "read_rows"]
-
 FORMATS = ("parquet", "arrow", "csv", "jsonl")
 
 _BATCH_ROWS = 65_536

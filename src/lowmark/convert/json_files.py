@@ -22,8 +22,6 @@ from lowmark.convert.source import FileBatch, Source, text_blocks
 from lowmark.convert.values import WrittenFloat
 from lowmark.formatting import shown
 
-__all__ = ["BLOCK_BYTES", "read_json_lines"]
-
 BLOCK_BYTES = 1 << 20
 """Less than for CSV: the more objects there are at once, the longer the collector walks them."""
 

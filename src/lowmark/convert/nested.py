@@ -20,8 +20,6 @@ from lowmark.catalog import ColumnType, ListOf, MapOf, StructOf
 from lowmark.catalog.arrow import to_arrow
 from lowmark.convert.values import Misfit
 
-__all__ = ["Convert", "Offsets", "arrow_of", "asks_inside", "list_of", "map_of", "struct_of"]
-
 Convert = Callable[[ColumnType, Any], pa.Array]
 """Turns a column of parts, of whatever form, into an array of the type."""
 

@@ -33,8 +33,6 @@ from lowmark.convert.arrow import (
 from lowmark.convert.nested import Offsets, arrow_of, list_of, map_of, struct_of
 from lowmark.convert.values import Misfit, WrittenFloat, fit_all
 
-__all__ = ["from_objects"]
-
 _FLOATS = frozenset({float, int, WrittenFloat})
 _NUMBERS = frozenset({Decimal, int, float, WrittenFloat})
 _AS_IS: dict[Plain, frozenset[type]] = {

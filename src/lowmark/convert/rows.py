@@ -23,8 +23,6 @@ from lowmark.convert.arrow import ARROW_FAILURES
 from lowmark.convert.errors import ColumnRefused
 from lowmark.errors import Rejected
 
-__all__ = ["CHUNK_ROWS", "Columns", "Piece", "is_frame", "pieces"]
-
 CHUNK_ROWS = 10_000
 """How many dicts make one batch."""
 

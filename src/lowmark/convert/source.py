@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from lowmark.convert.errors import LineRefused
 
-__all__ = ["RECORD_BYTES_MAX", "FileBatch", "Source", "lines_in", "text_blocks"]
-
 RECORD_BYTES_MAX = 64 << 20
 """How long one row may be as text; a quote that is never closed would else take all memory."""
 

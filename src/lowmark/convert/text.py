@@ -32,8 +32,6 @@ from lowmark.convert.nested import arrow_of
 from lowmark.convert.objects import from_objects
 from lowmark.convert.values import NUMBER, Misfit, WrittenFloat, fit
 
-__all__ = ["from_text"]
-
 _BLANKS = " \t"
 _DIGITS = "^-?[0-9]+$"
 _NO_NUMBER = re.compile(r"[+-]?(?:inf|infinity|nan)", re.IGNORECASE)

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from lowmark.errors import Rejected
 from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 
-__all__ = ["TimeLike", "datetime_of", "is_hybrid", "parse_time", "time_text"]
-
 TimeLike = int | str | datetime
 
 _COUNTER_MAX = (1 << COUNTER_BITS) - 1

@@ -19,8 +19,6 @@ from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
 from lowmark.runtime import Disk
 
-__all__ = ["DumpEntry", "DumpLine", "DumpPiece", "DumpWal", "dump_log"]
-
 _PREVIEW_BYTES = 48
 _ROWS_AT_ONCE = 256
 

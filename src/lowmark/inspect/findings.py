@@ -10,8 +10,6 @@ from lowmark.errors import LowmarkError
 from lowmark.log.errors import Damaged
 from lowmark.runtime import Disk
 
-__all__ = ["Finding", "FindingKind", "Meter", "Progress", "finding_of", "left_over", "limited"]
-
 FindingKind = Literal["damage", "missing", "quarantine", "left-over", "unknown file"]
 """`damage`: bytes are not what was written. `missing`: entries that count are in no file.
 `quarantine`: the log has found damage before and takes no writes for the group. `left-over`: what

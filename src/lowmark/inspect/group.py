@@ -30,8 +30,6 @@ from lowmark.log.snapshots import Snapshot
 from lowmark.log.state import GroupState
 from lowmark.runtime import Disk
 
-__all__ = ["GroupPieces", "check_group"]
-
 _LINKS_FOLLOWED_MAX = 64
 
 

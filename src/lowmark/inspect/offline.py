@@ -76,8 +76,6 @@ from lowmark.table import PartitionMachine, parse_group_name
 from lowmark.table import State as PartitionState
 from lowmark.table.watermark import WATERMARK_KEY, read_watermark
 
-__all__ = ["DataInUse", "OfflineStore", "open_offline"]
-
 _READ_BYTES = 4 << 20
 _REVISIONS_AT_ONCE = 1_024
 

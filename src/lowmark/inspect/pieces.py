@@ -25,15 +25,6 @@ from lowmark.log.snapshots import Snapshot
 from lowmark.log.state import GroupState
 from lowmark.runtime import Disk, File
 
-__all__ = [
-    "COPY_NEEDED",
-    "LargeFile",
-    "SegmentFile",
-    "check_large",
-    "check_segment",
-    "check_snapshot",
-]
-
 _WINDOW_BYTES = 4 << 20
 _WINDOW_ROWS = 1 << 16
 

@@ -17,8 +17,6 @@ from crc32c import crc32c
 
 from lowmark.runtime.store import Store
 
-__all__ = ["Measured", "checksum_of", "chunk_ranges", "leaves_of", "measure"]
-
 U32 = npt.NDArray[np.uint32]
 _PIECE_BYTES = 8 << 20
 _TAIL_BYTES = 8

@@ -12,8 +12,6 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["LEVEL", "codecs_of"]
-
 LEVEL: Final = 1
 _SAMPLES: Final = 3
 _SAMPLE_ROWS: Final = 1_024

@@ -21,8 +21,6 @@ import pyarrow as pa
 from lowmark.errors import Corrupt
 from lowmark.table.hashing import I64, U64, hash64_bytes, hash64_longs, longs_of
 
-__all__ = ["EMPTY", "Digest", "row_hashes"]
-
 _OFFSET_SEED, _DELETE_SEED, _ROW_SEED = 0x0FF5E7, 0xDE1E7E, 0x0DD5
 _LENGTH_SEED, _PLACE_SEED, _NULL_SEED = 0x1E46, 0x91ACE, 0x4011
 _FORM = struct.Struct("<QQ")

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from lowmark.errors import Conflict, Corrupt
 
-__all__ = [
-    "LedgerDamaged",
-    "LedgerLost",
-    "LedgerMisplaced",
-    "NothingLike",
-    "ProofFailed",
-    "SourceMoved",
-]
-
 _REBUILD = "Rebuild it with `lowmark ledger rebuild`; what it can't bring back, it names."
 
 

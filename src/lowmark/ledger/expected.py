@@ -20,8 +20,6 @@ from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import Adopted
 
-__all__ = ["Expected", "read_adopted", "read_manifest"]
-
 
 class Expected(NamedTuple):
     """What is noted of a ledger elsewhere."""

@@ -35,16 +35,6 @@ from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import CHANGE, I64, OFFSET, TIME, U64, KeyForm, Mask
 
-__all__ = [
-    "SYSTEM_IDS",
-    "FileWriter",
-    "OpenFile",
-    "Rows",
-    "check_there",
-    "file_schema",
-    "schema_of",
-]
-
 SYSTEM_IDS: Final = {OFFSET: 2_147_480_001, TIME: 2_147_480_002, CHANGE: 2_147_480_003}
 """Far above any column's id."""
 ROW_GROUP_ROWS: Final = 1 << 17

@@ -31,8 +31,6 @@ from lowmark.table import I64, U64, Fold, KeyForm, KeyReader, Keys, Mask
 from lowmark.table.fold import fold_bytes, of_one_type
 from lowmark.table.hashing import longs_of
 
-__all__ = ["SAMPLE", "Folded", "KeyRange", "Sample", "Second", "Survivors", "fold_tail"]
-
 SAMPLE = 16
 """Of the keys, one in so many is looked at by the second algorithm, if not all are."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)

@@ -27,15 +27,6 @@ from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import I64, U64, KeyForm
 
-__all__ = [
-    "KEY_SEED",
-    "KeyFile",
-    "index_bytes",
-    "key_file_batch",
-    "open_key_file",
-    "write_key_file",
-]
-
 KEY_SEED = 0
 """Indexes are read by other processes, so the hash has no secret of one."""
 

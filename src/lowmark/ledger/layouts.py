@@ -16,8 +16,6 @@ from lowmark.catalog.values import Value, value_text
 from lowmark.errors import Corrupt
 from lowmark.ledger.manifest import Layout, LedgerColumn
 
-__all__ = ["layout_of"]
-
 
 def layout_of(table: Table, version: int) -> Layout:
     """The columns of a schema version of a table."""

@@ -23,22 +23,6 @@ from lowmark.errors import invariant
 from lowmark.ledger.digest import EMPTY, Digest
 from lowmark.ledger.errors import LedgerDamaged
 
-__all__ = [
-    "FORMAT",
-    "Layout",
-    "LedgerColumn",
-    "LedgerFile",
-    "Lost",
-    "Manifest",
-    "Place",
-    "decode_manifest",
-    "encode_manifest",
-    "folder_of",
-    "place_of",
-    "run_folder",
-    "table_folder",
-]
-
 FORMAT: Final = 1
 Mask = npt.NDArray[np.bool_]
 _NOTHING: Final = base64.b64encode(EMPTY.form).decode()

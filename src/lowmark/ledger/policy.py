@@ -18,8 +18,6 @@ from typing import Final, Literal, TypeAlias
 
 from lowmark.ledger.manifest import LedgerFile
 
-__all__ = ["FILES_MIN", "Fate", "Room", "fates"]
-
 FILES_MIN: Final = 4
 """So many files are fine, however small they are."""
 _RATIO: Final = 4

@@ -20,28 +20,6 @@ from lowmark.errors import Corrupt
 from lowmark.metastore import RemoveRange
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "POINTER_PREFIX",
-    "REBUILD",
-    "RUN_PREFIX",
-    "PartitionPlan",
-    "PartitionState",
-    "Pointer",
-    "Retired",
-    "RunRecord",
-    "RunState",
-    "decode_pointer",
-    "decode_retired",
-    "decode_run",
-    "ledger_keys",
-    "parse_retired_key",
-    "pointer_key",
-    "retired_key",
-    "retired_prefix",
-    "run_key",
-    "run_prefix",
-]
-
 POINTER_PREFIX = b"ledger."
 _RETIRED = b"ledger.retired."
 RUN_PREFIX = b"compaction."

@@ -39,8 +39,6 @@ from lowmark.runtime.store import Store
 from lowmark.table import I64, U64, Fold, KeyForm, Mask
 from lowmark.table.fold import of_one_type
 
-__all__ = ["recover_ledger"]
-
 Pace = Callable[[int], None]
 
 

@@ -27,8 +27,6 @@ from lowmark.ledger.verifying import CheckedFile
 from lowmark.runtime.store import Store
 from lowmark.table import U64, KeyForm
 
-__all__ = ["Salvage"]
-
 Pace = Callable[[int], None]
 
 

@@ -22,8 +22,6 @@ from lowmark.log.segments import SegmentReader
 from lowmark.runtime import Buffer, Disk
 from lowmark.table import Columns, View
 
-__all__ = ["Tail", "TailReader", "tail_of"]
-
 _CHUNK_BYTES = 8 << 20
 _OPEN_MAX = 64
 """Segments that are open at a time: a mapped file keeps a handle."""

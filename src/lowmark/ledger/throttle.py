@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Throttle"]
-
 _BURST_S = 0.25
 """So much may be owed before anybody waits: many short waits would cost more than they slow."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from lowmark.catalog.options import TableOptions
 
-__all__ = ["Dirt", "due"]
-
 
 @dataclass(frozen=True, slots=True)
 class Dirt:

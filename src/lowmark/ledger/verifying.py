@@ -29,8 +29,6 @@ from lowmark.runtime.store import Store
 from lowmark.table import U64, KeyForm, Mask
 from lowmark.table.fold import of_one_type
 
-__all__ = ["CheckedFile", "Problem", "Verified", "verify_ledger"]
-
 Pace = Callable[[int], None]
 """Told how many bytes were read; may raise to end it."""
 

@@ -73,8 +73,6 @@ from lowmark.table import (
     Shape,
 )
 
-__all__ = ["Done", "TaskContext", "Work", "carry_out", "done_path", "progress_path"]
-
 FILE_ROWS_MAX = 1 << 22
 """A file that has so many rows is finished, and another one begun."""
 _KEYS_SHARE = 4

@@ -14,15 +14,6 @@ from ipaddress import ip_address
 from lowmark.errors import Rejected
 from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
 
-__all__ = [
-    "DEFAULT_ENDPOINT",
-    "NotLoopback",
-    "check_free",
-    "check_loopback",
-    "joined",
-    "peers_beside",
-]
-
 DEFAULT_ENDPOINT = "127.0.0.1:6570"
 
 

@@ -11,8 +11,6 @@ from lowmark.errors import InvariantBroken, LowmarkError, Unavailable
 from lowmark.group import Future
 from lowmark.runtime import RealLoop, Timer
 
-__all__ = ["Bridge", "NodeClosed", "NodeClosing", "NodeSilent"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from lowmark.node.messages import CatalogStatus, ExecuteAsk, ExecutedReply
 from lowmark.node.server import Action, reply
 from lowmark.runtime import millis_of
 
-__all__ = ["CatalogActions"]
-
 EXECUTE_S = 120.0
 """Longer than the catalog itself waits for anything."""
 

@@ -36,8 +36,6 @@ from lowmark.node.messages import (
 )
 from lowmark.runtime import host_and_port
 
-__all__ = ["AnswerLost", "NodeClient", "NodeUnreachable", "ask_peer"]
-
 T = TypeVar("T")
 _TOLD: Any = WatchStarted | WatchEvent | WatchAlive
 

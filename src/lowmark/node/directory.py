@@ -23,8 +23,6 @@ from lowmark.log import files
 from lowmark.log.identity import ASIDE
 from lowmark.runtime import DiskFull, NoHandles
 
-__all__ = ["NotADatabase", "check_directory", "data_path", "make_directory"]
-
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]+:/|file:)")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}")
 _STORES = frozenset({"abfs", "abfss", "gcs", "gs", "hdfs", "s3", "s3a", "viewfs"})

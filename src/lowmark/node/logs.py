@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TextIO, assert_never
 
-__all__ = ["LogFormat", "LogLevel", "Logging", "configure_logging"]
-
 
 class LogLevel(StrEnum):
     DEBUG = "debug"

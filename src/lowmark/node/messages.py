@@ -20,40 +20,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = [
-    "BODY_BYTES_MAX",
-    "CatalogStatus",
-    "ClusterStatus",
-    "ExecuteAsk",
-    "ExecutedReply",
-    "GetAsk",
-    "GetReply",
-    "GroupRow",
-    "HistoryAsk",
-    "HistoryPage",
-    "HolderRow",
-    "LeaseRow",
-    "MemberRow",
-    "MetastoreStatus",
-    "NodeRow",
-    "Nothing",
-    "PeerAddress",
-    "PutAsk",
-    "RangeAsk",
-    "RangePage",
-    "RemoveAsk",
-    "Status",
-    "StoredEntry",
-    "TableRow",
-    "WarningRow",
-    "WatchAlive",
-    "WatchAsk",
-    "WatchEvent",
-    "WatchStarted",
-    "WatermarkStatus",
-    "WrittenReply",
-]
-
 BODY_BYTES_MAX = 10 << 20
 """The largest value, in base64, and its key."""
 

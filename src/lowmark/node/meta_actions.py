@@ -32,8 +32,6 @@ from lowmark.node.messages import (
 from lowmark.node.server import Action, Gone, reply, stream
 from lowmark.runtime import HybridTime, Timer, millis_of
 
-__all__ = ["MetaActions", "bare", "history_entries", "page_of", "stored", "watch_event"]
-
 PAGE_ENTRIES_MAX = 512
 PAGE_BYTES_MAX = 4 << 20
 """Of values in one result; or one entry."""

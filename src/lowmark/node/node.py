@@ -52,8 +52,6 @@ from lowmark.runtime import RealDisk, RealLoop, real_runtime
 from lowmark.table import LowWatermark, Tables
 from lowmark.upkeep import Upkeep
 
-__all__ = ["Node", "NodeOptions"]
-
 logger = logging.getLogger(__name__)
 
 EMBEDDED = "127.0.0.1:1"

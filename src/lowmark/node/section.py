@@ -17,8 +17,6 @@ from lowmark.node.values import Value, from_text, from_toml
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["SectionT", "did_you_mean", "load_section"]
-
 SectionT = TypeVar("SectionT", bound="DataclassInstance")
 
 

@@ -33,8 +33,6 @@ from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.messages import BODY_BYTES_MAX
 from lowmark.runtime import AddressUnusable, host_and_port
 
-__all__ = ["CALLS_MAX", "Action", "Gone", "Server", "ServerBusy", "reply", "stream"]
-
 logger = logging.getLogger(__name__)
 
 CALLS_MAX = 512

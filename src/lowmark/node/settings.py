@@ -16,17 +16,6 @@ from lowmark.node.logs import Logging
 from lowmark.node.section import SectionT, did_you_mean, load_section
 from lowmark.runtime.store import whole_location
 
-__all__ = [
-    "FILE_NAME",
-    "FILE_VARIABLE",
-    "ClockLimits",
-    "LedgerSettings",
-    "SchemaSync",
-    "Settings",
-    "WatermarkSettings",
-    "load_settings",
-]
-
 FILE_NAME = "lowmark.toml"
 FILE_VARIABLE = "LOWMARK_SETTINGS"
 

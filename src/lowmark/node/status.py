@@ -34,8 +34,6 @@ from lowmark.node.messages import (
 from lowmark.node.table_status import TablePart, table_rows, warnings_of
 from lowmark.runtime import Buffer, HybridTime, millis_of
 
-__all__ = ["Copy", "Known", "StatusService", "Trying", "lease_row", "merged"]
-
 SERVICE = "node.status"
 ANSWER_MS = 1_500
 

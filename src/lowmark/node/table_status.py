@@ -16,20 +16,6 @@ from lowmark.runtime import HybridTime, millis_of
 from lowmark.table import State, Tables
 from lowmark.table.watermark import WatermarkStanding
 
-__all__ = [
-    "HELD_MS_MAX",
-    "PINNED_BYTES_MAX",
-    "WAITING_MS_MAX",
-    "CursorPart",
-    "TablePart",
-    "cursor_warning",
-    "parts_here",
-    "parts_of",
-    "table_rows",
-    "warnings_of",
-    "watermark_status",
-]
-
 PINNED_BYTES_MAX = 1 << 30
 """A cursor that keeps more than this is worth a look."""
 WAITING_MS_MAX = 3_600_000

@@ -12,8 +12,6 @@ from types import MappingProxyType
 
 from lowmark.errors import Rejected, invariant
 
-__all__ = ["Value", "from_text", "from_toml", "size_bytes"]
-
 Value = int | float | str | bool
 
 _UNIT_BYTES = MappingProxyType(

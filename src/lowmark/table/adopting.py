@@ -23,8 +23,6 @@ from lowmark.table.errors import (
     LedgerOld,
 )
 
-__all__ = ["DIGEST_BYTES", "MANIFEST_CHARACTERS_MAX", "Adopted", "adopt", "deletes_gone"]
-
 DIGEST_BYTES = 16
 MANIFEST_CHARACTERS_MAX = 256
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 from lowmark.errors import Corrupt, invariant
 from lowmark.table.adopting import Adopted
 
-__all__ = ["Backlog", "Columns", "View"]
-
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
 U8 = npt.NDArray[np.uint8]

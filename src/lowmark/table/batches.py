@@ -25,20 +25,6 @@ from lowmark.runtime import Buffer
 from lowmark.table.backlog import View
 from lowmark.table.commands import HEADER_BYTES, Change
 
-__all__ = [
-    "CHANGE",
-    "CHANGE_TYPE",
-    "OFFSET",
-    "PARTITION",
-    "SYSTEM_COLUMNS",
-    "TIME",
-    "Compression",
-    "Shape",
-    "decode_rows",
-    "encode_rows",
-    "stored_schema",
-]
-
 PARTITION, OFFSET, TIME, CHANGE = "_partition", "_offset", "_time", "_change"
 CHANGE_TYPE = pa.dictionary(pa.int8(), pa.string())
 SYSTEM_COLUMNS = {

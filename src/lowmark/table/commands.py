@@ -29,35 +29,6 @@ from lowmark.errors import Corrupt
 from lowmark.group import COMMAND_BYTES
 from lowmark.runtime import Buffer
 
-__all__ = [
-    "HEADER_BYTES",
-    "NO_PRODUCER",
-    "ROOM_BYTES",
-    "ROWS_MAX",
-    "Adopt",
-    "Batch",
-    "Change",
-    "Command",
-    "Control",
-    "CreateCursor",
-    "DeleteCursor",
-    "Fence",
-    "Finish",
-    "MoveCursor",
-    "ReleaseLease",
-    "RenewLease",
-    "TakeLease",
-    "Tick",
-    "Trim",
-    "decode",
-    "encode_batch",
-    "encode_control",
-    "encode_header_in_place",
-    "frees_space",
-    "header_of",
-    "is_text",
-]
-
 APPEND, STAGE, CONTROL = 1, 2, 3
 _HEADER = struct.Struct("<BBBII16sIQQ")
 HEADER_BYTES: Final = _HEADER.size

@@ -8,32 +8,6 @@ from lowmark.errors import Conflict, Corrupt, Rejected, Unavailable
 from lowmark.holds import Hold
 from lowmark.runtime import HybridTime, millis_of
 
-__all__ = [
-    "BatchRefused",
-    "BelowWatermark",
-    "CommandRefused",
-    "CursorExists",
-    "CursorMovesBack",
-    "CursorOverdue",
-    "CursorUnknown",
-    "DeletesGone",
-    "DeletesHeld",
-    "LeaseExists",
-    "LeaseExpired",
-    "LedgerConflict",
-    "LedgerOld",
-    "OffsetExpired",
-    "OffsetToCome",
-    "OutOfSequence",
-    "PartitionNotHere",
-    "ProducerFenced",
-    "ProducerForgotten",
-    "RepeatTooOld",
-    "TimeInFuture",
-    "TooMany",
-    "TransactionUnknown",
-]
-
 
 class BatchRefused(Rejected):
     """A batch that can't be stored as it is."""

@@ -22,8 +22,6 @@ import pyarrow.compute as pc
 
 from lowmark.errors import invariant
 
-__all__ = ["Fold", "fold_bytes", "of_one_type"]
-
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _INT32_MAX = (1 << 31) - 1
 _DENSE = 8

@@ -32,21 +32,6 @@ import pyarrow as pa
 
 from lowmark.errors import invariant
 
-__all__ = [
-    "I64",
-    "U32",
-    "U64",
-    "hash64_bytes",
-    "hash64_long",
-    "hash64_longs",
-    "hash64_one",
-    "longs_of",
-    "murmur3_bytes",
-    "murmur3_long",
-    "murmur3_longs",
-    "murmur3_one",
-]
-
 U32: TypeAlias = npt.NDArray[np.uint32]
 U64: TypeAlias = npt.NDArray[np.uint64]
 I64: TypeAlias = npt.NDArray[np.int64]

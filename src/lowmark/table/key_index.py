@@ -26,8 +26,6 @@ import numpy.typing as npt
 from lowmark.errors import invariant
 from lowmark.table.hashing import I64, U64
 
-__all__ = ["KeyIndex", "Place", "Run"]
-
 _SMALL = 512
 """A run of fewer keys counts as one of so many: merging it costs little more than making it."""
 

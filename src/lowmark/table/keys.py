@@ -54,8 +54,6 @@ from lowmark.table.hashing import (
     murmur3_one,
 )
 
-__all__ = ["Canonical", "KeyForm"]
-
 Canonical: TypeAlias = int | bytes
 """A key in its one form: an integer of 64 bits with a sign, or bytes."""
 

@@ -20,8 +20,6 @@ from lowmark.table.batches import CHANGE, Mask, decode_rows, stored_schema
 from lowmark.table.commands import Change
 from lowmark.table.keys import KeyForm
 
-__all__ = ["KeyReader", "Keys"]
-
 _TOGETHER_BYTES = 64 << 20
 """Key columns of neighbours are put together up to about so much: they may have been compressed."""
 

@@ -22,8 +22,6 @@ from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
 from lowmark.table.state import Finished, Outcome, Staged, State
 
-__all__ = ["PartitionMachine"]
-
 FORMAT = 1
 _LENGTH = struct.Struct("<I")
 

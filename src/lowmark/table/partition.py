@@ -17,8 +17,6 @@ from lowmark.table.machine import PartitionMachine
 from lowmark.table.producers import Appended
 from lowmark.table.state import Outcome, State
 
-__all__ = ["Partition", "group_name", "parse_group_name"]
-
 T = TypeVar("T")
 
 _PREFIX = "table."

@@ -14,8 +14,6 @@ import msgspec
 from lowmark.errors import LowmarkError
 from lowmark.table.errors import OutOfSequence, ProducerFenced, ProducerForgotten, RepeatTooOld
 
-__all__ = ["ANSWERS_KEPT", "PRODUCERS_MAX", "Appended", "Producers"]
-
 ANSWERS_KEPT = 64
 PRODUCERS_MAX = 4_096
 """Of one partition."""

@@ -31,8 +31,6 @@ from lowmark.table.errors import OutOfSequence, ProducerFenced, ProducerForgotte
 from lowmark.table.partition import Partition
 from lowmark.table.producers import ANSWERS_KEPT, Appended
 
-__all__ = ["EPOCH_BITS", "WINDOW", "Outgoing", "Producing"]
-
 EPOCH_BITS = 12
 """A producer begins epochs by itself below the next multiple of 1 << EPOCH_BITS."""
 WINDOW = ANSWERS_KEPT

@@ -17,17 +17,6 @@ import msgspec
 from lowmark.holds import Hold, Span
 from lowmark.runtime import HybridTime, millis_of
 
-__all__ = [
-    "CURSORS_MAX",
-    "LEASES_MAX",
-    "LEASE_MS_MAX",
-    "NAME_CHARACTERS_MAX",
-    "Cursor",
-    "Lease",
-    "deletes_held",
-    "holds_of",
-]
-
 CURSORS_MAX = 1_024
 LEASES_MAX = 4_096
 """Of one partition."""

@@ -17,8 +17,6 @@ from lowmark.table.errors import BatchRefused
 from lowmark.table.keys import KeyForm
 from lowmark.table.producing import Outgoing
 
-__all__ = ["MESSAGE_BYTES_MAX", "ROW_BYTES_MAX", "check_row_sizes", "outgoing", "split"]
-
 MESSAGE_BYTES_MAX = 4 << 20
 """Rows are sent in messages of at most this; or of one row."""
 ROW_BYTES_MAX = 7 << 20

@@ -56,8 +56,6 @@ from lowmark.table.readers import (
     holds_of,
 )
 
-__all__ = ["FINISHED_KEPT", "STAGED_MAX", "Finished", "Staged", "State", "Ticked", "Trimmed"]
-
 STAGED_MAX = 65_536
 """Batches of open transactions in one partition."""
 EPOCH_MAX = (1 << 32) - (1 << 13)

@@ -11,8 +11,6 @@ from lowmark.log import GroupUnknown, Log
 from lowmark.table.errors import PartitionNotHere
 from lowmark.table.partition import Partition, group_name, parse_group_name
 
-__all__ = ["Tables"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -53,18 +53,6 @@ from lowmark.metastore.nodes import lease_of
 from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, Timer, millis_of
 from lowmark.table.errors import BelowWatermark, TimeInFuture
 
-__all__ = [
-    "ATTEMPTS_MAX",
-    "HOLDS_KEY",
-    "HOLD_PREFIX",
-    "WATERMARK_KEY",
-    "Advanced",
-    "AsOfHold",
-    "LowWatermark",
-    "WatermarkStanding",
-    "read_watermark",
-]
-
 logger = logging.getLogger(__name__)
 
 WATERMARK_KEY = b"watermark"
