@@ -7,7 +7,7 @@ when it was appended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,6 +87,8 @@ class Model:
     partitions: dict[int, list[Row]]
     homes: dict[Key, int] = field(default_factory=dict)
     """Where each key lives: always in one partition."""
+    rank: Callable[[Row], Any] | None = None
+    """Of a key's rows the one with the greatest rank wins, the last one of them; None: the last."""
 
     @property
     def schema(self) -> Schema:
@@ -123,8 +125,10 @@ class Model:
     # -- what there is --------------------------------------------------------------------------
 
     def last(self, partition: int, upto: int | None = None) -> dict[Key, Row]:
-        """The last change of each key below an offset."""
+        """The change of each key that wins below an offset: the last one, if rows have no rank."""
         rows = self.partitions[partition][:upto]
+        if self.rank is not None:
+            rows = sorted(rows, key=self.rank)  # those of equal rank stay in the order of offsets
         return {row.key: row for row in rows if row.key is not None}
 
     def keyless(self, partition: int, upto: int | None = None) -> list[Row]:

@@ -3,156 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from ledger.making import made_table
+from ledger.tails import EVERYTHING, PLENTY, Row, Tail
 from lowmark.catalog import Table
-from lowmark.ledger import KEY_SEED, ProofFailed, TailReader
-from lowmark.ledger.kernel import (
-    SAMPLE,
-    Folded,
-    KeyRange,
-    Sample,
-    Second,
-    Survivors,
-    fold_tail,
-)
-from lowmark.runtime import Buffer
-from lowmark.table import (
-    CHANGE,
-    Change,
-    Columns,
-    KeyForm,
-    KeyReader,
-    View,
-    encode_batch,
-    encode_rows,
-    stored_schema,
-)
+from lowmark.ledger import KEY_SEED, ProofFailed
+from lowmark.ledger.kernel import SAMPLE, KeyRange, Sample, Second
+from lowmark.table import KeyForm
 
 INTEGERS = made_table({"k": "int64", "v": "string"}, key=["k"], options={"keyless_rows": "keep"})
 WORDS = made_table({"v": "int8", "k": "string"}, key=["k"], options={"keyless_rows": "keep"})
 PAIRS = made_table({"k": "string", "n": "int32"}, key=["n", "k"])
 KEYLESS = made_table({"k": "int64"})
-EVERYTHING = Sample(None)
-PLENTY = 1 << 30
-Row = tuple[Any, bool]
-"""A key, or None; and whether it is deleted."""
-
-
-class Tail:
-    """Batches in memory, as a `TailReader` gives those of segments."""
-
-    def __init__(self, table: Table, batches: Sequence[Sequence[Row]], *, skip: int = 0) -> None:
-        self.table = table
-        self.skip = skip
-        self.partition = 3
-        self.reads = 0
-        self.survivors: dict[Any, tuple[int, bool]] = {}
-        """By key: the row, and whether it is a delete."""
-        self._commands = []
-        changes, counts = [], []
-        for rows in batches:
-            kinds = {deleted for _, deleted in rows}
-            change = Change.MIXED if len(kinds) > 1 else Change(int(kinds.pop()))
-            self._commands.append(self._encoded(rows, change))
-            changes.append(int(change))
-            counts.append(len(rows))
-        firsts = np.concatenate([[0], np.cumsum(counts)]).astype(np.uint64)
-        count = len(batches)
-        columns = Columns(
-            np.arange(count, dtype=np.uint64),
-            firsts[:-1],
-            np.arange(count, dtype=np.uint64),
-            np.array(counts, np.uint32),
-            np.ones(count, np.uint32),
-            np.full(count, 100, np.uint32),
-            np.array(changes, np.uint8),
-        )
-        self.view = View(columns, count, skip, int(firsts[-1]), 0)
-
-    def _encoded(self, rows: Sequence[Row], change: Change) -> bytes:
-        table = self.table
-        schema = stored_schema(table.latest, table.key, change)
-        names = [column.name for column in table.key_columns]
-        arrays = []
-        for field in schema:
-            if field.name == CHANGE:
-                values: list[Any] = [int(deleted) for _, deleted in rows]
-            elif field.name in names and len(names) > 1:
-                place = names.index(field.name)
-                values = [None if key is None else key[place] for key, _ in rows]
-            elif field.name in names or not names:
-                values = [key for key, _ in rows]
-            else:
-                values = [None] * len(rows)
-            arrays.append(pa.array(values, field.type))
-        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        return encode_batch(encode_rows(batch), rows=len(rows), schema=1, change=change)
-
-    def chunks(
-        self, pace: Callable[[int], None], *, wanted: object = None
-    ) -> Iterator[tuple[int, int, Sequence[Buffer]]]:
-        del wanted
-        self.reads += 1
-        for low in range(0, self.view.count, 3):
-            high = min(low + 3, self.view.count)
-            pace(100 * (high - low))
-            yield low, high, self._commands[low:high]
-
-    def fold(self, *, budget: int = PLENTY, sample: Sample = EVERYTHING) -> Folded:
-        def each(part: KeyRange, survivors: Survivors, second: Second) -> None:
-            del second
-            if part.number == 0:
-                self.survivors = {}
-            for key, row, deleted in zip(
-                survivors.keys.to_pylist(),
-                survivors.rows.tolist(),
-                survivors.deletes.tolist(),
-                strict=True,
-            ):
-                assert key not in self.survivors
-                self.survivors[key] = row, deleted
-
-        reader = cast("TailReader", self)
-        return fold_tail(
-            reader,
-            self.table,
-            budget_bytes=budget,
-            pace=lambda count: None,
-            sample=sample,
-            each=each,
-        )
-
-    def keys(self) -> pa.Array:
-        """Of all rows that have one, in their canonical form."""
-        return self._keys_and_rows()[0]
-
-    def _keys_and_rows(self) -> tuple[pa.Array, Any]:
-        found: list[tuple[pa.Array, Any]] = []
-        starts = np.concatenate([[0], np.cumsum(self.view.rows, dtype=np.int64)])
-        for some in KeyReader(self.table).read(self.view, 0, self._commands):
-            rows = np.arange(starts[some.low], starts[some.high])
-            valid = some.keys.is_valid()
-            mask = valid.to_numpy(zero_copy_only=False) & (rows >= self.skip)
-            found.append((some.keys.filter(pa.array(mask)), rows[mask]))
-        return (
-            pa.concat_arrays([keys for keys, _ in found]),
-            np.concatenate([rows for _, rows in found]),
-        )
-
-    def second(self, *, budget: int = PLENTY, sample: Sample = EVERYTHING) -> Second:
-        """The second algorithm, fed with all rows, a few at a time."""
-        keys, rows = self._keys_and_rows()
-        made = Second(sample, int(self.view.rows.sum()), budget)
-        for at in range(0, len(rows), 5):
-            made.add(keys.slice(at, 5), rows[at : at + 5].__getitem__)
-        return made
 
 
 def batches_of(
@@ -175,8 +43,8 @@ def batches_of(
 def expected(batches: Sequence[Sequence[Row]], skip: int) -> tuple[list[bool], dict[Any, Row]]:
     """Whether each row survives, and the last row of each key."""
     rows = [row for batch in batches for row in batch]
-    last = {key: at for at, (key, _) in enumerate(rows) if at >= skip and key is not None}
-    keep = [at >= skip and (key is None or last[key] == at) for at, (key, _) in enumerate(rows)]
+    last = {key: at for at, (key, *_) in enumerate(rows) if at >= skip and key is not None}
+    keep = [at >= skip and (key is None or last[key] == at) for at, (key, *_) in enumerate(rows)]
     return keep, {key: (at, rows[at][1]) for key, at in last.items()}
 
 
@@ -299,7 +167,7 @@ def test_any_one_mistake_in_what_survives_is_found(kind: str, seed: int, budget:
     # given the second algorithm, which may have to let rows go on its way
     assert tail.second(budget=budget).check(keep, partition=3) == len(tail.keys())
     # when a row survives that should not, or the other way round, then it says so
-    for at in tail._keys_and_rows()[1].tolist():
+    for at in tail.keys_and_rows()[1].tolist():
         wrong = keep.copy()
         wrong[at] = not wrong[at]
         with pytest.raises(ProofFailed, match="partition 3 is not proven"):

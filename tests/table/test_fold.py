@@ -177,3 +177,53 @@ def test_what_integers_that_lie_close_together_take_is_known_before() -> None:
 def test_keys_of_bytes_are_counted_again_since_a_dictionary_has_them() -> None:
     keys = pa.array([b"x" * 1_000] * 10)
     assert 10_000 < fold_bytes(keys) < 20_000
+
+
+# -- ranks --------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.one_of(st.none(), st.integers(0, 3), st.just(1 << 50)), st.integers(-2, 2)
+            ),
+            max_size=9,
+        ),
+        max_size=6,
+    )
+)
+def test_the_greatest_rank_wins_and_of_equal_ones_the_last(
+    batches: list[list[tuple[int | None, int]]],
+) -> None:
+    fold = Fold()
+    for rows in batches:
+        keys = pa.array([key for key, _ in rows], pa.int64())
+        fold.add(keys, ranks=np.array([rank for _, rank in rows], np.int64))
+    # given what a dict of the best row of each key says
+    best: dict[int, tuple[int, int, int]] = {}
+    for number, rows in enumerate(batches):
+        for at, (key, rank) in enumerate(rows):
+            if key is not None:
+                best[key] = max(best.get(key, (rank, number, at)), (rank, number, at))
+    wanted = [
+        [key is None or best[key][1:] == (number, at) for at, (key, _) in enumerate(rows)]
+        for number, rows in enumerate(batches)
+    ]
+    # then a fold says the same
+    found = fold.masks()
+    assert [
+        [True] * len(rows) if mask is None else mask.tolist()
+        for rows, mask in zip(batches, found, strict=True)
+    ] == wanted
+
+
+def test_all_rows_have_ranks_or_none_has() -> None:
+    fold = Fold()
+    fold.add(pa.array([1]), ranks=np.array([5]))
+    fold.add(pa.array([1]))
+    with pytest.raises(InvariantBroken, match="all rows have ranks, or none has"):
+        fold.masks()
+    for keys in (None, pa.array([1, 2])):
+        with pytest.raises(InvariantBroken, match="each row has a rank"):
+            Fold().add(keys, ranks=np.array([5]))

@@ -1,4 +1,5 @@
-"""Which rows of a tail survive: the last of each key, and every row without one.
+"""Which rows of a tail survive: the one of each key that wins by the rule, and every row without a
+key. Who wins, `rule` says: it gives ranks, which both algorithms below take from it.
 
 Pass one: keys and changes only. The keys of a partition are folded at once, if they fit into the
 budget; else in ranges of their hashes, each of which reads the tail again: slower, but in the
@@ -24,8 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.catalog import Table
+from lowmark.errors import invariant
 from lowmark.ledger.errors import ProofFailed
 from lowmark.ledger.key_file import KEY_SEED
+from lowmark.ledger.rule import LAST_ROW, Ranks, Rule
 from lowmark.ledger.tail import TailReader
 from lowmark.table import I64, U64, Fold, KeyForm, KeyReader, Keys, Mask
 from lowmark.table.fold import fold_bytes, of_one_type
@@ -45,7 +48,7 @@ class Folded:
     """What is left of a tail. Rows are numbered from its first batch on."""
 
     keep: Mask
-    """Of each row, whether it survives; deletes do, as long as they are the last of their key."""
+    """Of each row, whether it survives; deletes do, if they win over all rows of their key."""
     checked: int = 0
     """So many rows were looked at by the second algorithm."""
     ranges: int = 1
@@ -69,7 +72,7 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """The last rows of the keys of one range: no key comes twice."""
+    """The rows that win of the keys of one range: no key comes twice."""
 
     rows: I64
     keys: pa.Array
@@ -115,6 +118,7 @@ def fold_tail(
     pace: Pace,
     sample: Sample,
     each: Each,
+    rule: Rule = LAST_ROW,
 ) -> Folded:
     """Pass one."""
     starts = np.concatenate([[0], np.cumsum(reader.view.rows, dtype=np.int64)])
@@ -122,7 +126,7 @@ def fold_tail(
         keep = np.ones(int(starts[-1]), np.bool_)
         keep[: reader.skip] = False
         return Folded(keep)
-    fold = _TailFold(reader, table, starts, budget_bytes, pace, sample)
+    fold = _TailFold(reader, table, starts, budget_bytes, pace, sample, rule)
     ranges = 1
     while True:
         try:
@@ -139,6 +143,7 @@ class _TailFold:
     budget_bytes: int
     pace: Pace
     sample: Sample
+    rule: Rule
 
     def whole(self, ranges: int, each: Each) -> Folded:
         keep = np.zeros(int(self.starts[-1]), np.bool_)
@@ -154,12 +159,13 @@ class _TailFold:
 
     def _one_range(self, part: KeyRange, keep: Mask, second: Second) -> Survivors:
         """The survivors of one range that have a key; those without one are kept right away."""
-        key_reader, reader, view = KeyReader(self.table), self.reader, self.reader.view
+        reader, view, rule = self.reader, self.reader.view, self.rule
+        key_reader = KeyReader(self.table, beside=rule.column)
         chunks: list[_Chunk] = []
         held = 0
         for low, _, commands in reader.chunks(self.pace):
             for some in key_reader.read(view, low, commands):
-                chunk = _chunk(some, self.starts, reader.skip)
+                chunk = _chunk(some, rule.ranks(some.beside), self.starts, reader.skip)
                 if chunk.keys.null_count:
                     nulls = _nulls(chunk.keys)
                     keep[chunk.numbers(nulls)] = True
@@ -168,16 +174,16 @@ class _TailFold:
                     chunk = _picked(chunk, part.of(KeyForm.hashes(chunk.keys, KEY_SEED)))
                 if not len(chunk.keys):
                     continue
-                second.add(chunk.keys, chunk.numbers)
+                second.add(chunk.keys, chunk.numbers, chunk.ranks)
                 chunks.append(chunk)
                 held += chunk.size
                 if held > self.budget_bytes:
                     # Most of it may be a few keys that come again and again: no range parts those.
-                    chunks = _last_ones(chunks)
+                    chunks = _winners(chunks)
                     held = sum(one.size for one in chunks)
                     if held > self.budget_bytes // 2 and sum(len(one.keys) for one in chunks) > 1:
                         raise _TooMuch(some.high / view.count)
-        chunks = _last_ones(chunks)  # and nobody has those any more that were read
+        chunks = _winners(chunks)  # and nobody has those any more that were read
         return _survivors(chunks)
 
 
@@ -189,11 +195,13 @@ class _Chunk:
     rows: int | I64
     """The number of the first one, if they follow each other, as all do before some are picked."""
     deletes: bool | Mask
+    ranks: Ranks
 
     @property
     def size(self) -> int:
         """What it takes in memory, about, while it is folded."""
-        return int(self.keys.nbytes) + 8 * len(self.keys) + fold_bytes(self.keys)
+        ranks = 0 if self.ranks is None else 4 * self.ranks.nbytes  # joined, and put in order
+        return int(self.keys.nbytes) + 8 * len(self.keys) + fold_bytes(self.keys) + ranks
 
     def numbers(self, mask: Mask) -> I64:
         """The numbers of some of its rows."""
@@ -209,11 +217,11 @@ class _Chunk:
         return self.rows
 
 
-def _last_ones(chunks: list[_Chunk]) -> list[_Chunk]:
-    """Without the rows whose key comes again in what was read."""
+def _winners(chunks: list[_Chunk]) -> list[_Chunk]:
+    """Without the rows that lose to another row of their key in what was read."""
     fold = Fold(keep_deletes=True)
     for chunk in chunks:
-        fold.add(chunk.keys, chunk.deletes)
+        fold.add(chunk.keys, chunk.deletes, ranks=chunk.ranks)
     return [
         chunk if mask is None else _picked(chunk, mask)
         for chunk, mask in zip(chunks, fold.masks(), strict=True)
@@ -221,17 +229,19 @@ def _last_ones(chunks: list[_Chunk]) -> list[_Chunk]:
     ]
 
 
-def _chunk(some: Keys, starts: I64, skip: int) -> _Chunk:
+def _chunk(some: Keys, ranks: Ranks, starts: I64, skip: int) -> _Chunk:
     first, keys, deletes = int(starts[some.low]), some.keys, some.deletes
     if some.low == 0 and skip:
         first, keys = first + skip, keys.slice(skip)
         deletes = deletes[skip:] if isinstance(deletes, np.ndarray) else deletes
-    return _Chunk(keys, first, deletes)
+        ranks = None if ranks is None else ranks[skip:]
+    return _Chunk(keys, first, deletes, ranks)
 
 
 def _picked(chunk: _Chunk, mine: Mask) -> _Chunk:
     deletes = chunk.deletes[mine] if isinstance(chunk.deletes, np.ndarray) else chunk.deletes
-    return _Chunk(chunk.keys.filter(pa.array(mine)), chunk.numbers(mine), deletes)
+    ranks = None if chunk.ranks is None else chunk.ranks[mine]
+    return _Chunk(chunk.keys.filter(pa.array(mine)), chunk.numbers(mine), deletes, ranks)
 
 
 def _survivors(chunks: list[_Chunk]) -> Survivors:
@@ -263,7 +273,7 @@ class Second:
     """Finds the survivors of a sample of keys by sorting, and compares.
 
     It holds no more than its share of the budget: when that is full, rows are sorted, and those
-    whose key comes again are let go, as rows that must not survive.
+    that lose to another row of their key are let go, as rows that must not survive.
     """
 
     def __init__(self, sample: Sample, rows: int, budget_bytes: int) -> None:
@@ -272,37 +282,52 @@ class Second:
         self._budget_bytes = budget_bytes
         self._keys: list[pa.Array] = []
         self._rows: list[I64] = []
+        self._ranks: list[I64] = []
+        """Of the same rows, if they have ranks."""
         self._held = 0
         self._base_rows = 0
 
-    def add(self, keys: pa.Array, numbers: Callable[[Mask], I64]) -> None:
-        """Rows of the tail, later than all before; `numbers` are those of some of them."""
+    def add(self, keys: pa.Array, numbers: Callable[[Mask], I64], ranks: Ranks = None) -> None:
+        """Rows of the tail, later than all before, with their ranks, if the rule gives them any;
+        `numbers` are those of some of them.
+        """
         wanted = self._sample.of(keys)
         if not wanted.any():
             return
-        self._keep(keys.filter(pa.array(wanted)), numbers(wanted))
+        self._keep(
+            keys.filter(pa.array(wanted)),
+            numbers(wanted),
+            None if ranks is None else ranks[wanted],
+        )
         self._looked[self._rows[-1]] = True
         if self._held > self._budget_bytes:
             self._sort()
 
-    def _keep(self, keys: pa.Array, rows: I64) -> None:
+    def _keep(self, keys: pa.Array, rows: I64, ranks: Ranks) -> None:
         self._keys.append(keys)
         self._rows.append(rows)
         self._held += int(keys.nbytes) + rows.nbytes
+        if ranks is not None:
+            self._ranks.append(ranks)
+            self._held += ranks.nbytes
 
     def _sort(self) -> None:
-        """Let rows go whose key comes again; what is left may double before that is done again."""
+        """Let rows go that lose; what is left may double before that is done again."""
         if not self._keys:
             return
         keys, rows = _joined(self._keys), np.concatenate(self._rows)
-        last = _last_by_sorting(keys, rows)
-        self._keys, self._rows, self._held = [], [], 0
-        self._keep(keys.filter(pa.array(last)), rows[last])
+        ranks = np.concatenate(self._ranks) if self._ranks else None
+        wins = _wins_by_sorting(keys, rows, ranks)
+        self._keys, self._rows, self._ranks, self._held = [], [], [], 0
+        self._keep(keys.filter(pa.array(wins)), rows[wins], None if ranks is None else ranks[wins])
         self._budget_bytes = max(self._budget_bytes, 2 * self._held)
 
-    def check_base(self, keys: pa.Array, *, dead: Mask, partition: int) -> None:
+    def check_base(
+        self, keys: pa.Array, *, dead: Mask, partition: int, ranks: Ranks = None
+    ) -> None:
         """Live rows of the ledger before, of this range, and which of them the run declared dead:
-        they come before all rows of the tail. Those of other keys than the sample's are left out.
+        their offsets are below those of the tail. Those of other keys than the sample's are left
+        out.
         """
         self._sort()
         mine = self._sample.of(keys)
@@ -311,7 +336,9 @@ class Second:
             return
         self._base_rows += len(base)
         rows = np.concatenate([np.full(len(base), -1, np.int64), *self._rows])
-        survives = _last_by_sorting(_joined([base, *self._keys]), rows)[: len(base)]
+        invariant(ranks is not None or not self._ranks, "rows of the ledger have ranks, too")
+        every = None if ranks is None else np.concatenate([ranks[mine], *self._ranks])
+        survives = _wins_by_sorting(_joined([base, *self._keys]), rows, every)[: len(base)]
         _compare(survives, said, partition)
 
     def check(self, keep: Mask, *, partition: int) -> int:
@@ -324,10 +351,15 @@ class Second:
         return int(np.count_nonzero(self._looked)) + self._base_rows
 
 
-def _last_by_sorting(keys: pa.Array, rows: I64) -> Mask:
-    """Of each row, whether it is the one with the highest number of its key."""
-    table = pa.table({"key": keys, "row": pa.array(rows)})
-    order = pc.sort_indices(table, [("key", "ascending"), ("row", "ascending")]).to_numpy()
+def _wins_by_sorting(keys: pa.Array, rows: I64, ranks: Ranks) -> Mask:
+    """Of each row, whether it is the one of its key with the greatest rank, if rows have ranks, and
+    of those the one with the highest number.
+    """
+    columns = {"key": keys, "row": pa.array(rows)}
+    if ranks is not None:
+        columns = {"key": keys, "rank": pa.array(ranks), "row": columns["row"]}
+    by = [(name, "ascending") for name in columns]
+    order = pc.sort_indices(pa.table(columns), by).to_numpy()
     in_order = keys.take(pa.array(order))
     last = np.ones(len(order), np.bool_)
     last[:-1] = pc.not_equal(in_order[:-1], in_order[1:]).to_numpy(zero_copy_only=False)

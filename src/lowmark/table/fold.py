@@ -1,13 +1,15 @@
-"""The last row of each key over a sequence of batches.
+"""The row of each key that wins, over a sequence of batches.
 
-Batches come in the order of their offsets, each with its keys in canonical form. A row survives if
-no later row has its key, unless it is a delete: then the key is gone. Rows without a key replace
-nothing and are replaced by nothing; all of them survive.
+Who wins, `ledger/rule.py` says; it is handed in as a rank of each row. Batches come in the order of
+their offsets, each with its keys in canonical form. The greatest rank of a key wins, and of equal
+ranks the row that comes last; without ranks, that is the last row. A row survives if it wins,
+unless it is a delete: then the key is gone. Rows without a key replace nothing and are replaced by
+nothing; all of them survive.
 
 Keys are compared themselves, not by a hash. There is no Python per row: all keys are numbered, and
 the number of each row's key is where the row writes its own number down; what stands there in the
-end is the last one. Integers that lie close together are numbers already; all other keys are
-numbered by Arrow's dictionary.
+end is the last one. With ranks, rows write in the order of their ranks. Integers that lie close
+together are numbers already; all other keys are numbered by Arrow's dictionary.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.errors import invariant
+from lowmark.table.hashing import I64
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 _INT32_MAX = (1 << 31) - 1
@@ -48,21 +51,29 @@ def of_one_type(arrays: list[pa.Array]) -> list[pa.Array]:
 
 
 class Fold:
-    """Takes batches and says which of their rows are the last of their keys.
+    """Takes batches and says which of their rows win over the others of their keys.
 
-    With `keep_deletes`, a delete that is the last of its key survives, too: whoever folds only a
-    part of the rows has to tell the rest that the key is gone.
+    With `keep_deletes`, a delete that wins survives, too: whoever folds only a part of the rows has
+    to tell the rest that the key is gone.
     """
 
-    __slots__ = ("_batches", "_keep_deletes")
+    __slots__ = ("_batches", "_keep_deletes", "_ranks")
 
     def __init__(self, *, keep_deletes: bool = False) -> None:
         self._keep_deletes = keep_deletes
         self._batches: list[tuple[pa.Array | None, bool | Mask]] = []
+        self._ranks: list[I64] = []
 
-    def add(self, keys: pa.Array | None, deletes: bool | Mask | None = None) -> None:
-        """Take the next batch: its keys, or `None` if its table has none; and which of its rows are
-        deletes: none, all, or those of a mask.
+    def add(
+        self,
+        keys: pa.Array | None,
+        deletes: bool | Mask | None = None,
+        *,
+        ranks: I64 | None = None,
+    ) -> None:
+        """Take the next batch: its keys, or `None` if its table has none; which of its rows are
+        deletes: none, all, or those of a mask; and the ranks of its rows, if the last of a key does
+        not win anyhow.
         """
         if deletes is None:
             deletes = False
@@ -70,11 +81,16 @@ class Fold:
             invariant(not np.any(deletes), "without a key, nothing can be deleted")
         elif not isinstance(deletes, bool):
             invariant(len(deletes) == len(keys), "each row is a delete or not")
+        if ranks is not None:
+            invariant(keys is not None and len(ranks) == len(keys), "each row has a rank")
+            self._ranks.append(ranks)
         self._batches.append((keys, deletes))
 
     def masks(self) -> list[Mask | None]:
         """For each batch which rows survive; `None` stands for all of them."""
-        last = _last_of_each([keys for keys, _ in self._batches if keys is not None])
+        arrays = [keys for keys, _ in self._batches if keys is not None]
+        invariant(len(self._ranks) in {0, len(arrays)}, "all rows have ranks, or none has")
+        last = _last_of_each(arrays, self._ranks)
         masks: list[Mask | None] = []
         at = 0
         for keys, deletes in self._batches:
@@ -89,8 +105,8 @@ class Fold:
         return masks
 
 
-def _last_of_each(arrays: list[pa.Array]) -> Mask:
-    """Over the rows of all arrays: whether a row is the last of its key, or has none."""
+def _last_of_each(arrays: list[pa.Array], ranks: list[I64]) -> Mask:
+    """Over the rows of all arrays: whether a row wins over the others of its key, or has none."""
     rows = sum(len(array) for array in arrays)
     if not rows:
         return np.ones(0, np.bool_)
@@ -103,7 +119,10 @@ def _last_of_each(arrays: list[pa.Array]) -> Mask:
         chunks = keys.dictionary_encode().chunks
         places = len(chunks[0].dictionary)
         codes = (_numbers_in(chunk.indices, np.int32) for chunk in chunks)
-    return _last_at_each(codes, [_nulls_of(chunk) for chunk in chunks], rows, places)
+    nulls = [_nulls_of(chunk) for chunk in chunks]
+    if ranks:
+        return _greatest_at_each(codes, nulls, np.concatenate(ranks), places)
+    return _last_at_each(codes, nulls, rows, places)
 
 
 def _last_at_each(
@@ -125,6 +144,24 @@ def _last_at_each(
         latest[some] = numbers
     last[latest[latest >= 0]] = True
     return last
+
+
+def _greatest_at_each(
+    codes: Iterable[npt.NDArray[Any]], nulls: Iterable[Mask | None], ranks: I64, places: int
+) -> Mask:
+    """Whether a row is the last of those with the greatest rank and its code, or has none."""
+    every, keyless = [], []
+    for some, missing in zip(codes, nulls, strict=True):
+        every.append(some)
+        keyless.append(np.zeros(len(some), np.bool_) if missing is None else missing)
+    wins = np.concatenate(keyless)
+    # In the order of their ranks, and of equal ones as they came; those without a key do not write.
+    order = np.argsort(ranks, kind="stable")
+    order = order[~wins[order]]
+    latest = np.full(places, -1, np.int64)
+    latest[np.concatenate(every)[order]] = order
+    wins[latest[latest >= 0]] = True
+    return wins
 
 
 def _span_of(keys: pa.ChunkedArray) -> tuple[int, int] | None:

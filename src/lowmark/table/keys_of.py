@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from lowmark.catalog import Table
+from lowmark.catalog import ColumnId, Table
 from lowmark.errors import Corrupt
 from lowmark.runtime import Buffer
 from lowmark.table.backlog import View
@@ -34,6 +34,8 @@ class Keys:
     """Null where a row has no key."""
     deletes: bool | Mask
     """Which of the rows are deletes: none, all, or those of a mask."""
+    beside: pa.Array | None = None
+    """The values of the column that was asked for beside the keys, if one was."""
 
     @property
     def deletes_mask(self) -> Mask:
@@ -54,18 +56,28 @@ class _Kind:
     changes: int | None
     """The place of `_change`, if rows have it."""
     delete: bool
+    beside: int | None
+    """The place of the column that is read beside the keys, if there is one."""
 
 
 class KeyReader:
     """Reads keys of one table. May be used on any thread.
 
     Rows may come that are written with a later schema version: `newest` gives the table that
-    knows it.
+    knows it. One column can be read `beside` the keys; its values are null where a row was written
+    without it, as deletes are.
     """
 
-    def __init__(self, table: Table, *, newest: Callable[[], Table] | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        *,
+        newest: Callable[[], Table] | None = None,
+        beside: ColumnId | None = None,
+    ) -> None:
         self._table = table
         self._newest = newest
+        self._beside = beside
         self._kinds: dict[tuple[int, int], _Kind] = {}
 
     def read(self, view: View, low: int, commands: Sequence[Buffer]) -> Iterator[Keys]:
@@ -78,6 +90,7 @@ class KeyReader:
             kind, size = self._kind(versions[at], changes[at]), 0
             parts: list[list[pa.Array]] = []
             masks: list[pa.Array] = []
+            others: list[pa.Array] = []
             while (
                 end < len(commands)
                 and size <= _TOGETHER_BYTES
@@ -89,6 +102,10 @@ class KeyReader:
                 parts.append(columns)
                 if kind.changes is not None:
                     masks.append(rows.column(kind.changes))
+                if self._beside is not None:
+                    others.append(
+                        pa.nulls(rows.num_rows) if kind.beside is None else rows.column(kind.beside)
+                    )
                 end += 1
             keys = kind.form.array_of(
                 [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
@@ -96,7 +113,8 @@ class KeyReader:
             deletes: bool | Mask = kind.delete
             if kind.changes is not None:
                 deletes = pa.concat_arrays(masks).to_numpy() == Change.DELETE
-            yield Keys(low + at, low + end, keys, deletes)
+            beside = pa.concat_arrays(others) if others else None
+            yield Keys(low + at, low + end, keys, deletes, beside)
             at = end
 
     def _kind(self, version: int, change: int) -> _Kind:
@@ -119,4 +137,6 @@ class KeyReader:
         form = KeyForm.of(table, written)
         places = tuple(stored.get_field_index(name) for name in form.names)
         changes = stored.get_field_index(CHANGE) if change is Change.MIXED else None
-        return _Kind(stored, form, places, changes, delete=change is Change.DELETE)
+        names = [one.name for one in written.columns if one.id == self._beside]
+        beside = next((at for name in names if (at := stored.get_field_index(name)) >= 0), None)
+        return _Kind(stored, form, places, changes, delete=change is Change.DELETE, beside=beside)
