@@ -8,7 +8,7 @@ import msgspec
 
 from lowmark.group import envelope, lost, wire
 from lowmark.group.state_record import GroupMeta, SnapshotMembers
-from lowmark.log.notes import read_whole
+from lowmark.log.files import read_whole
 from lowmark.raft import (
     Append,
     Change,

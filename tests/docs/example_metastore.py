@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from docs.example_group import Shape
-from lowmark.log.notes import read_whole
+from lowmark.log.files import read_whole
 from lowmark.metastore import (
     Branch,
     ClusterSettings,

@@ -25,7 +25,7 @@ from lowmark.errors import Corrupt
 from lowmark.group import BadFrame, TransportLimits, envelope, lost, wire
 from lowmark.group.state_record import GroupMeta, SnapshotMembers
 from lowmark.ids import GROUP_ID_BYTES_MAX
-from lowmark.log.notes import write_whole
+from lowmark.log.files import write_whole
 from lowmark.raft import ConfChange, ConfState, EntryKind, HardState, Message, Snapshot
 from lowmark.raft.membership import Change, ChangeKind, Transition
 from lowmark.runtime.sim import SimDisk

@@ -9,7 +9,7 @@ import pytest
 
 from docs.example_metastore import CLUSTER, COMMAND, NODE, NOTE, TOPOLOGY, machine
 from docs.pages import FORMATS, blocks, hex_lines, tables
-from lowmark.log.notes import write_whole
+from lowmark.log.files import write_whole
 from lowmark.metastore import (
     Branch,
     Compare,

@@ -9,7 +9,7 @@ import pytest
 
 from log.world import QUIET, World, number
 from lowmark.log import CompactionRun
-from lowmark.log.phase3_plan import SegmentStats, dead_shares, plan_merges
+from lowmark.log.compaction_plan import SegmentStats, dead_shares, plan_merges
 from lowmark.log.segments import SegmentRef
 
 

@@ -41,8 +41,8 @@ from pyroaring import BitMap64
 
 from log.world import World, number
 from lowmark.log import CompactionRun, Damaged, EntryGone
-from lowmark.log.phase3 import Merger
-from lowmark.log.phase3_plan import Merge, SegmentStats
+from lowmark.log.compaction_plan import Merge, SegmentStats
+from lowmark.log.merge import Merger
 
 
 def of_tens(count: int, world: World | None = None) -> World:

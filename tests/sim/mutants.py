@@ -14,7 +14,7 @@ import msgspec
 from lowmark.group.group import Group
 from lowmark.group.leading import Leading
 from lowmark.group.writes import Writes
-from lowmark.log import installing, phase3
+from lowmark.log import drivers, merge
 from lowmark.raft import HardState, ProposalDropped, RaftNode, StorageAppend, changes, replication
 from lowmark.raft import reads as raft_reads
 from lowmark.raft.membership import ConfChange
@@ -70,15 +70,15 @@ def forgets_its_vote() -> AbstractContextManager[None]:
 
 
 def drops_a_live_entry_in_phase_3() -> AbstractContextManager[None]:
-    original = phase3.Merger._open
+    original = merge.Merger._open
 
-    def open_source(self: phase3.Merger, ref: Any) -> Any:
+    def open_source(self: merge.Merger, ref: Any) -> Any:
         source = original(self, ref)
         if ref.number == self.numbers[0] and len(source.rows) > 1:
             source.rows = source.rows[:-1]
         return source
 
-    return replaced(phase3.Merger, "_open", open_source)
+    return replaced(merge.Merger, "_open", open_source)
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def reads_without_asking() -> AbstractContextManager[None]:
 
 
 def keeps_stale_entries_after_an_install() -> AbstractContextManager[None]:
-    original = installing._take_over
+    original = drivers._take_over
 
     def take_over(state: Any, new: Any) -> None:
         table, last, term = state.memtable, state.last_index, state.last_term
@@ -150,7 +150,7 @@ def keeps_stale_entries_after_an_install() -> AbstractContextManager[None]:
             state.last_index = state.written_index = last
             state.last_term = term
 
-    return replaced(installing, "_take_over", take_over)
+    return replaced(drivers, "_take_over", take_over)
 
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {

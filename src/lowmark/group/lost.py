@@ -20,7 +20,7 @@ from typing import Protocol
 from lowmark.group.state_record import GroupMeta
 from lowmark.group.wire import Item, Rejoin
 from lowmark.log import files
-from lowmark.log.notes import Note, read_note, write_note
+from lowmark.log.files import Note, read_note, write_note
 from lowmark.raft import RaftNode
 from lowmark.runtime import Disk
 

@@ -22,12 +22,10 @@ from lowmark.inspect.pieces import (
 from lowmark.log import files, identity, large_format, segments, snapshots
 from lowmark.log.entries import Run
 from lowmark.log.group_recovery import missing_text, settle_segments
-from lowmark.log.live import LiveRow
-from lowmark.log.phase3 import merge_is_finished
-from lowmark.log.runs import CompactionRun
+from lowmark.log.merge import merge_is_finished
 from lowmark.log.snapshot_format import Floor
 from lowmark.log.snapshots import Snapshot
-from lowmark.log.state import GroupState
+from lowmark.log.state import CompactionRun, GroupState, LiveRow
 from lowmark.runtime import Disk
 
 _LINKS_FOLLOWED_MAX = 64

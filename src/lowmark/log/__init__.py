@@ -47,9 +47,10 @@ Invariants
 
 One loop decides everything; lanes only carry out. So there are no locks here, and each multi-step
 change is described, step by step, at the head of its file: `roster` (groups come and go), `flush`
-(roll-over), `snapshots`, `install`, `phase3`.
+(roll-over), `snapshots`, `install`, `merge`.
 """
 
+from lowmark.log.compaction_plan import plan_rewrite
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import Entry
 from lowmark.log.errors import (
@@ -83,13 +84,11 @@ from lowmark.log.explain import (
 from lowmark.log.files import is_log
 from lowmark.log.group import GroupLog
 from lowmark.log.install import Installer
-from lowmark.log.live import LiveRow
 from lowmark.log.log import Dropped, Log, Written
 from lowmark.log.read_plan import ReadPlan
-from lowmark.log.rewrite import plan_rewrite
-from lowmark.log.runs import CompactionRun
-from lowmark.log.sender import SnapshotSender, needed_by
 from lowmark.log.snapshot_format import SnapshotMeta
+from lowmark.log.snapshots import SnapshotSender, needed_by
+from lowmark.log.state import CompactionRun, LiveRow
 
 __all__ = [
     "CompactionRun",

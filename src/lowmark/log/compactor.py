@@ -18,16 +18,14 @@ from pyroaring import BitMap64
 
 from lowmark.errors import Corrupt
 from lowmark.holds import Decision
-from lowmark.log import files, phase1, phase3_plan
+from lowmark.log import compaction_plan, files
+from lowmark.log.compaction_plan import Merge, SegmentStats
 from lowmark.log.config import LogConfig
 from lowmark.log.errors import reason_of
-from lowmark.log.folders import discard
-from lowmark.log.live import kept_of
-from lowmark.log.phase3 import Merger
-from lowmark.log.phase3_plan import Merge, SegmentStats
-from lowmark.log.runs import CompactionRun, Trigger
+from lowmark.log.files import discard
+from lowmark.log.merge import Merger
 from lowmark.log.segments import ReaderCache, SegmentReader, SegmentRef, live_rows
-from lowmark.log.state import GroupState
+from lowmark.log.state import CompactionRun, GroupState, Trigger, kept_of
 from lowmark.log.tasks import by_our_name
 from lowmark.runtime import Disk, Outcome, Runtime
 
@@ -91,7 +89,7 @@ class Compactor:
             state.phase1_again = True
             return None
         state.holds.expire(self._loop.wall_ms())
-        decision = phase1.decide(
+        decision = compaction_plan.plan_cuts(
             state.segments, state.row, state.holds, busy=state.compacting_numbers
         )
         gone = [*decision.cut, *state.garbage]
@@ -166,7 +164,7 @@ class Compactor:
         return True
 
     def _consider_phase3(self, state: GroupState) -> None:
-        section = phase3_plan.eligible(state.segments, state.row)
+        section = compaction_plan.eligible(state.segments, state.row)
         if section and state.compacting is None:
             self.request(state, "dead ratio")
 
@@ -178,19 +176,19 @@ class Compactor:
         *,
         only_if_dead: bool,
     ) -> None:
-        section = phase3_plan.eligible(state.segments, state.row)
+        section = compaction_plan.eligible(state.segments, state.row)
         keep = kept_of(state.row, state.holds)
         state.compacting = run
         state.compacting_numbers = frozenset(ref.number for ref in section)
 
         def surveyed(stats: list[SegmentStats]) -> None:
-            shares = phase3_plan.dead_shares(stats)
+            shares = compaction_plan.dead_shares(stats)
             if only_if_dead and max(shares) <= self._config.compaction_dead_ratio:
-                if not phase3_plan.many_small(stats, self._config):
+                if not compaction_plan.many_small(stats, self._config):
                     self._end(state, run, None, on_done)
                     return
                 run.trigger = "small segments"
-            merges = deque(phase3_plan.plan_merges(stats, self._config))
+            merges = deque(compaction_plan.plan_merges(stats, self._config))
             if run.trigger == "low disk":
                 # What only makes files fewer would take the space that is left.
                 merges = deque(merge for merge in merges if merge.frees_much)

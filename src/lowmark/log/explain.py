@@ -1,8 +1,8 @@
 """Why each segment is kept, who holds it, and what would be freed: the decisions, not carried out.
 
-Everything here comes from the code that decides for real: `phase1.decide` says which segments go
-and why the others stay, `count_kept` and `plan_merges` say what a run of phase 3 would do. So what
-is explained is what the next run does, unless the log moves on in between.
+Everything here comes from the code that decides for real: `plan_cuts` says which segments go and
+why the others stay, `count_kept` and `plan_merges` say what a run of phase 3 would do. So what is
+explained is what the next run does, unless the log moves on in between.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 from lowmark.errors import Corrupt
 from lowmark.holds import Hold, Reason
-from lowmark.log import files, phase1, phase3_plan, segment_format
+from lowmark.log import compaction_plan, files, segment_format
+from lowmark.log.compaction_plan import Merge, SegmentStats
 from lowmark.log.compactor import count_kept
-from lowmark.log.live import kept_of
 from lowmark.log.log import Log
-from lowmark.log.phase3_plan import Merge, SegmentStats
-from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentRef
 from lowmark.log.snapshot_format import SnapshotMeta
-from lowmark.log.state import GroupState
+from lowmark.log.state import CompactionRun, GroupState, kept_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,16 +140,16 @@ class _Plan:
         self._state = state
         self._holds = holds
         busy = state.compacting_numbers
-        self.decision = phase1.decide(state.segments, state.row, holds, busy=busy)
+        self.decision = compaction_plan.plan_cuts(state.segments, state.row, holds, busy=busy)
         self.damage: dict[int, str] = {}
         cut = {ref.number for ref in self.decision.cut}
         self._left = [ref for ref in state.segments if ref.number not in cut]
-        eligible = phase3_plan.eligible(self._left, state.row)
+        eligible = compaction_plan.eligible(self._left, state.row)
         self._keep = kept_of(state.row, holds)
         self.stats = {ref.number: s for ref in eligible if (s := self._count(ref)) is not None}
         self.merges: list[Merge] = []
         if state.quarantine is None and not self.damage:
-            self.merges = phase3_plan.plan_merges(list(self.stats.values()), log.config)
+            self.merges = compaction_plan.plan_merges(list(self.stats.values()), log.config)
 
     def _count(self, ref: SegmentRef) -> SegmentStats | None:
         try:

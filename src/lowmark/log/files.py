@@ -24,11 +24,17 @@ Numbers have sixteen digits, so name order is number order. `.tmp` marks what is
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+from typing import TypeVar
 
-from lowmark.errors import invariant
-from lowmark.runtime import Disk
+import msgspec
+from crc32c import crc32c
+
+from lowmark.errors import LowmarkError, invariant
+from lowmark.log.errors import Damaged, check_version
+from lowmark.runtime import Disk, DiskFailed, FileMissing
 
 # All formats are little-endian and are read and written as flat arrays.
 invariant(sys.byteorder == "little", "Lowmark needs a little-endian machine")
@@ -134,3 +140,111 @@ def is_log(disk: Disk) -> bool:
         (stat := disk.stat(folder)) is not None and stat.kind == "folder"
         for folder in (WAL, GROUPS)
     )
+
+
+# -- folders, and things that may not be there -----------------------------------------------------
+
+
+class SharedFolder:
+    """A folder in which more than one lane changes names, each with a sync of its own.
+
+    A failed sync may have dropped the changes of every lane; a later one works, and proves nothing.
+    So failed syncs are counted (`faults`): a lane reads the count before it changes a name, and
+    gives it to the sync after it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.faults = 0
+
+    def sync(self, disk: Disk, *, since: int | None = None) -> None:
+        """Sync the folder; raises also if another lane's sync has failed since `faults` was so."""
+        try:
+            disk.sync_dir(self.path)
+        except LowmarkError:
+            self.faults += 1
+            raise
+        if since is not None and self.faults != since:
+            where = disk.describe(self.path)
+            raise DiskFailed(where, call="fsync", reason="another lane's failed")
+
+
+def discard(disk: Disk, path: str) -> None:
+    """Remove a name, if it is there."""
+    with contextlib.suppress(FileMissing):
+        disk.unlink(path)
+
+
+def remove_folder(disk: Disk, folder: str) -> None:
+    """Remove a folder and all in it, if it is there."""
+    if disk.stat(folder) is None:
+        return
+    for name in disk.list(folder):
+        path = f"{folder}/{name}"
+        stat = disk.stat(path)
+        if stat is not None and stat.kind == "folder":
+            remove_folder(disk, path)
+        else:
+            disk.unlink(path)
+    disk.remove_dir(folder)
+
+
+def same_file(disk: Disk, one: str, other: str) -> bool:
+    """Whether two names are of one file."""
+    a, b = disk.stat(one), disk.stat(other)
+    return a is not None and b is not None and (a.device, a.inode) == (b.device, b.inode)
+
+
+# -- notes -----------------------------------------------------------------------------------------
+#
+# Small files for single facts: one line of JSON, one line with its checksum in hex. Their JSON
+# carries a version, so that a later release can change it and an older one says so.
+
+NOTE_VERSION = 1
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What every note has."""
+
+    version: int = NOTE_VERSION
+
+
+N = TypeVar("N", bound=Note)
+
+
+def write_note(disk: Disk, path: str, note: Note) -> None:
+    """Write a new note and sync it; its folder is the caller's to sync."""
+    body = msgspec.json.encode(note)
+    write_whole(disk, path, body + b"\n%08x\n" % crc32c(body))
+
+
+def read_note(disk: Disk, path: str, kind: type[N]) -> N:
+    """Read a note, checked."""
+    where = disk.describe(path)
+    body, _, rest = read_whole(disk, path).partition(b"\n")
+    if rest != b"%08x\n" % crc32c(body):
+        raise Damaged(where, offset=0, what="the file fails its checksum")
+    try:
+        check_version(where, msgspec.json.decode(body, type=Note).version, newest=NOTE_VERSION)
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Damaged(where, offset=0, what=f"the file can't be read: {error}") from error
+
+
+def write_whole(disk: Disk, path: str, data: bytes) -> None:
+    """Write a new file and sync it."""
+    file = disk.open(path, "create")
+    file.append([data])
+    file.datasync()
+    file.close()
+
+
+def read_whole(disk: Disk, path: str) -> bytes:
+    """Read a file; a missing one is damage."""
+    try:
+        file = disk.open(path, "read")
+    except FileMissing as missing:
+        raise Damaged(disk.describe(path), offset=0, what="the file is missing") from missing
+    data = file.read_at(0, file.size())
+    file.close()
+    return data

@@ -50,14 +50,12 @@ from lowmark.log import files, segment_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, U64, fold_checksums
 from lowmark.log.errors import reason_of
-from lowmark.log.folders import SharedFolder, discard
+from lowmark.log.files import SharedFolder, discard, write_whole
 from lowmark.log.kept import Kept, Owner, retire, write_kept
-from lowmark.log.live import LiveRow
 from lowmark.log.memtable import FlushPart, parts_of
-from lowmark.log.notes import write_whole
 from lowmark.log.segment_format import IN_LARGE, ROW, Rows
 from lowmark.log.segments import SegmentRef, indexes_within
-from lowmark.log.state import GroupState
+from lowmark.log.state import GroupState, LiveRow
 from lowmark.runtime import (
     Buffer,
     Disk,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pyroaring import BitMap64
 
 from lowmark.errors import LowmarkError
 from lowmark.holds import Hold, Pins
-from lowmark.log import ranges, segments
+from lowmark.log import read_plan, segments
+from lowmark.log.compaction_plan import plan_rewrite
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import Entry, Run, own, run_of
 from lowmark.log.errors import (
@@ -29,64 +30,27 @@ from lowmark.log.errors import (
 )
 from lowmark.log.group_recovery import covered
 from lowmark.log.install import Installer
-from lowmark.log.live import LiveRow
-from lowmark.log.owed import OnDone
 from lowmark.log.read_plan import InMemory, InSegment, ReadPlan
-from lowmark.log.rewrite import plan_rewrite
-from lowmark.log.runs import CompactionRun
-from lowmark.log.segments import ReaderCache, SegmentReader
-from lowmark.log.sender import SnapshotSender, needed_by
+from lowmark.log.segments import SegmentReader
 from lowmark.log.snapshot_format import SnapshotMeta
-from lowmark.log.snapshots import Snapshot, read_state
-from lowmark.log.state import GroupState
-from lowmark.runtime import Buffer, Disk
+from lowmark.log.snapshots import Snapshot, SnapshotSender, needed_by, read_state
+from lowmark.log.state import CompactionRun, GroupState, LiveRow
+from lowmark.log.tasks import OnDone
+from lowmark.runtime import Buffer
+
+if TYPE_CHECKING:
+    from lowmark.log.log import Log
+
 
 _READ_RETRIES = 8
 META_BYTES_MAX = 64 << 10
 """A group's own record is repeated at the head of every WAL file, so it must be small."""
 
 
-class Services(Protocol):
-    """What a group's log asks of the node's log."""
-
-    config: LogConfig
-    disk: Disk
-    cache: ReaderCache
-
-    def check_writable(self) -> None: ...
-    def check_not_closed(self) -> None: ...
-    def check_space(self, size: int) -> None: ...
-    def fits(self, size: int) -> bool: ...
-    def promise(self, size: int) -> None: ...
-    @property
-    def trouble(self) -> LowmarkError | None: ...
-    def queued_bytes(self) -> int: ...
-    def now_ms(self) -> int: ...
-    def write(self, state: GroupState, runs: list[Run]) -> None: ...
-    def write_meta(self, state: GroupState, data: bytes, on_done: OnDone) -> None: ...
-    def take_snapshot(
-        self,
-        state: GroupState,
-        meta: SnapshotMeta,
-        chunks: Iterable[Buffer],
-        live: BitMap64,
-        on_done: OnDone,
-    ) -> None: ...
-    def restore_live(self, state: GroupState, live: BitMap64, on_done: OnDone) -> None: ...
-    def begin_install(
-        self, state: GroupState, meta: SnapshotMeta, last_applied: int
-    ) -> Installer: ...
-    def compact(
-        self, state: GroupState, on_done: Callable[[CompactionRun], None] | None
-    ) -> bool: ...
-    def phase1(self, state: GroupState) -> None: ...
-    def quarantine(self, state: GroupState, damage: LowmarkError) -> None: ...
-
-
 class GroupLog:
     """Append, read, snapshot, install, compact: the log of one group."""
 
-    def __init__(self, services: Services, state: GroupState) -> None:
+    def __init__(self, services: Log, state: GroupState) -> None:
         self._services = services
         self._state = state
 
@@ -145,7 +109,7 @@ class GroupLog:
     @property
     def log_bytes(self) -> int:
         """About how much data the normal section has: what a snapshot at its end would cover."""
-        return ranges.log_bytes(self._state)
+        return read_plan.log_bytes(self._state)
 
     @property
     def quarantined(self) -> str | None:
@@ -406,7 +370,7 @@ class GroupLog:
         if first <= state.row.snapshot_index:
             raise self._gone(first)
         if first <= last:
-            plan.pieces += ranges.plan_range(state, first, last, bytes_max=bytes_max)
+            plan.pieces += read_plan.plan_range(state, first, last, bytes_max=bytes_max)
         return plan
 
     def size_of(self, first: int, last: int) -> int:
@@ -415,7 +379,7 @@ class GroupLog:
         In segments that the range cuts the index is read; damage there is as with `read`.
         """
         try:
-            return ranges.size_of(
+            return read_plan.size_of(
                 self._state, first, last, reader=lambda ref: self._reader(ref.number)
             )
         except Damaged as damage:

@@ -18,13 +18,10 @@ from pyroaring import BitMap64
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.log import files, identity, segment_format, segments
 from lowmark.log.errors import Damaged, NewerFormat
-from lowmark.log.folders import remove_folder
+from lowmark.log.files import read_whole, remove_folder
 from lowmark.log.install import move_in
-from lowmark.log.live import LiveRow
-from lowmark.log.notes import read_whole
-from lowmark.log.phase3 import finish_merge, merge_is_finished
+from lowmark.log.merge import finish_merge, merge_is_finished
 from lowmark.log.roster import Roster
-from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentReader, SegmentRef
 from lowmark.log.snapshots import (
     Snapshot,
@@ -33,7 +30,7 @@ from lowmark.log.snapshots import (
     remove_others,
     snapshot_folders,
 )
-from lowmark.log.state import GroupState
+from lowmark.log.state import CompactionRun, GroupState, LiveRow
 from lowmark.runtime import Disk
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,16 @@ import logging
 from lowmark.errors import LowmarkError
 from lowmark.log import files
 from lowmark.log.errors import Damaged
-from lowmark.log.folders import SharedFolder, discard, remove_folder
-from lowmark.log.notes import Note, read_note, read_whole, write_note, write_whole
+from lowmark.log.files import (
+    Note,
+    SharedFolder,
+    discard,
+    read_note,
+    read_whole,
+    remove_folder,
+    write_note,
+    write_whole,
+)
 from lowmark.runtime import Disk, FileMissing
 
 logger = logging.getLogger(__name__)

@@ -32,14 +32,12 @@ from lowmark.log import files, segment_format, segments
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import U32, Entry, fold_checksums, own
 from lowmark.log.errors import InstallRefused, check_u63
+from lowmark.log.files import Note, SharedFolder, read_note, remove_folder, same_file, write_note
 from lowmark.log.flush import SegmentPlan, reason_error, write_segment
-from lowmark.log.folders import SharedFolder, remove_folder, same_file
-from lowmark.log.notes import Note, read_note, write_note
 from lowmark.log.segment_format import ROW
 from lowmark.log.segments import SegmentRef
-from lowmark.log.sender import StateSum, needed_by
 from lowmark.log.snapshot_format import Floor, SnapshotMeta
-from lowmark.log.snapshots import LIVE, STATE, SnapshotWriter, remove_others
+from lowmark.log.snapshots import LIVE, STATE, SnapshotWriter, StateSum, needed_by, remove_others
 from lowmark.runtime import Disk, Lane, Outcome
 
 _PLAN = "plan"

@@ -10,7 +10,8 @@ is not there, those groups have lost entries.
 
 A note is written aside, synced, renamed, and `wal/` is synced; so it is there whole or not at all.
 Writing it again is a new change of its name: it is durable when the sync after it works, whatever
-syncs failed before. The lane `wal` syncs the folder, too, so failed syncs are counted (`folders`).
+syncs failed before. The lane `wal` syncs the folder, too, so failed syncs are counted (see
+`SharedFolder`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ import msgspec
 from lowmark.errors import LowmarkError
 from lowmark.log import files
 from lowmark.log.errors import Damaged
-from lowmark.log.folders import SharedFolder, discard
-from lowmark.log.notes import Note, read_note, write_note
+from lowmark.log.files import Note, SharedFolder, discard, read_note, write_note
 from lowmark.runtime import Disk
 
 Owner = tuple[str, bytes]

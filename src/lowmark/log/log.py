@@ -15,6 +15,7 @@ from lowmark.ids import group_id
 from lowmark.log import files, identity
 from lowmark.log.compactor import Compactor
 from lowmark.log.config import LogConfig
+from lowmark.log.drivers import Installs, Snapshotter
 from lowmark.log.entries import Entry, Run
 from lowmark.log.errors import (
     Damaged,
@@ -25,21 +26,17 @@ from lowmark.log.errors import (
     in_directory,
     reason_of,
 )
+from lowmark.log.files import SharedFolder
 from lowmark.log.flush import ClosedFile, SegmentWriter
-from lowmark.log.folders import SharedFolder
 from lowmark.log.group import GroupLog
 from lowmark.log.install import Installer
-from lowmark.log.installing import Installs
 from lowmark.log.kept import Owner
 from lowmark.log.opening import Opening
-from lowmark.log.owed import OnDone, Owed
 from lowmark.log.roster import Roster
-from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import ReaderCache, SegmentRef, add_newer
 from lowmark.log.snapshot_format import SnapshotMeta
-from lowmark.log.snapshotting import Snapshotter
-from lowmark.log.state import GroupState
-from lowmark.log.tasks import Tasks
+from lowmark.log.state import CompactionRun, GroupState
+from lowmark.log.tasks import OnDone, PendingAnswers, Tasks
 from lowmark.log.wal import Fence, MetaWrite, RunWrite, Wal, Write
 from lowmark.log.wal_recovery import WalFile
 from lowmark.runtime import Buffer, DiskLock, Outcome, Runtime
@@ -113,7 +110,7 @@ class Log:
         self._groups: dict[str, GroupLog] = {}
         self._leaving: dict[str, set[str]] = {}
         self._tasks = Tasks(runtime.loop)
-        self._owed = Owed()
+        self._answers = PendingAnswers()
         self.unreadable: dict[str, LowmarkError] = {}
         """Groups whose folder is missing or can't be read just now, and why: they are left alone,
         and what the WAL has of them stays there."""
@@ -152,14 +149,14 @@ class Log:
             on_damage=self.quarantine,
         )
         self._snapshotter = Snapshotter(
-            runtime.disk, tasks=self._tasks, owed=self._owed, on_taken=self.compactor.phase1
+            runtime.disk, tasks=self._tasks, answers=self._answers, on_taken=self.compactor.phase1
         )
         self._installs = Installs(
             runtime,
             config,
             wal=self.wal,
             tasks=self._tasks,
-            owed=self._owed,
+            answers=self._answers,
             read_own=self._read_own,
             on_installed=self.compactor.phase1,
         )
@@ -206,7 +203,7 @@ class Log:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-        self._owed.fail(LogClosed("it was closed"))
+        self._answers.fail(LogClosed("it was closed"))
 
     # -- groups ---------------------------------------------------------------------------------
 
@@ -237,7 +234,7 @@ class Log:
             self._installs.forget(state)
             self.cache.forget(state.folder)
             del self._groups[name], self._states[name]
-            self._loop.call_soon(lambda: self._owed.fail(GroupUnknown(name), of=state))
+            self._loop.call_soon(lambda: self._answers.fail(GroupUnknown(name), of=state))
         self.unreadable.pop(name, None)
         left = self._leaving[name] = set(_LANES)
         self.segment_writer.look_again()
@@ -536,7 +533,7 @@ class Log:
 
     def write_meta(self, state: GroupState, data: bytes, on_done: OnDone) -> None:
         """Give a group's own record to the WAL."""
-        self.wal.write(MetaWrite(state, data, self._owed.note(state, on_done)))
+        self.wal.write(MetaWrite(state, data, self._answers.note(state, on_done)))
 
     def compact(self, state: GroupState, on_done: Callable[[CompactionRun], None] | None) -> bool:
         """Run phase 3 because somebody asked."""
@@ -560,7 +557,7 @@ class Log:
         live: BitMap64,
         on_done: OnDone,
     ) -> None:
-        """Write a snapshot (see `snapshotting`)."""
+        """Write a snapshot (see `drivers`)."""
         self._snapshotter.take(state, meta, chunks, live, on_done)
 
     def restore_live(self, state: GroupState, live: BitMap64, on_done: OnDone) -> None:
@@ -568,5 +565,5 @@ class Log:
         self._snapshotter.restore_live(state, live, on_done)
 
     def begin_install(self, state: GroupState, meta: SnapshotMeta, last_applied: int) -> Installer:
-        """Start taking a snapshot in (see `installing`)."""
+        """Start taking a snapshot in (see `drivers`)."""
         return self._installs.begin(state, meta, last_applied)

@@ -27,8 +27,8 @@ So at a start:
     neither                    the group was deleted: its records in the WAL are passed over
 
 Two lanes change names here: the loop creates, the lane `compaction` deletes; so failed syncs are
-counted (`folders`), of `groups/`, too. If a sync fails, its caller hears so, and no later step is
-taken. An entry whose removal was not synced may come back with a crash, so the next try makes it
+counted (`SharedFolder`), of `groups/`, too. If a sync fails, its caller hears so, and no later step
+is taken. An entry whose removal was not synced may come back with a crash, so the next try makes it
 again and removes it again: else it would speak of a folder that is gone on purpose. The same holds
 for the name of a folder that was moved aside: nothing in it goes before its name has. An entry that
 was made, and whose sync failed, may be lost with a crash: that costs nothing as long as the folder
@@ -44,7 +44,7 @@ from collections.abc import Mapping
 from lowmark.errors import LowmarkError
 from lowmark.log import files, identity
 from lowmark.log.errors import FolderMissing, FolderMistaken
-from lowmark.log.folders import SharedFolder, discard
+from lowmark.log.files import SharedFolder, discard
 from lowmark.runtime import Disk, NoHandles
 
 logger = logging.getLogger(__name__)

@@ -3,19 +3,74 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import msgspec
+from pyroaring import BitMap64
+
 from lowmark.errors import LowmarkError
-from lowmark.holds import Holds
+from lowmark.holds import Hold, Holds
 from lowmark.log import files
 from lowmark.log.entries import Run
-from lowmark.log.folders import SharedFolder
-from lowmark.log.live import LiveRow, kept_of
+from lowmark.log.files import SharedFolder
 from lowmark.log.memtable import Memtable
-from lowmark.log.runs import CompactionRun
 from lowmark.log.segments import SegmentRef
 from lowmark.log.snapshots import Snapshot
 from lowmark.runtime import Disk
+
+Trigger = str
+"""One of: "dead ratio", "small segments", "timer", "low disk", "asked"."""
+
+
+class CompactionRun(msgspec.Struct, kw_only=True):
+    """Phase 3, once, for one group: why it ran, what it cost, what came of it."""
+
+    trigger: Trigger
+    started_ms: int
+    ended_ms: int = 0
+    merges: int = 0
+    sources: int = 0
+    entries_copied: int = 0
+    bytes_copied: int = 0
+    bytes_freed: int = 0
+    result: str = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRow:
+    """The one row that says what of a group's log still counts.
+
+    Up to `snapshot_index` only `live` counts; everything after it does. The row is replaced whole,
+    never changed, so all that read it see one moment: the WAL to drop writes that are not needed,
+    the segment writer to leave out what is dead, compaction to choose.
+    """
+
+    snapshot_index: int = 0
+    snapshot_term: int = 0
+    live: BitMap64 = field(default_factory=BitMap64)
+    known: bool = True
+    """False while the live set is lost and not yet rebuilt: then everything counts as live."""
+
+    @property
+    def smallest_live(self) -> int:
+        """Nothing below this index is needed."""
+        if not self.known:
+            return 0
+        return self.live.min() if self.live else self.snapshot_index + 1
+
+    def counts(self, index: int) -> bool:
+        """Whether an entry at this index still counts."""
+        return index > self.snapshot_index or not self.known or index in self.live
+
+
+def kept_of(row: LiveRow, holds: Iterable[Hold]) -> BitMap64:
+    """What must stay readable up to the snapshot: live entries, and those that somebody holds."""
+    keep = row.live.copy()
+    for hold in holds:
+        keep |= hold.within(1, row.snapshot_index)
+    return keep
+
 
 RUNS_KEPT = 32
 
@@ -77,7 +132,7 @@ class GroupState:
     surveyed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """Per segment what phase 3 counted last: expected, kept entries, kept bytes."""
     segment_bytes_known: tuple[tuple[int, int, int], int] = ((0, 0, 0), 0)
-    """What `ranges.log_bytes` counted last, and for which segments."""
+    """What `read_plan.log_bytes` counted last, and for which segments."""
     links: dict[int, int] = field(default_factory=dict)
     """Names of merged segments that are still readable, and the segment that each points to."""
     phase1_again: bool = False

@@ -37,7 +37,7 @@ from lowmark.log import files, large_format, wal_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import LargePlace, Run
 from lowmark.log.errors import reason_of, reserve_reached
-from lowmark.log.folders import SharedFolder, discard
+from lowmark.log.files import SharedFolder, discard
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Record, WalHeader
 from lowmark.runtime import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from lowmark.log import files
-from lowmark.log.notes import Note, read_note, write_note
+from lowmark.log.files import Note, read_note, write_note
 from lowmark.metastore.nodes import ClusterSettings
 from lowmark.runtime import Disk
 

@@ -1,13 +1,79 @@
-"""Phase 3, the decision: which segments are worth merging or rewriting. Pure."""
+"""What compaction should do, decided without touching a disk.
+
+    phase 1   which whole segments may go, and why the others stay
+    phase 3   which segments are worth merging or rewriting
+    phase 4   which scattered live entries are written again at the head of the log
+
+A live set without neighbours costs memory, and its entries pin one segment each. Written again,
+they stand side by side, and their old places die with the next snapshot. The machine above decides
+what a rewritten entry means (it keeps its offsets, times and revisions); the log chooses, reads,
+appends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from pyroaring import BitMap64
+
+from lowmark.holds import Decision, Hold, Kept, Reason
 from lowmark.log.config import LogConfig
-from lowmark.log.live import LiveRow
 from lowmark.log.segments import SegmentRef
+from lowmark.log.state import LiveRow
+
+
+def plan_cuts(
+    segments: Sequence[SegmentRef],
+    row: LiveRow,
+    holds: Iterable[Hold],
+    *,
+    busy: frozenset[int] = frozenset(),
+) -> Decision[SegmentRef]:
+    """Cut every segment with nothing live and nothing held, never the newest.
+
+    The newest stays, because the segment writer may be adding behind it while we look. An empty
+    live set is plain Raft truncation. A segment that phase 3 is reading stays until it has
+    finished.
+    """
+    holders = list(holds)
+    cut: list[SegmentRef] = []
+    kept: list[Kept[SegmentRef]] = []
+    for ref in segments:
+        reasons = tuple(_reasons(ref, row, holders, newest=ref is segments[-1], busy=busy))
+        if reasons:
+            kept.append(Kept(ref, reasons))
+        else:
+            cut.append(ref)
+    return Decision(tuple(cut), tuple(kept))
+
+
+def _reasons(
+    ref: SegmentRef, row: LiveRow, holds: list[Hold], *, newest: bool, busy: frozenset[int]
+) -> Iterable[Reason]:
+    if not row.known:
+        yield Reason("live set lost", "the live set is lost and must be rebuilt first")
+        return
+    if ref.last > row.snapshot_index:
+        after = ref.last - max(ref.first - 1, row.snapshot_index)
+        yield Reason(
+            "after the snapshot",
+            f"{after} entry follows the snapshot"
+            if after == 1
+            else f"{after} entries follow the snapshot",
+        )
+    live = row.live.range_cardinality(ref.first, ref.last + 1)
+    if live:
+        yield Reason("live", "1 entry is live" if live == 1 else f"{live} entries are live")
+    for hold in holds:
+        if hold.pins_any(ref.first, ref.last):
+            yield Reason("held", f"{hold.holder} holds it: {hold.why}", hold)
+    if ref.number in busy:
+        yield Reason("compacting", "phase 3 is reading it")
+    if newest:
+        yield Reason("newest", "the newest segment always stays")
+
 
 _SMALL_SHARE = 64
 """A segment is small that has less than this share of what one may have."""
@@ -118,3 +184,24 @@ def _without_empty_ends(group: list[SegmentStats]) -> list[SegmentStats]:
     while group and group[-1].kept_entries == 0:
         group = group[:-1]
     return group
+
+
+_BLOCK_BITS = 10
+
+
+def plan_rewrite(
+    live: BitMap64, *, dense_share: float = 0.5, chunk_entries: int = 1_024
+) -> list[list[int]]:
+    """The live indexes in thinly populated blocks of the log, lowest first, in chunks.
+
+    A block of 1,024 indexes in which at least `dense_share` are live is left alone.
+    """
+    indexes = np.frombuffer(live.to_array(), np.uint64)
+    if not len(indexes):
+        return []
+    blocks, at, counts = np.unique(
+        indexes >> np.uint64(_BLOCK_BITS), return_inverse=True, return_counts=True
+    )
+    del blocks
+    scattered = indexes[counts[at] < dense_share * (1 << _BLOCK_BITS)].tolist()
+    return [scattered[i : i + chunk_entries] for i in range(0, len(scattered), chunk_entries)]

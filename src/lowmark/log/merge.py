@@ -22,10 +22,10 @@ from crc32c import crc32c
 from pyroaring import BitMap64
 
 from lowmark.log import files, segment_format
+from lowmark.log.compaction_plan import Merge
 from lowmark.log.entries import U32, U64
 from lowmark.log.errors import Damaged
-from lowmark.log.folders import SharedFolder, discard, same_file
-from lowmark.log.phase3_plan import Merge
+from lowmark.log.files import SharedFolder, discard, same_file
 from lowmark.log.segment_format import IN_LARGE, Rows
 from lowmark.log.segments import SegmentReader, SegmentRef, check_entries, live_rows
 from lowmark.runtime import Buffer, Disk, File
