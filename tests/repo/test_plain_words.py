@@ -11,7 +11,7 @@ import lowmark
 
 SOURCE = Path(lowmark.__file__).parent
 VAGUE = re.compile(r"\b(whoever|nobody|somebody|is told|told of)\b", re.IGNORECASE)
-NOT_FOR_USERS = {"bench", "runtime/sim_network.py"}
+NOT_FOR_USERS = {"bench", "runtime/sim/network.py"}
 """The benches, where a user of the system is called nobody, and the simulated network."""
 
 

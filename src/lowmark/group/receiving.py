@@ -20,7 +20,7 @@ from lowmark.group.errors import MachineTooOld
 from lowmark.group.state_record import SnapshotMembers
 from lowmark.group.wire import InstallOffer, InstallOver, InstallPiece, InstallWant, Item
 from lowmark.log import GroupLog, Installer, InstallRefused, SnapshotMeta
-from lowmark.log.sender import StateSum
+from lowmark.log.snapshots import StateSum
 from lowmark.raft import Install, Snapshot
 
 LIVE_BYTES_MAX = 1 << 30
