@@ -57,6 +57,10 @@ sim: export LOWMARK_SIM_SEEDS ?= 2000
 sim: $(READY) ## Many simulated worlds; SEED=17 replays one, LOWMARK_SIM_SEEDS=9000 runs more
 	$(PY) -m pytest tests/sim tests/compaction/test_lives.py $(if $(SEED),-vv,-n auto)
 
+.PHONY: golden
+golden: $(READY) ## Write what the code prints now into tests/scenarios; read the difference, then commit
+	REWRITE=1 $(PY) -m pytest -q tests/scenarios
+
 .PHONY: bench
 bench: $(READY) ## Measure log, groups, catalog, tables and compaction, beside their peers
 	@.venv/bin/lowmark bench log
