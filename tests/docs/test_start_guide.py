@@ -7,8 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
+
+from lowmark.catalog.options import OPTIONS
+from lowmark.cli.app import app
+from lowmark.client.table import Table
+from lowmark.node.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide" / "start.md").read_text()
@@ -23,6 +30,42 @@ SAID = (
     "horizon ╵",
 )
 """What the remarks beside the commands promise."""
+
+
+def equivalents() -> list[list[str]]:
+    """The rows of the table for people who know other systems: theirs, ours, what differs."""
+    [found] = re.findall(r"^\| you know \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", GUIDE, re.MULTILINE)
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in found.splitlines()]
+
+
+def test_the_table_of_equivalents_names_what_is_there() -> None:
+    rows = equivalents()
+    assert all(len(row) == 3 for row in rows)
+    for system in ("Kafka", "Pulsar", "Delta"):
+        assert sum(system in theirs for theirs, _, _ in rows) > 5
+    ours = " ".join(here + " " + differs for _, here, differs in rows)
+    # methods, with their arguments
+    named = re.findall(r"`(?:table\.)?(\w+)\((\w*)=?[^`]*\)`", ours)
+    assert len(named) > 8
+    for method, argument in named:
+        taken = getattr(Table, method).__annotations__
+        assert not argument or argument in taken, method
+    # commands
+    root: Any = typer.main.get_command(app)
+    for words in re.findall(r"`lowmark ([a-z ]+)`", ours):
+        command = root
+        for word in words.split():
+            command = command.commands[word]
+    # options of tables and settings
+    options = set(re.findall(r"`([a-z]+_[a-z]+(?:_[a-z]+)?)`", ours))
+    assert {"dirty_percent", "retention_ms"} <= options <= set(OPTIONS)
+    settings = load_settings(environment={})
+    for section, name in re.findall(r"`(watermark|ledger)\.(\w+)`", ours):
+        assert hasattr(getattr(settings, section), name)
+
+
+def test_ten_minutes_of_history_are_the_default() -> None:
+    assert load_settings(environment={}).watermark.availability_ms == 10 * 60 * 1_000
 
 
 def script(language: str, *, spark: bool) -> str:
