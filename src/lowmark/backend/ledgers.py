@@ -193,7 +193,7 @@ class OpenLedger:
                     continue
                 if not keep.all():
                     rows, offsets = rows.filter(pa.array(keep)), offsets[keep]
-                yield self._dressed(shape, at, rows, offsets, self.deletes(at)[low:high][keep])
+                yield self._materialized(shape, at, rows, offsets, self.deletes(at)[low:high][keep])
 
     def _in_pairs(
         self, at: int, opened: OpenFile, groups: Sequence[int], names: Sequence[str]
@@ -230,11 +230,11 @@ class OpenLedger:
             keep &= ~left_out[low:high]
         return keep
 
-    def _dressed(
+    def _materialized(
         self, shape: Shape, at: int, rows: pa.RecordBatch, offsets: I64, deletes: Mask
     ) -> tuple[pa.RecordBatch, I64]:
         times = rows.column(TIME).to_numpy() if TIME in shape.names else offsets
-        dressed = shape.dress(
+        materialized = shape.materialize(
             rows,
             version=self.files[at].schema,
             partition=self.manifest.partition,
@@ -242,7 +242,7 @@ class OpenLedger:
             times=times,
             deletes=deletes,
         )
-        return dressed, offsets
+        return materialized, offsets
 
     def offset_of_time(self, time: int, *, after: bool) -> int:
         """The first live offset whose time is a time or later, or lies after it; else the
@@ -319,9 +319,9 @@ class OpenLedger:
                 found = batch.take(pa.array(rows[some] - int(starts[group])))
                 deletes = self.deletes(at)[rows[some]]
                 offsets = found.column(OFFSET).to_numpy()
-                dressed, _ = self._dressed(shape, at, found, offsets, deletes)
+                materialized, _ = self._materialized(shape, at, found, offsets, deletes)
                 for place, deleted, row in zip(
-                    asked[some].tolist(), deletes.tolist(), dressed.to_pylist(), strict=True
+                    asked[some].tolist(), deletes.tolist(), materialized.to_pylist(), strict=True
                 ):
                     yield place, None if deleted else row
             left = np.delete(left, hits)
@@ -336,10 +336,10 @@ class OpenLedger:
         one = rows.slice(place, 1)
         offset, time = one.column(OFFSET)[0].as_py(), one.column(TIME)[0].as_py()
         deleted = bool(self.deletes(at)[row])
-        dressed, _ = self._dressed(
+        materialized, _ = self._materialized(
             shape, at, one, np.array([offset], np.int64), np.array([deleted])
         )
-        return dressed, offset, time, deleted
+        return materialized, offset, time, deleted
 
     def _group(self, at: int, group: int, names: tuple[str, ...]) -> pa.RecordBatch:
         key = (self, at, group, names)

@@ -479,7 +479,7 @@ class _Job:
             at += len(rows)
             digest = digest.plus(kept.hashes(schema))
             if schema.number != self.schema.number and len(kept):
-                dressed = shape.dress(
+                materialized = shape.materialize(
                     kept.columns,
                     version=schema.number,
                     partition=self.work.partition,
@@ -487,7 +487,7 @@ class _Job:
                     times=kept.times,
                     deletes=kept.deletes,
                 )
-                kept = Rows(dressed, kept.offsets, kept.times, kept.deletes)
+                kept = Rows(materialized, kept.offsets, kept.times, kept.deletes)
             yield kept
         opened.close()
         if digest != one.digest:

@@ -216,12 +216,12 @@ class Shape:
         )
 
     def needs(self, version: int) -> list[str]:
-        """The names, in a schema version, of the columns that `dress` asks for."""
+        """The names, in a schema version, of the columns that `materialize` asks for."""
         reading = self._reading(version, int(Change.UPSERT))
         places = [one.at for one in reading.sources if one is not None and one.at is not None]
         return [reading.stored.field(at).name for at in sorted(set(places))]
 
-    def dress(
+    def materialize(
         self,
         rows: pa.RecordBatch,
         *,
