@@ -120,8 +120,8 @@ def made(table: Table, make: Callable[[], RunRecord], *, resumed: str | None = N
         raise
 
 
-class Told:
-    """Nobody looks."""
+class ProgressBar:
+    """One that shows nothing: no terminal is there to see it."""
 
     def step(self, name: str) -> None:
         """The run makes this step now."""
@@ -130,7 +130,7 @@ class Told:
         """So far it is."""
 
 
-class _Shown(Told):
+class _TerminalBar(ProgressBar):
     """A bar on a terminal. Called by the run's thread, and by the one that watches it."""
 
     def __init__(self, bar: Bar, *, here: bool, words: str) -> None:
@@ -165,11 +165,11 @@ class _Shown(Told):
 
 
 @contextlib.contextmanager
-def shown_progress(*, here: bool, words: str = "planning") -> Iterator[Told]:
-    """A bar, if there is somebody to see it; the words stand before it at first."""
+def shown_progress(*, here: bool, words: str = "planning") -> Iterator[ProgressBar]:
+    """A bar, if a terminal shows it; the words stand before it at first."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Told()
+        yield ProgressBar()
         return
     columns = (
         TextColumn("{task.description}"),
@@ -180,4 +180,4 @@ def shown_progress(*, here: bool, words: str = "planning") -> Iterator[Told]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=console, transient=True) as bar:
-        yield _Shown(bar, here=here, words=words)
+        yield _TerminalBar(bar, here=here, words=words)
