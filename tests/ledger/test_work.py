@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from compaction.world import World
-from lowmark.errors import Corrupt
-from lowmark.ledger import LedgerFile, kernel, tail, work
+from lowmark.catalog import ColumnId
+from lowmark.compaction import runner
+from lowmark.errors import Corrupt, InvariantBroken
+from lowmark.ledger import LedgerFile, Rule, TaskContext, kernel, tail, work
+from lowmark.table import I64
 
 
 @pytest.fixture
@@ -30,6 +35,38 @@ def between_the_passes(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None])
         return folded
 
     monkeypatch.setattr(work, "fold_tail", fold_tail)
+
+
+class ByTheFirstColumn(Rule):
+    """A rule that files of a ledger can't follow: other programs read them by offset."""
+
+    @property
+    def column(self) -> ColumnId:
+        return ColumnId(1)
+
+    def ranks(self, values: pa.Array | None) -> I64:
+        assert values is not None
+        return np.zeros(len(values), np.int64)
+
+
+def test_work_under_a_rule_that_does_not_go_by_offsets_is_refused_and_leaves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write(("k1", 1), ("k2", 2), ("k1", 3))
+    world.settle()
+
+    def another_rule(data: bytes, context: TaskContext) -> bytes:
+        return work.carry_out(data, context, rule=ByTheFirstColumn())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "carry_out", another_rule)
+        with pytest.raises(InvariantBroken, match="goes by a column"):
+            world.table.compact(engine="local")
+    # then nothing was published, and nothing is left of it; by the rule of all tables it goes on
+    assert world.view().ledger is None
+    assert not list(world.path.rglob("*.parquet"))
+    world.compact()
+    world.check()
 
 
 def flip(folder: Path, marker: bytes) -> int:

@@ -16,7 +16,13 @@ from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import Table
 from lowmark.compaction.records import SeenPointer
 from lowmark.convert.times import time_text
-from lowmark.ledger import NothingLike, PartitionPlan, Pointer
+from lowmark.ledger import (
+    NothingLike,
+    PartitionPlan,
+    Pointer,
+    lacks_needed_deletes,
+    passed_by_readers,
+)
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import Adopted, View
 
@@ -35,7 +41,8 @@ class PlanInput:
     def of(cls, status: PartitionStatus, seen: SeenPointer, *, watermark: int) -> PlanInput:
         """Of a partition as it is."""
         held = [hold.lowest() or 0 for hold in status.delete_holders()]
-        return cls(status, seen, watermark, min(held, default=status.view.end))
+        passed = passed_by_readers(held, end=status.view.end)
+        return cls(status, seen, watermark, passed)
 
     @property
     def view(self) -> View:
@@ -64,9 +71,13 @@ class PlanInput:
         """Below this offset deletes may go, or went."""
         return max(self.deletes_gone, self.deletes_below)
 
+    def refuses(self, gone_below: int) -> bool:
+        """Whether it will not adopt a ledger that lacks deletes below an offset."""
+        return lacks_needed_deletes(gone_below, passed=self.passed)
+
     def once_adopted(self, pointer: Pointer) -> PlanInput:
         """As it will be when it has adopted what was published; as it is, if that is refused."""
-        if pointer.deletes_below > self.passed:
+        if self.refuses(pointer.deletes_below):
             return self
         below = max(pointer.deletes_below, self.deletes_gone)
         ledger = Adopted(pointer.epoch, pointer.manifest, pointer.horizon, b"", below)

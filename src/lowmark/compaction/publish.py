@@ -52,7 +52,7 @@ class Publisher:
         number, table = done.partition, self._table
         if now.view.ledger != before.view.ledger or done.epoch <= now.seen.epoch:
             return msgspec.structs.replace(plan, state="overtaken")
-        if done.deletes_below > now.passed:
+        if now.refuses(done.deletes_below):
             return PartitionPlan(partition=number)  # anew, from the start
         pointer = Pointer(
             manifest=done.manifest,

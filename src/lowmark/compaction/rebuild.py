@@ -60,6 +60,7 @@ from lowmark.ledger import (
     Salvage,
     Verified,
     Work,
+    lacks_needed_deletes,
     read_adopted,
     read_manifest,
     recover_ledger,
@@ -251,7 +252,8 @@ class _Rebuild(Run):
             one = self.inspector.verify(names[epoch])
             manifest = one.manifest
             if one.sound and manifest is not None and manifest.horizon <= looked.view.end:
-                if manifest.deletes_below <= adopted.deletes_below:
+                gone = adopted.deletes_below  # what readers have passed for certain
+                if not lacks_needed_deletes(manifest.deletes_below, passed=gone):
                     yield one
 
     def _rows_noted(self, looked: Looked) -> int | None:
@@ -391,9 +393,9 @@ class _Rebuild(Run):
             base_bytes=base_bytes,
             schema=max(work.schema, *schemas, 0),
             deletes_gone=given.deletes_gone,
-            # Of a key whose last row is lost, no older one may stay: whoever reads the files
-            # without live sets would take it for the last one. The same goes for files that were
-            # found again: older ones among them have rows whose deletes are gone.
+            # Of a key whose last row is lost, no older one may stay, for the same reason for which
+            # a delete may not go then (see `ledger.rule`). Nor may one in files that were found
+            # again: older ones among them have rows whose deletes are gone.
             rewrite=bool(remedy.lost) or remedy.source == "files",
         )
 

@@ -317,7 +317,7 @@ class Run:
         if done.partition != plan.partition:
             return None  # another one's answer, in the wrong place
         base = given.ledger.manifest if given.ledger is not None else ""
-        if manifest.based_on != base or done.deletes_below > given.passed:
+        if manifest.based_on != base or given.refuses(done.deletes_below):
             return None
         if done.epoch <= given.seen.epoch:
             return None  # another one was published meanwhile, and was not adopted

@@ -29,6 +29,7 @@ from lowmark.ledger import (
     SourceMoved,
     Tail,
     Work,
+    may_go_below,
     read_adopted,
 )
 from lowmark.runtime.store import Store
@@ -57,7 +58,7 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
         tail=tail,
         horizon=plan.horizon,
         schema=_schema(context, plan, given),
-        deletes_below=min(given.deletes_below, plan.horizon),
+        deletes_below=may_go_below(given.deletes_below, horizon=plan.horizon),
         watermark=given.watermark,
         base_bytes=base.bytes if base is not None else 0,
         expired=base.expired if base is not None else given.status.expired,

@@ -16,6 +16,8 @@ Four things are kept apart that others have in one: the run's lease holds what i
 horizon says what is compacted; the pointer says where; the cut says what is gone. None of them
 moves another.
 
+Which row of a key is its last one, and which deletes may go, is said in `rule`, and nowhere else.
+
 Invariants
     1. A file that was finished is never changed. Live sets belong to manifests.
     2. A row is live in a ledger exactly if no later row below the horizon has its key; a delete is
@@ -82,6 +84,13 @@ from lowmark.ledger.records import (
     run_prefix,
 )
 from lowmark.ledger.recovering import recover_ledger
+from lowmark.ledger.rule import (
+    LAST_ROW,
+    Rule,
+    lacks_needed_deletes,
+    may_go_below,
+    passed_by_readers,
+)
 from lowmark.ledger.salvaging import Salvage
 from lowmark.ledger.tail import Tail, TailReader, tail_of
 from lowmark.ledger.verifying import (
@@ -102,6 +111,7 @@ from lowmark.ledger.work import (
 __all__ = [
     "EMPTY",
     "KEY_SEED",
+    "LAST_ROW",
     "REBUILD",
     "CheckedFile",
     "Digest",
@@ -125,6 +135,7 @@ __all__ = [
     "ProofFailed",
     "Retired",
     "Rows",
+    "Rule",
     "RunRecord",
     "Salvage",
     "SourceMoved",
@@ -143,8 +154,11 @@ __all__ = [
     "encode_manifest",
     "file_schema",
     "folder_of",
+    "lacks_needed_deletes",
+    "may_go_below",
     "open_key_file",
     "parse_retired_key",
+    "passed_by_readers",
     "place_of",
     "pointer_key",
     "pointer_prefix",

@@ -1,6 +1,6 @@
 """What a ledger consisted of whose manifest is gone: found again from the files beside it.
 
-All files of a partition lie in one folder, and of each key the row with the highest offset counts.
+All files of a partition lie in one folder, and of each key the row counts that wins by `rule`.
 Nobody can tell by the files alone which of them the manifest named: older ones may lie there, and
 deletes that were passed may be gone. But the partition has noted the digest of the ledger's live
 rows when it adopted it. Rows that come to that digest are those of the ledger; if none do, nothing
@@ -34,6 +34,7 @@ from lowmark.ledger.manifest import (
     digest_text,
     folder_of,
 )
+from lowmark.ledger.rule import LAST_ROW, passed_deletes
 from lowmark.ledger.verifying import CheckedFile, Problem, Verified
 from lowmark.runtime.store import Store
 from lowmark.table import I64, U64, Fold, KeyForm, Mask
@@ -67,8 +68,9 @@ def recover_ledger(
     if not found:
         return None
     rows = _Rows.of(found)
-    last = rows.last_ones(below=expected.horizon)
-    for chosen in (last, last & ~(rows.deletes & (rows.offsets < deletes_below))):
+    won = rows.winners(below=expected.horizon)
+    passed = passed_deletes(rows.offsets, rows.deletes, below=deletes_below)
+    for chosen in (won, won & ~passed):
         if EMPTY.plus(rows.hashes[chosen]).form == expected.digest:
             return _ledger(store, table, path, partition, expected, deletes_below, found, chosen)
     return None
@@ -160,15 +162,16 @@ class _Rows:
             pa.concat_arrays(of_one_type(keys)) if keys else None,
         )
 
-    def last_ones(self, *, below: int) -> Mask:
-        """The last row of each key, and each without one; a row that was copied, once."""
-        order = np.lexsort((self.sizes, self.offsets))
+    def winners(self, *, below: int) -> Mask:
+        """The row of each key that wins, and each without one; a row that was copied, once."""
+        order = np.argsort(self.sizes, kind="stable")
+        order = order[LAST_ROW.order(self.offsets[order])]
         order = order[self.offsets[order] < below]
         # Of copies, the one in the larger file: small files are put together, not the other way.
         copied = np.append(np.diff(self.offsets[order]) == 0, False) if len(order) else order == 0
         order = order[~copied]
         if self.keys is not None and len(order):
-            fold = Fold(keep_deletes=True)
+            fold = Fold(keep_deletes=True)  # rows come from the loser to the winner
             fold.add(self.keys.take(pa.array(order)))
             [mask] = fold.masks()
             order = order if mask is None else order[mask]

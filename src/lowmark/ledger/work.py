@@ -57,6 +57,7 @@ from lowmark.ledger.manifest import (
     run_folder,
 )
 from lowmark.ledger.policy import Fate, Room, fates
+from lowmark.ledger.rule import LAST_ROW, Rule, deletes_to_drop
 from lowmark.ledger.tail import Tail, TailReader
 from lowmark.ledger.throttle import Throttle
 from lowmark.runtime import Disk
@@ -180,10 +181,10 @@ def progress_path(table: int, run: str, partition: int) -> str:
     return f"{run_folder(table, run)}/{partition}.progress"
 
 
-def carry_out(data: bytes, context: TaskContext) -> bytes:
+def carry_out(data: bytes, context: TaskContext, *, rule: Rule = LAST_ROW) -> bytes:
     """Do what `data`, an encoded `Work`, says; gives an encoded `Done`."""
     work = msgspec.msgpack.decode(data, type=Work)
-    return msgspec.msgpack.encode(_Job(work, context).run())
+    return msgspec.msgpack.encode(_Job(work, context, rule).run())
 
 
 @dataclass(slots=True)
@@ -228,8 +229,9 @@ class _Old:
 class _Job:
     """One piece of work, from its beginning to its answer."""
 
-    def __init__(self, work: Work, context: TaskContext) -> None:
+    def __init__(self, work: Work, context: TaskContext, rule: Rule) -> None:
         self.work = work
+        self.rule = rule
         self.context = context
         self.store = Store(work.store)
         self.table: Table = decode_table(work.table)
@@ -293,6 +295,7 @@ class _Job:
             pace=self._paced_read,
             sample=self.sample,
             each=each,
+            rule=self.rule,
         )
         now = [one.now for one in old]
         for one, fate in zip(
@@ -363,12 +366,14 @@ class _Job:
     def _supersede(
         self, old: list[_Old], part: KeyRange, survivors: Survivors, second: Second
     ) -> None:
-        """Declare rows dead whose keys have come again, and check that by another way.
+        """Declare rows dead whose keys have come again, and check that by another way: a row of the
+        tail wins without being compared, since it is of a later source.
 
         Saying so twice changes nothing: a tail that is parted further is told of again.
         """
         hashes = KeyForm.hashes(survivors.keys, KEY_SEED)
-        for one in old:
+        for source in self.rule.sources(len(old)):
+            one = old[source]
             if one.keys is None:
                 continue
             at = one.keys.find(survivors.keys, hashes)
@@ -381,36 +386,50 @@ class _Job:
             )
 
     def _drop_deletes(self, old: list[_Old]) -> None:
-        """Let deletes of the ledger before go that everybody has passed, unless a file that stays
-        has an older row of the key: whoever reads the files without live sets would take that for
-        the last one.
+        """Let deletes of the ledger before go, as the rule says; rows older than those of a file
+        are in the files before it.
         """
-        below = self.work.deletes_below
         for at, one in enumerate(old):
             live = one.file.delete_set() - one.dead
-            if not live or one.keys is None or one.file.first >= below:
-                continue
-            rows = np.frombuffer(live.to_array(), np.uint32)
-            offsets = self._offsets_of(one.file, rows)
-            places = np.flatnonzero(np.isin(one.keys.rows, rows[offsets < below]))
-            held = _held(
-                one.keys.keys.take(pa.array(places)), one.keys.hashes[places], _staying(old[:at])
-            )
-            alone = places[~held]
-            self._note_gone(offsets[np.searchsorted(rows, one.keys.rows[alone])])
-            one.kill(alone)
+            # A file that begins above has no delete that may go, and its offsets need not be read.
+            if live and one.keys is not None and one.file.first < self.work.deletes_below:
+                self._drop_deletes_of(one, one.keys, live, _staying(old[:at]))
+
+    def _drop_deletes_of(
+        self, one: _Old, index: KeyFile, live: BitMap, stay: list[KeyFile]
+    ) -> None:
+        places = np.flatnonzero(np.isin(index.rows, np.frombuffer(live.to_array(), np.uint32)))
+        offsets = self._offsets_of(one.file, index.rows[places])
+
+        def older_stays(which: I64) -> Mask:
+            some = places[which]
+            return _held(index.keys.take(pa.array(some)), index.hashes[some], stay)
+
+        gone = deletes_to_drop(
+            offsets,
+            np.ones(len(places), np.bool_),
+            below=self.work.deletes_below,
+            older_stays=older_stays,
+        )
+        self._note_gone(offsets[gone])
+        one.kill(places[gone])
 
     def _without_passed_deletes(self, rows: Rows, stay: list[KeyFile]) -> Rows:
         """The same of rows of the tail; they are later than all of the ledger before."""
-        passed = rows.deletes & (rows.offsets < self.work.deletes_below)
-        if not passed.any():
+
+        def older_stays(places: I64) -> Mask:
+            form = KeyForm.of(self.table, self.schema)
+            keys = form.array(rows.columns.take(pa.array(places)))
+            return _held(keys, KeyForm.hashes(keys, KEY_SEED), stay)
+
+        gone = deletes_to_drop(
+            rows.offsets, rows.deletes, below=self.work.deletes_below, older_stays=older_stays
+        )
+        if not len(gone):
             return rows
-        form = KeyForm.of(self.table, self.schema)
-        keys = form.array(rows.columns.filter(pa.array(passed)))
-        alone = np.flatnonzero(passed)[~_held(keys, KeyForm.hashes(keys, KEY_SEED), stay)]
-        self._note_gone(rows.offsets[alone])
+        self._note_gone(rows.offsets[gone])
         kept = np.ones(len(rows), np.bool_)
-        kept[alone] = False
+        kept[gone] = False
         return rows.kept(kept)
 
     def _note_gone(self, offsets: I64) -> None:
