@@ -27,6 +27,7 @@ from lowmark.catalog import Table
 from lowmark.errors import Corrupt
 from lowmark.ledger import (
     KEY_SEED,
+    LAST_ROW,
     KeyFile,
     LedgerFile,
     Manifest,
@@ -275,7 +276,7 @@ class OpenLedger:
         return found
 
     def superseded_by(self, keys: pa.Array, hashes: U64) -> list[Mask | None]:
-        """Of each file, the rows of these keys."""
+        """Of each file, the rows of these keys: they lose, if the keys are of a later source."""
         masks: list[Mask | None] = []
         for at, rows in enumerate(self.find(keys, hashes)):
             there = rows[rows >= 0]
@@ -288,7 +289,7 @@ class OpenLedger:
 
     def find_one(self, hashed: int, key: int | bytes) -> tuple[int, int] | None:
         """The file and the row of a key that is live, or a delete that is; None: of neither."""
-        for at in range(len(self.files) - 1, -1, -1):
+        for at in LAST_ROW.sources(len(self.files)):
             index = self.keys(at)
             row = -1 if index is None else index.find_one(hashed, key)
             if row >= 0:
@@ -299,7 +300,7 @@ class OpenLedger:
     def rows_of(self, keys: pa.Array, shape: Shape) -> Iterator[tuple[int, dict[str, Any] | None]]:
         """The rows of keys that are live, by the place of the key; None where it was deleted."""
         left = np.arange(len(keys))
-        for at in range(len(self.files) - 1, -1, -1):
+        for at in LAST_ROW.sources(len(self.files)):
             index = self.keys(at)
             if index is None or not len(left):
                 continue

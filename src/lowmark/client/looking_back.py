@@ -1,4 +1,6 @@
 """The table as it was at a time: of each key its last row up to then, unless that was a delete.
+Which one that is, `ledger.rule` says: the backlog is folded in the order of offsets, and wins over
+the ledger, which is the earlier source.
 
 What the ledger has is all at or before the low watermark, so at or before the time: of its rows,
 those count whose key does not come again in the backlog up to then. Over that part of the backlog

@@ -1,5 +1,8 @@
 """The latest row of a key, found by an index of the backlog that is built when first asked for.
 
+Which row that is, `ledger.rule` says: rows are indexed in the order of their offsets, and sources
+are asked in the order that it gives, the backlog before the ledger, whose rows are all older.
+
 The index is a value that never changes; whoever finds it behind brings it up to date on its own
 thread and puts the newer one in its place. It knows keys by a hash, with a seed of this process:
 the row that is found says whether it has the key, and if not, keys are compared one by one.
@@ -27,7 +30,7 @@ from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange
 from lowmark.catalog import Table
 from lowmark.errors import Rejected
-from lowmark.ledger import KEY_SEED, LedgerLost, Lost
+from lowmark.ledger import KEY_SEED, LAST_ROW, LedgerLost, Lost
 from lowmark.runtime import Buffer
 from lowmark.table import (
     I64,
@@ -432,16 +435,16 @@ class Lookup:
         return index.without_below(view.start)
 
     def _scan(self, partition: int, view: View, key: object) -> Found | None:
-        """Compare keys one by one, newest first: two keys of the index share a hash."""
+        """Compare keys one by one, batch by batch: two keys of the index share a hash."""
         wanted = pa.scalar(key, pa.int64() if isinstance(key, int) else pa.binary())
-        for at in range(view.count - 1, -1, -1):
+        for at in LAST_ROW.sources(view.count):
             commands = self._fetch(partition, view, at, at + 1)
             (some,) = self._keys.read(view, at, commands)
             hits = np.flatnonzero(
                 pc.equal(some.keys, wanted).fill_null(False).to_numpy(zero_copy_only=False)
             )
             if len(hits):
-                row = int(hits[-1])
+                row = int(hits[LAST_ROW.order(hits)[-1]])
                 deleted = bool(some.deletes_mask[row])
                 offset = int(view.columns.first[at]) + row
                 if offset < view.start:

@@ -11,6 +11,9 @@ An index never changes: `with_rows` makes the next one, and whoever reads an old
 is a few *runs*, oldest first: hashes in order, and the place of each. A batch becomes a run, which
 takes in the runs before it that are not much larger; so there are few, and a row is not merged
 often. Within a run a hash is there once. Of several runs, the newest one that has it is right.
+
+Which row of a key is the last one is not said here but in `ledger/rule.py`: rows are added in the
+order of their offsets, from those that lose to those that win.
 """
 
 from __future__ import annotations
