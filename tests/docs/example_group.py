@@ -6,8 +6,8 @@ from typing import TypeAlias, get_args
 
 import msgspec
 
-from lowmark.group import envelope, lost, wire
-from lowmark.group.state_record import GroupMeta, SnapshotMembers
+from lowmark.group import envelope, rejoin, wire
+from lowmark.group.storage import GroupMeta, SnapshotMembers
 from lowmark.log.files import read_whole
 from lowmark.raft import (
     Append,
@@ -118,7 +118,7 @@ def group_examples() -> dict[str, bytes]:
     """What the pages show, by the name in its block."""
     command = envelope.wrap_command(TIME, COMMAND)
     disk = SimDisk()
-    lost.note_lost(disk, NAME, incarnation=8, ask=(1, 2, 3))
+    rejoin.note_lost(disk, NAME, incarnation=8, ask=(1, 2, 3))
     return {
         "a frame of messages": b"".join(wire.encode(BOOT, ITEMS)),
         "an entry of kind 1": command,
@@ -126,6 +126,6 @@ def group_examples() -> dict[str, bytes]:
         "an entry of kind 4": envelope.copy_of(7, command),
         "an entry of kind 5": envelope.seal_version(2),
         "an entry of kind 6": envelope.seal_founders(FOUNDERS),
-        "a note of a lost copy": read_whole(disk, f"{lost.FOLDER}/{NAME}"),
+        "a note of a lost copy": read_whole(disk, f"{rejoin.FOLDER}/{NAME}"),
         **{name: record.encode() for name, record in RECORDS.items()},
     }

@@ -13,7 +13,7 @@ from docs.example_directory import CONFIG, Example, live_through
 from docs.pages import FORMATS, LAYOUT, blocks, layouts, tables
 from lowmark.client.database import LEDGERS
 from lowmark.errors import LowmarkError
-from lowmark.group import envelope, lost, wire
+from lowmark.group import envelope, rejoin, wire
 from lowmark.log import (
     CompactionRun,
     Damaged,
@@ -158,7 +158,7 @@ MAPS: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("group.md", "`runs`"): CompactionRun,
     ("wal.md", "The note beside a file"): kept._KeptNote,
     ("group.md", "`installing/` and `installed/`"): install._Plan,
-    ("entries.md", "The note of a lost copy"): lost._Lost,
+    ("entries.md", "The note of a lost copy"): rejoin._Lost,
     ("metastore.md", "`node`: who a node is"): Identity,
 }
 
@@ -267,7 +267,7 @@ def _names_of_a_long_life() -> set[str]:
     example.wait(lambda: sick.state.quarantine_saved)
     example.disk.heal()
     example.settle()
-    lost.note_lost(example.disk, "copies", incarnation=0, ask=(2, 3))
+    rejoin.note_lost(example.disk, "copies", incarnation=0, ask=(2, 3))
     identify(example.disk, draw=lambda _: 0)
     example.disk.make_dir(LEDGERS)  # as the first run of compaction does
     example.log.delete_group("copies")

@@ -22,8 +22,8 @@ from docs.example_group import (
 )
 from docs.pages import blocks, hex_lines, tables
 from lowmark.errors import Corrupt
-from lowmark.group import BadFrame, TransportLimits, envelope, lost, wire
-from lowmark.group.state_record import GroupMeta, SnapshotMembers
+from lowmark.group import BadFrame, TransportLimits, envelope, rejoin, wire
+from lowmark.group.storage import GroupMeta, SnapshotMembers
 from lowmark.ids import GROUP_ID_BYTES_MAX
 from lowmark.log.files import write_whole
 from lowmark.raft import ConfChange, ConfState, EntryKind, HardState, Message, Snapshot
@@ -215,15 +215,15 @@ def test_a_record_that_can_not_be_read_is_damage() -> None:
 
 def test_the_shown_note_is_read_and_a_damaged_one_refused() -> None:
     # given a disk with the note on the page
-    disk, path = SimDisk(), f"{lost.FOLDER}/{NAME}"
-    disk.make_dir(lost.FOLDER)
+    disk, path = SimDisk(), f"{rejoin.FOLDER}/{NAME}"
+    disk.make_dir(rejoin.FOLDER)
     write_whole(disk, path, shown("entries.md", "a note of a lost copy"))
     # then it says which incarnation is lost, and whom to ask
-    assert lost.lost_incarnation(disk, NAME) == (8, (1, 2, 3))
+    assert rejoin.lost_incarnation(disk, NAME) == (8, (1, 2, 3))
     # and a lower one that is lost later does not take its place
-    lost.note_lost(disk, NAME, incarnation=3, ask=(2,))
-    assert lost.lost_incarnation(disk, NAME) == (8, (2,))
+    rejoin.note_lost(disk, NAME, incarnation=3, ask=(2,))
+    assert rejoin.lost_incarnation(disk, NAME) == (8, (2,))
     # but with one bit wrong it is not believed
     disk.flip_bit(path, 100)
     with pytest.raises(Corrupt):
-        lost.lost_incarnation(disk, NAME)
+        rejoin.lost_incarnation(disk, NAME)

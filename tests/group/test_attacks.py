@@ -84,7 +84,7 @@ def test_an_offer_of_a_snapshot_is_taken_from_the_leader_only() -> None:
     offer = InstallOffer(2, 9, 7, term, 0, Snapshot(1_000, 1, VOTERS), 1, 1, 0, 1 << 29, 0, 0, 0)
     stranger.say(cluster[2], offer)
     cluster.run_for(100)
-    assert not cluster[2].group()._receiving.busy
+    assert not cluster[2].group()._receives.busy
     serves(cluster)
 
 

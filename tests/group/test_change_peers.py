@@ -256,7 +256,7 @@ def test_near_is_a_number_of_entries(missing: int) -> None:
     progress = group.progress()[4]
     assert group.last_index() - progress.match == missing
     # then it is near at the limit, and not one entry further
-    assert group._leading.changes.is_near(4, progress) is (missing == 5)
+    assert group._leadership.changes.is_near(4, progress) is (missing == 5)
 
 
 def test_the_way_of_a_learner_can_be_watched() -> None:

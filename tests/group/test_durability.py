@@ -9,7 +9,7 @@ import pytest
 
 from group.cluster import FAST, Cluster, Member, Sent
 from group.kv import put
-from lowmark.group.state_record import GroupMeta
+from lowmark.group.storage import GroupMeta
 from lowmark.log import GroupLog, Log
 from lowmark.raft import Append, AppendResponse, HardState, Heartbeat, VoteResponse
 from lowmark.runtime.sim import SimDisk, sim_runtime

@@ -12,8 +12,7 @@ from group.kv import put
 from group.test_resting import many_groups, wait_rest
 from lowmark.errors import Corrupt, Rejected
 from lowmark.group import GroupConfig, Groups, Stage
-from lowmark.group.state_record import GroupMeta
-from lowmark.group.storage import GroupStorage
+from lowmark.group.storage import GroupMeta, GroupStorage
 from lowmark.group.writes import Writes
 from lowmark.log import Log, LogConfig
 from lowmark.raft import (
@@ -183,7 +182,7 @@ def test_a_follower_whose_snapshot_was_overtaken_gets_the_next_one_at_once() -> 
     cluster[1].group().snapshot()
     cluster.run_for(1_000)
     cluster[3].start()
-    cluster.run_until(lambda: cluster[3].group()._receiving.busy)
+    cluster.run_until(lambda: cluster[3].group()._receives.busy)
     cluster.run_for(300)
     cluster.propose(put("z", b"1"))
     cluster[1].group().snapshot()

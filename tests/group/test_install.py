@@ -312,7 +312,7 @@ def test_a_late_offer_of_an_older_snapshot_does_not_disturb_a_newer_one() -> Non
     # when the first offer comes once more
     cluster[3].group().received(1, old)
     # then nothing has to be sent twice
-    assert cluster[3].group()._receiving.busy
+    assert cluster[3].group()._receives.busy
     check_caught_up(cluster)
     assert watch.bytes <= total + 2 * CONFIG.install_window_bytes
 
@@ -528,8 +528,8 @@ def test_a_sender_that_falls_silent_is_given_up_by_the_receiver() -> None:
 
     cluster.network.loses = loses
     cluster.heal()
-    cluster.run_until(lambda: cluster[3].group()._receiving.busy)
-    cluster.run_until(lambda: not cluster[3].group()._receiving.busy)
+    cluster.run_until(lambda: cluster[3].group()._receives.busy)
+    cluster.run_until(lambda: not cluster[3].group()._receives.busy)
     before.check(cluster[3])
     cluster.network.loses = None
     check_caught_up(cluster)

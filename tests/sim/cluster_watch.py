@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from lowmark.errors import LowmarkError
 from lowmark.group import Group
-from lowmark.group.state_record import GroupMeta
+from lowmark.group.storage import GroupMeta
 from lowmark.group.wire import Item
 from lowmark.raft import (
     AppendResponse,

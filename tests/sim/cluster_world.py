@@ -22,7 +22,7 @@ from lowmark.group import (
     GroupUnfinished,
     MachineTooOld,
 )
-from lowmark.group.state_record import GroupMeta
+from lowmark.group.storage import GroupMeta
 from lowmark.group.wire import Item
 from lowmark.log import Log, LogConfig
 from lowmark.raft import NOBODY

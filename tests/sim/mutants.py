@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lowmark.group.group import Group
-from lowmark.group.leading import Leading
+from lowmark.group.leadership import Leadership
 from lowmark.group.writes import Writes
 from lowmark.log import drivers, merge
 from lowmark.raft import HardState, ProposalDropped, RaftNode, StorageAppend, changes, replication
@@ -90,7 +90,7 @@ def changes_members_before_its_first_entry() -> Iterator[None]:
         raft.core.config.changes_after_noop = False
         return raft
 
-    def propose_change(self: Leading, change: ConfChange) -> bool:
+    def propose_change(self: Leadership, change: ConfChange) -> bool:
         host = self._host
         core = host.raft.core
         if not host.leads or core.pending_change > core.log.applied or core.transferee != NOBODY:
@@ -105,11 +105,11 @@ def changes_members_before_its_first_entry() -> Iterator[None]:
     def eager_tick(self: Group) -> None:
         tick(self)
         if self.leads and not self.ready:
-            self._leading.changes.go_on()
+            self._leadership.changes.go_on()
 
     with ExitStack() as stack:
         stack.enter_context(replaced(Group, "_new_raft", careless_raft))
-        stack.enter_context(replaced(Leading, "propose_change", propose_change))
+        stack.enter_context(replaced(Leadership, "propose_change", propose_change))
         stack.enter_context(replaced(Group, "_tick", eager_tick))
         yield
 

@@ -30,11 +30,12 @@ What it promises
 Not promised: that the leader is the only one who believes to lead. It is the only one who can
 commit.
 
-The core knows nothing of this room, and the machine knows nothing of consensus. `group` joins them,
-with a part for each story: `asking` (who waits), `applying` (the machine), `leading` (what only a
-leader does), `writes` (what must be durable), `installing` (snapshots of others), `snapshotting`
-(its own), `versions`, `lost`, `resting`. `groups` drives all groups of a node with one clock and
-one link (`transport`, `wire`), which nodes also use to ask each other (`calls`).
+The core knows nothing of this package, and the machine knows nothing of consensus. `group` joins
+them, with a part for each story: `requests` (callers that wait), `applier` (the machine),
+`leadership` (what only a leader does), `writes` (what must be durable), `snapshots` (its own, and
+those of others, which come by `transfer`), `versions`, `rejoin`, `rest`. `groups` drives all groups
+of a node with one clock and one link (`transport`, `wire`), which nodes also use to ask each other
+(`calls`).
 """
 
 from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply, Service
@@ -61,8 +62,7 @@ from lowmark.group.errors import (
 from lowmark.group.future import Future, when_all
 from lowmark.group.group import Group
 from lowmark.group.groups import Groups, SilentListener
-from lowmark.group.machine import Machine
-from lowmark.group.observer import Observer, SilentObserver
+from lowmark.group.machine import Machine, Observer, SilentObserver
 from lowmark.group.peers import ChangeAnswer, ChangeError, ChangeFailed, PeerListener, Stage
 from lowmark.group.status import GroupStatus, PeerStatus
 from lowmark.group.transport import TransportLimits

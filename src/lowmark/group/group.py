@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.group import envelope
-from lowmark.group.applying import Applying
-from lowmark.group.asking import Asking
-from lowmark.group.config import GroupConfig
+from lowmark.group.applier import Applier
 from lowmark.group.envelope import Command
 from lowmark.group.errors import GroupStopped, MachineTooOld, NotAMember, QuarantinedHere
 from lowmark.group.future import Future
-from lowmark.group.installing import Installing
-from lowmark.group.leading import Leading
-from lowmark.group.lost import Rejoining
-from lowmark.group.machine import Machine
-from lowmark.group.observer import Observer
+from lowmark.group.leadership import Leadership
+from lowmark.group.machine import Machine, Observer
 from lowmark.group.peers import ChangeAnswer, PeerListener, Stage
-from lowmark.group.resting import Resting
-from lowmark.group.snapshotting import Snapshots
-from lowmark.group.state_record import GroupMeta
+from lowmark.group.rejoin import Rejoining
+from lowmark.group.requests import Requests
+from lowmark.group.rest import Resting
+from lowmark.group.snapshots import Installs, Snapshots
 from lowmark.group.status import GroupStatus, peer_statuses, status_of
-from lowmark.group.storage import GroupStorage
+from lowmark.group.storage import GroupMeta, GroupStorage
 from lowmark.group.versions import Versions
 from lowmark.group.wire import (
     InstallOffer,
@@ -59,7 +54,11 @@ from lowmark.raft import (
     StorageAppended,
 )
 from lowmark.raft.messages import Response
-from lowmark.runtime import Buffer, DiskFailed, DiskFull, HybridClock
+from lowmark.runtime import Buffer, DiskFailed, DiskFull
+
+if TYPE_CHECKING:
+    from lowmark.group.groups import Groups
+
 
 logger = logging.getLogger(__name__)
 
@@ -70,28 +69,12 @@ _TERM_JUMP_MAX = 1 << 32
 """No group has so many elections while a member is away."""
 
 
-class Services(Protocol):
-    """What a group asks of its node."""
-
-    node: int
-    config: GroupConfig
-    clock: HybridClock
-    random: Random
-
-    def now_ms(self) -> int: ...
-    def later(self, delay_ms: float, callback: Callable[[], None]) -> None: ...
-    def send(self, group: str, item: Item) -> None: ...
-    def wake(self, group: Group) -> None: ...
-    def quarantine(self, group: str, cause: LowmarkError) -> None: ...
-    def cut(self, node: int, reason: str) -> None: ...
-
-
 class Group:
     """One copy of a group. All calls are made on the loop; work is done in `work`, once a turn."""
 
     def __init__(
         self,
-        services: Services,
+        services: Groups,
         log: GroupLog,
         machine: Machine,
         listener: PeerListener,
@@ -108,31 +91,31 @@ class Group:
         self._observer = observer
         self._meta = meta
         self._storage = GroupStorage(log, meta.founders)
-        self._applying = Applying(self, log, machine, meta.founders)
-        self._applying.restore()
-        self._asking = Asking(self, services.random.randbytes(8))
-        self._snapshots = Snapshots(log, self._applying, services.config, services.now_ms())
-        self._versions = Versions(self, self._applying)
-        self._leading = Leading(
+        self._applier = Applier(self, log, machine, meta.founders)
+        self._applier.restore()
+        self._requests = Requests(self, services.random.randbytes(8))
+        self._snapshots = Snapshots(log, self._applier, services.config, services.now_ms())
+        self._versions = Versions(self, self._applier)
+        self._leadership = Leadership(
             self,
             log,
-            applying=self._applying,
+            applier=self._applier,
             versions=self._versions,
-            asking=self._asking,
+            requests=self._requests,
             listener=listener,
             clock=services.clock,
         )
-        self._rejoining = Rejoining(self, meta, replace=self._leading.changes.replace)
-        self._installing = Installing(
+        self._rejoining = Rejoining(self, meta, replace=self._leadership.changes.replace)
+        self._installs = Installs(
             self,
             log,
-            applying=self._applying,
+            applier=self._applier,
             snapshots=self._snapshots,
-            proposals=self._asking.proposals,
+            proposals=self._requests.proposals,
             rejoining=self._rejoining,
             observer=observer,
         )
-        self._receiving = self._installing.receiving
+        self._receives = self._installs.receives
         self._writes = self._new_writes(meta)
         self.resting = Resting(self.config)
         self._ticks = 0
@@ -150,7 +133,7 @@ class Group:
         return Writes(
             self.log,
             meta,
-            install=self._installing.install,
+            install=self._installs.install,
             release=self._release,
             failed=self._write_failed,
             may_use_reserve=self._may_use_reserve,
@@ -170,8 +153,8 @@ class Group:
         return self._storage.new_core(
             self.node,
             self.config,
-            members=self._applying.members,
-            applied=self._applying.applied,
+            members=self._applier.members,
+            applied=self._applier.applied,
             rejoin_above=self._rejoining.above,
             draw=self._services.random.randrange,
         )
@@ -186,7 +169,7 @@ class Group:
     @property
     def ready(self) -> bool:
         """Whether this member leads and has applied the first entry of its term."""
-        return self.leads and self._applying.applied >= self.raft.core.term_start
+        return self.leads and self._applier.applied >= self.raft.core.term_start
 
     @property
     def alone(self) -> bool:
@@ -212,12 +195,12 @@ class Group:
     @property
     def applied(self) -> int:
         """The last index that the machine has applied."""
-        return self._applying.applied
+        return self._applier.applied
 
     @property
     def version(self) -> int:
         """The version of the machine that is in use."""
-        return self._applying.version
+        return self._applier.version
 
     @property
     def machine_newest(self) -> int:
@@ -229,18 +212,18 @@ class Group:
 
         It always resolves: with the result, or with the reason (see `errors`).
         """
-        return self._asking.propose(command, timeout_ms)
+        return self._requests.propose(command, timeout_ms)
 
     def propose_in_place(self, room: memoryview) -> Future[object]:
         """As `propose`, for a large command: the first `COMMAND_BYTES` are room for the group.
 
         The buffer is the group's from here on: it goes into the log as it is, without a copy.
         """
-        return self._asking.propose(room, None, in_place=True)
+        return self._requests.propose(room, None, in_place=True)
 
     def read(self, query: object, *, timeout_ms: int | None = None) -> Future[object]:
         """Ask the machine, linearizably: the answer reflects all that was answered before."""
-        return self._asking.read(query, timeout_ms)
+        return self._requests.read(query, timeout_ms)
 
     def read_local(self, query: object) -> object:
         """Ask the machine as it is here: the answer may be old. Works without any other member."""
@@ -274,15 +257,15 @@ class Group:
         self, term: int, token: int, peers: list[int], *, learners: Iterable[int] = ()
     ) -> ChangeAnswer:
         """Move the group to these voters, and have these learners beside them; see `peers`."""
-        return self._leading.change_peers(term, token, peers, learners)
+        return self._leadership.change_peers(term, token, peers, learners)
 
     def cancel_change_peers(self) -> bool:
         """Give up a change that is still catching up; True if none is left. Only the leader can."""
-        return self._leading.cancel_change_peers()
+        return self._leadership.cancel_change_peers()
 
     def rewrite(self, indexes: list[int] | None = None) -> Future[int]:
         """Phase 4: copy these live entries, or all scattered ones, to the end of the log."""
-        return self._leading.rewrite(indexes)
+        return self._leadership.rewrite(indexes)
 
     def snapshot(self) -> None:
         """Take a snapshot soon, whatever the size of the log."""
@@ -328,25 +311,25 @@ class Group:
             self._services.cut(sender, damage.message)
             return
         if core.role is Role.LEADER:
-            self._leading.heard(sender)
+            self._leadership.heard(sender)
 
     def _received_own(self, sender: int, item: Item) -> None:
         match item:
             case InstallOffer():
-                self._installing.offered(item)
+                self._installs.offered(item)
             case InstallPiece():
-                self._receiving.piece(item)
+                self._receives.piece(item)
             case InstallWant():
                 if self.leads:
-                    self._leading.changes.heard(sender)
-                self._leading.sends.wanted(item)
+                    self._leadership.changes.heard(sender)
+                self._leadership.sends.wanted(item)
             case InstallOver():
-                self._receiving.over(item)
+                self._receives.over(item)
             case Rejoin():
                 self._rejoining.asked(sender, item)
             case NotHere():
                 if self.leads:
-                    self._leading.changes.not_here(sender)
+                    self._leadership.changes.not_here(sender)
                 elif sender == self.leader:
                     self.raft.forget_leader()  # its node lives, but its copy does not
             case _:
@@ -400,17 +383,17 @@ class Group:
         else:
             self.raft.tick()
         now = self._services.now_ms()
-        self._asking.tick(now)
-        self._leading.sends.tick()
-        self._receiving.tick()
+        self._requests.tick(now)
+        self._leadership.sends.tick()
+        self._receives.tick()
         self._versions.tell()
         self._ticks += 1
         if self._ticks % self.config.election_ticks == 0:
             self._rejoining.ask()
-            self._leading.hand_over_if_stuck(self._writes.stuck_order)
-            self._leading.hand_over_if_short(now)
+            self._leadership.hand_over_if_stuck(self._writes.stuck_order)
+            self._leadership.hand_over_if_short(now)
         if self.leads:
-            self._leading.tick(now)
+            self._leadership.tick(now)
         self._maybe_snapshot(now)
 
     def close(self) -> None:
@@ -447,13 +430,13 @@ class Group:
         if self.stopped is not None:
             return
         try:
-            handled, reads = 0, self._asking.reads
+            handled, reads = 0, self._requests.reads
             self._count_appended()  # an order that had to wait may have gone through
             if reads.new and self.leader != NOBODY:  # else there is nobody to ask yet
                 self.raft.read_index(reads.ask(self._services.now_ms()))
             while self.stopped is None:
                 self._deliver_own()
-                self._leading.enter_proposals()
+                self._leadership.enter_proposals()
                 if not self.raft.has_ready():
                     return
                 if handled == _BATCHES_PER_TURN:
@@ -469,16 +452,16 @@ class Group:
             self.stop(error)
 
     def _handle(self, ready: Ready) -> None:
-        core, reads = self.raft.core, self._asking.reads
+        core, reads = self.raft.core, self._requests.reads
         if ready.soft is not None:
-            self._leading.role_changed()
+            self._leadership.role_changed()
         if core.leader != self._heard_leader or core.term != self._heard_term:
             self._tell_leader()  # also of one that leads again, in another term
         if self.stopped is not None:
             return  # who was told has closed it
         for message in ready.messages:
             if isinstance(message, Install):
-                self._leading.sends.start(message)
+                self._leadership.sends.start(message)
             else:
                 self.send(message)
         if ready.append is not None:
@@ -488,11 +471,11 @@ class Group:
             reads.confirmed(state.context, state.index)
         if ready.apply is not None and self.stopped is None:
             self._apply(ready.apply.entries)
-        self._applying.answer(reads.answerable(self._applying.applied))
+        self._applier.answer(reads.answerable(self._applier.applied))
 
     def _count_appended(self) -> None:
         """What entered the log is counted there, and not as promised any more."""
-        proposals = self._asking.proposals
+        proposals = self._requests.proposals
         if proposals.promised and not self._writes.waits:
             proposals.appended()
 
@@ -518,24 +501,24 @@ class Group:
     # -- applying -------------------------------------------------------------------------------
 
     def _apply(self, entries: list[Entry]) -> None:
-        if not self._applying.apply(entries, self._asking.proposals.applied):
+        if not self._applier.apply(entries, self._requests.proposals.applied):
             return
-        self._leading.became_ready()
+        self._leadership.became_ready()
         if self.stopped is None:
             self._observer.on_applied()
         self._maybe_snapshot(self._services.now_ms())
 
     def _replay_sound(self) -> None:
-        before, answer = self._applying.applied, self._asking.proposals.applied
-        self._applying.replay_sound(self._storage, answer, self.config.message_bytes_max)
-        if self._applying.applied > before and self.stopped is None:
+        before, answer = self._applier.applied, self._requests.proposals.applied
+        self._applier.replay_sound(self._storage, answer, self.config.message_bytes_max)
+        if self._applier.applied > before and self.stopped is None:
             self._observer.on_applied()
 
     def members_changed(self, *, was_joint: bool, led: bool) -> None:
         """A change of members is in force; `led`: this member led until then."""
         self._versions.keep_only(self.raft.core.progress)
         if led:
-            self._leading.members_changed(was_joint=was_joint)
+            self._leadership.members_changed(was_joint=was_joint)
 
     def too_old(self, error: MachineTooOld) -> None:
         """The machine does not know the version that is to be in use."""
@@ -543,7 +526,7 @@ class Group:
         self.stop(error)
 
     def _maybe_snapshot(self, now_ms: int) -> None:
-        if self.stopped is None and not self._receiving.busy:
+        if self.stopped is None and not self._receives.busy:
             self._snapshots.take_if_due(self.raft, now_ms)
 
     # -- starting over, and stopping ------------------------------------------------------------
@@ -560,10 +543,10 @@ class Group:
     def _start_over(self, error: LowmarkError) -> None:
         """Make the core anew from what is durable; whatever it was about to do is forgotten."""
         self._writes.close()
-        self._receiving.abort()
+        self._receives.abort()
         logger.warning("starting over", extra={"group": self.name, "reason": error.message})
-        self._leading.start_over()
-        self._asking.proposals.appended()  # or forgotten
+        self._leadership.start_over()
+        self._requests.proposals.appended()  # or forgotten
         self._own = []
         self._writes = self._new_writes(self._durable_meta())
         self.raft = self._new_raft()
@@ -591,10 +574,10 @@ class Group:
             if node != self.node:
                 self.send(NotHere(node, self.node))  # whoever rests on this copy must not wait
         self._writes.close()
-        self._leading.halt(error)
-        self._receiving.abort()
-        self._asking.refuse_all(error)
-        self._leading.give_up_change()
+        self._leadership.halt(error)
+        self._receives.abort()
+        self._requests.refuse_all(error)
+        self._leadership.give_up_change()
         self._observer.on_stopped(error)
 
     # -- rest -----------------------------------------------------------------------------------
@@ -602,12 +585,12 @@ class Group:
     def quiet(self) -> bool:
         """Whether nothing at all is going on."""
         return (
-            not self._asking.waiting
-            and self._asking.short_of is None
+            not self._requests.waiting
+            and self._requests.short_of is None
             and not self._own
             and self._writes.idle
-            and self._leading.changes.stage is Stage.NONE
-            and not self._receiving.busy
+            and self._leadership.changes.stage is Stage.NONE
+            and not self._receives.busy
             and not self._rejoining.waits
             and not (self.leads and self.raft.core.progress.keys() - self._versions.known.keys())
         )
@@ -668,11 +651,11 @@ class Group:
         return status_of(
             self.log,
             self.raft,
-            self._applying,
-            self._leading,
-            peers=peer_statuses(self.raft, self._leading) if self.leads else (),
+            self._applier,
+            self._leadership,
+            peers=peer_statuses(self.raft, self._leadership) if self.leads else (),
             resting=self.resting.resting,
-            waiting=self._asking.waiting,
+            waiting=self._requests.waiting,
             stopped=self.stopped,
-            install_refused=self._receiving.refused,
+            install_refused=self._receives.refused,
         )

@@ -12,11 +12,10 @@ from lowmark.group.config import GroupConfig
 from lowmark.group.errors import GroupStopped, GroupUnfinished
 from lowmark.group.future import Future
 from lowmark.group.group import Group
-from lowmark.group.lost import forget_lost, lost_incarnation, note_lost
-from lowmark.group.machine import Machine
-from lowmark.group.observer import Observer, SilentObserver
+from lowmark.group.machine import Machine, Observer, SilentObserver
 from lowmark.group.peers import ChangeFailed, PeerListener
-from lowmark.group.state_record import GroupMeta
+from lowmark.group.rejoin import forget_lost, lost_incarnation, note_lost
+from lowmark.group.storage import GroupMeta
 from lowmark.group.transport import Transport, TransportLimits
 from lowmark.group.wire import Answer, Ask, Item, NotHere
 from lowmark.log import Dropped, GroupLeaving, GroupLog, GroupUnknown, Log, Written
@@ -201,7 +200,7 @@ class Groups:
         """Throw this node's copy away and get a new one from the others.
 
         The new copy asks the members (and `ask`, if this copy no longer knows them) to be added
-        again, and says nothing else before it is; see `lost`.
+        again, and says nothing else before it is; see `rejoin`.
         """
         future: Future[Group] = Future()
         incarnation, known = self._identity(name)

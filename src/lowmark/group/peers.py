@@ -19,10 +19,10 @@ that it finds wait for a new list (the caller learns of the election and asks ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lowmark.raft import (
     Change,
@@ -33,6 +33,9 @@ from lowmark.raft import (
     ProgressState,
     Transition,
 )
+
+if TYPE_CHECKING:
+    from lowmark.group.leadership import Leadership
 
 
 class Stage(Enum):
@@ -94,23 +97,6 @@ class PeerListener(Protocol):
         """All new members are near. Answer True, now or later, to go on; False to wait."""
 
 
-class Leader(Protocol):
-    """What a change asks of the leading member."""
-
-    def members(self) -> Members: ...
-    def progress(self) -> Mapping[int, Progress]: ...
-    def last_index(self) -> int: ...
-    def bytes_behind(self, node: int) -> int: ...
-    def installed_bytes(self, node: int) -> int: ...
-    def known_version(self, node: int) -> int: ...
-    @property
-    def version(self) -> int: ...
-    def propose_change(self, change: ConfChange) -> bool: ...
-    def change_pending(self) -> bool: ...
-    def when_kept(self, callback: Callable[[], None]) -> None: ...
-    def now_ms(self) -> int: ...
-
-
 @dataclass(slots=True)
 class _Watched:
     """How a learner comes along."""
@@ -126,7 +112,7 @@ class PeerChange:
 
     def __init__(
         self,
-        leader: Leader,
+        leader: Leadership,
         listener: PeerListener,
         *,
         near_entries: int,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowmark.errors import LowmarkError
-from lowmark.group.applying import Applying
-from lowmark.group.leading import Leading
+from lowmark.group.applier import Applier
+from lowmark.group.leadership import Leadership
 from lowmark.group.peers import Stage
 from lowmark.log import GroupLog
 from lowmark.raft import RaftNode
@@ -68,8 +68,8 @@ class GroupStatus:
 def status_of(
     log: GroupLog,
     raft: RaftNode,
-    applying: Applying,
-    leading: Leading,
+    applier: Applier,
+    leadership: Leadership,
     *,
     peers: tuple[PeerStatus, ...],
     resting: bool,
@@ -93,11 +93,11 @@ def status_of(
         last_index=log.last_index,
         written_index=log.written_index,
         committed=core.log.committed,
-        applied=applying.applied,
+        applied=applier.applied,
         snapshot_index=row.snapshot_index,
         live_entries=len(row.live),
-        machine_version=applying.version,
-        stage=leading.changes.stage,
+        machine_version=applier.version,
+        stage=leadership.changes.stage,
         resting=resting,
         waiting=waiting,
         stopped=stopped.message if stopped is not None else "",
@@ -106,18 +106,18 @@ def status_of(
     )
 
 
-def peer_statuses(raft: RaftNode, leading: Leading) -> tuple[PeerStatus, ...]:
+def peer_statuses(raft: RaftNode, leadership: Leadership) -> tuple[PeerStatus, ...]:
     """The other members, as a leader sees them."""
     core, last = raft.core, raft.core.log.last_index
     found = []
     for node, progress in core.progress.items():
         if node == core.node:
             continue
-        behind = leading.bytes_behind(node)
-        sending = leading.sends.progress(node)
+        behind = leadership.bytes_behind(node)
+        sending = leadership.sends.progress(node)
         if sending is not None:
             behind += sending.bytes_left
-        rate = leading.tracking.bytes_per_s(node)
+        rate = leadership.tracking.bytes_per_s(node)
         found.append(
             PeerStatus(
                 node=node,
@@ -130,8 +130,8 @@ def peer_statuses(raft: RaftNode, leading: Leading) -> tuple[PeerStatus, ...]:
                 bytes_per_s=rate,
                 seconds_left=0.0 if not behind else behind / rate if rate else None,
                 active=progress.recent_active,
-                installing_bytes=leading.installed_bytes(node),
-                machine_version=leading.known_version(node),
+                installing_bytes=leadership.installed_bytes(node),
+                machine_version=leadership.known_version(node),
             )
         )
     return tuple(found)

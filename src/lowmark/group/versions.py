@@ -7,37 +7,23 @@ index, and none is asked for what it does not know.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lowmark.group import envelope
-from lowmark.group.applying import Applying
-from lowmark.group.config import GroupConfig
-from lowmark.group.wire import Item, Knows
-from lowmark.raft import NOBODY, ProposalDropped, RaftNode
+from lowmark.group.applier import Applier
+from lowmark.group.wire import Knows
+from lowmark.raft import NOBODY, ProposalDropped
 
-
-class Host(Protocol):
-    """What versions ask of their group."""
-
-    node: int
-    config: GroupConfig
-    raft: RaftNode
-
-    @property
-    def leads(self) -> bool: ...
-    @property
-    def ready(self) -> bool: ...
-    def now_ms(self) -> int: ...
-    def send(self, item: Item) -> None: ...
-    def wake(self) -> None: ...
+if TYPE_CHECKING:
+    from lowmark.group.group import Group
 
 
 class Versions:
     """What this member has told of its own, and what others have told it."""
 
-    def __init__(self, host: Host, applying: Applying) -> None:
+    def __init__(self, host: Group, applier: Applier) -> None:
         self._host = host
-        self._applying = applying
+        self._applier = applier
         self._told_leader = (0, 0)
         self._told_at_ms = 0
         self._proposed = 0
@@ -63,7 +49,7 @@ class Versions:
         self.tell()
 
     def _send(self) -> None:
-        core, newest = self._host.raft.core, self._applying.machine.newest_version
+        core, newest = self._host.raft.core, self._applier.machine.newest_version
         self._host.send(Knows(core.leader, self._host.node, core.term, newest))
 
     def ask_whether_it_lives(self) -> None:
@@ -74,7 +60,7 @@ class Versions:
 
     def elected(self) -> None:
         """This member leads from now on: it is told anew."""
-        self.known = {self._host.node: self._applying.machine.newest_version}
+        self.known = {self._host.node: self._applier.machine.newest_version}
         self._proposed = 0
 
     def heard(self, sender: int, item: Knows) -> None:
@@ -99,7 +85,7 @@ class Versions:
         if not host.ready:
             return
         common = min(self.known.get(node, 0) for node in [*host.raft.core.progress, host.node])
-        if common > max(self._applying.version, self._proposed):
+        if common > max(self._applier.version, self._proposed):
             try:
                 host.raft.propose([envelope.seal_version(common)])
             except ProposalDropped:

@@ -26,8 +26,7 @@ from itertools import groupby
 import msgspec
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
-from lowmark.group.state_record import GroupMeta
-from lowmark.group.storage import entry_data
+from lowmark.group.storage import GroupMeta, entry_data
 from lowmark.log import EntryTooLarge, GroupLog, GroupQuarantined, InstallRefused, Written
 from lowmark.raft import Entry, EntryKind, HardState, Snapshot, StorageAppend
 from lowmark.raft.messages import Response

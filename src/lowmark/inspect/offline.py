@@ -26,8 +26,7 @@ from lowmark.catalog import (
 )
 from lowmark.errors import Corrupt, LowmarkError, Rejected, Unavailable, invariant
 from lowmark.group import Command, EntryTooNew, MachineTooOld, envelope
-from lowmark.group.state_record import GroupMeta, SnapshotMembers
-from lowmark.group.storage import raft_entry
+from lowmark.group.storage import GroupMeta, SnapshotMembers, raft_entry
 from lowmark.log import GroupLog, Log, LogConfig, is_log
 from lowmark.log.errors import NewerFormat
 from lowmark.metastore import (

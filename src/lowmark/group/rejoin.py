@@ -15,14 +15,17 @@ it, and that copy is silent until its node was added to the group again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from lowmark.group.state_record import GroupMeta
-from lowmark.group.wire import Item, Rejoin
+from lowmark.group.storage import GroupMeta
+from lowmark.group.wire import Rejoin
 from lowmark.log import files
 from lowmark.log.files import Note, read_note, write_note
-from lowmark.raft import RaftNode
 from lowmark.runtime import Disk
+
+if TYPE_CHECKING:
+    from lowmark.group.group import Group
+
 
 FOLDER = files.REJOIN
 
@@ -66,21 +69,10 @@ def forget_lost(disk: Disk, group: str) -> None:
         disk.sync_dir(FOLDER)
 
 
-class Host(Protocol):
-    """What rejoining asks of its group."""
-
-    node: int
-    raft: RaftNode
-
-    @property
-    def ready(self) -> bool: ...
-    def send(self, item: Item) -> None: ...
-
-
 class Rejoining:
     """A copy in place of a lost one asks to be added again; the leader that hears it does so."""
 
-    def __init__(self, host: Host, meta: GroupMeta, *, replace: Callable[[int], bool]) -> None:
+    def __init__(self, host: Group, meta: GroupMeta, *, replace: Callable[[int], bool]) -> None:
         self._host = host
         self._ask = meta.ask
         self._replace = replace

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lowmark.errors import LowmarkError, invariant
 from lowmark.group import envelope
 from lowmark.group.errors import EntryTooNew, MachineFailed, MachineTooOld
 from lowmark.group.machine import Machine
 from lowmark.group.requests import Read
-from lowmark.group.state_record import SnapshotMembers
-from lowmark.group.storage import GroupStorage
+from lowmark.group.storage import GroupStorage, SnapshotMembers
 from lowmark.log import GroupLog
 from lowmark.raft import (
     ConfChange,
@@ -24,10 +23,13 @@ from lowmark.raft import (
     Entry,
     EntryKind,
     MembershipRefused,
-    RaftNode,
     StorageApplied,
 )
 from lowmark.runtime import Buffer
+
+if TYPE_CHECKING:
+    from lowmark.group.group import Group
+
 
 logger = logging.getLogger(__name__)
 
@@ -35,26 +37,10 @@ Answer = Callable[[int, int, object, int], None]
 """Called with an entry's index and term, its result, and who leads."""
 
 
-class Host(Protocol):
-    """What applying asks of its group."""
-
-    name: str
-    raft: RaftNode
-    stopped: LowmarkError | None
-
-    @property
-    def leads(self) -> bool: ...
-    @property
-    def leader(self) -> int: ...
-    def members_changed(self, *, was_joint: bool, led: bool) -> None: ...
-    def too_old(self, error: MachineTooOld) -> None: ...
-    def stop(self, error: LowmarkError) -> None: ...
-
-
-class Applying:
+class Applier:
     """The machine, and everything that entries change beside it."""
 
-    def __init__(self, host: Host, log: GroupLog, machine: Machine, founders: ConfState) -> None:
+    def __init__(self, host: Group, log: GroupLog, machine: Machine, founders: ConfState) -> None:
         self._host = host
         self._log = log
         self.machine = machine

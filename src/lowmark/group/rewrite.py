@@ -7,31 +7,23 @@ and being applied is the machine's to notice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lowmark.errors import LowmarkError
 from lowmark.group import envelope
-from lowmark.group.config import GroupConfig
 from lowmark.group.future import Future
 from lowmark.group.machine import Machine
 from lowmark.log import GroupLog
 
-
-class Host(Protocol):
-    """What a rewrite asks of its group."""
-
-    config: GroupConfig
-
-    def propose_wrapped(self, datas: list[bytes]) -> list[Future[object]]: ...
-    def later(self, delay_ms: float, callback: Callable[[], None]) -> None: ...
+if TYPE_CHECKING:
+    from lowmark.group.leadership import Leadership
 
 
 class Rewrite:
     """One run over given indexes; `future` gives how many entries were copied."""
 
     def __init__(
-        self, host: Host, log: GroupLog, machine: Machine, chunks: list[list[int]]
+        self, host: Leadership, log: GroupLog, machine: Machine, chunks: list[list[int]]
     ) -> None:
         self._host = host
         self._log = log

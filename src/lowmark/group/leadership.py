@@ -2,28 +2,25 @@
 
 It enters proposals into the log and stamps them, names the first members there, follows how far the
 others are, sends them snapshots, changes who belongs to the group (`peers`), copies scattered
-entries (`rewriting`), and hands over when it can't serve. All of it ends with its leadership, and
+entries (`rewrite`), and hands over when it can't serve. All of it ends with its leadership, and
 nothing of it is durable but what is in the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import envelope
-from lowmark.group.applying import Applying
-from lowmark.group.asking import Asking
-from lowmark.group.config import GroupConfig
+from lowmark.group.applier import Applier
 from lowmark.group.errors import GroupBusy, NotLeader
 from lowmark.group.future import Future
 from lowmark.group.peers import ChangeAnswer, PeerChange, PeerListener
-from lowmark.group.rewriting import Rewrite
-from lowmark.group.sending import Sends
-from lowmark.group.tracking import Tracking
+from lowmark.group.requests import Requests
+from lowmark.group.rewrite import Rewrite
+from lowmark.group.transfer import Sends
 from lowmark.group.versions import Versions
-from lowmark.group.wire import Item
 from lowmark.log import GroupLog
 from lowmark.raft import (
     NOBODY,
@@ -32,60 +29,37 @@ from lowmark.raft import (
     Progress,
     ProgressState,
     ProposalDropped,
-    RaftNode,
     Role,
 )
 from lowmark.runtime import Buffer, HybridClock
+
+if TYPE_CHECKING:
+    from lowmark.group.group import Group
 
 _SHORT_PAUSES_MAX = 64
 """For at most so many election timeouts a leader without space does not hand over again."""
 
 
-class Host(Protocol):
-    """What leading asks of its group."""
-
-    name: str
-    node: int
-    config: GroupConfig
-    raft: RaftNode
-    stopped: LowmarkError | None
-
-    @property
-    def leads(self) -> bool: ...
-    @property
-    def ready(self) -> bool: ...
-    @property
-    def leader(self) -> int: ...
-    @property
-    def term(self) -> int: ...
-    def send(self, item: Item) -> None: ...
-    def later(self, delay_ms: float, callback: Callable[[], None]) -> None: ...
-    def now_ms(self) -> int: ...
-    def draw_session(self) -> int: ...
-    def wake(self) -> None: ...
-    def work_soon(self) -> None: ...
-
-
-class Leading:
+class Leadership:
     """The leader's part of one copy. It does nothing on other members."""
 
     def __init__(
         self,
-        host: Host,
+        host: Group,
         log: GroupLog,
         *,
-        applying: Applying,
+        applier: Applier,
         versions: Versions,
-        asking: Asking,
+        requests: Requests,
         listener: PeerListener,
         clock: HybridClock,
     ) -> None:
         self.config = host.config
         self._host = host
         self._log = log
-        self._applying = applying
+        self._applier = applier
         self._versions = versions
-        self._asking = asking
+        self._requests = requests
         self._listener = listener
         self._clock = clock
         self._stamped = 0
@@ -125,7 +99,7 @@ class Leading:
             self.changes.lost_leadership()
             if self._rewrite is not None:
                 self._rewrite.stop(self._not_leader())
-            self._asking.proposals.refuse_queued(self._not_leader)
+            self._requests.proposals.refuse_queued(self._not_leader)
         self._role = role
 
     def became_ready(self) -> None:
@@ -197,7 +171,7 @@ class Leading:
 
     def enter_proposals(self) -> None:
         """Let what is queued enter the log, as far as there is room."""
-        proposals = self._asking.proposals
+        proposals = self._requests.proposals
         if not proposals.queued or not self._host.ready:
             return
         core = self._host.raft.core
@@ -219,7 +193,7 @@ class Leading:
             if proposal.raw:
                 datas.append(proposal.data)
             else:
-                floor = max(self._stamped, self._applying.last_time) + 1
+                floor = max(self._stamped, self._applier.last_time) + 1
                 self._stamped = max(self._clock.now(), floor)
                 if proposal.in_place:
                     data = memoryview(proposal.data)
@@ -238,7 +212,7 @@ class Leading:
     def _found(self) -> None:
         """Put the first members into the log, before anything changes them."""
         host = self._host
-        if self._applying.founded or self._founding_in == host.term:
+        if self._applier.founded or self._founding_in == host.term:
             return
         try:
             host.raft.propose([envelope.seal_founders(host.raft.core.members.stored())])
@@ -256,7 +230,7 @@ class Leading:
                 raise Rejected("an index is at least 1")
             wanted = sorted(set(indexes))
             chunks = [wanted[at : at + size] for at in range(0, len(wanted), size)]
-        run = Rewrite(self, self._log, self._applying.machine, chunks)
+        run = Rewrite(self, self._log, self._applier.machine, chunks)
         if self._rewrite is not None and not self._rewrite.future.done:
             run.stop(GroupBusy(host.name, why="another rewrite is under way"))
         elif host.stopped is not None:
@@ -287,7 +261,7 @@ class Leading:
         That one may have space, and a follower without it stops no one. If none of them has,
         leadership goes round; so each hands over after a pause that doubles while it is short.
         """
-        short_of, self._asking.short_of = self._asking.short_of, None
+        short_of, self._requests.short_of = self._requests.short_of, None
         if short_of is None or not self._host.leads or self._log.fits(short_of):
             return
         wait_ms = now_ms - self._short_until_ms
@@ -347,7 +321,7 @@ class Leading:
 
     def propose_wrapped(self, datas: list[bytes]) -> list[Future[object]]:
         """Propose entries of the group's own; raises if nothing can be proposed here."""
-        return self._asking.propose_wrapped(datas)
+        return self._requests.propose_wrapped(datas)
 
     def later(self, delay_ms: float, callback: Callable[[], None]) -> None:
         """Call back, unless this copy has stopped by then."""
@@ -372,7 +346,7 @@ class Leading:
     @property
     def version(self) -> int:
         """The version of the machine that is in use."""
-        return self._applying.version
+        return self._applier.version
 
     def known_version(self, node: int) -> int:
         """The newest version of the machine that a member knows; 0 if it has not said."""
@@ -402,7 +376,7 @@ class Leading:
     def propose_change(self, change: ConfChange) -> bool:
         """Propose a change of members; False if it can't be made now."""
         core = self._host.raft.core
-        if not self._host.ready or not self._applying.founded or core.transferee != NOBODY:
+        if not self._host.ready or not self._applier.founded or core.transferee != NOBODY:
             return False
         if core.pending_change > core.log.applied:
             return False
@@ -433,4 +407,44 @@ class Leading:
                 self.when_kept(callback)  # it only took too long
 
         future.then(applied)
-        self._asking.queue(b"", raw=True, future=future, timeout_ms=None)
+        self._requests.queue(b"", raw=True, future=future, timeout_ms=None)
+
+
+_SAMPLE_MS = 1_000
+_WEIGHT = 0.3
+
+
+class Tracking:
+    """How fast members catch up, for those who watch: a smoothed rate for each that is behind."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, tuple[int, int, int]] = {}
+        self._rates: dict[int, float] = {}
+
+    def clear(self) -> None:
+        """Another leader's figures are not ours."""
+        self._samples.clear()
+        self._rates.clear()
+
+    def bytes_per_s(self, node: int) -> float:
+        """How fast a member was lately; 0 if it is not known."""
+        return self._rates.get(node, 0.0)
+
+    def tick(self, now_ms: int, progress: Mapping[int, Progress], leader: Leadership) -> None:
+        """Look again, about once a second, at members that are behind."""
+        for node in progress:
+            last = self._samples.get(node)
+            if last is not None and now_ms - last[0] < _SAMPLE_MS:
+                continue
+            behind, sent = leader.bytes_behind(node), leader.installed_bytes(node)
+            self._samples[node] = (now_ms, behind, sent)
+            if not behind and not sent:
+                self._rates.pop(node, None)
+            elif last is not None:
+                gained = max(0, last[1] - behind) + max(0, sent - last[2])
+                rate = gained * 1_000 / (now_ms - last[0])
+                old = self._rates.get(node, rate)
+                self._rates[node] = old + _WEIGHT * (rate - old)
+        for node in [node for node in self._samples if node not in progress]:
+            self._samples.pop(node)
+            self._rates.pop(node, None)
