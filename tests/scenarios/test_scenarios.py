@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from scenarios.compaction_driver import CompactionDriver
 from scenarios.raft_driver import RaftDriver
 from scenarios.runner import Handler, run_file
 
 HERE = Path(__file__).parent
 REWRITE = os.environ.get("REWRITE", "") == "1"
-DRIVERS: dict[str, Callable[[], Handler]] = {"raft": RaftDriver}
+DRIVERS: dict[str, Callable[[], Handler]] = {
+    "compaction": CompactionDriver,
+    "raft": RaftDriver,
+}
 FILES = sorted(HERE.glob("*/*.txt"))
 
 
