@@ -528,6 +528,30 @@ def test_a_ledger_that_was_refused_is_adopted_when_whoever_came_has_gone(world: 
     check_one_ledger(world)
 
 
+def test_a_run_is_not_overtaken_by_what_it_published_itself(world: World) -> None:
+    # given a ledger that is refused, because a cursor came that needs deletes which it lacks
+    world.write(("a", 1), ("b", 2))
+    world.write(("a", None))
+    works = 0
+
+    def come_and_go(name: str) -> None:
+        nonlocal works
+        if name == "adopt partition 0" and not works > 1:
+            world.table.cursors.create("short", kind="compacted", start={0: 1})
+        if name == "carry out the work":
+            works += 1
+            if works == 2:
+                # when the cursor goes while the partition is written anew
+                world.table.cursors.delete("short")
+
+    run = world.compact(step=come_and_go)
+    # then what was published first is adopted, the backlog is cut, and the run says so
+    (one,) = run.partitions
+    assert (works, one.state, one.trimmed_to) == (2, "adopted", 3)
+    assert one.manifest == world.adopted().manifest
+    check_one_ledger(world)
+
+
 def test_whoever_comes_after_the_ledger_was_adopted_is_told_that_deletes_are_gone(
     world: World,
 ) -> None:

@@ -1,11 +1,11 @@
 """How a ledger that was written comes to be read: published, adopted, and the backlog cut.
 
-Steps 4 to 6 of a run (see `compacting`), for one partition at a time. What became of it is the
+Steps 4 to 6 of a run (see `run`), for one partition at a time. What became of it is the
 state of the plan that comes out:
 
     adopted     it is read; the backlog is cut, as far as that is wished and nobody holds it
     overtaken   another one was published or adopted meanwhile: there is nothing left to do
-    planned     somebody came who needs deletes that it lacks: the next round sees to it
+    planned     a reader came that needs deletes which it lacks: the next round sees to it
 
 The backlog is never cut unless every file of the ledger is there: nothing else has its rows then.
 """
@@ -51,7 +51,12 @@ class Publisher:
         """
         number, table = done.partition, self._table
         if now.view.ledger != before.view.ledger or done.epoch <= now.seen.epoch:
-            return msgspec.structs.replace(plan, state="overtaken")
+            own = self._own(now)
+            if own is None:
+                return msgspec.structs.replace(plan, state="overtaken")
+            return self.trimmed(
+                msgspec.structs.replace(plan, manifest=own.manifest, horizon=own.horizon)
+            )
         if now.refuses(done.deletes_below):
             return PartitionPlan(partition=number)  # anew, from the start
         pointer = Pointer(
@@ -79,6 +84,17 @@ class Publisher:
             # It keeps what it was: if whoever held deletes goes, the next round has it adopted.
             return msgspec.structs.replace(plan, state="planned")
         return self.trimmed(plan)
+
+    def _own(self, now: PlanInput) -> Pointer | None:
+        """What this run published in an earlier round, if the partition has adopted it since.
+
+        A reader that held deletes kept it from that; when the reader went, the next look at the
+        partition had it adopted. What was written again meanwhile has the same rows.
+        """
+        pointer, adopted = now.seen.pointer, now.view.ledger
+        if pointer is None or adopted is None or pointer.run != self._context.run:
+            return None
+        return pointer if pointer.manifest == adopted.manifest else None
 
     def adopt(self, number: int, pointer: Pointer) -> bool:
         """Have a partition read from a ledger that was published; False if somebody needs more."""
