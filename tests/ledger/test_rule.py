@@ -284,7 +284,6 @@ def test_the_order_goes_from_the_loser_to_the_winner() -> None:
 def test_the_last_row_needs_no_rank_and_no_column() -> None:
     assert LAST_ROW.column is None
     assert LAST_ROW.ranks(None) is None
-    assert str(LAST_ROW) == "the last row wins"
 
 
 def test_sources_are_asked_latest_first_and_only_by_a_rule_that_goes_by_offsets() -> None:

@@ -95,7 +95,7 @@ class Rule(ABC):
         """
         invariant(
             self.column is None,
-            f"sources are asked in the order of offsets, but rule {self} goes by a column",
+            "sources are asked in the order of offsets, but the rule goes by a column",
         )
         return range(count - 1, -1, -1)
 
@@ -111,9 +111,6 @@ class _LastRow(Rule):
 
     def ranks(self, values: pa.Array | None) -> None:
         del values
-
-    def __str__(self) -> str:
-        return "the last row wins"
 
 
 LAST_ROW: Final[Rule] = _LastRow()
