@@ -3,7 +3,7 @@
 Words
     descriptor  a frozen value that describes one zone, schema, table, column or index
     catalog     all descriptors as of one version: an immutable value
-    command     what somebody wants: `CreateTable(...)`; checked, and refused by name
+    command     what a user wants: `CreateTable(...)`; checked, and refused by name
     entry       what a command came to: `NewTable(...)`; only carried out
     update      the entries that make one version, as the update log has them
     snapshot    a whole version, in place of the updates up to it

@@ -65,9 +65,9 @@ ATTEMPTS_MAX = 10
 WAITING_MAX = 1_000
 """Lists of commands that wait at one node for their turn."""
 READY_MS_MAX = 60_000
-"""So long an author waits for listeners of this node to be done with his version."""
+"""How long an author waits for listeners of this node to be done with its version."""
 _FAR_MS = 60_000
-"""Nobody waits longer than this, beyond delay and skew, for a version to come into force."""
+"""No author waits longer than this, beyond delay and skew, for a version to come into force."""
 _FOUND_AGAIN_MS = 300
 _GIVE_WAY_MS = 2
 """After the first lost race; twice as long after each further one."""
@@ -134,14 +134,14 @@ class Catalogs:
     def start(self) -> None:
         """Take what this node's copy of the metastore has, and follow it from there.
 
-        Listeners are told of what comes after that: what is there already can be read.
+        Listeners get what comes after that: what is there already can be read.
         """
         self._follow()
         self._telling.start_at(self.history.latest.version)
         self._metastore.on_elected(lambda _: self._found())
 
     def close(self) -> None:
-        """Whoever waits is told."""
+        """Stop; each author that waits gets an error."""
         self._closed = True
         self._telling.close()
         if self._watch is not None:
@@ -189,7 +189,7 @@ class Catalogs:
         """The metastore's leader makes version 1; it is in force at once."""
 
         def made(future: Future[Executed]) -> None:
-            if future.error is not None:  # as long as this node leads, nobody else would do it
+            if future.error is not None:  # as long as this node leads, no other would do it
                 self._loop.call_later(_FOUND_AGAIN_MS, self._found)
 
         if self._closed or self.failed is not None or not self._metastore.coordinates:
@@ -248,10 +248,10 @@ class Catalogs:
     # -- telling --------------------------------------------------------------------------------
 
     def on_event(self, listener: Listener) -> None:
-        """Be told every entry of every version that comes from now on, in order.
+        """Give a listener every entry of every version that comes from now on, in order.
 
         The version can be read by then. If the listener answers with a future, the version counts
-        as ready, and the next one is told, when that is done.
+        as ready, and the next one comes, when that is done.
         """
         self._telling.add(listener)
 
@@ -331,7 +331,7 @@ class Catalogs:
         watch, state = self._watch, self._metastore.state
         if watch is None or watch.position > state.latest:
             return self._when_latest(0)
-        # The watch is about to be told, or is about to be made again. It is not told of revisions
+        # The watch is about to get it, or is about to be made again. It does not get revisions
         # that have nothing for it, so only a version is something to wait for.
         try:
             entry = self._metastore.get_local(VERSION_KEY)
@@ -370,7 +370,7 @@ class Catalogs:
         token = self._random.randbytes(TOKEN_BYTES)
         request = _Request(tuple(commands), delay_ms, token, future, founds)
         if founds:
-            self._begin(request)  # whoever is first in the queue may wait for it
+            self._begin(request)  # the first in the queue may wait for it
         elif len(self._queue) == WAITING_MAX:
             future.reject(_busy())
         else:
@@ -412,7 +412,7 @@ class Catalogs:
 
         def read(future: Future[int]) -> None:
             if future.error is not None:
-                # Whoever waits behind this one would wait as long, one by one, to hear the same.
+                # The requests behind this one would wait as long, one by one, to get the same.
                 self._reject_queued(future.error)
                 self._refuse(request, future.error)
                 return
@@ -428,7 +428,7 @@ class Catalogs:
                 self._refuse(request, OutcomeUnknown("metastore", why=why))
             else:
                 if request.tried <= self.history.latest.version:
-                    request.unknown = False  # somebody else made that version
+                    request.unknown = False  # another author made that version
                 self._decide(request)
 
         self._metastore.get(VERSION_KEY).map(
@@ -516,8 +516,8 @@ class Catalogs:
         elif future.result().answer == 1:
             self._went_in(request, update.version)
         else:
-            # Somebody else is at it, perhaps nearer to the leader and with more to do. Who gives
-            # way for longer each time outlasts him.
+            # Another author is at it, perhaps nearer to the leader and with more to do. One that
+            # gives way for longer each time outlasts it.
             wait_ms = _GIVE_WAY_MS * 2**request.attempts * (0.5 + self._random.random())
             self._loop.call_later(wait_ms, lambda: self._attempt(request))
 
@@ -671,5 +671,5 @@ def _not_ready(version: int) -> Unavailable:
 
 
 def _written(version: int, error: LowmarkError) -> OutcomeUnknown:
-    """For whoever waited for a version that was made, and will not hear when it is in force."""
+    """For the author of a version that was made, who will not hear when it is in force."""
     return OutcomeUnknown("metastore", why=f"version {version} was written, but {error.message}")

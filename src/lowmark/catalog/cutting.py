@@ -1,7 +1,7 @@
 """Cuts the update log at a version: the parts of a large snapshot, then the write that counts.
 
-Until that write nothing has changed for anybody, so whoever crashes, or loses to another cut, on
-the way there leaves nothing behind but parts that nobody reads.
+Until that write nothing has changed for any reader. So a node that crashes, or loses to another
+cut, on the way there leaves nothing behind but parts that no node reads.
 """
 
 from __future__ import annotations
@@ -99,5 +99,5 @@ class Cutting:
             self.done.reject(CutRefused(self._version))
         elif self._attempts == CUTS_MAX:
             self.done.reject(error or CatalogBusy(self._attempts))
-        else:  # the answer was lost, or somebody else has cut meanwhile
+        else:  # the answer was lost, or another node has cut meanwhile
             self.attempt()

@@ -1,7 +1,7 @@
 """Tells listeners what became of the catalog: every entry of every version, in order.
 
-A version is *ready* when all listeners were told of it and are done. The next one is told only
-then, so a slow listener delays readiness, and with it those who wait for it; versions can be read
+A version is *ready* when all listeners have got it and are done. They get the next one only then,
+so a slow listener delays readiness, and with it the callers that wait for it; versions can be read
 as soon as they are known.
 """
 
@@ -47,10 +47,10 @@ class Telling:
         self._waiting: list[tuple[int, Future[Catalog]]] = []
         self._closed = False
         self.ready = 0
-        """Up to this version, all listeners were told and are done."""
+        """Up to this version, all listeners have got everything and are done."""
 
     def add(self, listener: Listener) -> None:
-        """One more listener, for versions that are told from now on."""
+        """One more listener, for versions that come from now on."""
         self._listeners.append(listener)
 
     def start_at(self, version: int) -> None:
@@ -80,7 +80,7 @@ class Telling:
         future.reject(error)
 
     def reject(self, error: LowmarkError) -> None:
-        """Nobody need wait any longer."""
+        """Give this error to all that wait for a version to be ready."""
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
             future.reject(error.again())
@@ -132,7 +132,7 @@ class Telling:
 
 
 def _failed(catalog: Catalog, error: LowmarkError) -> None:
-    # The version is made, on every node: that somebody could not follow does not undo it.
+    # The version is made, on every node: that a listener could not follow does not undo it.
     logger.error(
         "a listener failed",
         extra={"catalog_version": catalog.version, "reason": error.message},

@@ -8,13 +8,13 @@
 
 All writes are conditional on what their author saw, so of two authors one wins and the other sees
 it. An update goes in behind version N only if N is still the latest. A snapshot of version N takes
-the place of update N and removes all before it, in the same revision: whoever reads finds either
+the place of update N and removes all before it, in the same revision: a reader finds either
 the updates or the snapshot, never a gap.
 
-The parts of a large snapshot are written before that, one by one. Nobody reads them until the
+The parts of a large snapshot are written before that, one by one. No node reads them until the
 snapshot's own write names them, and that one is carried out only if they are all there as its
 author wrote them. From then on no write of a part of that version is carried out, however late it
-comes. What an author left who never came so far is removed by the next cut at a later version.
+comes. The next cut at a later version removes what an author left that never came so far.
 """
 
 from __future__ import annotations

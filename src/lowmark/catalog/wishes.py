@@ -33,7 +33,7 @@ from lowmark.catalog.values import Value, canonical, parse_value
 from lowmark.catalog.zone_commands import ZoneCommand
 
 _INTERNAL = {StartBuildingIndex, MakeIndexAvailable, RemoveIndex, TrimTableSchemas}
-"""Steps of Lowmark's own: nobody wishes for them."""
+"""Steps of Lowmark's own: no user sends them."""
 
 
 def _named(*unions: UnionType) -> dict[str, type[Any]]:

@@ -128,7 +128,7 @@ class SetDefaultZone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropZone:
-    """Remove a zone that nobody uses."""
+    """Remove a zone that no table uses."""
 
     name: str
     if_exists: bool = False
