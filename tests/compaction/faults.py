@@ -31,15 +31,18 @@ class Calls:
 
     def __init__(self, hook: Hook) -> None:
         self.made: list[str] = []
+        self.paths: list[str] = []
+        """Of each call; some below the store's root, some absolute."""
         self.unsettled: set[str] = set()
         self._hook = hook
         self._thread = threading.get_ident()
 
-    def tell(self, name: str) -> bool:
+    def tell(self, name: str, path: str) -> bool:
         """Before a call is made; says whether it counts."""
         if threading.get_ident() != self._thread:
             return False
         self.made.append(name)
+        self.paths.append(path)
         self._hook(name)
         return True
 
@@ -52,27 +55,27 @@ def store_calls(hook: Hook) -> Iterator[Calls]:
     create, delete, make_folder = Store.create, Store.delete, Store._make_folder
 
     def told_sync(path: str) -> None:
-        mine = calls.tell("sync")
+        mine = calls.tell("sync", path)
         sync(path)
         if mine:
             calls.unsettled -= {one for one in calls.unsettled if os.path.dirname(one) == path}
 
     def told_rename(source: Any, target: Any) -> None:
-        mine = calls.tell("rename")
+        mine = calls.tell("rename", os.fspath(target))
         rename(source, target)
         if mine:
             calls.unsettled.add(os.fspath(target))
 
     def told_create(self: Store, path: str, **more: Any) -> Any:
-        calls.tell("create")
+        calls.tell("create", path)
         return create(self, path, **more)
 
     def told_delete(self: Store, path: str) -> None:
-        calls.tell("delete")
+        calls.tell("delete", path)
         delete(self, path)
 
     def told_make_folder(self: Store, folder: str) -> None:
-        calls.tell("make folder")
+        calls.tell("make folder", folder)
         make_folder(self, folder)
 
     with (

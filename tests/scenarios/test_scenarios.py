@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from compaction.mutants import COMPACTION_MUTANTS
+from lowmark.log import files, identity
+from lowmark.log.folders import SharedFolder
+from lowmark.log.roster import Roster
 from scenarios.compaction_driver import CompactionDriver
+from scenarios.disk_driver import DiskDriver
 from scenarios.raft_driver import RaftDriver
-from scenarios.runner import Handler, run_file
+from scenarios.runner import Handler, ScenarioDiffers, run_file
+from sim.mutants import MUTANTS, replaced
 
 HERE = Path(__file__).parent
 REWRITE = os.environ.get("REWRITE", "") == "1"
 DRIVERS: dict[str, Callable[[], Handler]] = {
     "compaction": CompactionDriver,
+    "disk": DiskDriver,
     "raft": RaftDriver,
 }
 FILES = sorted(HERE.glob("*/*.txt"))
@@ -31,3 +39,46 @@ def test_the_code_prints_what_the_file_says(path: Path) -> None:
 
 def test_every_driver_has_files() -> None:
     assert {one.parent.name for one in FILES} == set(DRIVERS)
+
+
+# -- and a fault shows in them --------------------------------------------------------------------
+
+
+def moves_a_folder_before_its_entry_goes() -> AbstractContextManager[None]:
+    def delete(self: Roster, name: str) -> None:
+        identity.move_aside(self._disk, name, groups=self._groups, again=False)
+        for incarnation in self._entries.pop(name):
+            self._strike(files.entry_path(name, incarnation))
+        identity.remove_aside(self._disk, name)
+
+    return replaced(Roster, "delete", delete)
+
+
+def never_syncs_a_shared_folder() -> AbstractContextManager[None]:
+    return replaced(SharedFolder, "sync", lambda *given, **more: None)
+
+
+FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[None]], str]] = {
+    name: (mutants[name], path)
+    for mutants, name, path in [
+        (MUTANTS, "commits old terms by counting", "raft/replication_overwrite"),
+        (MUTANTS, "counts learners", "raft/membership_learner"),
+        (MUTANTS, "reads without asking", "raft/reading"),
+        (COMPACTION_MUTANTS, "compacts one row too many", "compaction/low_watermark"),
+        (COMPACTION_MUTANTS, "drops deletes that somebody needs", "compaction/deletes"),
+        (COMPACTION_MUTANTS, "forgets who came while it worked", "compaction/pointer_ahead"),
+        (COMPACTION_MUTANTS, "cuts what a cursor holds", "compaction/cursors_and_trimming"),
+    ]
+} | {
+    "moves a folder before its entry goes": (moves_a_folder_before_its_entry_goes, "disk/groups"),
+    "never syncs a shared folder": (never_syncs_a_shared_folder, "disk/roll_over"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_is_put_in_shows_in_a_file(fault: str) -> None:
+    # given code with one thing wrong, then what a file has is not what is printed
+    mutant, name = FAULTS[fault]
+    path = HERE / f"{name}.txt"
+    with mutant(), pytest.raises(ScenarioDiffers, match=rf"{name}\.txt:\d+"):
+        run_file(path, DRIVERS[path.parent.name](), rewrite=False)
