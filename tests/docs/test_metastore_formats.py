@@ -18,7 +18,7 @@ from lowmark.metastore import (
     MetastoreMachine,
     Put,
     commands,
-    coordinating,
+    coordinator,
     forwarding,
     load_identity,
 )
@@ -31,7 +31,7 @@ from lowmark.metastore.commands import (
     decode,
     encode,
 )
-from lowmark.metastore.coordinating import JOIN_SERVICE, JoinAsk, JoinReply
+from lowmark.metastore.coordinator import JOIN_SERVICE, JoinAsk, JoinReply
 from lowmark.metastore.identity import PATH
 from lowmark.metastore.machine import _BLOCK, FORMAT, Outcome, _Header
 from lowmark.metastore.nodes import decode_cluster, decode_node, decode_topology
@@ -131,7 +131,7 @@ def test_the_limits_and_comparisons_are_those_of_the_code() -> None:
     assert (FORMAT, commands.FORMAT) == (1, 1)
     assert f"## The service `{JOIN_SERVICE}`" in text
     assert f"## The service `{forwarding.SERVICE}`" in text
-    assert coordinating.Left.__struct_config__.tag == 5
+    assert coordinator.Left.__struct_config__.tag == 5
 
 
 def test_the_note_has_the_keys_that_the_page_says() -> None:

@@ -10,15 +10,8 @@ import pytest
 from group.cluster import FAST, Cluster, Member
 from group.kv import put
 from lowmark.errors import Rejected
-from lowmark.group import (
-    ChangeAnswer,
-    ChangeError,
-    ChangeFailed,
-    NotAMember,
-    NotLeader,
-    OutcomeUnknown,
-    Stage,
-)
+from lowmark.group import ChangeAnswer, ChangeError, ChangeFailed, NotLeader, OutcomeUnknown, Stage
+from lowmark.group.errors import NotAMember
 from lowmark.group.wire import Item
 from lowmark.raft import Append, AppendResponse, EntryKind
 

@@ -10,7 +10,8 @@ import pytest
 from group.cluster import FAST, TINY_LOG, Cluster, Member
 from group.kv import Row, put
 from lowmark.errors import Rejected
-from lowmark.group import ChangeAnswer, ChangeError, NotAMember, NotLeader, Stage
+from lowmark.group import ChangeAnswer, ChangeError, NotLeader, Stage
+from lowmark.group.errors import NotAMember
 from lowmark.group.wire import Item
 from lowmark.raft import Append, ChangeKind, ConfChange, EntryKind, Vote
 

@@ -10,7 +10,8 @@ from pyroaring import BitMap64
 
 from log.oracle import GroupOracle, Oracle, Version
 from lowmark.errors import LowmarkError, Unavailable
-from lowmark.log import Entry, GroupUnknown, Log, LogClosed, LogConfig, SnapshotMeta
+from lowmark.log import Entry, GroupUnknown, Log, LogConfig, SnapshotMeta
+from lowmark.log.errors import LogClosed
 from lowmark.runtime.sim import SimDisk, sim_runtime
 
 TINY = LogConfig(

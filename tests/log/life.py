@@ -18,7 +18,8 @@ from random import Random
 from log.checked import CheckedWorld
 from log.oracle import GroupOracle, Version, check_group, left_overs
 from lowmark.errors import Unavailable
-from lowmark.log import Damaged, FolderMissing, GroupLog, SnapshotMeta
+from lowmark.log import Damaged, GroupLog, SnapshotMeta
+from lowmark.log.errors import FolderMissing
 from lowmark.runtime import (
     DiskFailed,
 )

@@ -9,14 +9,8 @@ from pyroaring import BitMap64
 
 from log.world import Ended, World, finish, send
 from lowmark.errors import LowmarkError
-from lowmark.log import (
-    GroupUnknown,
-    InstallRefused,
-    LogClosed,
-    SnapshotMeta,
-    SnapshotRefused,
-    Written,
-)
+from lowmark.log import GroupUnknown, InstallRefused, SnapshotMeta, Written
+from lowmark.log.errors import LogClosed, SnapshotRefused
 
 
 def put_meta(world: World) -> Ended:

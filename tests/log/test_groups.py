@@ -16,14 +16,11 @@ from lowmark.log import (
     GroupLeaving,
     GroupUnknown,
     Log,
-    LogBusy,
-    LogClosed,
     LogConfig,
-    NotContiguous,
-    TermFell,
     Written,
 )
 from lowmark.log.config import _BOUNDS
+from lowmark.log.errors import LogBusy, LogClosed, NotContiguous, TermFell
 from lowmark.runtime import Locked
 from lowmark.runtime.sim import sim_runtime
 

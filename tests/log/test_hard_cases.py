@@ -10,7 +10,8 @@ from pyroaring import BitMap64
 from log.world import Ended, World, finish, number, send
 from lowmark.errors import Rejected
 from lowmark.holds import Span
-from lowmark.log import GroupUnwritable, InstallRefused, SnapshotMeta, SnapshotRefused
+from lowmark.log import GroupUnwritable, InstallRefused, SnapshotMeta
+from lowmark.log.errors import SnapshotRefused
 from lowmark.runtime import DiskFull
 
 

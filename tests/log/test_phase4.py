@@ -10,7 +10,8 @@ import pytest
 from pyroaring import BitMap64
 
 from log.world import Ended, World, number
-from lowmark.log import Entry, EntryGone, GroupQuarantined, SnapshotMeta, plan_rewrite
+from lowmark.log import Entry, EntryGone, GroupQuarantined, SnapshotMeta
+from lowmark.log.compaction_plan import plan_rewrite
 
 
 class Keys:

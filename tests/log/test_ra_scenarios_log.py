@@ -30,7 +30,8 @@ from __future__ import annotations
 import pytest
 
 from log.world import World, data_of, finish
-from lowmark.log import Damaged, Entry, GroupExists, SnapshotMeta, SnapshotRefused, Written
+from lowmark.log import Damaged, Entry, GroupExists, SnapshotMeta, Written
+from lowmark.log.errors import SnapshotRefused
 
 
 @pytest.mark.parametrize("failures", [1, 2])

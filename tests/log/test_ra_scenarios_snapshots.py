@@ -18,7 +18,8 @@ import pytest
 from pyroaring import BitMap64
 
 from log.world import Ended, World, number
-from lowmark.log import EntryGone, SnapshotMeta, SnapshotRefused
+from lowmark.log import EntryGone, SnapshotMeta
+from lowmark.log.errors import SnapshotRefused
 from lowmark.runtime.sim import SimDisk
 
 

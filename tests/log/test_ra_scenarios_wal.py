@@ -18,7 +18,8 @@ from random import Random
 import pytest
 
 from log.world import World
-from lowmark.log import NotContiguous, Written
+from lowmark.log import Written
+from lowmark.log.errors import NotContiguous
 
 
 def test_a_gap_is_refused_and_says_what_to_send() -> None:

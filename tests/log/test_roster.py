@@ -10,13 +10,8 @@ import pytest
 from log.world import QUIET, World
 from lowmark.errors import LowmarkError
 from lowmark.inspect import dump_log, verify_log
-from lowmark.log import (
-    Damaged,
-    FolderMissing,
-    FolderMistaken,
-    GroupExists,
-    Log,
-)
+from lowmark.log import Damaged, GroupExists, Log
+from lowmark.log.errors import FolderMissing, FolderMistaken
 from lowmark.log.roster import Roster, read_entries
 from lowmark.runtime import (
     DiskFailed,

@@ -6,7 +6,7 @@ import pytest
 from pyroaring import BitMap64
 
 from log.world import World, data_of, finish, number, send
-from lowmark.log import needed_by
+from lowmark.log.snapshots import needed_by
 
 LIVE = [100, 600, 1200, 1777]
 

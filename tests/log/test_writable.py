@@ -7,7 +7,8 @@ import re
 import pytest
 
 from log.world import Ended, World, number
-from lowmark.log import Damaged, Dropped, GroupUnwritable, LogBusy, SnapshotMeta, Written
+from lowmark.log import Damaged, Dropped, GroupUnwritable, SnapshotMeta, Written
+from lowmark.log.errors import LogBusy
 from lowmark.runtime import DiskFailed, DiskFull
 
 

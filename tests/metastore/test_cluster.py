@@ -25,7 +25,7 @@ from lowmark.metastore import (
     load_identity,
     missing,
 )
-from lowmark.metastore.coordinating import JOIN_SERVICE, JoinAsk, JoinReply, Turned, Welcome
+from lowmark.metastore.coordinator import JOIN_SERVICE, JoinAsk, JoinReply, Turned, Welcome
 from lowmark.metastore.nodes import ATTRIBUTES_MAX, NAME_BYTES_MAX, check_node, decode_topology
 from lowmark.runtime import DiskFull
 from lowmark.runtime.sim import SimDisk, WorldStopped, sim_runtime
@@ -201,13 +201,13 @@ def test_an_address_belongs_to_one_node_that_is_up() -> None:
     other = next(node for node in world.nodes.values() if node is not leader)
     asked = JoinAsk(NodeInfo(number=9, name="n9", address=other.address), "")
     # then another one at the same address is refused
-    error = world.wait_error(leader.here._coordinating.let_in(asked))
+    error = world.wait_error(leader.here._coordinator.let_in(asked))
     assert isinstance(error, ClusterRefused)
     assert f"belongs to node n{other.number}" in error.message
     # but when that one is taken for gone, its address is free
     other.crash()
     world.run_until(lambda: leader.here.topology.find(other.number) is None)
-    assert isinstance(world.wait(leader.here._coordinating.let_in(asked)), Welcome)
+    assert isinstance(world.wait(leader.here._coordinator.let_in(asked)), Welcome)
 
 
 def test_a_new_machine_at_the_address_of_a_lost_one_joins_as_a_new_node() -> None:
@@ -832,11 +832,11 @@ def test_a_node_that_renews_its_lease_in_the_last_moment_is_not_taken_for_gone()
     world.run_until(lambda: up(world) == {1, 2, 3})
     leader = world.wait_leader()
     other = next(node for node in world.nodes.values() if node is not leader)
-    coordinating = leader.here._coordinating
-    now = coordinating.look()
+    coordinator = leader.here._coordinator
+    now = coordinator.look()
     assert now is not None
     # when it writes that down, and the node's lease is in force by the time of the write
-    coordinating._drop(other.info, now)
+    coordinator._drop(other.info, now)
     world.run_for(500)
     # then the write changes nothing: the node was never out, not even for a moment
     assert leader.here.topology == now.topology

@@ -17,7 +17,6 @@ from lowmark.metastore import (
     Do,
     Entry,
     InvokeRefused,
-    Leadership,
     MetastoreUnreachable,
     NotComplete,
     Put,
@@ -25,7 +24,6 @@ from lowmark.metastore import (
     RemoveRange,
     RevisionCompacted,
     RevisionUnknown,
-    TimeToCome,
     all_of,
     any_of,
     exists,
@@ -37,6 +35,8 @@ from lowmark.metastore import (
     version,
 )
 from lowmark.metastore.commands import VALUE_BYTES_MAX
+from lowmark.metastore.errors import TimeToCome
+from lowmark.metastore.store import Leadership
 from lowmark.runtime import COUNTER_BITS
 from metastore.world import FAST, QUICK, Node, World
 

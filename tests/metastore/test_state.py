@@ -43,7 +43,6 @@ from lowmark.metastore import (
     all_of,
     any_of,
     exists,
-    lease_ends,
     lease_is_over,
     missing,
     revision,
@@ -51,7 +50,17 @@ from lowmark.metastore import (
     value_is,
     version,
 )
-from lowmark.metastore.commands import Command, Compact, Invoke, Release, Renew, Take, Tick, encode
+from lowmark.metastore.commands import (
+    Command,
+    Compact,
+    Invoke,
+    Release,
+    Renew,
+    Take,
+    Tick,
+    encode,
+    lease_ends,
+)
 from lowmark.metastore.state import prefix_end
 from lowmark.runtime import COUNTER_BITS
 

@@ -6,8 +6,8 @@ import pytest
 
 from lowmark.errors import Corrupt
 from lowmark.metastore import NodeInfo
-from lowmark.placement import Assignments, decode_assignments, parse_key, stable_key, target
-from lowmark.placement.assignments import keys_of
+from lowmark.placement import Assignments, decode_assignments, parse_key, stable_key
+from lowmark.placement.assignments import keys_of, target
 
 
 def nodes(*numbers: int) -> list[NodeInfo]:

@@ -6,7 +6,8 @@ import pytest
 
 from lowmark.catalog import AlterZone, CreateZone, DropTable, TableId
 from lowmark.metastore import MetastoreConfig
-from lowmark.placement import STABLE_PREFIX, Assignments, decode_assignments, parse_key
+from lowmark.placement import Assignments, decode_assignments, parse_key
+from lowmark.placement.assignments import STABLE_PREFIX
 from lowmark.runtime import DiskFull
 from table.world import TableNode, TableWorld, log_table
 
@@ -111,7 +112,7 @@ def test_a_version_is_ready_when_this_node_has_its_copies() -> None:
 
 
 def test_what_a_crash_left_between_catalog_and_assignments_is_made_good() -> None:
-    # given a node that dies when a table is in the catalog, and has no home yet
+    # given a node that dies when a table is in the catalog, and is not assigned yet
     world = TableWorld(nodes=1)
     world[1].placement.close()  # nothing is written after the catalog
     table = world.create(1, log_table("events", partitions=2))
@@ -226,11 +227,11 @@ def test_a_table_that_no_node_may_hold_waits_for_one(caplog: pytest.LogCaptureFi
     # when a table is made there
     with caplog.at_level(logging.WARNING):
         table = world.create(1, log_table("events", zone="fast"))
-    # then it has no home, which is said, and nothing else is wrong
+    # then it has no assignments, which is said, and nothing else is wrong
     assert stable(world[1]) == {}
-    assert "public.events has no home" in world[1].placement.problem
+    assert "public.events has no assignments" in world[1].placement.problem
     assert "rack = r9" in world[1].placement.problem
-    assert any("no home" in record.message for record in caplog.records)
+    assert any("no assignments" in record.message for record in caplog.records)
     world.create(1, log_table("others"))
     # when a node comes that matches
     node = world.nodes[2] = world.new_node(2)

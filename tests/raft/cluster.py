@@ -25,7 +25,6 @@ from lowmark.raft import (
     Message,
     ProgressState,
     RaftNode,
-    ReadState,
     Role,
     Snapshot,
     StorageAppend,
@@ -34,7 +33,7 @@ from lowmark.raft import (
     Transition,
     VoteResponse,
 )
-from lowmark.raft.state import Core
+from lowmark.raft.state import Core, ReadState
 from raft.memory_storage import MemoryStorage
 
 __all__ = [

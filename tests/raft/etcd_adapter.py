@@ -24,16 +24,16 @@ from lowmark.raft import (
     ProposalDropped,
     RaftNode,
     ReadIndexResponse,
-    ReadMode,
     Role,
     Snapshot,
     StorageAppend,
     StorageAppended,
     StorageApplied,
-    StorageApply,
     Transition,
     VoteResponse,
 )
+from lowmark.raft.messages import StorageApply
+from lowmark.raft.state import ReadMode
 from raft.etcd_arithmetic import (
     ELECTION_TICKS,
     HEARTBEAT_TICKS,

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from lowmark.raft import (
-    NO_LIMIT,
-    Change,
-    ChangeKind,
-    Config,
-    Entry,
-    EntryKind,
-    MembershipRefused,
-)
+from lowmark.raft import Change, ChangeKind, Config, Entry, EntryKind, MembershipRefused
 from lowmark.raft.membership import enter_joint, leave_joint, simple
 from lowmark.raft.quorum import (
     EVERYTHING,
@@ -22,7 +14,7 @@ from lowmark.raft.quorum import (
     majority_committed,
     majority_vote,
 )
-from lowmark.raft.state import Core
+from lowmark.raft.state import NO_LIMIT, Core
 from raft.etcd_words import describe_config, describe_progress
 from raft.memory_storage import MemoryStorage
 from raft.scenario import Stanza

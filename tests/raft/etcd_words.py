@@ -31,12 +31,12 @@ from lowmark.raft import (
     StorageAppend,
     StorageAppended,
     StorageApplied,
-    StorageApply,
     TimeoutNow,
     TransferLeader,
     Vote,
     VoteResponse,
 )
+from lowmark.raft.messages import StorageApply
 
 __all__ = [
     "APPEND_THREAD",

@@ -17,7 +17,6 @@ from lowmark.raft import (
     AppendResponse,
     ConfChange,
     ConfState,
-    DropReason,
     Entry,
     EntryKind,
     HardState,
@@ -28,7 +27,6 @@ from lowmark.raft import (
     Message,
     ProgressState,
     ProposalDropped,
-    ReadMode,
     Role,
     Snapshot,
     TimeoutNow,
@@ -36,6 +34,7 @@ from lowmark.raft import (
     Vote,
     VoteResponse,
 )
+from lowmark.raft.state import DropReason, ReadMode
 from raft.cluster import (
     ELECTION_TICKS,
     Cluster,

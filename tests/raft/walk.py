@@ -13,7 +13,6 @@ from contextlib import suppress
 from random import Random
 
 from lowmark.raft import (
-    NO_LIMIT,
     NOBODY,
     Change,
     ChangeKind,
@@ -37,6 +36,7 @@ from lowmark.raft import (
 )
 from lowmark.raft.membership import restore
 from lowmark.raft.quorum import VoteResult, majority_vote
+from lowmark.raft.state import NO_LIMIT
 from raft.walk_state import ELECTION_TICKS, NODES, Copy, Habits, Truth
 
 __all__ = ["Walk"]

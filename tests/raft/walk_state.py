@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 from lowmark.raft import (
-    NO_LIMIT,
     Config,
     ConfState,
     EntryKind,
@@ -20,6 +19,7 @@ from lowmark.raft import (
     StorageAppended,
     StorageApplied,
 )
+from lowmark.raft.state import NO_LIMIT
 from raft.memory_storage import MemoryStorage
 
 __all__ = ["ELECTION_TICKS", "NODES", "Copy", "Habits", "Truth"]

@@ -9,16 +9,8 @@ from random import Random
 
 import pytest
 
-from lowmark.runtime import (
-    Disk,
-    DiskFailed,
-    DiskFull,
-    FileExists,
-    FileMissing,
-    Locked,
-    RealDisk,
-    Stat,
-)
+from lowmark.runtime import Disk, DiskFailed, DiskFull, FileMissing, Locked, RealDisk
+from lowmark.runtime.disk import FileExists, Stat
 from lowmark.runtime.sim import SimDisk
 
 OTHER_PROCESS = """

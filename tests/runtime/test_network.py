@@ -14,14 +14,13 @@ from lowmark.runtime import (
     Buffer,
     FrameTooLong,
     Loop,
-    Network,
     NetworkLimits,
-    PeerLost,
     PeerMisbehaved,
     RealLoop,
     RealNetwork,
     Runtime,
 )
+from lowmark.runtime.network import Network, PeerLost
 from lowmark.runtime.sim import SimLoop, SimNetwork, sim_runtime
 from runtime.certificates import Authority
 

@@ -18,13 +18,12 @@ from lowmark.runtime import (
     Buffer,
     Endpoint,
     NetworkLimits,
-    NotAPeer,
-    PeerLost,
     PeerMisbehaved,
     RealLoop,
     RealNetwork,
 )
 from lowmark.runtime.frames import frame_header, hello
+from lowmark.runtime.network import NotAPeer, PeerLost
 from lowmark.runtime.tls import TlsFiles
 from runtime.certificates import Authority
 

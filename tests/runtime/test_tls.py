@@ -20,16 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from lowmark.errors import LowmarkError
-from lowmark.runtime import (
-    Buffer,
-    NetworkLimits,
-    NotAPeer,
-    PeerLost,
-    RealLoop,
-    RealNetwork,
-    real_runtime,
-)
+from lowmark.runtime import Buffer, NetworkLimits, RealLoop, RealNetwork, real_runtime
 from lowmark.runtime.frames import frame_header, hello
+from lowmark.runtime.network import NotAPeer, PeerLost
 from lowmark.runtime.tls import TlsFiles, TlsUnusable
 from runtime.certificates import Authority
 

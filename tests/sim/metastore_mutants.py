@@ -15,7 +15,7 @@ from lowmark.errors import LowmarkError
 from lowmark.group import CallLost, Future
 from lowmark.metastore import AllOf, Condition, Metastore, MetastoreMachine, Revision
 from lowmark.metastore.commands import Compact
-from lowmark.metastore.coordinating import Coordinating, JoinReply, Left
+from lowmark.metastore.coordinator import Coordinator, JoinReply, Left
 from lowmark.metastore.forwarding import Forwarding
 from lowmark.metastore.nodes import TOPOLOGY_KEY
 from lowmark.metastore.state import Cut, State
@@ -156,11 +156,11 @@ def holds_nothing_for_watchers() -> AbstractContextManager[None]:
 
 
 def sends_nodes_away_by_hearsay() -> AbstractContextManager[None]:
-    def may_go(self: Coordinating, number: int) -> Future[JoinReply]:
+    def may_go(self: Coordinator, number: int) -> Future[JoinReply]:
         del number
         return Future.of(Left())
 
-    return replaced(Coordinating, "_may_go", may_go)
+    return replaced(Coordinator, "_may_go", may_go)
 
 
 METASTORE_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {

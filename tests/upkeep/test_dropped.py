@@ -6,7 +6,7 @@ from lowmark.catalog import AlterZone, DropTable, TableId
 from lowmark.metastore import MetastoreConfig
 from lowmark.placement import ASSIGNMENTS_PREFIX
 from lowmark.table import PartitionNotHere
-from lowmark.upkeep import dropped_at
+from lowmark.upkeep.dropped import dropped_at
 from table.world import TableNode, TableWorld, log_table
 
 PATIENT = MetastoreConfig(lease_ms=60_000, request_timeout_ms=3_000)

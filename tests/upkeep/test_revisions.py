@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowmark.upkeep import forget_old_revisions
+from lowmark.upkeep.upkeep import forget_old_revisions
 from table.world import TableWorld
 
 

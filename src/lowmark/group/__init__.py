@@ -38,7 +38,7 @@ of a node with one clock and one link (`transport`, `wire`), which nodes also us
 (`calls`).
 """
 
-from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply, Service
+from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply
 from lowmark.group.config import GroupConfig
 from lowmark.group.envelope import COMMAND_BYTES, Command, open_command
 from lowmark.group.errors import (
@@ -50,7 +50,6 @@ from lowmark.group.errors import (
     MachineFailed,
     MachineTooOld,
     NoQuorum,
-    NotAMember,
     NotLeader,
     NotWritten,
     OutcomeUnknown,
@@ -59,10 +58,10 @@ from lowmark.group.errors import (
     ShuttingDown,
     Superseded,
 )
-from lowmark.group.future import Future, when_all
+from lowmark.group.future import Future, together, when_all
 from lowmark.group.group import Group
 from lowmark.group.groups import Groups, SilentListener
-from lowmark.group.machine import Machine, Observer, SilentObserver
+from lowmark.group.machine import Machine, Observer
 from lowmark.group.peers import ChangeAnswer, ChangeError, ChangeFailed, PeerListener, Stage
 from lowmark.group.status import GroupStatus, PeerStatus
 from lowmark.group.transport import TransportLimits
@@ -92,7 +91,6 @@ __all__ = [
     "MachineTooOld",
     "NoQuorum",
     "NoService",
-    "NotAMember",
     "NotAsked",
     "NotLeader",
     "NotWritten",
@@ -103,13 +101,12 @@ __all__ = [
     "QuarantinedHere",
     "ReadTimedOut",
     "Reply",
-    "Service",
     "ShuttingDown",
     "SilentListener",
-    "SilentObserver",
     "Stage",
     "Superseded",
     "TransportLimits",
     "open_command",
+    "together",
     "when_all",
 ]

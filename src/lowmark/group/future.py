@@ -107,3 +107,21 @@ def when_all(futures: Sequence[Future[T]]) -> Future[list[T]]:
     if not futures:
         whole.resolve([])
     return whole
+
+
+def together(futures: Sequence[Future[T]]) -> Future[list[Future[T]]]:
+    """When all of these have their answer, whatever it is."""
+    whole: Future[list[Future[T]]] = Future()
+    left = len(futures)
+
+    def done(_: Future[T]) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            whole.resolve(list(futures))
+
+    if not futures:
+        whole.resolve([])
+    for future in futures:
+        future.then(done)
+    return whole

@@ -13,9 +13,17 @@ Invariants
     3. A holder has one hold of a kind; placing it again replaces it.
 """
 
-from lowmark.holds.decision import Decision, Kept, Reason
-from lowmark.holds.hold import Hold, Holds, Pins, Span
-from lowmark.holds.safe_point import SafePoint, safe_point
+from lowmark.holds.hold import (
+    Decision,
+    Hold,
+    Holds,
+    Kept,
+    Pins,
+    Reason,
+    SafePoint,
+    Span,
+    safe_point,
+)
 
 __all__ = [
     "Decision",

@@ -1,9 +1,10 @@
-"""One hold, and the table of them that a group keeps."""
+"""A hold, the table of them that a group keeps, how far they let a cut go, and decisions to cut."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from pyroaring import BitMap64
 
@@ -84,3 +85,52 @@ class Holds:
 
     def __len__(self) -> int:
         return len(self._table)
+
+
+@dataclass(frozen=True, slots=True)
+class SafePoint:
+    """Everything below `position` may go; `held_by` are those who stand in the way, lowest
+    first.
+    """
+
+    position: int
+    wanted: int
+    held_by: tuple[Hold, ...]
+
+
+def safe_point(wanted: int, holds: Iterable[Hold]) -> SafePoint:
+    """The highest position up to `wanted` below which nobody holds anything."""
+    standing = [
+        (low, hold) for hold in holds if (low := hold.lowest()) is not None and low < wanted
+    ]
+    standing.sort(key=lambda item: (item[0], item[1].holder, item[1].kind))
+    position = standing[0][0] if standing else wanted
+    return SafePoint(position, wanted, tuple(hold for _, hold in standing))
+
+
+Piece = TypeVar("Piece")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a piece is kept: in words, and by whom if somebody holds it."""
+
+    kind: str
+    text: str
+    hold: Hold | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[Piece]):
+    """A piece that stays, and every reason for it, the strongest first."""
+
+    piece: Piece
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[Piece]):
+    """What goes, and what stays and why."""
+
+    cut: tuple[Piece, ...]
+    kept: tuple[Kept[Piece], ...]

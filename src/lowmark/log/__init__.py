@@ -50,44 +50,29 @@ change is described, step by step, at the head of its file: `roster` (groups com
 (roll-over), `snapshots`, `install`, `merge`.
 """
 
-from lowmark.log.compaction_plan import plan_rewrite
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import Entry
 from lowmark.log.errors import (
     Damaged,
     EntryGone,
     EntryTooLarge,
-    FolderMissing,
-    FolderMistaken,
     GroupExists,
     GroupLeaving,
     GroupQuarantined,
     GroupUnknown,
     GroupUnwritable,
     InstallRefused,
-    LogBusy,
-    LogClosed,
     NewerFormat,
-    NotContiguous,
     ReferenceExpired,
-    SnapshotRefused,
-    TermFell,
 )
-from lowmark.log.explain import (
-    Explanation,
-    HoldExplained,
-    MergeExplained,
-    SegmentExplained,
-    explain_group,
-    explain_log,
-)
+from lowmark.log.explain import Explanation, SegmentExplained, explain_group, explain_log
 from lowmark.log.files import is_log
 from lowmark.log.group import GroupLog
 from lowmark.log.install import Installer
 from lowmark.log.log import Dropped, Log, Written
 from lowmark.log.read_plan import ReadPlan
 from lowmark.log.snapshot_format import SnapshotMeta
-from lowmark.log.snapshots import SnapshotSender, needed_by
+from lowmark.log.snapshots import SnapshotSender
 from lowmark.log.state import CompactionRun, LiveRow
 
 __all__ = [
@@ -98,36 +83,25 @@ __all__ = [
     "EntryGone",
     "EntryTooLarge",
     "Explanation",
-    "FolderMissing",
-    "FolderMistaken",
     "GroupExists",
     "GroupLeaving",
     "GroupLog",
     "GroupQuarantined",
     "GroupUnknown",
     "GroupUnwritable",
-    "HoldExplained",
     "InstallRefused",
     "Installer",
     "LiveRow",
     "Log",
-    "LogBusy",
-    "LogClosed",
     "LogConfig",
-    "MergeExplained",
     "NewerFormat",
-    "NotContiguous",
     "ReadPlan",
     "ReferenceExpired",
     "SegmentExplained",
     "SnapshotMeta",
-    "SnapshotRefused",
     "SnapshotSender",
-    "TermFell",
     "Written",
     "explain_group",
     "explain_log",
     "is_log",
-    "needed_by",
-    "plan_rewrite",
 ]

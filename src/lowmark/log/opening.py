@@ -12,7 +12,7 @@ A group is one of these at a start:
                  left alone, and a caller that asks for it hears which file can't be read, and why
     deleted      it has neither a folder nor an entry in the roster, or another incarnation has:
                  its records are passed over
-So a WAL file ends only as `flush` says: this room finds out who is owed which file (`strangers`),
+So a WAL file ends only as `flush` says: this file finds out who is owed which file (`strangers`),
 because its records were not taken into memory: those of unreadable groups, and those that leave a
 gap, which no quarantine mends. An unreadable group is owed also a file that is lost, or damaged so
 that nobody can tell whose records are gone, if the file's note names it.

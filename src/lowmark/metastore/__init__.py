@@ -53,7 +53,6 @@ from lowmark.metastore.commands import (
     all_of,
     any_of,
     exists,
-    lease_ends,
     lease_is_over,
     missing,
     revision,
@@ -82,13 +81,12 @@ from lowmark.metastore.errors import (
     NotInCluster,
     RevisionCompacted,
     RevisionUnknown,
-    TimeToCome,
 )
 from lowmark.metastore.identity import Identity, load_identity
 from lowmark.metastore.machine import MetastoreMachine
 from lowmark.metastore.nodes import ClusterSettings, NodeInfo, Topology
 from lowmark.metastore.state import Answer, Cut, Lease, LeaseAnswer
-from lowmark.metastore.store import Leadership, Metastore, Page, Standing
+from lowmark.metastore.store import Metastore, Page
 from lowmark.metastore.watches import Change, Entry, Event, Watch
 
 __all__ = [
@@ -110,7 +108,6 @@ __all__ = [
     "Exists",
     "Identity",
     "InvokeRefused",
-    "Leadership",
     "Lease",
     "LeaseAnswer",
     "LeaseEnds",
@@ -138,9 +135,7 @@ __all__ = [
     "Revision",
     "RevisionCompacted",
     "RevisionUnknown",
-    "Standing",
     "Statement",
-    "TimeToCome",
     "Topology",
     "ValueIs",
     "Version",
@@ -151,7 +146,6 @@ __all__ = [
     "exists",
     "find_identity",
     "identify",
-    "lease_ends",
     "lease_is_over",
     "load_identity",
     "missing",

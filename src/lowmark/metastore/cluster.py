@@ -28,9 +28,9 @@ from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import Future, Groups
 from lowmark.log import Log
 from lowmark.metastore.config import MetastoreConfig
-from lowmark.metastore.coordinating import (
+from lowmark.metastore.coordinator import (
     JOIN_SERVICE,
-    Coordinating,
+    Coordinator,
     Elsewhere,
     JoinAsk,
     JoinReply,
@@ -109,7 +109,7 @@ class Cluster:
         self._log = log
         self._groups = groups
         self._presence = Presence(runtime, self.metastore)
-        self._coordinating = Coordinating(runtime, groups, self.metastore)
+        self._coordinator = Coordinator(runtime, groups, self.metastore)
         found = load_identity(runtime.disk)
         if found is None or found.number != node.number:
             raise Rejected("a node is identified before it joins a cluster")
@@ -152,7 +152,7 @@ class Cluster:
         return done
 
     def _close(self) -> None:
-        self._coordinating.close()
+        self._coordinator.close()
         self.metastore.close()
         if self._leaving is not None and not self._leaving.done:
             self._leaving.reject(
@@ -184,7 +184,7 @@ class Cluster:
             if self._closed or not self.metastore.coordinates:
                 return
             if self.metastore.state.find(CLUSTER_KEY) is None:
-                self._coordinating.found(settings, self.node).then(settled)
+                self._coordinator.found(settings, self.node).then(settled)
 
         def settled(future: Future[bool]) -> None:
             if future.error is not None:
@@ -244,7 +244,7 @@ class Cluster:
     def _go(self) -> None:
         self._watch()
         self._presence.start()
-        self._coordinating.start()
+        self._coordinator.start()
         self._every()
 
     def _watch(self) -> None:
@@ -270,11 +270,11 @@ class Cluster:
     def _changed(self, event: Event) -> None:
         del event
         self._learn()
-        self._coordinating.see_to_members()
+        self._coordinator.see_to_members()
 
     def _learn(self) -> None:
         """Take note of who is where and who is up, from what this node knows."""
-        now = self._coordinating.look()
+        now = self._coordinator.look()
         if now is None:
             return
         peers = {
@@ -326,7 +326,7 @@ class Cluster:
         """
         if not self.metastore.leadership.node or self._presence.error is not None:
             return False
-        now = self._coordinating.look()
+        now = self._coordinator.look()
         return now is not None and now.topology.find(self.node.number) == self.node
 
     def _ask_again(self) -> None:
@@ -335,7 +335,7 @@ class Cluster:
             return
         if self.metastore.coordinates:
             self._asking = True
-            asked = self._coordinating.let_in(JoinAsk(self.node, self._identity.cluster))
+            asked = self._coordinator.let_in(JoinAsk(self.node, self._identity.cluster))
             asked.then(lambda future: self._let_in(reply_of(future)))
             return
         leader = self._groups.transport.addresses.get(self.metastore.leadership.node)
@@ -398,7 +398,7 @@ class Cluster:
         """What is wrong with this node's place among the others, in words; empty if nothing is."""
         if self.refused is not None:
             return f"it was not let in again: {self.refused.message}"
-        failed = self._coordinating.last_error
+        failed = self._coordinator.last_error
         if failed is None or not self.metastore.coordinates:
             return ""
         by = f" by node {failed.node}" if failed.node else ""
@@ -446,7 +446,7 @@ class Cluster:
                 self._leaving = None
                 whole.reject(NotInCluster())
             else:
-                self._coordinating.leave(self.node.number).then(done)
+                self._coordinator.leave(self.node.number).then(done)
 
         attempt()
         return whole

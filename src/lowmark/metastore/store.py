@@ -108,7 +108,7 @@ class Coordinator(Protocol):
 
 
 class Metastore:
-    """See the room's docstring. All calls are made on the loop."""
+    """See the package's docstring. All calls are made on the loop."""
 
     def __init__(self, runtime: Runtime, groups: Groups, *, config: MetastoreConfig) -> None:
         self.node = groups.node

@@ -3,7 +3,8 @@
 Words
     target   the nodes that a partition should be on: a pure function of the zone's nodes
     stable   the nodes that it is on: a value in the metastore, one per partition
-    home     the stable nodes; a table that no node may hold has none, until one comes
+    assigned a partition that has stable nodes; a table that no node may hold has none, until one
+             comes
     copy     what a node has of a partition (`lowmark.table`)
 
 A table's way: its version of the catalog is told to every node. Each computes the targets from the
@@ -25,23 +26,19 @@ Invariants
 from lowmark.placement.assignments import (
     ASSIGNMENTS_PREFIX,
     KINDS,
-    STABLE_PREFIX,
     Assignments,
     decode_assignments,
     parse_key,
     stable_key,
-    target,
 )
 from lowmark.placement.placement import Placement
 
 __all__ = [
     "ASSIGNMENTS_PREFIX",
     "KINDS",
-    "STABLE_PREFIX",
     "Assignments",
     "Placement",
     "decode_assignments",
     "parse_key",
     "stable_key",
-    "target",
 ]

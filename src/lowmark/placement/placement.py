@@ -1,4 +1,4 @@
-"""Gives new tables their homes, and has this node's copies started. See the room's docstring.
+"""Assigns new tables to nodes, and has this node's copies started. See the package's docstring.
 
 Steps of a new table, and what is true after each
 
@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 WRITES_MAX = 256
 """So many stable sets are on their way to the metastore at a time."""
 PATIENCE_MS = 10_000
-"""So long a version waits for its tables' homes; then it is told that it has no home yet."""
+"""How long a version waits until its tables are assigned; then it is told that one is not."""
 _RETRY_MS = 300
 
 _OnDisk: TypeAlias = Callable[[], frozenset[tuple[TableId, int]]]
@@ -75,7 +75,7 @@ _OnDisk: TypeAlias = Callable[[], frozenset[tuple[TableId, int]]]
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Those who wait for a table's home, and for which partitions still."""
+    """Those who wait for a table's assignments, and for which partitions still."""
 
     left: set[int]
     future: Future[None]
@@ -141,7 +141,7 @@ class Placement:
 
     @property
     def problem(self) -> str:
-        """What is wrong with homes and copies, in words; empty if nothing is."""
+        """What is wrong with assignments and copies, in words; empty if nothing is."""
         homeless = [text for _, text in sorted(self._homeless.items())]
         return "; ".join([*homeless, *self._copies.problems])
 
@@ -175,7 +175,9 @@ class Placement:
 
     def _follow_later(self, error: LowmarkError) -> None:
         if not self._closed:
-            logger.warning("homes are not followed for a moment", extra={"reason": error.message})
+            logger.warning(
+                "assignments are not followed for a moment", extra={"reason": error.message}
+            )
             self._loop.call_later(_RETRY_MS, self._follow)
 
     def _changed(self, event: Event) -> None:
@@ -195,7 +197,7 @@ class Placement:
         try:
             nodes = decode_assignments(entry.value).nodes
         except LowmarkError as error:
-            logger.error("a home can't be read", extra={"reason": error.message})
+            logger.error("an assignment can't be read", extra={"reason": error.message})
             return
         self._stable.setdefault(table, {})[number] = nodes
         self._homeless.pop(table, None)
@@ -207,9 +209,9 @@ class Placement:
             self._settled(table, number)
 
     def _forget(self, table: TableId, number: int) -> None:
-        homes = self._stable.get(table, {})
-        homes.pop(number, None)
-        if not homes:
+        assigned = self._stable.get(table, {})
+        assigned.pop(number, None)
+        if not assigned:
             self._stable.pop(table, None)
         self._copies.forget(table, number)
 
@@ -246,7 +248,7 @@ class Placement:
             topology = self._topology(at=event.revision)
             nodes = _matching(zone, topology)
         except LowmarkError as error:  # a damaged copy of the metastore
-            logger.warning("a table waits for its home", extra={"reason": error.message})
+            logger.warning("a table waits for its assignments", extra={"reason": error.message})
             self._complete_later()
             return future
         self._assign(event.catalog, table, zone, nodes)
@@ -257,11 +259,13 @@ class Placement:
         if not nodes:
             name = catalog.name_of(table)
             text = (
-                f"table {name} has no home: no node that is up matches the filter"
+                f"table {name} has no assignments: no node that is up matches the filter"
                 f" {zone.node_filter!r} of zone {zone.name}"
             )
             if self._homeless.get(table.id) != text:
-                logger.warning("a table has no home", extra={"table": name, "zone": zone.name})
+                logger.warning(
+                    "a table has no assignments", extra={"table": name, "zone": zone.name}
+                )
             self._homeless[table.id] = text
             self._end_wait(table.id)  # nobody can say how long that would take
             return
@@ -307,7 +311,7 @@ class Placement:
         self._loop.call_later(_RETRY_MS, self._complete)
 
     def _complete(self) -> None:
-        """Give every table of the catalog that has no home one, if there is one to give."""
+        """Assign every table of the catalog that is not assigned, if a node may hold it."""
         if self._closed:
             return
         latest = self._catalogs.latest
@@ -317,7 +321,7 @@ class Placement:
                     catalog, zone, nodes = self._home_of(table)
                     self._assign(catalog, table, zone, nodes)
         except LowmarkError as error:
-            logger.warning("tables wait for their homes", extra={"reason": error.message})
+            logger.warning("tables wait for their assignments", extra={"reason": error.message})
             self._complete_later()
 
     def _home_of(self, table: Table) -> tuple[Catalog, Zone, list[NodeInfo]]:
@@ -355,10 +359,10 @@ class Placement:
         entry = self._metastore.get_local(TOPOLOGY_KEY, at=readable)
         return Topology() if entry is None else decode_topology(entry.value)
 
-    # -- waiting for a home ---------------------------------------------------------------------
+    # -- waiting for assignments ----------------------------------------------------------------
 
     def _when_home(self, table: Table) -> Future[None]:
-        """When all partitions have their home, and this node's copies are started."""
+        """When all partitions are assigned, and this node's copies are started."""
         known = self._stable.get(table.id, {})
         left = {
             number
@@ -370,7 +374,7 @@ class Placement:
             return Future.of(None)
 
         def late() -> None:
-            logger.warning("a table waits for its home", extra={"table": table.name})
+            logger.warning("a table waits for its assignments", extra={"table": table.name})
             self._end_wait(table.id)
 
         waiting = _Waiting(left, Future(), self._loop.call_later(PATIENCE_MS, late))

@@ -50,7 +50,6 @@ from lowmark.raft.messages import (
     StorageAppend,
     StorageAppended,
     StorageApplied,
-    StorageApply,
     TimeoutNow,
     TransferLeader,
     Vote,
@@ -58,20 +57,10 @@ from lowmark.raft.messages import (
 )
 from lowmark.raft.node import RaftNode, Ready
 from lowmark.raft.progress import Progress, ProgressState
-from lowmark.raft.state import (
-    NO_LIMIT,
-    Config,
-    DropReason,
-    ProposalDropped,
-    ReadMode,
-    ReadState,
-    Role,
-    SoftState,
-)
+from lowmark.raft.state import Config, ProposalDropped, Role
 
 __all__ = [
     "NOBODY",
-    "NO_LIMIT",
     "Append",
     "AppendResponse",
     "Change",
@@ -79,7 +68,6 @@ __all__ = [
     "ConfChange",
     "ConfState",
     "Config",
-    "DropReason",
     "Entry",
     "EntryKind",
     "Forward",
@@ -98,17 +86,13 @@ __all__ = [
     "RaftNode",
     "ReadIndex",
     "ReadIndexResponse",
-    "ReadMode",
-    "ReadState",
     "Ready",
     "Role",
     "Snapshot",
-    "SoftState",
     "Storage",
     "StorageAppend",
     "StorageAppended",
     "StorageApplied",
-    "StorageApply",
     "TimeoutNow",
     "TransferLeader",
     "Transition",

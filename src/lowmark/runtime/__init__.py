@@ -1,11 +1,11 @@
-"""The only room that knows time, disk, network and randomness: real, and simulated.
+"""The only package that knows time, disk, network and randomness: real, and simulated.
 
-Every room below `node` takes these four from a `Runtime`, so a whole node, or a whole cluster, runs
-either on a real machine or in one thread, in virtual time, from one seed.
+Every package below `node` takes these four from a `Runtime`, so a whole node, or a whole cluster,
+runs either on a real machine or in one thread, in virtual time, from one seed.
 
 How it runs
-    Rooms are synchronous steppers: events in, effects out. One `Loop` calls them, one at a time, so
-    no room needs a lock. Work that touches the disk leaves the loop only by
+    Packages are synchronous steppers: events in, effects out. One `Loop` calls them, one at a time,
+    so none needs a lock. Work that touches the disk leaves the loop only by
     `lane.submit(step, on_done)`: a lane is one thread with a name, a step is one short run of disk
     calls, and `on_done` comes back on the loop with the step's outcome. Long work is many steps.
     Simulated, a lane runs its steps inline, at a virtual time drawn from the seed; lanes
@@ -29,13 +29,7 @@ What it promises
 """
 
 from lowmark.runtime.causes import RAN_OUT, by_name
-from lowmark.runtime.clock import (
-    COUNTER_BITS,
-    ClockSkew,
-    HybridClock,
-    HybridTime,
-    millis_of,
-)
+from lowmark.runtime.clock import COUNTER_BITS, ClockSkew, HybridClock, HybridTime, millis_of
 from lowmark.runtime.disk import (
     Buffer,
     Disk,
@@ -43,11 +37,9 @@ from lowmark.runtime.disk import (
     DiskFull,
     DiskLock,
     File,
-    FileExists,
     FileMissing,
     Locked,
     NoHandles,
-    Stat,
 )
 from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
 from lowmark.runtime.machine import real_runtime
@@ -56,20 +48,14 @@ from lowmark.runtime.network import (
     AddressUnusable,
     Endpoint,
     FrameTooLong,
-    Network,
     NetworkLimits,
-    NotAPeer,
-    OnCut,
-    OnFrame,
-    OnRoom,
-    PeerLost,
     PeerMisbehaved,
     host_and_port,
 )
 from lowmark.runtime.real_disk import RealDisk
 from lowmark.runtime.real_loop import RealLoop
 from lowmark.runtime.real_network import RealNetwork
-from lowmark.runtime.tls import TlsFiles, TlsUnusable
+from lowmark.runtime.tls import TlsFiles
 
 __all__ = [
     "COUNTER_BITS",
@@ -84,7 +70,6 @@ __all__ = [
     "DiskLock",
     "Endpoint",
     "File",
-    "FileExists",
     "FileMissing",
     "FrameTooLong",
     "HybridClock",
@@ -92,24 +77,16 @@ __all__ = [
     "Lane",
     "Locked",
     "Loop",
-    "Network",
     "NetworkLimits",
     "NoHandles",
-    "NotAPeer",
-    "OnCut",
-    "OnFrame",
-    "OnRoom",
     "Outcome",
-    "PeerLost",
     "PeerMisbehaved",
     "RealDisk",
     "RealLoop",
     "RealNetwork",
     "Runtime",
-    "Stat",
     "Timer",
     "TlsFiles",
-    "TlsUnusable",
     "by_name",
     "host_and_port",
     "millis_of",

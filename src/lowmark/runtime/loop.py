@@ -1,4 +1,4 @@
-"""The loop, its lanes, and the bundle of everything a room may ask of the world."""
+"""The loop, its lanes, and the bundle of everything a package may ask of the world."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Loop(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Everything a room may ask of the world."""
+    """Everything a package may ask of the world."""
 
     loop: Loop
     disk: Disk

@@ -5,9 +5,8 @@ from __future__ import annotations
 from random import Random, SystemRandom
 
 from lowmark.runtime.clock import HybridClock
-from lowmark.runtime.lone_network import LONE_NETWORK
 from lowmark.runtime.loop import Runtime
-from lowmark.runtime.network import NetworkLimits
+from lowmark.runtime.network import LONE_NETWORK, NetworkLimits
 from lowmark.runtime.real_disk import RealDisk
 from lowmark.runtime.real_loop import RealLoop
 from lowmark.runtime.real_network import RealNetwork

@@ -202,3 +202,51 @@ class _NoNetwork:
 
 
 NO_NETWORK: Network = _NoNetwork()
+
+
+class _Nowhere:
+    """An address that exists in name only. What is sent from it is lost, as frames may be."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.listens_at = address
+
+    def send(self, to: str, buffers: Sequence[Buffer]) -> bool:
+        del to, buffers
+        return True
+
+    def queued_bytes(self, to: str) -> int:
+        del to
+        return 0
+
+    def pause(self, peer: str) -> None:
+        del peer
+
+    def resume(self, peer: str) -> None:
+        del peer
+
+    def cut(self, peer: str, reason: str) -> None:
+        del peer, reason
+
+    def close(self) -> None:
+        pass
+
+
+class LoneNetwork:
+    """The network of a node that reaches no other and that none can reach: inside one process."""
+
+    def endpoint(
+        self,
+        address: str,
+        on_frame: OnFrame,
+        on_cut: OnCut,
+        *,
+        on_room: OnRoom = ignore_room,
+        listen: str | None = None,
+    ) -> Endpoint:
+        """An endpoint that no frame ever comes to."""
+        del on_frame, on_cut, on_room, listen
+        return _Nowhere(address)
+
+
+LONE_NETWORK = LoneNetwork()

@@ -14,21 +14,9 @@ Invariants
        neither the others nor the next look.
 """
 
-from lowmark.upkeep.dropped import Dropped, dropped_at
-from lowmark.upkeep.freeing import Freeing
-from lowmark.upkeep.retention import Retained, Retention, expired_before
-from lowmark.upkeep.revisions import REVISIONS_KEPT, forget_old_revisions
 from lowmark.upkeep.upkeep import Look, Upkeep
 
 __all__ = [
-    "REVISIONS_KEPT",
-    "Dropped",
-    "Freeing",
     "Look",
-    "Retained",
-    "Retention",
     "Upkeep",
-    "dropped_at",
-    "expired_before",
-    "forget_old_revisions",
 ]

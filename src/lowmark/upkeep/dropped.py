@@ -23,11 +23,10 @@ from bisect import bisect_left
 
 from lowmark.catalog import Catalogs, TableId
 from lowmark.errors import LowmarkError
-from lowmark.group import Future
+from lowmark.group import Future, together
 from lowmark.ledger.records import ledger_keys
 from lowmark.placement import Placement
 from lowmark.table import LowWatermark, Tables
-from lowmark.upkeep.together import together
 
 logger = logging.getLogger(__name__)
 

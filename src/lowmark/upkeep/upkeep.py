@@ -10,14 +10,12 @@ from typing import TypeVar
 from lowmark.catalog import Catalogs, TableId
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import Future
-from lowmark.metastore import Cluster
+from lowmark.metastore import Cluster, Metastore
 from lowmark.placement import Placement
 from lowmark.runtime import Runtime
 from lowmark.table import Advanced, LowWatermark, Partition, Tables, Tick
 from lowmark.upkeep.dropped import Dropped
-from lowmark.upkeep.freeing import Freeing
-from lowmark.upkeep.retention import Retained, Retention, has_retention
-from lowmark.upkeep.revisions import forget_old_revisions
+from lowmark.upkeep.retention import Freeing, Retained, Retention, has_retention
 
 logger = logging.getLogger(__name__)
 
@@ -200,3 +198,20 @@ def _values(futures: Iterable[Future[T]]) -> list[T]:
 
 def _errors(futures: Iterable[Future[T]]) -> list[LowmarkError]:
     return [future.error for future in futures if future.error is not None]
+
+
+REVISIONS_KEPT = 10_000
+"""To see what became of a key lately."""
+
+
+def forget_old_revisions(metastore: Metastore, *, kept: int = REVISIONS_KEPT) -> Future[int]:
+    """Compact the metastore if there are many more than are kept; gives the first one left.
+
+    For the coordinator. Twice as many are let pile up, so that this is rare. Watches and readers
+    hold what they need by leases; what the catalog and placement need stands in keys of their own,
+    whose values in force always stay.
+    """
+    state = metastore.state
+    if state.latest - state.compacted < 2 * kept:
+        return Future.of(state.compacted)
+    return metastore.compact(state.latest - kept).map(lambda cut: cut.compacted)

@@ -4,14 +4,13 @@ It is for tests. `lowmark.runtime` does not import it, so a program that uses Lo
 it.
 """
 
-from lowmark.runtime.sim.disk import CrashImage, SimDisk, WorldStopped
+from lowmark.runtime.sim.disk import SimDisk, WorldStopped
 from lowmark.runtime.sim.loop import SimLoop
 from lowmark.runtime.sim.network import SimNetwork, Weather
 from lowmark.runtime.sim.node import SimNode
 from lowmark.runtime.sim.world import sim_runtime
 
 __all__ = [
-    "CrashImage",
     "SimDisk",
     "SimLoop",
     "SimNetwork",

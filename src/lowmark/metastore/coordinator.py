@@ -139,7 +139,7 @@ def known(metastore: Metastore) -> Known:
     )
 
 
-class Coordinating:
+class Coordinator:
     """Does nothing while its node does not lead."""
 
     def __init__(self, runtime: Runtime, groups: Groups, metastore: Metastore) -> None:
