@@ -1,15 +1,15 @@
-"""One process: where the settings of the rooms below come together, and where they run.
+"""One process: where the settings of the packages below meet, and where they run.
 
-**A node** (`Node`) builds the rooms below on a real runtime and runs them until it is asked to
-stop; `open_offline` reads the data directory of one that does not run.
+**A node** (`Node`) builds the packages below on a real runtime and runs them until it is asked
+to stop; `open_offline` reads the data directory of one that does not run.
 
 **The server** is Arrow Flight, on a loopback address: administration by actions (see `messages` for
 what they take and give), by `NodeClient` or any other Flight client. Flight has threads of its own,
-the rooms have one: `bridge` is the only way between them.
+the packages have one: `bridge` is the only way between them.
 
-**Settings.** A room that can be tuned gives a frozen dataclass with defaults and checks itself in
-`__post_init__` (`lowmark.log.LogConfig`). The name of its section and the name of its field are the
-whole name of a setting, written in two places:
+**Settings.** A package that can be tuned gives a frozen dataclass with defaults that checks itself
+in `__post_init__` (`lowmark.log.LogConfig`). The name of its section and the name of its field are
+the whole name of a setting, written in two places:
 
     lowmark.toml                        environment
 

@@ -43,7 +43,7 @@ def check_loopback(address: str) -> str:
 
 
 def peers_beside(endpoint: str) -> str:
-    """Where other nodes reach a node, if nobody says: the port after the endpoint's."""
+    """Where other nodes reach a node by default: the port after the endpoint's."""
     host, port = host_and_port(endpoint)
     if port == 65_535:
         raise AddressUnusable(endpoint, reason="there is no next port for other nodes")
@@ -56,7 +56,7 @@ def joined(host: str, port: int) -> str:
 
 
 def check_free(address: str) -> None:
-    """Say by name that somebody listens there already: the server itself can't tell."""
+    """Say by name that a process listens there already: the server itself can't tell."""
     host, port = host_and_port(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:

@@ -51,7 +51,7 @@ class Bridge:
         self._closed = False
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Have something done on the loop; nobody waits for it."""
+        """Have something done on the loop; the caller does not wait for it."""
         self._loop.call_from_thread(callback)
 
     def call_later(self, delay_ms: float, callback: Callable[[], None]) -> Timer:
@@ -79,7 +79,7 @@ class Bridge:
         return self.ask(lambda: Future.of(function()), timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Let nobody wait any more."""
+        """End the waiting of all callers."""
         with self._lock:
             self._closed = True
             waiting = list(self._waiting)

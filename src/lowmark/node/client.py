@@ -58,7 +58,7 @@ _OPTIONS = [
 
 
 class NodeUnreachable(Unavailable):
-    """Nobody answers at an address, or not any more."""
+    """No node answers at an address, or not any more."""
 
     def __init__(self, address: str, *, why: str) -> None:
         super().__init__(

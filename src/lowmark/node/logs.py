@@ -39,7 +39,7 @@ class Logging:
 def configure_logging(config: Logging, *, stream: TextIO | None = None) -> None:
     """Send the logs of this process to stderr; called again, it replaces what it did before.
 
-    Only a process of our own calls this. A node that is embedded in somebody's program leaves
+    Only a process of our own calls this. A node that is embedded in another program leaves
     logging to that program.
     """
     root = logging.getLogger()
@@ -59,7 +59,7 @@ def configure_logging(config: Logging, *, stream: TextIO | None = None) -> None:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """A type of its own, so that ours is told from what others have added to the root logger."""
+    """A type of its own, so that ours differs from what others have added to the root logger."""
 
 
 # What logging itself puts on a record; everything else on it is a field that the caller gave.

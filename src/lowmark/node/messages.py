@@ -194,7 +194,7 @@ class NodeRow(_Reply, frozen=True):
     number: int
     name: str
     up: bool | None
-    """None: that can't be told, from a data directory or by a node that can't read its copy."""
+    """None: unknown, from a data directory or at a node that can't read its copy."""
     role: str
     """In the metastore: `coordinator`, `voter`, `learner`, or nothing yet."""
     endpoint: str = msgspec.field(name="door")
@@ -206,7 +206,7 @@ class NodeRow(_Reply, frozen=True):
 
 
 class MemberRow(_Reply, frozen=True):
-    """One copy of a group; what nobody could say is None."""
+    """One copy of a group; what no node could say is None."""
 
     node: int
     name: str
@@ -235,7 +235,7 @@ class GroupRow(_Reply, frozen=True):
 
 
 class LeaseRow(_Reply, frozen=True):
-    """Somebody who is there, and may hold revisions."""
+    """The lease of a node that is up, and may hold revisions."""
 
     name: str
     hold: int
@@ -280,7 +280,7 @@ class TableRow(_Reply, frozen=True):
 
 
 class HolderRow(_Reply, frozen=True):
-    """Somebody who keeps history exact from a time on."""
+    """A holder that keeps history exact from a time on."""
 
     holder: str
     time_ms: int
@@ -294,7 +294,7 @@ class WatermarkStatus(_Reply, frozen=True):
     time_ms: int
     """0: it was never moved."""
     goal_ms: int
-    """Where it would be if nobody held it."""
+    """Where it would be without holders."""
     holders: tuple[HolderRow, ...]
     """The earliest first."""
 

@@ -374,7 +374,7 @@ class _Held:
     """Keeps the revision of a range for the client that pages through it. All on the loop.
 
     Not for ever: a client that asks for no further page for as long as a watch may stand still is
-    no longer held for. It is told (`RevisionCompacted`) if the cut has passed it meanwhile.
+    no longer held for. It gets `RevisionCompacted` if the cut has passed it meanwhile.
     """
 
     def __init__(self, metastore: Metastore, bridge: Bridge) -> None:
@@ -440,7 +440,7 @@ class _Told:
             watch.close()
 
     def close(self) -> None:
-        """Be told nothing more."""
+        """Take no more events."""
         self._closed = True
         if self._watch is not None:
             self._watch.close()

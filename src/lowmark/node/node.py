@@ -1,19 +1,19 @@
-"""One running node: the rooms below, built and started in order, and closed in the reverse one.
+"""One running node: the packages below, built and started in order, closed in the reverse one.
 
     1. the data directory is locked, and the log recovered
-    2. who this node is, is read or drawn
+    2. the node's identity is read or drawn
     3. groups, with the address for other nodes; the server, with the one for clients
     4. the cluster: founded, joined, or come back to
     5. catalog, tables, placement and upkeep, when the cluster is ready (`on_ready`)
 
-Embedded, it is a node in somebody's process: it has no address and no server, so nobody can join it
-and it can join nobody. A version of the catalog is then in force as soon as it is written: there is
-no other node that could still be using the one before.
+Embedded, it is a node in the caller's process: it has no address and no server, so no node can join
+it, and it can join none. A version of the catalog is then in force as soon as it is written: there
+is no other node that could still be using the one before.
 
 To stop: the server takes nothing new; leadership is handed over; the node gives its lease back, so
-that nobody waits for it; watches are ended, with a word; the metastore takes a snapshot, so that
-the directory says by itself all that the node knew; then everything is closed. A step that takes
-too long is left out: what was acknowledged is safe without any of them.
+that no other node waits for it; watches are ended, with a word; the metastore takes a snapshot, so
+that the directory says by itself all that the node knew; then everything is closed. A step that
+takes too long is left out: what was acknowledged is safe without any of them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from lowmark.upkeep import Upkeep
 logger = logging.getLogger(__name__)
 
 EMBEDDED = "127.0.0.1:1"
-"""The address of a node that nobody can reach. It has the form of one: a directory that was opened
-in a process may be served later, and whoever joins it then reads this in its history.
+"""The address of a node that no other can reach. It has the form of one: a directory that was
+opened in a process may be served later, and a node that joins it then reads this in its history.
 """
 _NO_HURRY_MS = 1e11
 HAND_OVER_MS = 1_000
@@ -126,7 +126,7 @@ class Node:
         self.placement: Placement | None = None
         self.upkeep: Upkeep | None = None
         options.check()
-        # Asked before anything is opened: nothing has to be closed if nobody answers.
+        # Asked before anything is opened: nothing has to be closed if no node answers.
         join = _seed(options)
         with contextlib.ExitStack() as undo:
             runtime = real_runtime(options.data, alone=options.embedded)
@@ -153,7 +153,7 @@ class Node:
             self._server = None if options.embedded else Server(options.endpoint)
             if self._server is not None:
                 undo.callback(self._server.close)
-            undo.callback(self.bridge.close)  # before the server, so that nobody keeps it open
+            undo.callback(self.bridge.close)  # before the server, so that no call keeps it open
             self.info = NodeInfo(
                 number=identity.number,
                 name=identity.name,
@@ -260,7 +260,7 @@ class Node:
             self.watermark,
             interval_ms=settled.watermark_interval_ms,
         )
-        self.placement.start()  # before the catalog: it is told of every version
+        self.placement.start()  # before the catalog: it gets every version
         catalogs.start()
         self.upkeep.start()
         actions = CatalogActions(catalogs, self.bridge)
@@ -307,7 +307,7 @@ class Node:
         )
 
     def _hand_over(self) -> None:
-        """Have somebody else lead what this node leads, if there is somebody."""
+        """Have other nodes lead what this node leads, if there are any."""
         led = [group for group in self.groups.groups() if _transfer(group)]
         self._within(HAND_OVER_MS, lambda: not any(group.leads for group in led))
 
@@ -361,7 +361,7 @@ def _check_lone(data: str, known: Identity | None) -> None:
 def _seed(options: NodeOptions) -> str:
     """The address that a new node joins by, or an old one may come back by; empty without one.
 
-    A directory that belongs to another cluster is refused: whoever gave both meant something else.
+    A directory that belongs to another cluster is refused: the user meant another one.
     """
     if not options.join:
         return ""
@@ -371,7 +371,7 @@ def _seed(options: NodeOptions) -> str:
     if known is None or not known.cluster:
         return ask_peer(options.join).address
     if known.left:
-        return ""  # it is told so when it starts
+        return ""  # it gets that error when it starts
     try:
         seed = ask_peer(options.join, patience_s=0.0 if known.peers else JOIN_PATIENCE_S)
     except Unavailable as error:

@@ -1,6 +1,6 @@
 """The node's server for clients: Arrow Flight actions, on a loopback address.
 
-Flight calls from threads of its own; the rooms know one thread, the loop's. An action decodes what
+Flight calls from threads of its own; the packages know one, the loop's. An action decodes what
 it was sent, asks the loop by the bridge, and gives results one by one; Flight asks for the next one
 when the client has room for it. A result that is not asked for is not made: nothing piles up here.
 

@@ -63,7 +63,7 @@ class LedgerSettings:
     location: str = ""
     """A folder or a URL; empty: a folder in the data directory."""
     grace_ms: int = 600_000
-    """Files of a replaced ledger stay for so long, for readers that nobody knows of."""
+    """How long files of a replaced ledger stay, for readers that Lowmark does not know."""
 
     def __post_init__(self) -> None:
         if self.grace_ms < 0:
@@ -74,7 +74,7 @@ class LedgerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One field per section; a room that can be tuned adds its own here and in `load_settings`."""
+    """One field per section; a package that can be tuned adds its own, also in `load_settings`."""
 
     clock: ClockLimits = field(default_factory=ClockLimits)
     group: GroupConfig = field(default_factory=GroupConfig)

@@ -1,8 +1,8 @@
 """What `lowmark status` shows, put together from what each node says of itself.
 
-A node knows its own copies, and as a leader how far the others are. Whoever is asked asks all nodes
-that are up, waits for them a short while, and lays their answers side by side; who did not answer
-is shown with the reason.
+A node knows its own copies, and as a leader how far the others are. The node that is asked asks all
+that are up, waits for them a short while, and lays their answers side by side; a node that did not
+answer is shown with the reason.
 
 A status is asked for when something is wrong, so nothing that is wrong keeps it from being shown:
 what can't be read (a copy may be damaged) is a problem of the node that can't read it, and the rest
@@ -79,7 +79,7 @@ _decode = msgspec.msgpack.Decoder(Said).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What somebody knows of the cluster."""
+    """What a node, or a data directory, knows of the cluster."""
 
     source: str
     settings: ClusterSettings | None
@@ -161,7 +161,7 @@ class StatusService:
         self._groups = groups
         self._cluster = cluster
         self.catalog: Callable[[], CatalogStatus | None] = lambda: None
-        """Which versions of the catalog this node has; set by whoever runs one."""
+        """Which versions of the catalog this node has; set by the node that runs one."""
         self.tables: Callable[[], list[TablePart]] = list
         self.watermark: Callable[[], WatermarkStatus | None] = lambda: None
         """The same of tables, and of the low watermark."""
@@ -319,7 +319,7 @@ def _node_row(node: NodeInfo, known: Known, metastore: GroupRow | None, problem:
 def _group_row(
     name: str, copies: list[Copy], *, names: dict[int, str], problems: dict[int, str]
 ) -> GroupRow:
-    # The leader of the newest term knows best; else whoever has heard of the newest term.
+    # The leader of the newest term knows best; else a copy that has heard of the newest term.
     best = max(copies, key=lambda copy: (copy.term, copy.role == "leader", copy.applied))
     behind = {one.node: one for one in best.behind}
     by_node = {copy.node: copy for copy in copies}

@@ -1,7 +1,7 @@
-"""What `lowmark status` says of tables: how much is there, who holds it, and what needs a look.
+"""What `lowmark status` says of tables: how much is there, its holders, and what needs a look.
 
 A node says what it knows of the partitions that it leads, so that the parts of all nodes add up; a
-partition that nobody leads is in none of them.
+partition without a leader is in none of them.
 """
 
 from __future__ import annotations
