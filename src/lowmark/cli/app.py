@@ -112,7 +112,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        _drop_output()  # whoever read our output has seen enough
+        _drop_output()  # the reader of our output has seen enough
     except OSError as error:
         _drop_output()
         print(f"lowmark: the output could not be written: {error.strerror}", file=sys.stderr)

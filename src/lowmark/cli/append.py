@@ -159,7 +159,7 @@ class _Done:
 
 
 class _Told:
-    """Nobody looks."""
+    """Shows nothing: there is no terminal."""
 
     def __call__(self, each: FileBatch, rows: int) -> None:
         """So far it is."""

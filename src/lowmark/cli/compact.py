@@ -1,4 +1,4 @@
-"""`lowmark compact`: put a table's history into ledgers, and cut what nobody needs any more."""
+"""`lowmark compact`: put a table's history into ledgers, and cut what no reader needs any more."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def compact(
 ) -> None:
     """Compact a table: of each key the last row goes into a ledger, up to the low watermark.
 
-    Then the backlog is cut up to there, as far as nobody holds it; who does is named. Ctrl-C
-    cancels the run, and leaves nothing behind; what was published by then stays.
+    Then the run cuts the backlog up to there, as far as no reader holds it; it names those that do.
+    Ctrl-C cancels the run, and leaves nothing behind; what was published by then stays.
 
     With --json, one object: run, table, state (done; nothing, if no row is new; too young, if all
     new rows are later than held_until says; planned, if it is a dry run), trigger, began, ended,

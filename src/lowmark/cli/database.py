@@ -59,7 +59,7 @@ def opened_database(
     try:
         yield database
     except BaseException:
-        # What went wrong first is what is told.
+        # The caller gets what went wrong first.
         with contextlib.suppress(LowmarkError):
             database.close()
         raise

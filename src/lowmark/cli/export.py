@@ -1,6 +1,6 @@
 """Rows into a file: Parquet, Arrow or CSV, batch by batch.
 
-A file is written beside its name and gets it when it is complete: whoever finds it finds all of it.
+A file is written beside its name and gets it when it is complete: a file of that name is whole.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def opened_input(file: str) -> Iterator[tuple[Path | BinaryIO, str]]:
 
 
 def readable(batches: Iterator[T], name: str) -> Iterator[T]:
-    """The same; a disk that fails is told apart from an output that does."""
+    """The same; tells a disk that fails from an output that does."""
     while True:
         try:
             found = next(batches, None)

@@ -1,7 +1,7 @@
-"""`lowmark ledger`: the compacted form of a table's partitions, in files that anybody can read.
+"""`lowmark ledger`: the compacted form of a table's partitions, in files for any program.
 
-What is missing or damaged is found by `verify` and made again by `rebuild`; a metastore that is
-behind is set right by `reconcile`; what nobody names goes by `sweep`.
+`verify` finds what is missing or damaged, and `rebuild` makes it again; `reconcile` sets right a
+metastore that is behind; `sweep` removes files that nothing refers to.
 """
 
 from __future__ import annotations

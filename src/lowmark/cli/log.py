@@ -161,7 +161,7 @@ def dump(
                     break
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever reads has seen enough (`| head`); Python must not complain when it ends.
+        # The reader has seen enough (`| head`); Python must not complain when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if problems:
         raise typer.Exit(FAILED)

@@ -78,7 +78,7 @@ def serve(
     node.run(lambda: _say_ready(node, data, as_json=as_json))
     if node.stuck:
         # Everything is closed, but for a thread that hands results to a client who takes none;
-        # nobody can end it, and Python would wait for it.
+        # nothing can end it, and Python would wait for it.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Where a command reads from: a running node, or a data directory that nobody has open."""
+"""Where a command reads from: a running node, or a data directory that no process has open."""
 
 from __future__ import annotations
 
