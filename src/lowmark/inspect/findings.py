@@ -35,7 +35,7 @@ class Finding:
 
 
 class Meter:
-    """Adds up what has been looked at and tells whoever wants to know."""
+    """Adds up what has been looked at, and calls `progress` with it."""
 
     def __init__(self, total_bytes: int, progress: Progress | None) -> None:
         self._total = total_bytes

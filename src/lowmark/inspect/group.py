@@ -41,7 +41,7 @@ class GroupPieces:
     gap: Finding | None = None
     """A gap in the WAL that no later run has covered."""
     half_installed: bool = False
-    """A received snapshot is only half moved in: what counts can't be told before a start."""
+    """A received snapshot is only half moved in: only a start decides what counts."""
 
     @property
     def name(self) -> str:
@@ -108,7 +108,7 @@ class GroupPieces:
 def check_group(
     disk: Disk, name: str, *, found: list[GroupPieces], meter: Meter
 ) -> Iterator[Finding]:
-    """Check one group's folder; `found` gets what its files hold, unless nobody can tell whose."""
+    """Check one group's folder; `found` gets what its files hold, if it is known whose."""
     folder = files.group_dir(name)
     try:
         state = GroupState(name, identity.read_identity(disk, name))

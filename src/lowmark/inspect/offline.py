@@ -1,4 +1,4 @@
-"""The metastore in a data directory that nobody has open, as that node knew it. Nothing is changed.
+"""The metastore in a data directory that no process has open, as its node knew it; read only.
 
 The machine begins with the newest sound snapshot, and goes on with the entries after it that are
 known to be committed: up to the commit index that the node had written down, and while the group
@@ -141,11 +141,11 @@ class OfflineStore:
         self.problem = self._replay.problem or self._log.quarantined or ""
         """Why the machine did not come as far as it should, if so."""
         self.unknown_entries = self._log.last_index - self._replay.applied
-        """Entries that are there, but of which nobody can tell here whether they are committed."""
+        """Entries that are there, but may not be committed: only a running node can tell."""
 
     @property
     def doubt(self) -> str:
-        """What can't be told here, in words; empty if there is nothing."""
+        """What is unknown here, in words; empty if there is nothing."""
         if not self.unknown_entries:
             return ""
         if self.unknown_entries == 1:
@@ -187,10 +187,10 @@ class OfflineStore:
         return [envelope.open_command(entry.data) for entry in self._log.read(indexes)]
 
     def soon(self, callback: object) -> None:
-        """Nobody follows anything here."""
+        """There are no watches here."""
 
     def now_ms(self) -> int:
-        """Nobody waits for anything here."""
+        """There is no clock: nothing waits here."""
         return 0
 
     # -- reading --------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class OfflineStore:
         return history.latest
 
     def _watermark(self) -> WatermarkStatus | None:
-        """Where it stood, and where it would have been by the metastore's time; nobody holds it."""
+        """Where it stood, and where it would have been by the metastore's time; no holders."""
         settings, found = self._settings(), self._read(WATERMARK_KEY, self.state.latest)
         if settings is None:
             return None
@@ -421,7 +421,7 @@ class _Replay:
 
     @property
     def _alone(self) -> bool:
-        """Whether nobody else need agree."""
+        """Whether no other member need agree."""
         return self.members.voters == {self._node}
 
     def _page(self, last: int) -> Sequence[RaftEntry]:

@@ -93,7 +93,7 @@ class SegmentFile:
 def check_large(
     disk: Disk, group: str, large: LargeFile, *, incarnation: bytes, meter: Meter
 ) -> Iterator[Finding]:
-    """Walk a large file: its header and every frame. What is wrong is told by `settle`: a file that
+    """Walk a large file: its header and every frame. `settle` says what is wrong: a file that
     nothing refers to may just be one that was not finished.
     """
     try:
@@ -122,7 +122,7 @@ def _walk_large(
         large.ends_at = at
         frame = large_format.decode_frame(file.read_at(at, large_format.FRAME_BYTES), at)
         if frame is None or frame.data_at + frame.length > large.size:
-            large.bad.append(at)  # without a sound head nobody knows where the next one begins
+            large.bad.append(at)  # without a sound head, the next one may begin anywhere
             return
         if _checksum_of(file, frame.data_at, frame.length) == frame.data_checksum:
             large.frames[frame.data_at] = frame
@@ -157,7 +157,7 @@ def check_segment(
     meter: Meter,
     may_be_installed: bool,
 ) -> Iterator[Finding]:
-    """Check a segment whole; `found` gets it if what it holds can be told."""
+    """Check a segment whole; `found` gets it if it says what it holds."""
     try:
         file = disk.open(path, "read")
         try:
