@@ -84,7 +84,7 @@ class _Kept:
     """End it, on the loop."""
     changed: threading.Event = field(default_factory=threading.Event)
     followed: list[Partition] = field(default_factory=list)
-    """Where a change is told."""
+    """The partitions whose changes set `changed`."""
     files: dict[int, Hold] = field(default_factory=dict)
     """What keeps the files of ledgers, by partition."""
     history: AsOfHold | None = None
@@ -289,8 +289,8 @@ class Embedded(NodeThread):
         latest = self.catalogs.latest
         if latest is self._latest:
             return latest
-        # The last one that everything here was told of, not the one of a time: clocks may jump,
-        # and in one process there is no one else who could still be using the one before.
+        # The last one that all listeners here have got, not the one of a time: clocks may jump,
+        # and in one process there is no other node that could still be using the one before.
         found = self.catalogs.version(self.catalogs.ready_version)
         if found is latest:
             self._latest = latest

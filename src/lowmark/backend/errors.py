@@ -117,7 +117,7 @@ class AppendFailed(Conflict):
 
 
 class Cancelled(Conflict):
-    """Work that somebody ended before it was done."""
+    """Work that a user ended before it was done."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, hint="Begin it again; what was published stays.")

@@ -1,13 +1,13 @@
-"""Ledgers that are open in this process: which rows they have, and who still reads them.
+"""Ledgers that are open in this process: which rows they have, and which readers still read them.
 
 A ledger is opened by what its partition has adopted, which a view has; view and ledger are
-one pair, so a reader never sees the horizon of one with the rows of another. Whoever reads a
-ledger takes it first and gives it back in the end: its files stay until then, whatever is published
+one pair, so a reader never sees the horizon of one with the rows of another. A reader takes
+a ledger first and gives it back in the end: its files stay until then, whatever is published
 meanwhile.
 
 Row groups in which single rows were looked up stay decoded, up to a limit over all ledgers. They
-are decoded without any lock, each time from a file that only that thread has: whoever looks for a
-cold row keeps nobody waiting. Files are closed when the last one who has their ledger lets it go.
+are decoded without any lock, each time from a file that only that thread has: a look-up
+of a cold row keeps no other waiting. Files are closed when the last reader lets their ledger go.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class OpenLedger:
         self.manifest = manifest
         self.horizon = manifest.horizon
         self.forgotten = False
-        """Whether nobody finds it any more: who has it may go on, but nothing of it is kept."""
+        """Whether it can't be found any more: readers that have it go on; no row group is kept."""
         self._store = store
         self._newest = newest
         self._groups = groups
         self._idle: dict[int, OpenFile] = {}
-        """Of each file one that is open and that nobody uses at the moment."""
+        """Of each file one that is open and that no thread uses at the moment."""
         self._group_starts: dict[int, I64] = {}
         self._keys_lock = threading.Lock()
         self._keys: dict[int, KeyFile] = {}
@@ -200,7 +200,7 @@ class OpenLedger:
         self, at: int, opened: OpenFile, groups: Sequence[int], names: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Row groups of a file, two at a time: while one is unpacked here, the one after it is
-        unpacked on another thread. Whoever comes new reads everything, and this is most of it.
+        unpacked on another thread. A new reader reads everything, and this is most of it.
         """
         if len(groups) < 2:
             for group in groups:

@@ -1,6 +1,6 @@
 """A node inside this process: a thread of its own, and the ways for others to ask it.
 
-The node's rooms know one thread, the loop's; callers come from any. What a caller waits for, it
+The node's packages know one thread, the loop's; callers come from any. What a caller waits for, it
 waits for here, and Ctrl-C ends the waiting. The thread is not one that keeps the interpreter alive:
 at exit the node is closed, and a process that is killed loses nothing that was acknowledged.
 """
@@ -152,7 +152,7 @@ class NodeThread:
         return self.ask(lambda: Future.of(function()), timeout_s=timeout_s)
 
     def tell(self, function: Callable[[], None]) -> None:
-        """Have something done on the loop; nobody waits for it, or for what it refuses."""
+        """Have something done on the loop; the caller does not wait for it, nor for its errors."""
 
         def call() -> None:
             with contextlib.suppress(LowmarkError):

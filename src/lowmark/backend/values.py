@@ -135,5 +135,5 @@ class Held:
     partitions: Mapping[int, PartitionStatus]
     files: Mapping[int, Hold] = field(default_factory=dict)
     """By partition, what keeps the files of its ledger: a reader is through with a ledger long
-    before its end. Whoever releases `hold` releases these, too.
+    before its end. Releasing `hold` releases these, too.
     """
