@@ -1,7 +1,7 @@
 """What is wrong with arguments, and with values that have the right type.
 
 Arrow's own data is trusted nowhere: a file, or another program, may say that bytes are text or that
-a number has five digits. One such value would be stored, and nobody could read past it.
+a number has five digits. One such value would be stored, and no reader could read past it.
 """
 
 from __future__ import annotations

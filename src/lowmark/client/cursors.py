@@ -94,12 +94,12 @@ class Cursors:
     ) -> TableCursor:
         """Have a cursor. A raw one keeps the backlog from its place on, until it moves on.
 
-        A compacted one keeps no row of the backlog, but the deletes from its place on: who has
-        seen a key is given its delete. It begins anywhere, its earliest is 0; but where deletes
-        are gone it begins at 0 only, and with nothing.
+        A compacted one keeps no row of the backlog, but the deletes from its place on: a
+        reader that has seen a key gets its delete. It begins anywhere, its earliest is 0; but where
+        deletes are gone it begins at 0 only, and with nothing.
 
         With a maximum lag it is marked overdue when it falls further behind, and holds nothing
-        from then on; whoever uses it is told.
+        from then on; its next read or commit fails with `CursorOverdue`.
         """
         _check_name(name)
         if kind not in {"raw", "compacted"}:

@@ -247,7 +247,7 @@ class Database:
         with self._lock:
             table = self._tables.get(descriptor.id)
             if table is None:
-                # What was dropped has an index, and batches, that nobody needs any more.
+                # What was dropped has an index, and batches, that no caller needs any more.
                 there = self._backend.catalog().tables
                 self._tables = {key: one for key, one in self._tables.items() if key in there}
                 table = Table(self._session, descriptor, self._compactor)
@@ -276,7 +276,7 @@ class Database:
     # -- the low watermark ----------------------------------------------------------------------
 
     def watermark(self) -> WatermarkStanding:
-        """Where the low watermark is, where it would be if nobody held it, and who does."""
+        """Where the low watermark is, where it would be without holders, and its holders."""
         return self._backend.watermark()
 
     def advance_watermark(self, to: int | str | datetime | None = None) -> Advanced:

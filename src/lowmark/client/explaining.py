@@ -232,7 +232,7 @@ def _holder(status: PartitionStatus, hold: Hold, keeps_bytes: int) -> Holder:
 
 
 def _ledger(adopted: Adopted | None, ledgers: Ledgers) -> LedgerExplanation | None:
-    """What a ledger has; one that can't be read is told of, since whoever asks looks for that."""
+    """What a ledger has; says so if it can't be read, since that is what the caller looks for."""
     if adopted is None:
         return None
     facts = (adopted.epoch, adopted.horizon, adopted.deletes_below)

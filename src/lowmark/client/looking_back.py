@@ -54,7 +54,7 @@ class AsOfReader(Reader):
             if self.gaps and reading.on_gap == "raise":
                 raise GapFound(self.gaps[0])
         except BaseException:
-            self.close()  # whoever has no reader can't close it, and it would hold what it holds
+            self.close()  # a caller that gets no reader can't close it, and it holds things
             raise
 
     @property
@@ -85,7 +85,7 @@ class AsOfReader(Reader):
 
     @property
     def position(self) -> dict[int, int]:
-        """Where the table as it was ends: whoever has read it goes on from there."""
+        """Where the table as it was ends: a reader goes on from there."""
         return {part.partition: part.end or 0 for part in self._parts}
 
     def _run(self) -> Iterator[pa.RecordBatch]:

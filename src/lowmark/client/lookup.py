@@ -3,8 +3,8 @@
 Which row that is, `ledger.rule` says: rows are indexed in the order of their offsets, and sources
 are asked in the order that it gives, the backlog before the ledger, whose rows are all older.
 
-The index is a value that never changes; whoever finds it behind brings it up to date on its own
-thread and puts the newer one in its place. It knows keys by a hash, with a seed of this process:
+The index is a value that never changes; a caller that finds it behind brings it up to date on its
+own thread and puts the newer one in its place. It knows keys by a hash, with a seed of the process:
 the row that is found says whether it has the key, and if not, keys are compared one by one.
 Rows are decoded a batch at a time and the last ones used are kept, up to a limit.
 """
@@ -388,7 +388,7 @@ class Lookup:
             return
         with self._ledger(number, view) as ledger:
             if ledger.manifest.lost:
-                # Of each key it is looked whether anybody knows: slow, and seldom.
+                # Each key is looked up by itself, since its row may be lost: slow, and seldom.
                 for place in mine.tolist():
                     found = self._in_ledger(number, view, keys[place].as_py())
                     rows[place] = None if found is None else found.row
@@ -424,7 +424,7 @@ class Lookup:
             found = list(self._keys.read(view, at, commands))
             keyless = any(some.keys.null_count for some in found)
             # One run for all of them: their offsets follow each other. The first batch may begin
-            # before the cut; whoever finds such a row looks at its offset.
+            # before the cut; a look-up that finds such a row looks at its offset.
             index = index.with_rows(
                 np.concatenate([self._form.hashes(some.keys, _SEED) for some in found]),
                 int(view.columns.first[at]),

@@ -12,7 +12,7 @@ send meanwhile does not hold them up.
 the lock, as many at a time as make a batch, and looks only after that whether it is still the
 producer's queue: one that was closed, or has failed, has a new one that stays empty.
 
-What goes wrong is told at the next call: a producer that has failed takes nothing more, and
+The next call raises what went wrong: a producer that has failed takes nothing more, and
 `unsent` are the rows that were not stored, or of which that is not known.
 """
 
@@ -278,7 +278,7 @@ class Producer:
         return True
 
     def _linger(self) -> None:
-        """Wait for more rows, unless somebody waits for these."""
+        """Wait for more rows, unless a caller waits for these."""
         ends_at = time.monotonic() + self._linger_s
         while len(self._rows) < self._batch_rows and not self._flushing and not self._closing:
             left_s = ends_at - time.monotonic()
@@ -318,7 +318,7 @@ class Producer:
         if kind is None:
             self.close()
         else:
-            # Whoever left by an error must not wait, and must not get another error instead.
+            # A caller that left by an error must not wait, and must not get another error instead.
             self._stop()
 
 
@@ -331,7 +331,7 @@ _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    # Nobody would ever take what is sent in the child, and whoever waits would wait for ever.
+    # No thread would ever take what is sent in the child, and callers would wait for ever.
     for producer in list(_producers):
         producer.stay_behind()
 

@@ -11,7 +11,7 @@ A compacted reader takes the rows below the horizon from the ledger of its view,
 backlog right there: each offset has one source. One that follows stays with its ledger and its
 place in the backlog, whatever is published meanwhile; only if the backlog was cut before it came
 that far, it goes on in the newer ledger. A ledger's files are held from before it is read until its
-horizon is passed: however long somebody follows, no more than one ledger of a partition stays for
+horizon is passed: however long a reader follows, no more than one ledger of a partition stays for
 it.
 """
 
@@ -177,7 +177,7 @@ class Reading:
     compacted: bool = False
     """Whether rows below the horizon come from the ledger."""
     trusted: bool = False
-    """Whether somebody has held deletes for it since before: a cursor does."""
+    """Whether a hold has kept deletes for it since before: a cursor does."""
 
 
 def horizon_of(view: View) -> int:
@@ -455,7 +455,7 @@ class Reader:
         part.at, part.offsets = max(part.at, stop), None
 
     def _skip_lost(self, part: PartitionReader, lost: Sequence[Lost], stop: int) -> None:
-        """What a ledger should have and has not is told before any row of it is given."""
+        """Report what a ledger should have and has not, before any row of it is given."""
         for one in lost:
             first, last = max(one.first, part.at), min(one.last, stop - 1)
             if first > last:
@@ -467,8 +467,8 @@ class Reader:
                 self.gaps.append(gap)
 
     def _skip_expired(self, part: PartitionReader, before: int) -> None:
-        """Whoever goes on somewhere below what went by retention has missed rows and deletes of
-        it; who begins has missed nothing.
+        """A reader that goes on somewhere below what went by retention has missed rows and deletes
+        of it; one that begins has missed nothing.
         """
         if not 0 < part.at < before:
             return
@@ -479,7 +479,7 @@ class Reader:
         part.at = before
 
     def _skip_deletes(self, part: PartitionReader, ledger: Adopted) -> None:
-        """Whoever goes on somewhere below deletes that are gone may not hear of them."""
+        """A reader that goes on somewhere below deletes that are gone may not get them."""
         known, below = part.deletes_known, ledger.deletes_below
         part.deletes_known = max(known, below)
         if not part.given or not 0 < part.at < below or below <= known:

@@ -1,7 +1,7 @@
 """A table: append rows, read them, follow them, look keys up, look back.
 
 This is what callers see: each call finds out what the table is now, checks what it was given, and
-hands over to whoever does it.
+hands over to the part that does it.
 """
 
 from __future__ import annotations
@@ -203,8 +203,9 @@ class Table:
 
         With `compacted` the rows below the horizon come from the ledger, of each key the last one,
         and the rest from the backlog, with no gap and no repeat; `"earliest"` is offset 0 then.
-        Deletes that everybody has passed are not in the ledger any more: whoever goes on from an
-        offset below them gets `GapFound` (kind `deleted`), because keys that it knows may be gone.
+        Deletes that every cursor and lease has passed may be gone from the ledger: a reader that
+        goes on from an offset below them gets `GapFound` (kind `deleted`), because keys that it
+        knows may be gone.
         With `cursor` it begins where the cursor of that name stands, which holds what it needs.
 
         Without `as_of` every change is given in the order of its offset, one partition after
@@ -218,8 +219,8 @@ class Table:
         `GapFound` instead of giving a part. `"earliest"` means the changes that are left.
 
         `columns` may name system columns (`_partition`, `_offset`, `_time`, `_change`); without
-        any, all of the table's are given, and `_change` if it has a key. Deletes are given only
-        where `_change` is, since they could not be told from rows otherwise.
+        any, all of the table's are given, and `_change` if it has a key. Deletes are returned
+        only if `_change` is selected, since they would look like rows otherwise.
 
         Rows that retention has removed before the reader came raise `GapFound`, or are counted in
         `gaps` (`on_gap="skip"`). With `lease_ms` nothing is removed that this reader has not read,
@@ -314,10 +315,10 @@ class Table:
 
     @property
     def index_size(self) -> IndexSize | None:
-        """What the index of its keys costs in memory; None if nobody has looked a key up yet."""
+        """What the index of its keys costs in memory; None before the first look-up."""
         return None if self._lookup is None else self._lookup.size()
 
-    # -- cursors, and what is kept for whom -------------------------------------------------------
+    # -- cursors, and what is kept for them -------------------------------------------------------
 
     @property
     def cursors(self) -> Cursors:
@@ -361,7 +362,7 @@ class Table:
         )
 
     def trim(self, offsets: Mapping[int, int]) -> dict[int, Trimmed]:
-        """Cut the backlog below offsets, as far as it is in ledgers and nobody holds it."""
+        """Cut the backlog below offsets, as far as it is in ledgers and no reader holds it."""
         self._current()
         offsets = check_offsets(offsets, "trim", partitions=self.partitions)
         cuts = {number: Trim(offset) for number, offset in offsets.items()}
@@ -393,7 +394,7 @@ class Table:
         here: object = None,
     ) -> RunRecord:
         """Put all rows up to the low watermark into ledgers, of each key the last one; then cut the
-        backlog as far as nobody holds it. Gives what was done, and what it cost. Its `state` is
+        backlog as far as no reader holds it. Gives what was done, and what it cost. Its `state` is
         `done`; or `nothing`, if no row is new; or `too young`, if no new row is old enough, and
         then `too_young_rows` says how many there are, and `held_until` what the low watermark has
         to pass before the first of them can be compacted.
@@ -408,7 +409,7 @@ class Table:
         every file of the ledgers anew. `read_rate` and `write_rate` are bytes a second,
         `memory_bytes` is what the keys of one partition may take in a task. `resume` goes on with a
         run that was interrupted, as it was planned, with the engine and at the rates that it had,
-        unless others are given. `step` is told the name of every step before it is made.
+        unless others are given. `step` gets the name of every step before it is made.
         """
         if here is not None:
             raise Rejected(
@@ -475,8 +476,8 @@ class Table:
         sound files, the backlog, or a ledger that was replaced. Sound ones are left alone.
 
         If rows can't be brought back, nothing is changed and `RowsUnrecoverable` says which; with
-        `accept_loss` they are left out, and whoever reads across them is told (`GapFound`, kind
-        `lost`). `dry_run` says what would be done. `step` is told the name of every step before it
+        `accept_loss` they are left out, and a reader that comes to them gets `GapFound` (kind
+        `lost`). `dry_run` says what would be done. `step` gets the name of every step before it
         is made.
         """
         options = RunOptions(
@@ -504,8 +505,8 @@ class Table:
         return reconcile_ledgers(self._compactor.context(table, numbers, RunOptions()))
 
     def sweep(self, *, dry_run: bool = False) -> list[str]:
-        """Remove files of this table's ledgers that nobody names any more; gives which. A dry run
-        only says what would go.
+        """Remove files of this table's ledgers that nothing refers to; gives which. A dry run only
+        says what would go.
         """
         return self._compactor.sweep(self._current(), dry_run=dry_run)
 

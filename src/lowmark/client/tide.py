@@ -98,7 +98,7 @@ class Tide:
 
     @property
     def holders(self) -> tuple[HolderTotal, ...]:
-        """Everybody who stands in it, all partitions together; who keeps most comes first."""
+        """All readers in it, all partitions together; the one that keeps most comes first."""
         found: dict[tuple[str, str], list[TideHolder]] = defaultdict(list)
         for partition in self.partitions:
             for holder in partition.holders:

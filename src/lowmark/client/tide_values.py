@@ -1,7 +1,7 @@
-"""What a tide is made of: plain values, one for each partition, and for who stands in it.
+"""What a tide is made of: plain values, one for each partition, and for each reader in it.
 
 A partition's offsets run from 0 to its end. Its ledger covers those below the horizon, its backlog
-those from its start on. Where both have an offset, the backlog is kept for somebody, or waits to be
+those from its start on. Where both have an offset, the backlog is kept for a reader, or waits to be
 cut. From the horizon to the watermark lies what the next run takes; what is later than the
 watermark no run may touch.
 """
@@ -16,7 +16,7 @@ HolderKind = Literal["cursor", "compacted cursor", "lease", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TideHolder:
-    """Somebody who stands in a partition: a cursor, a lease, or a run that reads."""
+    """A reader that stands in a partition: a cursor, a lease, or a run."""
 
     kind: HolderKind
     name: str
@@ -36,7 +36,7 @@ class TideHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderTotal:
-    """Somebody in all partitions together."""
+    """A reader in all partitions together."""
 
     kind: HolderKind
     name: str
@@ -60,7 +60,7 @@ class TideLedger:
     live_rows: int
     """That count, without deletes."""
     deletes: int
-    """That count, because somebody may still have to be told of them."""
+    """That count, because a reader may not have got them yet."""
     survivors: tuple[int, ...] = ()
     """Live rows, and deletes, in equal stretches of the offsets from 0 to the horizon; empty: not
     asked for."""
