@@ -17,7 +17,7 @@ Words
 A row's way: the caller's batch is split by the bucket of its key and written as Arrow IPC messages
 (`batches`), each behind a small header (`commands`). A partition's leader proposes it; when it is
 committed, every member applies the header alone (`machine`): offsets, time, producer. The rows
-stay in the log, where they are live entries, and are read from there. Nobody touches a single row.
+stay in the log, where they are live entries, and are read from there. No code touches a single row.
 
 Invariants
     1. An append that was acknowledged is in the log of a majority, and has its offsets for good.
@@ -33,12 +33,12 @@ Invariants
     6. Staged rows have no offset and are not read. Finishing gives all of them offsets and one
        time, or drops them; a repeated finish gets the first answer.
     7. What readers see is a value that never changes (`View`); a newer one replaces it before
-       whoever appended is answered.
+       the caller that appended gets its answer.
     8. Applying looks at nothing but the state and the command.
-    9. Of adopted ledgers neither epoch nor horizon falls. Whoever has a view has a ledger and a
+    9. Of adopted ledgers neither epoch nor horizon falls. A view has a ledger and a
        backlog that belong together: what the backlog no longer has is in the ledger, or expired.
-   10. Who has seen a key is given its delete: a ledger that lacks deletes at or above an offset
-       where a reader stands, by a hold that came before it in the log, is not adopted.
+   10. A reader that has seen a key gets its delete: a ledger that lacks deletes at or above an
+       offset where a reader stands, by a hold that came before it in the log, is not adopted.
 """
 
 from lowmark.table.adopting import DIGEST_BYTES, MANIFEST_CHARACTERS_MAX, Adopted

@@ -1,9 +1,9 @@
 """Which ledger a partition has adopted, and what may follow it. Pure.
 
 A ledger is the compacted form of a partition, in files outside: of each key the last row below the
-horizon, and those deletes that somebody may still have to be told of. Who has seen a key must be
-given its delete; so deletes go only below every hold. A hold that is earlier in the log always
-wins: then the ledger is refused, and whoever made it makes another one that keeps more.
+horizon, and those deletes that a reader may not have got yet. A reader that has seen a key must get
+its delete; so deletes go only below every hold. A hold that is earlier in the log always
+wins: then the ledger is refused, and its run makes another one that keeps more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Adopted(msgspec.Struct, frozen=True, array_like=True):
     """When it was adopted."""
 
     def is_same(self, wanted: Adopt) -> bool:
-        """Whether this is what somebody wants to have adopted."""
+        """Whether this is what a command wants to have adopted."""
         return (self.epoch, self.manifest, self.horizon, self.digest, self.deletes_below) == (
             wanted.epoch,
             wanted.manifest,
@@ -81,9 +81,9 @@ def adopt(
 
 
 def deletes_gone(offset: int, ledger: Adopted | None) -> LowmarkError | None:
-    """Why nobody can begin at an offset to read compacted.
+    """Why no reader can begin at an offset to read compacted.
 
-    At 0 anybody can: who begins there has seen nothing, so there is nothing to be told of. It must
+    At 0 any reader can: it has seen no key, so it needs no delete. It must
     then read from a view that is no older than its hold: an earlier ledger has keys of which a
     later one lacks the delete.
     """

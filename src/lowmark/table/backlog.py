@@ -2,7 +2,7 @@
 
 A batch is a row of seven numbers: about 40 bytes, whatever it holds. Batches are only added at the
 end and cut at the front, and what stands in a column never changes; so a view is a column and a
-count, costs nothing to take, and stays true on any thread for as long as somebody keeps it.
+count, costs nothing to take, and stays true on any thread for as long as a reader keeps it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class View:
 
         Then retention went further than it, and all its rows are older than some that have
         expired. What changed or deleted its keys may be among those: it would bring back rows that
-        nobody should see any more.
+        no reader should see any more.
         """
         return None if self.ledger is None or self.ledger.horizon < self.start else self.ledger
 

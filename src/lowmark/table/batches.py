@@ -118,7 +118,7 @@ class Shape:
 
     `columns` are names of the table's columns and of system columns, in any order; None stands for
     all columns, and with a key for `_change`, too. Where `_change` is not among them, deletes are
-    left out: they could not be told from rows.
+    left out: they would look like rows.
 
     The columns stay those of `table`, also for rows that are written with a later schema version;
     `newest` gives the table that knows it. What was dropped meanwhile is null.
@@ -345,7 +345,7 @@ def _without_filling(source: _Source) -> _Source:
 
 
 def _column(rows: pa.RecordBatch, source: _Source, deletes: Mask | None) -> pa.Array:
-    """A column as it is given out; where `deletes` are told, rows have their columns by name."""
+    """A column as it is given out; with `deletes`, rows have their columns by name."""
     if source.at is None:
         count = rows.num_rows if deletes is None else len(deletes)
         if not source.filling.is_valid:

@@ -99,7 +99,7 @@ class DeleteCursor(_Control, frozen=True, tag=4):
 
     name: str
     token: int = 0
-    """0: whoever's it is."""
+    """0: of any author."""
 
 
 class TakeLease(_Control, frozen=True, tag=5):
@@ -144,7 +144,7 @@ class Tick(_Control, frozen=True, tag=9):
 
 
 class Fence(_Control, frozen=True, tag=10):
-    """A producer begins an epoch: whoever still sends in an older one is refused."""
+    """A producer begins an epoch: what is still sent in an older one is refused."""
 
     producer: bytes
     epoch: int

@@ -101,7 +101,7 @@ class CursorOverdue(Conflict):
 
 
 class LeaseExists(Conflict):
-    """Somebody else has a lease of that name."""
+    """Another reader has a lease of that name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -144,7 +144,7 @@ class LedgerConflict(Corrupt):
 
 
 class DeletesHeld(Conflict):
-    """A ledger that lacks deletes which somebody has yet to be told of."""
+    """A ledger that lacks deletes which a reader has not got yet."""
 
     def __init__(self, hold: Hold, *, at: int, wanted: int) -> None:
         super().__init__(
@@ -156,7 +156,7 @@ class DeletesHeld(Conflict):
 
 
 class DeletesGone(Conflict):
-    """An offset from which on deletes are missing: nobody can begin there."""
+    """An offset from which on deletes are missing: no reader can begin there."""
 
     def __init__(self, *, wanted: int, below: int) -> None:
         super().__init__(
@@ -179,7 +179,7 @@ class OffsetExpired(Rejected):
 
 
 class OffsetToCome(Rejected):
-    """An offset that nobody has written yet."""
+    """An offset that no row has yet."""
 
     def __init__(self, *, wanted: int, end: int) -> None:
         super().__init__(

@@ -5,9 +5,9 @@ partition a key belongs to, and every engine must come to the same one, so it is
 never change.
 
 *hash64* is ours, for indexes of keys and for the digests of ledgers. It is fast and even, and takes
-a seed. It is no defence against somebody who looks for collisions, so whoever uses it for keys
-compares them, too. Ledgers have it in their files (docs/formats/ledger.md), so it does not change
-without a new format of manifests.
+a seed. It is no defence against an attacker that looks for collisions, so code that uses it for
+keys compares them, too. Ledgers have it in their files (docs/formats/ledger.md), so it does not
+change without a new format of manifests.
 
 Columns are hashed without Python per row: rows are ordered by length, and a step takes the next
 eight bytes of all rows that still have some. So the work is that of the bytes there are, however

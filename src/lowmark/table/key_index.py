@@ -7,7 +7,7 @@ another one, the two have the same 64 bits of hash, one hides the other, and the
 hundred million keys contain such a pair in one of 3,700 cases. Where the index finds nothing, there
 is nothing.
 
-An index never changes: `with_rows` makes the next one, and whoever reads an older one goes on. It
+An index never changes: `with_rows` makes the next one, and readers of an older one go on. It
 is a few *runs*, oldest first: hashes in order, and the place of each. A batch becomes a run, which
 takes in the runs before it that are not much larger; so there are few, and a row is not merged
 often. Within a run a hash is there once. Of several runs, the newest one that has it is right.

@@ -54,7 +54,7 @@ class PartitionMachine:
         """Carry a command out; what it refuses is an error that is given back, not raised."""
         self.applied_bytes += len(command)
         try:
-            # Whoever proposed it has checked it. But no bytes may stop members, or divide them.
+            # Its author has checked it. But no bytes may stop members, or divide them.
             wanted = decode(command)
         except Corrupt as error:
             return error

@@ -110,7 +110,7 @@ class Partition:
     def closed(self, time: int) -> Future[View]:
         """The backlog, when no row at or below a time can come any more.
 
-        A copy that knows so needs nobody for it. Else only the leader can see to it, if the time
+        A copy that knows so needs no other for it. Else only the leader can see to it, if the time
         has come by its clock.
         """
         if self.view.closed >= time:
@@ -131,7 +131,7 @@ class Partition:
     # -- following ------------------------------------------------------------------------------
 
     def follow(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Be told, on the loop, whenever something was applied; gives what ends that."""
+        """Have this called, on the loop, whenever something was applied; gives what ends that."""
         self._followers.append(callback)
 
         def end() -> None:
@@ -161,7 +161,7 @@ class Partition:
         """Nothing to do."""
 
     def on_stopped(self, error: LowmarkError) -> None:
-        """Whoever follows finds out by asking."""
+        """Wake the followers: they find out by asking."""
         del error
         self._tell()
 

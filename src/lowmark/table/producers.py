@@ -1,8 +1,8 @@
 """Who appended what, so that a repeat is not stored twice: per producer its last answers.
 
 A producer numbers its batches to a partition without gaps, from 0 on. A higher epoch replaces a
-lower one and begins again at 0. Producers that were idle longest are forgotten when there are too
-many; so is nobody else.
+lower one and begins again at 0. When there are too many, those that were idle longest are
+forgotten, and no others.
 """
 
 from __future__ import annotations

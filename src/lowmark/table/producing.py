@@ -2,8 +2,8 @@
 
 Batches to a partition are numbered from 0 on. Up to `WINDOW` are under way; what comes back with an
 error that may pass is sent again, with its number and in order, until its time is over. So a batch
-whose answer was lost is not stored twice: the partition knows its number. When one is given up of
-which nobody knows whether its number is taken, the producer goes on in a new epoch, which begins at
+whose answer was lost is not stored twice: the partition knows its number. When one is given up
+whose number may be taken, the producer goes on in a new epoch, which begins at
 0 and fences off whatever of the old one might still arrive. It has so many epochs (`EPOCH_BITS`);
 behind its last one begins that of a producer which replaces it, and there it ends.
 """
@@ -45,7 +45,7 @@ _FOR_LONG = (
     DiskFailed,
     NoMemory,
 )
-"""These do not pass by themselves while somebody waits: whoever appends is told at once."""
+"""These do not pass by themselves while a caller waits: it gets the error at once."""
 
 
 class Outgoing(NamedTuple):
@@ -146,7 +146,7 @@ class _Lane:
         except LowmarkError as error:
             future = Future.failed(error)
         except BaseException as error:
-            # Whoever called is told. How far it came nobody knows, so it is tried again.
+            # The caller gets it. How far it came is unknown, so it is tried again.
             self._under_way -= 1
             sent.error = OutcomeUnknown(self.partition.group.name, why=repr(error))
             sent.unknown = True
@@ -167,7 +167,7 @@ class _Lane:
             "sequence": sent.sequence,
         }
         if batch.room is None or again:
-            # An earlier attempt's bytes may be in the log, where nobody changes them.
+            # An earlier attempt's bytes may be in the log, where nothing may change them.
             return self.partition.append(encode_batch(batch.message, **header))
         encode_header_in_place(batch.room, **header)
         return self.partition.append_in_place(batch.room)

@@ -109,7 +109,7 @@ Outcome: TypeAlias = (
 
 
 class State:
-    """See the room's docstring for what always holds."""
+    """See the package's docstring for what always holds."""
 
     def __init__(self) -> None:
         self.backlog = Backlog()
@@ -331,7 +331,7 @@ class State:
         )
 
     def _no_start(self, offset: int, kind: str) -> LowmarkError | None:
-        """Why nobody of that kind can begin at an offset."""
+        """Why no reader of that kind can begin at an offset."""
         start = 0 if kind == "compacted" else self.backlog.start
         if offset < start:
             return OffsetExpired(wanted=offset, start=start)

@@ -73,14 +73,14 @@ class Tables:
         return sorted(one for one in found if one is not None)
 
     def destroy(self, table: TableId, number: int) -> None:
-        """Nobody needs this partition any more, on any node: remove all that is here of it."""
+        """Remove all that is here of a partition that no node needs any more."""
         self._partitions.pop((table, number), None)
         name = group_name(table, number)
         if name in self._names():
             self._groups.delete(name)
 
     def _has(self, name: str) -> bool:
-        """Whether the log has a copy that was finished; raises if nobody can tell."""
+        """Whether the log has a copy that was finished; raises if that is unknown."""
         try:
             return bool(self._log.group(name).meta)
         except GroupUnknown:

@@ -17,10 +17,10 @@ Invariants
        hears that it holds until it lets go. A later reader needs no write; letting go is published
        by and by, or when this node moves the watermark.
     5. A node has one write of its hold under way, and each names the revisions that it was made
-       from. While one may still come late, nobody relies on what stands there: the next reader
-       writes again, and then the late one does nothing.
+       from. While one may still come late, no reader relies on what stands there: the next
+       one writes again, and then the late one does nothing.
 
-A reader whose node lost its lease is told by `AsOfHold.lost`: what it read by then may be wrong.
+`AsOfHold.lost` tells a reader that its node lost its lease: what it read by then may be wrong.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class WatermarkStanding:
     """History at or after this time is exact; 0: it was never moved."""
     moved_at: int
     goal: int
-    """Where it would be if nobody held it."""
+    """Where it would be without holders."""
     holds: tuple[Hold, ...]
-    """Everybody who holds it, the earliest first; those below the goal keep it from there."""
+    """All holders, the earliest first; those below the goal keep it from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class _Seen:
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """Somebody at this node who reads as of a time."""
+    """A reader at this node as of a time."""
 
     time: int
     since: int
@@ -211,7 +211,7 @@ class LowWatermark:
 
     @property
     def goal(self) -> int:
-        """Where it would be now if nobody held it."""
+        """Where it would be now without holders."""
         return max(millis_of(self._clock.now()) - self._behind_ms, 0) << COUNTER_BITS
 
     def read(self) -> Future[int]:
@@ -272,7 +272,7 @@ class LowWatermark:
             return Future.failed(TimeInFuture(time=to, now=now))
         wanted = self.goal if to is None else to
         whole: Future[Advanced] = Future()
-        # Whoever let go at this node must not be in the way.
+        # Readers that let go at this node must not be in the way.
         self._settle_now().then(lambda _: self._move(wanted, whole, None, ATTEMPTS_MAX))
         return whole
 
@@ -397,7 +397,7 @@ class LowWatermark:
             self._write(seen, named, operations, newcomers)
 
     def _drop_passed(self, watermark: int) -> None:
-        """Those that come too late are told; those that held until a lease was lost can ask."""
+        """Fail readers that come too late; those that held until a lease was lost can ask."""
         passed = [reader for reader in self._readers if reader.time < watermark]
         self._readers = [reader for reader in self._readers if reader.time >= watermark]
         for reader in passed:
