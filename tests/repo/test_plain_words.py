@@ -22,15 +22,19 @@ NOT_FOR_USERS = "runtime/sim/"
 """What only tests see."""
 
 
-def texts(tree: ast.Module, *, commands: bool) -> Iterator[tuple[int, str]]:
-    """All strings but docstrings; of functions that are commands, those too: they are the help."""
+def texts(tree: ast.Module, *, command: str) -> Iterator[tuple[int, str]]:
+    """All strings but docstrings; of functions that are commands, those too: they are the help.
+
+    A command is marked as one, or is the function that has the name of its module (`command`).
+    """
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             yield node.lineno, node.value
-        elif isinstance(node, ast.FunctionDef) and commands:
+        elif isinstance(node, ast.FunctionDef) and command:
             marks = map(ast.unparse, node.decorator_list)
-            if any(".command" in mark or ".callback" in mark for mark in marks):
+            marked = any(".command" in mark or ".callback" in mark for mark in marks)
+            if marked or node.name == command:
                 yield node.lineno, ast.get_docstring(node) or ""
 
 
@@ -41,7 +45,7 @@ def test_no_text_for_users_leaves_them_to_guess_who_is_meant() -> None:
         if name.startswith(NOT_FOR_USERS):
             continue
         tree = ast.parse(path.read_text())
-        for line, text in texts(tree, commands=name.startswith("cli/")):
+        for line, text in texts(tree, command=path.stem if name.startswith("cli/") else ""):
             if VAGUE.search(text) and not text.isidentifier():
                 found.append(f"{name}:{line}: {text}")
     assert found == []
