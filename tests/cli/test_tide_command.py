@@ -118,7 +118,7 @@ def test_people_get_a_bar_for_each_partition(made: Shop) -> None:
     assert said.count("▲ billing") == 2
     assert said.count("horizon ╵") == 2
     assert max(map(len, said.splitlines())) <= 100
-    for word in ("who stands in it", "compacted cursor", f"{ROWS + 1_000:,}"):
+    for word in ("readers and runs in it", "compacted cursor", f"{ROWS + 1_000:,}"):
         assert word in said
 
 

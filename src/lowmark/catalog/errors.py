@@ -147,7 +147,7 @@ class CutRefused(Conflict):
     def __init__(self, version: int) -> None:
         super().__init__(
             f"the log was not cut at version {version}: the condition for it does not hold",
-            hint="Look who needs older versions now, then retry.",
+            hint="Find out what needs older versions now, then retry.",
         )
 
 

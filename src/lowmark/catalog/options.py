@@ -49,12 +49,12 @@ OPTIONS: Mapping[str, Option] = {
         Option(
             name="dirty_bytes",
             default=str(64 << 20),
-            help="triggered compaction waits until so much could be compacted",
+            help="triggered compaction waits until a run could compact this many bytes",
         ),
         Option(
             name="dirty_percent",
             default="50",
-            help="and until that is so much of all there is, backlog and ledger together",
+            help="and until they are this many percent of backlog and ledger together",
         ),
         Option(
             name="keyless_rows",

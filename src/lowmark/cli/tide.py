@@ -193,4 +193,4 @@ def _show_holders(seen: Tide) -> None:
         for holder in seen.holders
     ]
     print()
-    show_table(rows, columns=tuple(rows[0]), as_json=False, title="who stands in it")
+    show_table(rows, columns=tuple(rows[0]), as_json=False, title="readers and runs in it")

@@ -119,7 +119,7 @@ def check_directory(path: str, *, create: bool) -> None:
             raise NoHandles(path, call="listdir", reason=reason) from error
         raise NotADatabase(
             f"{path} can't be opened: {os.strerror(error.errno or 0)}",
-            hint="Check who may read it, or use another directory.",
+            hint="Check its permissions, or use another directory.",
         ) from error
     counted = {name for name in names if name not in _NOT_COUNTED and not name.startswith(".")}
     if _was_used(path, counted):
@@ -185,5 +185,5 @@ def _not_made(path: str, error: OSError) -> NotADatabase:
     where = error.filename or path
     return NotADatabase(
         f"the directory {path} can't be made: {os.strerror(error.errno or 0)} ({where})",
-        hint="Check the path, and who may write there.",
+        hint="Check the path and the permissions there.",
     )

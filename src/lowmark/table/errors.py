@@ -137,7 +137,7 @@ class LedgerConflict(Corrupt):
             f"there are two ledgers of epoch {epoch}: {there!r}, which is adopted, and {wanted!r}",
             detail="An epoch is published once. If both have one name, they differ in what they"
             " hold.",
-            hint="Stop compaction, and find out who has published the other one: a metastore from"
+            hint="Stop compaction, and find out what has published the other one: a metastore from"
             " a backup does not know of the first.",
         )
         self.epoch = epoch
@@ -149,7 +149,7 @@ class DeletesHeld(Conflict):
     def __init__(self, hold: Hold, *, at: int, wanted: int) -> None:
         super().__init__(
             f"deletes can't go below offset {wanted}: {hold.kind} {hold.holder!r} stands at {at}",
-            detail="Who has seen a key must be given its delete.",
+            detail="A reader that has seen a key must get its delete.",
             hint=f"Make a ledger that keeps deletes from {at} on, or have the {hold.kind} move on.",
         )
         self.holder, self.kind, self.at, self.wanted = hold.holder, hold.kind, at, wanted
