@@ -262,7 +262,7 @@ class Tour:
 
     def hold(self, spark: Any, first: RunRecord) -> None:
         """A cursor, more changes, and a run that costs what changed."""
-        step("A cursor is a reader with a name: what it has not read stays, whoever compacts.")
+        step("A cursor keeps what its reader has not read yet; compaction does not cut it.")
         orders = self.orders
         cursor = orders.cursors.create("billing")
         orders.cursors.create("search", kind="compacted", start="latest")

@@ -2,7 +2,7 @@
 
 An order is placed, paid for, packed, shipped and delivered; baskets change on the way, and some
 orders are cancelled, which deletes them. Most changes are of young orders. The shop keeps a model
-of what it has written, so that whoever reads it can be told whether that is right.
+of what it has written, so that a reader can compare what it reads with that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS = {
 STATUSES = ["placed", "paid", "packed", "shipped", "delivered"]
 CITIES = ["Bergen", "Cádiz", "Graz", "Kraków", "Lyon", "Porto", "Turku", "Ulm"]
 HERO = 4_711
-"""An order of which the shop makes no change by itself: somebody else may."""
+"""An order of which the shop makes no change by itself: the quickstart does."""
 _FIRST = 10_000
 _OPENS = int(datetime(2026, 1, 5, 6, tzinfo=UTC).timestamp() * 1_000_000)
 _STEP_US = 12_000
@@ -78,7 +78,7 @@ class Shop:
         return made
 
     def change_by_hand(self, status: str, total: str) -> dict[str, object]:
-        """A change of the one order that nobody else touches."""
+        """A change of the one order that the shop itself does not touch."""
         self._status[HERO] = STATUSES.index(status)
         self._cents[HERO] = int(Decimal(total) * 100)
         return {"id": HERO, "customer": 1, "status": status, "total": total, "city": "Lyon"}

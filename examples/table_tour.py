@@ -3,8 +3,8 @@
     .venv/bin/python examples/table_tour.py
 
 A first process makes a table of orders in a fresh directory, uses it, and kills itself with -9. A
-second one opens what is left: everything that was acknowledged is there. Then it looks at who still
-needs what, and moves the low watermark.
+second one opens what is left: everything that was acknowledged is there. Then it looks at
+what is kept for which reader, and moves the low watermark.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def second_life(folder: str) -> None:
         say("the last row of o-1 is", orders.get("o-1"))
         say(f"billing still has {orders.cursors.get('billing').lag_rows:,} rows to go")
 
-        step("What is kept, who needs it, and why?")
+        step("What is kept, for which reader, and why?")
         say(orders.explain())
 
         step("History is exact from the low watermark on. A reader that looks back holds it.")
