@@ -41,14 +41,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, rename={"class_name": "cl
     message: str
     detail: str = ""
     hint: str = ""
-    fields: dict[str, int | str] = {}
+    fields: dict[str, bool | int | str] = {}
 
 
 def encode_fault(error: LowmarkError) -> bytes:
     """An error as it travels; what is too long is cut, the name never."""
     fields = {key: value for key, value in _fields_of(error).items() if _is_json(value)}
 
-    def fault(length: int, fields: dict[str, int | str]) -> bytes:
+    def fault(length: int, fields: dict[str, bool | int | str]) -> bytes:
         return msgspec.json.encode(
             Fault(
                 class_name=type(error).__name__,

@@ -54,7 +54,7 @@ def same(left: object, right: object) -> bool:
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, LowmarkError) and isinstance(right, LowmarkError):
-        return type(left) is type(right) and str(left) == str(right)
+        return type(left) is type(right) and vars(left) == vars(right)
     return type(left) is type(right) and left == right
 
 
@@ -138,6 +138,8 @@ def test_each_kind_of_value_comes_out_as_it_went_in(name: str) -> None:
         parse_type("int64"),
         errors.TableUnknown("ordres", known=["orders"]),
         errors.Corrupt("it is torn"),
+        errors.Ended("orders"),
+        errors.Ended("orders", OSError("it is red")),
     ],
     ids=repr,
 )
@@ -160,6 +162,8 @@ def test_what_is_not_listed_is_not_encoded() -> None:
         msgspec.msgpack.encode(["values.Hold", 1, 2]),
         msgspec.msgpack.encode(["view", [], 0, 0, 0, 0, None]),
         msgspec.msgpack.encode([]),
+        msgspec.msgpack.encode(["error", b"rubbish"]),
+        msgspec.msgpack.encode(["error", 5]),
     ],
 )
 def test_rubbish_is_refused_by_name(data: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -233,6 +234,32 @@ def test_after_the_end_every_call_says_so(db: Database, orders: Table) -> None:
         orders.get(1)
     with pytest.raises(errors.LowmarkError):
         next(reader)
+
+
+@pytest.mark.parametrize("encoded", [False, True], ids=["embedded", "encoded"])
+def test_an_append_under_way_at_the_end_says_that_its_outcome_is_unknown(
+    tmp_path: Path, encoded: bool
+) -> None:
+    # given a database that ends while a caller hands rows over to it
+    inner = embedded(tmp_path / "data")
+    db = Database(EncodedBackend(inner) if encoded else inner)
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 1))
+    call = inner.node.bridge.call
+
+    def too_late(callback: Callable[[], None]) -> None:
+        inner.node.stop()
+        inner._thread.join(60)
+        call(callback)
+
+    inner.node.bridge.call = too_late  # type: ignore[method-assign]
+    # then the caller hears that they may have been stored, and why that is not known
+    with pytest.raises(errors.AppendFailed) as failed:
+        orders.append(rows(1, 2))
+    db.close()
+    assert (failed.value.stored, failed.value.refused, failed.value.unknown) == ((), (), (0,))
+    assert isinstance(failed.value.cause, errors.Ended)
+    assert not failed.value.cause.failed
 
 
 # -- the port itself ----------------------------------------------------------------------------

@@ -176,6 +176,13 @@ def _view(columns: list[bytes], count: int, start: int, end: int, closed: int, l
     return View(Columns(*arrays), count, start, end, closed, _value(led))
 
 
+def _error(data: bytes) -> LowmarkError:
+    error = decode_fault(data)
+    if error is None:
+        raise ValueError("an error in it is none")
+    return error
+
+
 _ENCODERS: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
     list: _many("list"),
     tuple: _many("tuple"),
@@ -205,5 +212,5 @@ _DECODERS: Final[Mapping[str, Callable[..., Any]]] = {
     "datetime": datetime.fromisoformat,
     "date": date.fromisoformat,
     "time": time.fromisoformat,
-    "error": decode_fault,
+    "error": _error,
 }
