@@ -18,7 +18,7 @@ from lowmark.client import GapFound, Reader
 from lowmark.compaction.plan import PlanInput, plan_input, plan_partition
 from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
-from lowmark.runtime import HybridTime, millis_of
+from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 
 # -- off, manual, auto ----------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ def given_to_plan(world: World) -> PlanInput:
 
 def at(given: PlanInput, now_ms: int) -> PlanInput:
     """The same, at another time."""
-    return replace(given, status=replace(given.status, now_ms=now_ms))
+    return replace(given, status=replace(given.status, wall_ms=now_ms))
 
 
 def times(world: World) -> list[int]:
@@ -346,6 +346,22 @@ def test_rows_younger_than_the_least_lag_are_left_alone_and_old_ones_are_not(
         # and a clock that runs ahead makes rows old, never young for ever
         plan = plan_partition(0, table, at(given, wrote[-1] + 10**9))
         assert plan.horizon == 4
+
+
+def test_rows_are_not_older_for_a_clock_that_was_ahead_once(world: World) -> None:
+    # given rows of now, and one that was written while the clock was two hours ahead
+    world.write(("k", 1), ("k", 2))
+    backend = backend_of(world.table)
+    ahead = HybridTime(backend.now().wall_ms + 7_200_000 << COUNTER_BITS)
+    backend.ask_now(lambda: backend.node.runtime.clock.catch_up(ahead))
+    world.write(("k", 3))
+    # then none of them is an hour old
+    set_options(world, min_lag_ms=3_600_000)
+    world.db.advance_watermark("now")
+    plan = world.table.compact(engine="local", dry_run=True)
+    assert [(one.state, one.too_young_rows) for one in plan.partitions] == [("skipped", 3)]
+    status = backend.status(world.table.descriptor.id)[0]
+    assert status.now_ms - status.wall_ms > 7_000_000
 
 
 def test_a_run_says_how_many_rows_are_too_young_and_takes_the_others(world: World) -> None:

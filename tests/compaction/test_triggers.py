@@ -18,6 +18,7 @@ import lowmark
 from compaction.operating import flip, run_aside, set_options
 from compaction.world import COLUMNS, World
 from eventually import eventually
+from inside import backend_of
 from lowmark.catalog.options import TableOptions
 from lowmark.client import Database
 from lowmark.compaction import automatic
@@ -26,6 +27,7 @@ from lowmark.compaction.automatic import Automatic
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.ledger import REBUILD, RunRecord
 from lowmark.ledger.triggers import Dirt, due
+from lowmark.runtime import COUNTER_BITS, HybridTime
 
 # -- when a table is due: pure --------------------------------------------------------------------
 
@@ -181,6 +183,19 @@ def test_few_bytes_wait_until_the_largest_lag(auto: AutoWorld) -> None:
     eventually(lambda: bool(auto.look()))
     assert auto.table.runs()[0].trigger.endswith("max_lag_ms is 0")
     auto.check()
+
+
+def test_a_clock_that_was_ahead_once_makes_no_table_due(auto: AutoWorld) -> None:
+    # given few rows of now, and one that was written while the clock was two hours ahead
+    set_options(auto, dirty_bytes=1 << 40, max_lag_ms=3_600_000)
+    auto.write(("k", 1), ("k", 2))
+    backend = backend_of(auto.table)
+    ahead = HybridTime(backend.now().wall_ms + 7_200_000 << COUNTER_BITS)
+    backend.ask_now(lambda: backend.node.runtime.clock.catch_up(ahead))
+    auto.write(("k", 3))
+    # then they have not waited for two hours
+    auto.db.advance_watermark("now")
+    assert auto.auto.look() == []
 
 
 def test_rows_that_are_too_young_make_no_table_due(auto: AutoWorld) -> None:

@@ -94,6 +94,7 @@ class _History:
             tuple(state.cursors.values()),
             tuple(state.leases.values()),
             max(self.now_ms, state.closed >> COUNTER_BITS),
+            self.now_ms,
         )
 
     def get(self, key: bytes) -> Entry | None:

@@ -481,14 +481,15 @@ class Embedded(NodeThread):
 
     def _status(self, partition: Partition, state: State) -> PartitionStatus:
         """On the loop."""
-        now_ms = max(self.node.loop.wall_ms(), millis_of(HybridTime(state.closed)))
+        wall_ms = self.node.loop.wall_ms()
         return PartitionStatus(
             partition.number,
             state.backlog.view,
             state.expired,
             tuple(state.cursors.values()),
             tuple(state.leases.values()),
-            now_ms,
+            max(wall_ms, millis_of(HybridTime(state.closed))),
+            wall_ms,
             partition.group.stopped,
         )
 

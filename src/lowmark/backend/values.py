@@ -92,6 +92,8 @@ class PartitionStatus:
     leases: tuple[Lease, ...]
     now_ms: int
     """By this time leases are over, or not: the wall clock, or the partition's if that is later."""
+    wall_ms: int
+    """The wall clock: how old rows are. The partition's may be ahead, if a clock ever was."""
     stopped: LowmarkError | None = field(default=None, compare=False)
     """Why nothing will change here any more."""
 

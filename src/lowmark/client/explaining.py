@@ -226,7 +226,7 @@ def _partition(status: PartitionStatus, ledgers: Ledgers) -> PartitionExplanatio
 
 
 def _holder(status: PartitionStatus, hold: Hold, keeps_bytes: int) -> Holder:
-    age_ms = max(0, status.now_ms - hold.since_ms)
+    age_ms = max(0, status.wall_ms - hold.since_ms)
     offset = hold.lowest() or 0
     return Holder(hold.kind, hold.holder, status.partition, offset, age_ms, hold.why, keeps_bytes)
 

@@ -133,9 +133,9 @@ class Automatic:
         return left[0].run if left else None
 
     def _dirt(self, table: Table, status: PartitionStatus, watermark: int) -> Dirt:
-        view, now_ms = status.view, status.now_ms
+        view, wall_ms = status.view, status.wall_ms
         low = max(view.start, view.readable.horizon if view.readable is not None else 0)
-        high = max(low, old_enough(view, table, watermark=watermark, now_ms=now_ms))
+        high = max(low, old_enough(view, table, watermark=watermark, wall_ms=wall_ms))
         dirty = view.bytes_from(low) - view.bytes_from(high)
         ledger = 0
         if view.readable is not None:
@@ -146,5 +146,5 @@ class Automatic:
         age_ms = 0
         if high > low:
             written = millis_of(HybridTime(int(view.columns.time[view.batch_at(low)])))
-            age_ms = max(0, now_ms - written)
+            age_ms = max(0, wall_ms - written)
         return Dirt(dirty, view.bytes_from(low) + ledger, age_ms)

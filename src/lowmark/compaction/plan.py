@@ -113,13 +113,13 @@ def _compare(status: PartitionStatus, seen: SeenPointer) -> None:
             raise NothingLike(f"{where}, and another one of that epoch was published")
 
 
-def old_enough(view: View, table: Table, *, watermark: int, now_ms: int) -> int:
+def old_enough(view: View, table: Table, *, watermark: int, wall_ms: int) -> int:
     """Below this offset rows may be compacted: no later one may be asked for as of an earlier
-    time, and none is younger than the table's least lag.
+    time, and none is younger than the table's least lag, by the wall clock.
     """
     before = view.offset_after(watermark)
     if table.settings.min_lag_ms:
-        since_ms = max(now_ms - table.settings.min_lag_ms, 0)
+        since_ms = max(wall_ms - table.settings.min_lag_ms, 0)
         before = min(before, view.offset_from(since_ms << COUNTER_BITS))
     return before
 
@@ -129,7 +129,7 @@ def plan_partition(
 ) -> PartitionPlan:
     """What a run would do; `anyway`, though there is nothing new."""
     view = given.view
-    horizon = old_enough(view, table, watermark=given.watermark, now_ms=given.status.now_ms)
+    horizon = old_enough(view, table, watermark=given.watermark, wall_ms=given.status.wall_ms)
     low = max(given.base_horizon, view.start)
     horizon = max(horizon, given.base_horizon)
     horizon = max(horizon, low)  # retention may have gone further than the watermark
