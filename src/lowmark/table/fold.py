@@ -53,8 +53,8 @@ def of_one_type(arrays: list[pa.Array]) -> list[pa.Array]:
 class Fold:
     """Takes batches and says which of their rows win over the others of their keys.
 
-    With `keep_deletes`, a delete that wins survives, too: a caller that folds a part of the rows has
-    to tell the rest that the key is gone.
+    With `keep_deletes`, a delete that wins survives, too: a caller that folds a part of the rows
+    has to say to the rest that the key is gone.
     """
 
     __slots__ = ("_batches", "_keep_deletes", "_ranks")
