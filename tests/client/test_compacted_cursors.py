@@ -58,3 +58,21 @@ def test_a_compacted_cursor_holds_deletes_against_the_next_ledger(events: Table)
         adopt(events, Adopt(2, "two", 10, bytes(16), 5))
     adopt(events, Adopt(2, "two", 10, bytes(16), 4))
     assert events.explain().partitions[0].horizon == 10
+
+
+def test_a_cursor_on_its_way_through_the_ledger_is_read_with_a_lease(db: Database) -> None:
+    # given a ledger without its deletes, and a cursor that began at 0 and has read a part of it
+    table = db.create_table("read", {"id": "int64"}, key="id", partitions=1)
+    table.append([{"id": number} for number in range(8)])
+    table.delete([0, 1])
+    db.advance_watermark("now")
+    table.compact(engine="local")
+    table.cursors.create("c", kind="compacted")
+    table.cursors.commit("c", {0: 5})
+    # when it is read on, with a lease
+    with table.read(cursor="c", compacted=True, lease_ms=60_000) as reader:
+        # then it gives the rest: the cursor holds what it needs, though no lease could begin here
+        assert [row["id"] for row in reader.to_pylist()] == [5, 6, 7]
+    # and a reader without that cursor is refused
+    with pytest.raises(DeletesGone):
+        table.read(start={0: 5}, compacted=True, lease_ms=60_000)

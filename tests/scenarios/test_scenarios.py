@@ -14,7 +14,7 @@ import pytest
 
 from compaction.mutants import COMPACTION_MUTANTS
 from lowmark.log import files, identity
-from lowmark.log.folders import SharedFolder
+from lowmark.log.files import SharedFolder
 from lowmark.log.roster import Roster
 from scenarios.compaction_driver import CompactionDriver
 from scenarios.disk_driver import DiskDriver

@@ -42,6 +42,7 @@ from lowmark.table import (
     OFFSET,
     Adopted,
     Change,
+    DeletesGone,
     ReleaseLease,
     RenewLease,
     Shape,
@@ -219,7 +220,15 @@ class Reader:
             if reading.lease_ms is not None:
                 kind: Literal["raw", "compacted"] = "compacted" if reading.compacted else "raw"
                 self._lease = _Lease(backend, self._table, reading.lease_ms)
-                self._lease.take(self._parts, reading.name, kind)
+                try:
+                    self._lease.take(self._parts, reading.name, kind)
+                except DeletesGone:
+                    if not reading.trusted:
+                        raise
+                    # Its cursor began with nothing and has come this far: it misses no delete, and
+                    # holds those that are left. A lease can't begin here, and is not needed.
+                    self._lease.release()
+                    self._lease = None
         except BaseException:
             self.close()  # a caller that has no reader can't close it, and it would hold all that
             raise
