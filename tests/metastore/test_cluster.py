@@ -26,6 +26,7 @@ from lowmark.metastore import (
     missing,
 )
 from lowmark.metastore.coordinator import JOIN_SERVICE, JoinAsk, JoinReply, Turned, Welcome
+from lowmark.metastore.damage import MetastoreMissing
 from lowmark.metastore.nodes import ATTRIBUTES_MAX, NAME_BYTES_MAX, check_node, decode_topology
 from lowmark.runtime import DiskFull
 from lowmark.runtime.sim import SimDisk, WorldStopped, sim_runtime
@@ -493,6 +494,14 @@ def test_a_founder_does_not_found_its_cluster_once_more() -> None:
             world[1].disk.unlink(path)
     for path in ("groups/metastore/snapshots", "groups/metastore"):
         world[1].disk.remove_dir(path)
+    # then it makes no new copy by itself: the folder may only be away for a while
+    with pytest.raises(MetastoreMissing):
+        world[1].start()
+    # when its operator gives the copy up
+    world[1].stop()
+    for path in world[1].disk.tree():
+        if path.startswith("roster/metastore@"):
+            world[1].disk.unlink(path)
     world[1].start()
     world.run_for(3_000)
     # then there is no second cluster: it follows the one there is
