@@ -572,3 +572,26 @@ def test_changes_of_a_file() -> None:
     assert [row["_change"] for row in rows] == [0, 1, 1]
     error = refused("id,_change\na,upsert\nb,remove\n", key=KEY, changes=True)
     assert (error.line, error.column) == (3, "_change")
+
+
+@pytest.mark.usefixtures("block_bytes")
+def test_lines_are_right_behind_quoted_line_ends_of_earlier_blocks() -> None:
+    # given many rows over two lines each, some with the inch sign, and a bad value far behind them
+    pairs = [('"a\nb"', '5" pipe'), ('"a\r\nb"', '"c"')]
+    rows = [",".join((*pairs[at % 5 == 0], "1")) for at in range(40)]
+    content = "\n".join(["id,status,qty", *rows, ""])
+
+    # then its line is the one that an editor shows
+    assert refused(content + "z,,x\n").line == 82
+    assert refused(content + "z,,1,1\n").line == 82
+    assert refused(content + 'z,,"1\n').line == 82
+
+
+def test_a_bad_value_behind_a_long_field_is_named_by_its_line() -> None:
+    # given a field longer than Python's reader takes by default
+    long = "x" * 200_000
+    assert refused(f'id,qty\n"{long}\n",1\nb,x\n').line == 4
+
+
+def test_an_open_quote_does_not_hide_what_is_wrong_before_it() -> None:
+    assert refused('id,qty\na,x\nb,"2\n').line == 2

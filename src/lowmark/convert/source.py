@@ -132,10 +132,11 @@ def text_blocks(
         more = source.read(want)
         at_end = len(more) < want
         block = rest + more
-        end = len(block) if at_end else whole_until(block)
+        # The last row may do without its line end.
+        end = whole_until(block + b"\n") if at_end and block[-1:] != b"\n" else whole_until(block)
         if end:
-            rows, rest = (block, b"") if end == len(block) else (block[:end], block[end:])
-            done += end
+            rows, rest = (block, b"") if end >= len(block) else (block[:end], block[end:])
+            done += len(rows)
             yield rows, line, done
             line += lines_in(rows)
             want = size
@@ -149,6 +150,13 @@ def text_blocks(
                 line=line,
                 hint="Is a quote not closed?",
             )
+    if rest:
+        raise LineRefused(
+            "a quote is not closed",
+            file=source.name,
+            line=line,
+            hint="Inside quotes, a quote is written twice.",
+        )
 
 
 def lines_in(block: bytes) -> int:

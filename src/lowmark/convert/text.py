@@ -33,7 +33,6 @@ from lowmark.convert.objects import from_objects
 from lowmark.convert.values import NUMBER, Misfit, WrittenFloat, fit
 
 _BLANKS = " \t"
-_DIGITS = "^-?[0-9]+$"
 _NO_NUMBER = re.compile(r"[+-]?(?:inf|infinity|nan)", re.IGNORECASE)
 _JSON = msgspec.json.Decoder(float_hook=WrittenFloat)
 
@@ -69,9 +68,15 @@ def _leaf(kind: Leaf, array: pa.Array) -> pa.Array:
 
 def _at_once(kind: Leaf, array: pa.Array) -> pa.Array:
     match kind:
+        case Plain.BOOL:
+            lower = pc.ascii_lower(array)
+            is_true = pc.equal(lower, "true")
+            if not pc.all(pc.or_(is_true, pc.equal(lower, "false")), min_count=0).as_py():
+                raise ValueError("neither true nor false")
+            return is_true
         case Plain.INT8 | Plain.INT16 | Plain.INT32 | Plain.INT64:
-            # Arrow would also read hexadecimal digits.
-            if not pc.all(pc.match_substring_regex(array, _DIGITS)).as_py():
+            # Arrow would also read hexadecimal digits; two signs it refuses by itself.
+            if not pc.all(pc.ascii_is_decimal(pc.ascii_ltrim(array, "-")), min_count=0).as_py():
                 raise ValueError("not plain digits")
             return array.cast(arrow_of(kind))
         case Plain.FLOAT32 | Plain.FLOAT64:
