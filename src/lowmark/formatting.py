@@ -1,15 +1,23 @@
-"""How numbers and values stand in sentences."""
+"""How numbers, times and values are shown to people."""
 
 from __future__ import annotations
 
-__all__ = ["counted", "shown"]
+from datetime import UTC, datetime
+
+__all__ = ["counted", "shown", "time_text"]
 
 _SHOWN_CHARACTERS_MAX = 100
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, what: str, many: str = "") -> str:
     """A number of things, such as "1 row" or "2,000 rows"."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    return f"{number:,} {what if number == 1 else many or f'{what}s'}"
+
+
+def time_text(time_ms: int) -> str:
+    """A time as it is shown everywhere: UTC, to the millisecond."""
+    at = datetime.fromtimestamp(time_ms / 1_000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def shown(value: object) -> str:

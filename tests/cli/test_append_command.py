@@ -18,7 +18,7 @@ import pytest
 
 from cli.shop import Shop
 from eventually import eventually
-from lowmark.cli.output import counted
+from lowmark.formatting import counted
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 import lowmark
 from cli.shop import Shop
-from lowmark.cli.output import counted
+from lowmark.formatting import counted
 
 MANY_OF_ONE = re.compile(
     r"(?<![\d,.:-])1 (live )?(rows|batches|partitions|columns|changes|values|entries|deletes|keys"

@@ -23,12 +23,13 @@ from rich.progress import (
 
 from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, opened_database
 from lowmark.cli.files import opened_input, readable
-from lowmark.cli.output import Json, counted, show_json
+from lowmark.cli.output import Json, show_json
 from lowmark.cli.session import WrongUse
 from lowmark.client import AppendFailed, Table
 from lowmark.convert.files import FORMATS, read_rows
 from lowmark.convert.source import FileBatch
 from lowmark.errors import LowmarkError
+from lowmark.formatting import counted
 
 
 def append(

@@ -24,10 +24,11 @@ from lowmark.catalog import (
     replay,
 )
 from lowmark.catalog import to_builtins as catalog_builtins
-from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, Source, node_client, opened_source
 from lowmark.errors import Unavailable
+from lowmark.formatting import time_text
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 from lowmark.node import RangePage, Status

@@ -14,13 +14,13 @@ import typer
 
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
-from lowmark.cli.output import counted
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.client import Database, Table, open_database
 from lowmark.client.table_reading import Start
 from lowmark.convert.text import from_text
 from lowmark.convert.values import Misfit
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.formatting import counted
 from lowmark.log import is_log
 from lowmark.node import NotADatabase, data_path
 from lowmark.node.values import from_text as setting_from_text

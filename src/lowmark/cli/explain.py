@@ -16,7 +16,7 @@ from lowmark.cli.database import (
     opened_database,
     times_text,
 )
-from lowmark.cli.output import Cell, Json, counted, show_facts, show_json, show_table
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.values import cell_of, json_row
 from lowmark.client import (
     Holder,
@@ -25,6 +25,7 @@ from lowmark.client import (
     Table,
     TableExplanation,
 )
+from lowmark.formatting import counted
 
 
 def explain(

@@ -23,9 +23,10 @@ from lowmark.cli.ledger_words import (
     verdict_facts,
 )
 from lowmark.cli.making_runs import shown_progress
-from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import FAILED, help_if_bare
 from lowmark.client import LedgerDescription
+from lowmark.formatting import time_text
 from lowmark.ledger import LedgerFile, Manifest
 
 app = typer.Typer(invoke_without_command=True)

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from lowmark.cli.database import bytes_text
-from lowmark.cli.output import Cell, counted, show_table
+from lowmark.cli.output import Cell, show_table
 from lowmark.client import LedgerVerdict, Lost, Problem, Rebuilt, Reconciled
+from lowmark.formatting import counted
 
 _SOURCES = {
     "none": "it has no ledger",

@@ -23,9 +23,10 @@ from lowmark.cli.log_words import (
     show_explanation,
     show_findings,
 )
-from lowmark.cli.output import Cell, Json, counted, show_error, show_json, show_table
+from lowmark.cli.output import Cell, Json, show_error, show_json, show_table
 from lowmark.cli.session import FAILED, help_if_bare, settings_of, wrong_use
 from lowmark.errors import Rejected
+from lowmark.formatting import counted
 from lowmark.inspect import Finding, dump_log, verify_log, verify_node
 from lowmark.log import (
     CompactionRun,

@@ -9,7 +9,8 @@ from typing import Any, assert_never
 
 import msgspec
 
-from lowmark.cli.output import Cell, counted, show_facts, show_table
+from lowmark.cli.output import Cell, show_facts, show_table
+from lowmark.formatting import counted
 from lowmark.holds import Hold, Span
 from lowmark.inspect import (
     DumpEntry,

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import FAILED, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, opened_source
+from lowmark.formatting import time_text
 from lowmark.node import StoredEntry, WatchEvent, WatchStarted
 
 app = typer.Typer(invoke_without_command=True)

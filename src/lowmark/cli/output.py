@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -18,11 +17,6 @@ from lowmark.errors import LowmarkError
 Cell = str | int | float | bool | None
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-def counted(number: int, what: str, many: str = "") -> str:
-    """A number of things, such as "1 row" or "2,000 rows"."""
-    return f"{number:,} {what if number == 1 else many or f'{what}s'}"
 
 
 def show_table(
@@ -78,12 +72,6 @@ def show_error(error: LowmarkError, *, as_json: bool) -> None:
         console.print(Text(f"  {error.detail}"))
     if error.hint:
         console.print(Text.assemble(("  hint: ", "bold"), error.hint))
-
-
-def time_text(time_ms: int) -> str:
-    """A time as it is shown everywhere: UTC, to the millisecond."""
-    at = datetime.fromtimestamp(time_ms / 1_000, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _stdout() -> Console:

@@ -18,12 +18,13 @@ from lowmark.cli.database import (
     parse_place,
 )
 from lowmark.cli.export import FileKind, write_file
-from lowmark.cli.output import Cell, counted, show_table
+from lowmark.cli.output import Cell, show_table
 from lowmark.cli.session import WrongUse
 from lowmark.cli.values import cells, json_lines
 from lowmark.client import Database, Reader, Table
 from lowmark.client.table_reading import Start
 from lowmark.errors import Rejected
+from lowmark.formatting import counted
 
 SHOWN_ROWS = 100
 """What people get to see if they do not say how much they want."""

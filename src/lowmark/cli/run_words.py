@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from lowmark.cli.database import bytes_text, times_text
-from lowmark.cli.output import Cell, counted, show_facts, show_table, time_text
+from lowmark.cli.output import Cell, show_facts, show_table
 from lowmark.client import PartitionPlan, RunRecord
+from lowmark.formatting import counted, time_text
 from lowmark.runtime import HybridTime, millis_of
 
 _TOTALS = (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import typer
 
-from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table, time_text
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.source import DataOption, NodeOption, opened_source
+from lowmark.formatting import time_text
 from lowmark.node import GroupRow, Status
 from lowmark.table import parse_group_name
 

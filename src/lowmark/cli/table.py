@@ -35,10 +35,11 @@ from lowmark.cli.database import (
     listed,
     opened_database,
 )
-from lowmark.cli.output import Cell, Json, counted, show_facts, show_json, show_table
+from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import FAILED, WrongUse, help_if_bare, wrong_use
 from lowmark.client import Database, Table, TableExplanation, TableUnknown
 from lowmark.errors import Rejected
+from lowmark.formatting import counted
 
 app = typer.Typer(invoke_without_command=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from lowmark import formatting
 from lowmark.errors import Rejected
 from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 
@@ -71,4 +72,4 @@ def datetime_of(time: int) -> datetime:
 
 def time_text(time: int) -> str:
     """The wall-clock part of a time, for people."""
-    return datetime_of(time).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return formatting.time_text(millis_of(HybridTime(time)))

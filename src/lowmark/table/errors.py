@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from lowmark.errors import Conflict, Corrupt, Rejected, Unavailable
+from lowmark.formatting import time_text
 from lowmark.holds import Hold
 from lowmark.runtime import HybridTime, millis_of
 
@@ -242,7 +241,6 @@ class TimeInFuture(Rejected):
 def _shown(time: int) -> str:
     """A hybrid time, for people; one that no calendar has is shown as its number."""
     try:
-        moment = datetime.fromtimestamp(millis_of(HybridTime(time)) / 1_000, UTC)
+        return time_text(millis_of(HybridTime(time)))
     except (OverflowError, ValueError, OSError):
         return f"time {time}"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
