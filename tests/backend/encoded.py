@@ -136,8 +136,8 @@ class EncodedBackend:
         hold: Hold = self._call("hold_history", time, why, timeout_s=timeout_s)
         return hold
 
-    def history_lost(self, hold: Hold) -> int | None:
-        passed_by: int | None = self._call("history_lost", hold)
+    def history_lost(self, hold: Hold, *, timeout_s: float | None = None) -> int | None:
+        passed_by: int | None = self._call("history_lost", hold, timeout_s=timeout_s)
         return passed_by
 
     def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> EncodedAppender:
@@ -206,12 +206,20 @@ class EncodedBackend:
         self._call("wait", hold, timeout_s)
 
     def batches(
-        self, table: TableId, partition: int, ranges: Sequence[BatchRange], *, held: bool
+        self,
+        table: TableId,
+        partition: int,
+        ranges: Sequence[BatchRange],
+        *,
+        held: bool,
+        timeout_s: float | None = None,
     ) -> Iterator[list[Buffer]]:
         self.calls.add("batches")
         wanted = decode(encode(tuple(ranges)))
         try:
-            for batches in self._backend.batches(table, partition, wanted, held=held):
+            for batches in self._backend.batches(
+                table, partition, wanted, held=held, timeout_s=timeout_s
+            ):
                 yield decode(encode(batches))
         except LowmarkError as error:
             raise decode(encode(error)) from None

@@ -20,6 +20,7 @@ from backend.encoded import EncodedBackend
 from eventually import eventually
 from lowmark import errors
 from lowmark.backend.port import RETRY, Backend
+from lowmark.backend.values import BatchRange
 from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Database, Table
 
@@ -263,6 +264,41 @@ def test_an_append_under_way_at_the_end_says_that_its_outcome_is_unknown(
 
 
 # -- the port itself ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoded", [False, True], ids=["embedded", "encoded"])
+def test_no_call_waits_for_longer_than_it_was_told_to(tmp_path: Path, encoded: bool) -> None:
+    # given a database that does not come to answer for a while
+    inner = embedded(tmp_path / "data")
+    backend: Backend = EncodedBackend(inner) if encoded else inner
+    with Database(backend) as db:
+        table = db.create_table("orders", COLUMNS, key="id", partitions=1).descriptor.id
+        history = backend.hold_history(backend.now().time, "a test")
+        busy = threading.Event()
+        inner.tell(lambda: busy.wait(60) and None)
+        moved = [BatchRange(0, (1,))]
+        calls: dict[str, Callable[[float], object]] = {
+            "now": lambda s: backend.now(table, timeout_s=s),
+            "watermark": lambda s: backend.watermark(latest=True, timeout_s=s),
+            "hold_history": lambda s: backend.hold_history(1 << 60, "a test", timeout_s=s),
+            "history_lost": lambda s: backend.history_lost(history, timeout_s=s),
+            "fence": lambda s: backend.fence(table, b"p" * 16, timeout_s=s),
+            "view": lambda s: backend.view(table, 0, timeout_s=s),
+            "views": lambda s: backend.views(table, [0], timeout_s=s),
+            "status": lambda s: backend.status(table, timeout_s=s),
+            "batches": lambda s: next(backend.batches(table, 0, moved, held=False, timeout_s=s)),
+            "tail": lambda s: backend.tail(table, 0, low=0, high=1, timeout_s=s),
+            "get": lambda s: backend.get(b"k", timeout_s=s),
+        }
+        # when it is asked by callers that have little time, then each is told soon
+        waited = {}
+        for name, call in calls.items():
+            began = time.monotonic()
+            with pytest.raises(errors.Unavailable, match="within"):
+                call(0.02)
+            waited[name] = time.monotonic() - began
+        busy.set()
+    assert [name for name, seconds in waited.items() if seconds > 4] == []
 
 
 def test_every_call_of_the_port_has_its_retry_class() -> None:

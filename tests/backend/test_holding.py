@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import Closed
 from lowmark.backend.values import ReadRange
 from lowmark.group import GroupStopped
-from lowmark.table import BelowWatermark, ReleaseLease, TakeLease
+from lowmark.table import BelowWatermark, PartitionNotHere, ReleaseLease, TakeLease
 
 
 @pytest.fixture
@@ -145,3 +147,47 @@ def test_a_hold_on_history_that_is_refused_leaves_no_trace(world: World) -> None
     # then nothing stays of that
     assert not backend._awaited
     assert not backend._kept
+
+
+def test_a_copy_that_is_gone_is_not_kept_by_the_backend(world: World) -> None:
+    # given copies that a caller has asked for
+    other = world.db.create_table("other", {"id": int}, key="id", partitions=2)
+    backend, table = backend_of(other), other.descriptor.id
+    assert len(backend.views(table, [0, 1])) == 2
+    copies = [weakref.ref(partition_of(other, number)) for number in range(2)]
+    # when the node lets go of one
+    on_loop(other, partial(backend.tables.destroy, table, 0))
+
+    def gone() -> bool:
+        gc.collect()
+        return copies[0]() is None
+
+    # then it goes, and the other one stays
+    eventually(gone)
+    with pytest.raises(PartitionNotHere):
+        backend.view(table, 0)
+    assert backend.view(table, 1).end == 0
+    assert copies[1]() is not None
+
+
+def test_all_questions_of_a_call_end_at_one_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given how long each question may take
+    backend, table = backend_of(world.table), world.table.descriptor.id
+    ask, limits = backend.node.bridge.ask, list[float]()
+
+    def asked(function: Any, *, timeout_s: float) -> Any:
+        limits.append(timeout_s)
+        return ask(function, timeout_s=timeout_s)
+
+    monkeypatch.setattr(backend.node.bridge, "ask", asked)
+    # when a call asks several, then each has what is left
+    for call in (
+        lambda: backend.fence(table, b"p" * 16, timeout_s=60),
+        lambda: backend.watermark(latest=True, timeout_s=60),
+    ):
+        limits.clear()
+        call()
+        assert len(limits) >= 2
+        assert [60, *limits] == sorted({60, *limits}, reverse=True)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -207,7 +208,8 @@ class Embedded(NodeThread):
         """The numbers of holds that are being taken, and that a caller waits for."""
         self._file_holds: dict[int, list[Callable[[], None]]] = {}
         self.uses = FileUses()
-        self._partitions: dict[tuple[TableId, int], Partition] = {}
+        self._known: dict[tuple[TableId, int], weakref.ref[Partition]] = {}
+        """Copies that were found, as long as the node has them."""
         try:
             self.ask(lambda: self.catalogs.when_ready(1), timeout_s=_READY_S)
         except LowmarkError:
@@ -315,9 +317,10 @@ class Embedded(NodeThread):
         self, *, latest: bool = False, timeout_s: float | None = None
     ) -> WatermarkStanding:
         """See `Backend`."""
+        ends_at = self._ends_at(timeout_s)
         if latest:
-            self.ask(self.mark.read, timeout_s=timeout_s)
-        return self.ask_now(self.mark.standing, timeout_s=timeout_s)
+            self.ask(self.mark.read, timeout_s=_left(ends_at))
+        return self.ask_now(self.mark.standing, timeout_s=_left(ends_at))
 
     def advance_watermark(
         self, to: int | None = None, *, timeout_s: float | None = None
@@ -357,7 +360,7 @@ class Embedded(NodeThread):
             self.tell(give_up)
             raise
 
-    def history_lost(self, hold: Hold) -> int | None:
+    def history_lost(self, hold: Hold, *, timeout_s: float | None = None) -> int | None:
         """See `Backend`."""
 
         def look() -> int | None:
@@ -366,7 +369,7 @@ class Embedded(NodeThread):
                 return None
             return kept.history.passed_by
 
-        return self.ask_now(look)
+        return self.ask_now(look, timeout_s=timeout_s)
 
     # -- rows in --------------------------------------------------------------------------------
 
@@ -376,42 +379,56 @@ class Embedded(NodeThread):
 
     def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
         """See `Backend`."""
-        partitions = list(self._all(table).values())
+        ends_at = self._ends_at(timeout_s)
+        partitions = list(self._copies(table, ends_at=ends_at).values())
         epochs = self.ask(
             lambda: when_all(
                 [one.read(lambda state: state.producers.epoch_of(producer)) for one in partitions]
             ),
-            timeout_s=timeout_s,
+            timeout_s=_left(ends_at),
         )
         newest = max((epoch for epoch in epochs if epoch is not None), default=0)
         epoch = (newest >> EPOCH_BITS) + 1 << EPOCH_BITS
         fences = {one.number: Fence(producer, epoch) for one in partitions}
-        self.propose(table, fences, timeout_s=timeout_s)
+        self.propose(table, fences, timeout_s=_left(ends_at))
         return epoch
 
     # -- rows out -------------------------------------------------------------------------------
 
-    def _partition(self, table: TableId, number: int) -> Partition:
-        """A copy at this node; may be asked on any thread."""
-        found = self._partitions.get((table, number))
-        if found is None or found.group.stopped is not None:
-            # A copy that was stopped may have been replaced; what was dropped is let go.
-            found = self.ask_now(lambda: self.tables.get(table, number))
-            self._partitions[table, number] = found
-        return found
+    def _copies(
+        self, table: TableId, numbers: Collection[int] | None = None, *, ends_at: float
+    ) -> dict[int, Partition]:
+        """Copies at this node, of all partitions if none is named: found out in one turn of the
+        loop at most. May be asked on any thread.
+        """
+        if numbers is None:
+            described = self.catalogs.latest.table(table)
+            if described is None:
+                there = self.ask_now(lambda: self.tables.of(table), timeout_s=_left(ends_at))
+                return {one.number: one for one in there}
+            numbers = range(described.partitions)
+        found: dict[int, Partition] = {}
+        for number in numbers:
+            known = self._known.get((table, number))
+            copy = known() if known is not None else None
+            if copy is None or copy.group.stopped is not None:
+                break  # one that was stopped may have been replaced
+            found[number] = copy
+        else:
+            return found
+        there = self.ask_now(
+            lambda: [self.tables.get(table, number) for number in numbers],
+            timeout_s=_left(ends_at),
+        )
+        self._known.update({(table, one.number): weakref.ref(one) for one in there})
+        for key, known in list(self._known.items()):
+            if known() is None:
+                self._known.pop(key, None)
+        return {one.number: one for one in there}
 
-    def _some(self, table: TableId, numbers: Collection[int]) -> dict[int, Partition]:
-        """Copies at this node, found out in one turn of the loop at most."""
-        if any((table, number) not in self._partitions for number in numbers):
-            found = self.ask_now(lambda: [self.tables.get(table, number) for number in numbers])
-            self._partitions.update({(table, one.number): one for one in found})
-        return {number: self._partition(table, number) for number in numbers}
-
-    def _all(self, table: TableId) -> dict[int, Partition]:
-        described = self.catalogs.latest.table(table)
-        if described is None:
-            return {one.number: one for one in self.ask_now(lambda: self.tables.of(table))}
-        return self._some(table, range(described.partitions))
+    def _ends_at(self, timeout_s: float | None) -> float:
+        """When a call is over, however many questions it asks."""
+        return time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
 
     def view(
         self,
@@ -423,13 +440,15 @@ class Embedded(NodeThread):
     ) -> View:
         """See `Backend`."""
         self.check()
-        copy = self._partitions.get((table, partition))
+        known = self._known.get((table, partition))
+        copy = known() if known is not None else None
         if copy is not None and copy.alone:  # of nearly all, and a look-up asks each time
             return copy.view
-        copy = self._partition(table, partition)
+        ends_at = self._ends_at(timeout_s)
+        copy = self._copies(table, (partition,), ends_at=ends_at)[partition]
         if not latest or copy.alone:
             return copy.view
-        return self.ask(copy.latest, timeout_s=timeout_s)
+        return self.ask(copy.latest, timeout_s=_left(ends_at))
 
     def views(
         self,
@@ -441,16 +460,18 @@ class Embedded(NodeThread):
     ) -> dict[int, View]:
         """See `Backend`."""
         self.check()
-        asked = list(self._some(table, partitions).items())
+        ends_at = self._ends_at(timeout_s)
+        asked = list(self._copies(table, partitions, ends_at=ends_at).items())
         if closed_at is not None:
             views = self.ask(
-                lambda: when_all([one.closed(closed_at) for _, one in asked]), timeout_s=timeout_s
+                lambda: when_all([one.closed(closed_at) for _, one in asked]),
+                timeout_s=_left(ends_at),
             )
         elif all(one.alone for _, one in asked):
             return {number: one.view for number, one in asked}
         else:
             views = self.ask(
-                lambda: when_all([one.latest() for _, one in asked]), timeout_s=timeout_s
+                lambda: when_all([one.latest() for _, one in asked]), timeout_s=_left(ends_at)
             )
         return {number: view for (number, _), view in zip(asked, views, strict=True)}
 
@@ -587,28 +608,48 @@ class Embedded(NodeThread):
             _call_all(kept.ends)
 
     def batches(
-        self, table: TableId, partition: int, ranges: Sequence[BatchRange], *, held: bool
+        self,
+        table: TableId,
+        partition: int,
+        ranges: Sequence[BatchRange],
+        *,
+        held: bool,
+        timeout_s: float | None = None,
     ) -> Iterator[list[Buffer]]:
         """See `Backend`."""
-        copy = self._partition(table, partition)
+        ends_at = self._ends_at(timeout_s)
+        copy = self._copies(table, (partition,), ends_at=ends_at)[partition]
         for at in range(0, len(ranges), _RANGES_MAX):
             some = ranges[at : at + _RANGES_MAX]
-            plans = self._plans(copy, some)[::-1] if held and len(some) > 1 else []
+            plans = self._plans(copy, some, ends_at)[::-1] if held and len(some) > 1 else []
             for one in some:  # a plan may have entries in it: it goes when it was carried out
-                yield self._fetch(copy, one, held=held, plan=plans.pop() if plans else None)
+                plan = plans.pop() if plans else None
+                yield self._fetch(copy, one, held=held, plan=plan, ends_at=ends_at)
+                ends_at = self._ends_at(timeout_s)  # its caller may have taken long
 
-    def _plans(self, copy: Partition, ranges: Sequence[BatchRange]) -> list[ReadPlan]:
+    def _plans(
+        self, copy: Partition, ranges: Sequence[BatchRange], ends_at: float
+    ) -> list[ReadPlan]:
         """How to read several ranges that are held, found out in one turn of the loop.
 
         A turn may take as long as reading much: a busy caller keeps the loop from the interpreter.
         """
         try:
-            return self.ask_now(lambda: [copy.plan(one.places, held=True) for one in ranges])
+            return self.ask_now(
+                lambda: [copy.plan(one.places, held=True) for one in ranges],
+                timeout_s=_left(ends_at),
+            )
         except EntryGone:
             return []  # each is planned by itself, and says what became of it
 
     def _fetch(
-        self, copy: Partition, wanted: BatchRange, *, held: bool, plan: ReadPlan | None
+        self,
+        copy: Partition,
+        wanted: BatchRange,
+        *,
+        held: bool,
+        plan: ReadPlan | None,
+        ends_at: float,
     ) -> list[Buffer]:
         """The commands of batches, every checksum checked.
 
@@ -621,7 +662,10 @@ class Embedded(NodeThread):
         for _ in range(_ATTEMPTS):
             try:
                 if plan is None:
-                    plan = self.ask_now(lambda places=places: copy.plan(places, held=held))  # type: ignore[misc]
+                    plan = self.ask_now(
+                        lambda places=places: copy.plan(places, held=held),  # type: ignore[misc]
+                        timeout_s=_left(ends_at),
+                    )
                 entries = plan.execute(disk, allocate=_memory.allocate)
                 return [open_command(entry.data).data for entry in entries]
             except ReferenceExpired:
@@ -692,9 +736,9 @@ class Embedded(NodeThread):
         """See `Backend`."""
         if low >= high:
             return Tail("", "", b"", low, high)
-        copy = self._partition(table, partition)
         wait_s = _FLUSH_S if timeout_s is None else timeout_s
         ends_at, rolled, pause_s = time.monotonic() + wait_s, False, 0.002
+        copy = self._copies(table, (partition,), ends_at=ends_at)[partition]
         stuck_at: float | None = None
         while True:
             view = copy.view
@@ -770,6 +814,10 @@ def _proposed(copy: Partition, command: Control) -> Future[Outcome]:
         return outcome
 
     return copy.ask(command).map(done)
+
+
+def _left(ends_at: float) -> float:
+    return max(0.0, ends_at - time.monotonic())
 
 
 def _call_all(callbacks: Sequence[Callable[[], object]]) -> None:

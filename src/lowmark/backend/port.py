@@ -4,8 +4,9 @@ Arguments and answers are data: frozen values, Arrow and bytes, iterators. No co
 future, and nothing that belongs to a node. Whatever a partition must decide together with its state
 goes as a command with a name (`propose`), or comes back as one value (`status`, `hold`).
 
-Every call may come from any thread. It takes `timeout_s`; without one, it waits for as long as the
-database lets a request wait. What happens to a call whose answer is lost is its retry class:
+Every call may come from any thread. It takes `timeout_s`, which is for the whole of it, however
+many questions it asks; without one, it waits for as long as the database lets a request wait. What
+happens to a call whose answer is lost is its retry class:
 
     safe        nothing changes, or a repeat changes nothing more: ask again
     numbered    the batches of an appender have numbers: a repeat is stored once
@@ -115,7 +116,7 @@ class Backend(Protocol):
     def hold_history(self, time: int, why: str, *, timeout_s: float | None = None) -> Hold:
         """Keep answers as of a time exact until the hold is released."""
 
-    def history_lost(self, hold: Hold) -> int | None:
+    def history_lost(self, hold: Hold, *, timeout_s: float | None = None) -> int | None:
         """Where the watermark is, if it has passed the time of that hold; else None."""
 
     # -- rows in --------------------------------------------------------------------------------
@@ -190,11 +191,18 @@ class Backend(Protocol):
         """
 
     def batches(
-        self, table: TableId, partition: int, ranges: Sequence[BatchRange], *, held: bool
+        self,
+        table: TableId,
+        partition: int,
+        ranges: Sequence[BatchRange],
+        *,
+        held: bool,
+        timeout_s: float | None = None,
     ) -> Iterator[list[Buffer]]:
         """The commands of batches, range by range, every checksum checked.
 
         `held` says that a hold keeps them. Raises `BatchesMoved` if they were cut meanwhile.
+        `timeout_s` is for each range: its caller may take long between them.
         """
 
     def release(self, hold: Hold) -> None:

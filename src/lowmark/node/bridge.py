@@ -35,7 +35,7 @@ class NodeSilent(Unavailable):
 
     def __init__(self, *, waited_s: float) -> None:
         super().__init__(
-            f"this node gave no answer within {waited_s:g} seconds",
+            f"this node gave no answer within {waited_s:.3g} seconds",
             detail="What was asked may have been done all the same.",
             hint="See what the node says on stderr; ask another node meanwhile.",
         )
