@@ -17,6 +17,7 @@ from inside import backend_of, on_loop, partition_of
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import Closed
 from lowmark.backend.values import ReadRange
+from lowmark.errors import Unavailable
 from lowmark.group import GroupStopped
 from lowmark.table import BelowWatermark, PartitionNotHere, ReleaseLease, TakeLease
 
@@ -191,3 +192,21 @@ def test_all_questions_of_a_call_end_at_one_time(
         call()
         assert len(limits) >= 2
         assert [60, *limits] == sorted({60, *limits}, reverse=True)
+
+
+def test_a_reader_that_can_t_give_its_lease_back_holds_nothing_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a reader with a lease, and a backend that is out of reach when it is closed
+    holds = ReaderHolds(world)
+    reader = world.table.read(lease_ms=60_000)
+    assert holds.now()
+
+    def out_of_reach(*_: Any, **__: Any) -> Any:
+        raise Unavailable("the connection is gone for a moment")
+
+    monkeypatch.setattr(backend_of(world.table), "propose", out_of_reach)
+    with pytest.raises(Unavailable, match="gone for a moment"):
+        reader.close()
+    # then its lease ends by itself, and it holds nothing
+    eventually(lambda: not holds.now() and not backend_of(world.table)._kept)

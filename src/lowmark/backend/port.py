@@ -206,7 +206,8 @@ class Backend(Protocol):
         """
 
     def release(self, hold: Hold) -> None:
-        """Keep nothing any more for that hold. It does not wait; twice is harmless.
+        """Keep nothing any more for that hold. It does not wait, and never raises; twice is
+        harmless, and so is a hold that is not known.
 
         A hold of files (`hold_files`, `Held.files`) has ended when this returns.
         """
@@ -224,7 +225,7 @@ class Backend(Protocol):
         """Have commands carried out, one in each partition; raises the first refusal.
 
         A cut that freed something is followed by a snapshot, so that the log can go, too. Without
-        `wait` it returns at once, with nothing: what becomes of them is not told.
+        `wait` it returns at once, with nothing, and never raises: what becomes of them is not told.
         """
 
     # -- ledgers and runs -----------------------------------------------------------------------

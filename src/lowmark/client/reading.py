@@ -625,10 +625,12 @@ class Reader:
         if self._closed:
             return
         self._closed = True
-        if self._lease is not None:
-            self._lease.release()
-        for hold in self._holds():
-            self._backend.release(hold)
+        try:
+            if self._lease is not None:
+                self._lease.release()
+        finally:
+            for hold in self._holds():
+                self._backend.release(hold)
 
     def _holds(self) -> list[Hold]:
         return [self._hold, *self._newer.values()]
