@@ -127,6 +127,7 @@ _DEFINED_IN = {
         "Closed",
         "Ended",
         "Forked",
+        "HoldUnknown",
         "PackageMissing",
         "ProducerClosed",
         "ReaderEnded",

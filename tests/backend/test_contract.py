@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from backend.encoded import EncodedBackend
 from eventually import eventually
 from lowmark import errors
 from lowmark.backend.port import RETRY, Backend
-from lowmark.backend.values import BatchRange
+from lowmark.backend.values import BatchRange, Hold, ReadRange
 from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Database, Table
 
@@ -45,6 +46,10 @@ def by_id(found: list[dict[str, object]]) -> dict[object, object]:
 def settle(db: Database) -> None:
     """Let compaction take all that is there."""
     db.advance_watermark("now")
+
+
+def _wait_for(event: threading.Event) -> None:
+    event.wait(60)
 
 
 # -- rows in ------------------------------------------------------------------------------------
@@ -275,7 +280,7 @@ def test_no_call_waits_for_longer_than_it_was_told_to(tmp_path: Path, encoded: b
         table = db.create_table("orders", COLUMNS, key="id", partitions=1).descriptor.id
         history = backend.hold_history(backend.now().time, "a test")
         busy = threading.Event()
-        inner.tell(lambda: busy.wait(60) and None)
+        inner.tell(partial(_wait_for, busy))
         moved = [BatchRange(0, (1,))]
         calls: dict[str, Callable[[float], object]] = {
             "now": lambda s: backend.now(table, timeout_s=s),
@@ -299,6 +304,22 @@ def test_no_call_waits_for_longer_than_it_was_told_to(tmp_path: Path, encoded: b
             waited[name] = time.monotonic() - began
         busy.set()
     assert [name for name, seconds in waited.items() if seconds > 4] == []
+
+
+def test_a_hold_that_is_not_known_keeps_nothing_and_says_so(backend: Backend, db: Database) -> None:
+    # given a hold that was released, and one that never was
+    table = db.create_table("orders", COLUMNS, key="id", partitions=1).descriptor.id
+    held = backend.hold(table, {0: ReadRange(0, None)}, holder="a test", why="it follows")
+    backend.release(held.hold)
+    backend.now()
+    for hold in (held.hold, Hold(999)):
+        # then a caller hears of it: it would wait for nothing, or take history for kept
+        with pytest.raises(errors.HoldUnknown):
+            backend.wait(hold, 60)
+        with pytest.raises(errors.HoldUnknown):
+            backend.history_lost(hold)
+        # and may release it
+        backend.release(hold)
 
 
 def test_every_call_of_the_port_has_its_retry_class() -> None:

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pyroaring import BitMap64
 
-from lowmark.backend.errors import BatchesMoved
+from lowmark.backend.errors import BatchesMoved, HoldUnknown
 from lowmark.backend.node_thread import NodeThread
 from lowmark.backend.uses import FileUses
 from lowmark.backend.values import (
@@ -365,9 +365,9 @@ class Embedded(NodeThread):
 
         def look() -> int | None:
             kept = self._kept.get(hold.number)
-            if kept is None or kept.history is None or not kept.history.lost:
-                return None
-            return kept.history.passed_by
+            if kept is None or kept.history is None:
+                raise HoldUnknown(hold.number)
+            return kept.history.passed_by if kept.history.lost else None
 
         return self.ask_now(look, timeout_s=timeout_s)
 
@@ -576,7 +576,8 @@ class Embedded(NodeThread):
         """See `Backend`."""
         kept = self._kept.get(hold.number)
         if kept is None:
-            return
+            self.check()  # closed in between: that says more
+            raise HoldUnknown(hold.number)
         for one in kept.followed:
             stopped = one.group.stopped
             if stopped is not None:

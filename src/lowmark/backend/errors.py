@@ -143,6 +143,18 @@ class BatchesMoved(Conflict):
         )
 
 
+class HoldUnknown(Conflict):
+    """A hold that was released, or that the database does not know any more."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"the database knows no hold {number}",
+            detail="It was released, or the database was opened again since: what it kept may be"
+            " gone.",
+            hint="Read again from the start.",
+        )
+
+
 class RowsLost(LowmarkError):
     """Rows that should be there can't be read."""
 

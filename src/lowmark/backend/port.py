@@ -117,7 +117,10 @@ class Backend(Protocol):
         """Keep answers as of a time exact until the hold is released."""
 
     def history_lost(self, hold: Hold, *, timeout_s: float | None = None) -> int | None:
-        """Where the watermark is, if it has passed the time of that hold; else None."""
+        """Where the watermark is, if it has passed the time of that hold; else None.
+
+        Raises `HoldUnknown`, if there is no such hold any more: then history may be lost, too.
+        """
 
     # -- rows in --------------------------------------------------------------------------------
 
@@ -187,7 +190,8 @@ class Backend(Protocol):
     def wait(self, hold: Hold, timeout_s: float) -> None:
         """Return when something has changed in the partitions of a hold since the last call, or
         the time is over. Raises why, if nothing will change in one of them any more. Only
-        partitions that are followed count (`ReadRange.end`).
+        partitions that are followed count (`ReadRange.end`). Raises `HoldUnknown`, if there is no
+        such hold any more.
         """
 
     def batches(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lowmark.backend.errors import BatchesMoved, RowsLost
+from lowmark.backend.errors import BatchesMoved, HoldUnknown, RowsLost
 from lowmark.backend.ledgers import OpenLedger
 from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Hold
@@ -103,12 +103,12 @@ class AsOfReader(Reader):
                         return
                     if self._left == 0:
                         self._check_held()
-                        self._ended = True
+                        self._ended = not self._closed
                         return
                 part.at = _end(part)
                 self._leave_ledger(part)
             self._check_held()
-            self._ended = True
+            self._ended = not self._closed
         finally:
             self.close()
 
@@ -117,7 +117,12 @@ class AsOfReader(Reader):
 
     def _check_held(self) -> None:
         """Raise if what was given may not be all: the watermark has passed the time meanwhile."""
-        passed_by = self._backend.history_lost(self._history)
+        try:
+            passed_by = self._backend.history_lost(self._history)
+        except HoldUnknown:
+            if self._closed:
+                return  # on another thread, just now
+            raise
         if passed_by is not None:
             raise BelowWatermark(time=self.time, watermark=passed_by)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
 
-from lowmark.backend.errors import BatchesMoved, PackageMissing, ReaderEnded, RowsLost
+from lowmark.backend.errors import BatchesMoved, HoldUnknown, PackageMissing, ReaderEnded, RowsLost
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Held, Hold, PartitionStatus, ReadRange
@@ -379,7 +379,9 @@ class Reader:
         self._check_there()
         try:
             self._backend.wait(self._hold, _WAIT_S)
-        except LowmarkError:
+        except LowmarkError as error:
+            if isinstance(error, HoldUnknown) and self._closed:
+                return  # on another thread, just now
             self._check_there()
             raise
 
