@@ -8,10 +8,12 @@ from random import Random
 import pytest
 
 from log.world import QUIET, World
-from lowmark.errors import LowmarkError
+from lowmark.errors import Corrupt, LowmarkError
 from lowmark.inspect import dump_log, verify_log
-from lowmark.log import Damaged, GroupExists, Log
+from lowmark.log import Damaged, GroupExists, Log, files
 from lowmark.log.errors import FolderMissing, FolderMistaken
+from lowmark.log.files import SharedFolder
+from lowmark.log.identity import create_folder
 from lowmark.log.roster import Roster, read_entries
 from lowmark.runtime import (
     DiskFailed,
@@ -393,3 +395,32 @@ def test_the_roster_costs_one_listing_at_a_start() -> None:
         assert len(roster.names()) == 51
         open_log(world.disk).close()
     assert [call for call in calls if "roster" in call] == ["sync_dir roster"]
+
+
+@pytest.mark.parametrize("lies_there", ["b", "an older a"])
+def test_a_group_s_deletion_removes_no_other_group_s_folder(lies_there: str) -> None:
+    # given a folder of another group, or of another incarnation, in the place of a group's own
+    disk = SimDisk()
+    disk.make_dir(files.GROUPS)
+    roster = Roster(disk)
+    for name in ("a", "b"):
+        roster.create(name, name.encode() * 16)
+    disk.rename("groups/a", "groups/away")
+    if lies_there == "b":
+        disk.rename("groups/b", "groups/a")
+    else:
+        create_folder(disk, "a", b"z" * 16, groups=SharedFolder(files.GROUPS))
+    # when the group is deleted
+    roster = Roster(disk)
+    roster.read()
+    with pytest.raises(Corrupt):
+        roster.delete("a")
+    # then that folder is there, and so is the entry: nothing was changed
+    assert disk.stat(f"groups/a/{files.IDENTITY}") is not None
+    assert "a" in read_entries(disk)
+    # and with its own folder in its place it is deleted
+    disk.rename("groups/a", "groups/b" if lies_there == "b" else "groups/other")
+    disk.rename("groups/away", "groups/a")
+    roster.delete("a")
+    assert disk.stat("groups/a") is None
+    assert set(read_entries(disk)) == {"b"}

@@ -447,3 +447,27 @@ def test_a_closed_simulation_has_nothing_left_to_do() -> None:
     loop.call_soon(raising(Broken()))
     loop.close()
     assert not loop.turn()
+
+
+def test_ctrl_c_while_something_is_handed_over_delays_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given a caller that was interrupted while it handed something to the loop
+    loop = RealLoop()
+    try:
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.asyncio, "call_soon_threadsafe", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                loop.call_from_thread(lambda: None)
+        # when another one does so
+        called: list[str] = []
+        loop.call_from_thread(lambda: called.append("second"))
+        # then that is called, in its own turn
+        loop.run_until(lambda: bool(called), timeout_ms=5_000)
+        assert called == ["second"]
+    finally:
+        loop.close()

@@ -113,6 +113,15 @@ def read_identity(disk: Disk, name: str) -> bytes:
     return incarnation
 
 
+def owner_of(disk: Disk, name: str) -> tuple[str, bytes] | None:
+    """Whose folder lies under that name: a group, and its incarnation. None: it can't be told."""
+    try:
+        found = read_note(disk, f"{files.group_dir(name)}/{files.IDENTITY}", _Identity)
+        return found.name, bytes.fromhex(found.incarnation)
+    except (LowmarkError, ValueError):
+        return None
+
+
 def read_quarantine(disk: Disk, name: str, incarnation: bytes | None = None) -> str | None:
     """Why the group is in quarantine, if it is, wherever that is written down.
 

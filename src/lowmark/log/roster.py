@@ -13,6 +13,7 @@ Deleting a group:
     1. its entry is removed, `roster/` synced                        the group is there, whole. A
        crash here leaves a folder without an entry
     2. its folder is renamed, `groups/` synced, and removed          the group is gone
+If another group's folder lies in its place, no step is taken: that one is not removed.
 So at a start:
     folder and entry agree     the group is there
     a folder without an entry  it is taken over: it gets an entry. One of the crashes above left it,
@@ -145,7 +146,8 @@ class Roster:
         del self._begun[name]
 
     def delete(self, name: str) -> None:
-        """Remove a group's entry, then its folder, if it is there."""
+        """Remove a group's entry, then its folder, if it is there, and if it is this group's."""
+        self._check_own(name)
         for incarnation in sorted(self._entries.get(name, ())):
             self._strike(files.entry_path(name, incarnation))
         self._entries.pop(name, None)
@@ -154,6 +156,17 @@ class Roster:
         identity.move_aside(self._disk, name, groups=self._groups, again=again)
         self._moving.discard(name)
         identity.remove_aside(self._disk, name)
+
+    def _check_own(self, name: str) -> None:
+        """Raise if another group's folder lies in its place: that is not ours to remove."""
+        owner = identity.owner_of(self._disk, name)
+        if owner is None:
+            return
+        if owner[0] != name:
+            identity.read_identity(self._disk, name)  # says whose it is, and what to do
+        mistaken = self.mistaken(name, owner[1]) if name in self._entries else None
+        if mistaken is not None:
+            raise mistaken
 
     def _clear(self, name: str) -> None:
         """Remove what a creation left that failed in this process; nothing else of that name."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from lowmark.errors import InvariantBroken, LowmarkError, Unavailable
 from lowmark.group import Future
@@ -41,13 +41,44 @@ class NodeSilent(Unavailable):
         )
 
 
+class _Answer(Generic[T]):
+    """What one caller waits for. A bare lock is its latch: Ctrl-C in the waiting ends the waiting,
+    and leaves no lock behind that the loop would then wait for.
+    """
+
+    __slots__ = ("_error", "_latch", "_settled", "_value")
+
+    def __init__(self) -> None:
+        self._settled = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._latch = threading.Lock()
+        self._latch.acquire()
+
+    def settle(self, value: T | None = None, error: BaseException | None = None) -> None:
+        """Answer it; only the first time counts."""
+        if not self._settled:
+            self._settled = True
+            self._value, self._error = value, error
+            with contextlib.suppress(RuntimeError):  # a close came at the same moment
+                self._latch.release()
+
+    def result(self, timeout_s: float) -> T:
+        """The value; raises the error, or `TimeoutError`."""
+        if not self._latch.acquire(timeout=timeout_s):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
 class Bridge:
     """Asks functions on the loop from any other thread."""
 
     def __init__(self, loop: RealLoop) -> None:
         self._loop = loop
-        self._lock = threading.Lock()
-        self._waiting: set[concurrent.futures.Future[object]] = set()
+        # No lock guards it: adding, discarding and copying are each one step of the interpreter.
+        self._waiting: set[_Answer[Any]] = set()
         self._closed = False
 
     def call(self, callback: Callable[[], None]) -> None:
@@ -60,19 +91,17 @@ class Bridge:
 
     def ask(self, function: Callable[[], Future[T]], *, timeout_s: float) -> T:
         """What the future comes to that the function gives on the loop; raises its error."""
-        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        with self._lock:
-            if self._closed:
-                raise NodeClosing
-            self._waiting.add(answer)  # type: ignore[arg-type]
+        answer: _Answer[T] = _Answer()
         try:
+            self._waiting.add(answer)
+            if self._closed:  # looked at after that: a close that comes now finds the answer
+                raise NodeClosing
             self._loop.call_from_thread(lambda: _run(function, answer))
             return answer.result(timeout_s)
-        except concurrent.futures.TimeoutError:
+        except TimeoutError:
             raise NodeSilent(waited_s=timeout_s) from None
         finally:
-            with self._lock:
-                self._waiting.discard(answer)
+            self._waiting.discard(answer)
 
     def ask_now(self, function: Callable[[], T], *, timeout_s: float) -> T:
         """What the function gives on the loop, in one turn."""
@@ -80,43 +109,26 @@ class Bridge:
 
     def close(self) -> None:
         """End the waiting of all callers."""
-        with self._lock:
-            self._closed = True
-            waiting = list(self._waiting)
-        for answer in waiting:
-            _settle(answer, error=NodeClosed())
+        self._closed = True
+        for answer in list(self._waiting):
+            answer.settle(error=NodeClosed())
 
 
-def _run(function: Callable[[], Future[T]], answer: concurrent.futures.Future[T]) -> None:
+def _run(function: Callable[[], Future[T]], answer: _Answer[T]) -> None:
     try:
         future = function()
     except InvariantBroken as broken:
-        _settle(answer, error=broken)
+        answer.settle(error=broken)
         raise  # it ends the loop, as it does wherever it happens
     except Exception as error:
-        _settle(answer, error=error)  # of one request, so it is its asker's
+        answer.settle(error=error)  # of one request, so it is its asker's
     else:
         future.then(lambda done: _pass_on(done, answer))
 
 
-def _pass_on(future: Future[T], answer: concurrent.futures.Future[T]) -> None:
+def _pass_on(future: Future[T], answer: _Answer[T]) -> None:
     error: LowmarkError | None = future.error
     if error is not None:
-        _settle(answer, error=error.again())
+        answer.settle(error=error.again())
     else:
-        _settle(answer, value=future.result())
-
-
-def _settle(
-    answer: concurrent.futures.Future[T],
-    *,
-    value: T | None = None,
-    error: BaseException | None = None,
-) -> None:
-    try:
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(value)  # type: ignore[arg-type]
-    except concurrent.futures.InvalidStateError:
-        pass  # it was answered already, by a close
+        answer.settle(future.result())

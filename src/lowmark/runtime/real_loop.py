@@ -100,10 +100,15 @@ class RealLoop:
 
     def call_from_thread(self, callback: Callback) -> None:
         """As `call_soon`, from any thread; on a loop that was closed, nothing is called."""
-        self._ready.append(callback)
+        # In one call, with the callback in it: Ctrl-C may come between any two, and a callback
+        # without a turn of its own would make each later one wait for the turn after it.
         # The loop may be gone when the last step of a lane ends: then nobody waits for it.
         with contextlib.suppress(RuntimeError):
-            self.asyncio.call_soon_threadsafe(self._turn)
+            self.asyncio.call_soon_threadsafe(self._take_turn, callback)
+
+    def _take_turn(self, callback: Callback) -> None:
+        self._ready.append(callback)
+        self._turn()
 
     def call_later(self, delay_ms: float, callback: Callback) -> _RealTimer:
         timer = _RealTimer(callback)
