@@ -8,11 +8,22 @@ raw numbers, little endian; a catalog, its commands and errors have encodings of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final, get_args
+from functools import cache
+from types import UnionType
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NewType,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from uuid import UUID
 
 import msgspec
@@ -27,10 +38,20 @@ from lowmark.errors import Corrupt, LowmarkError
 from lowmark.fault import decode_fault, encode_fault
 from lowmark.ledger.tail import Piece
 from lowmark.metastore import commands as statements
-from lowmark.table import Columns, View
+from lowmark.table import Adopted, Columns, View
 
 _BYTES: Final = (bytes, bytearray, memoryview)
 _PLAIN: Final = (bool, int, float, str, type(None))
+_RUBBISH: Final = (
+    msgspec.MsgspecError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What comes of bytes that were not made here."""
 
 
 def _listed(module: Any, *names: str) -> dict[str, type[Any]]:
@@ -110,7 +131,7 @@ def decode(data: bytes) -> Any:
     """The value that these bytes are."""
     try:
         return _value(msgspec.msgpack.decode(data))
-    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (LowmarkError, *_RUBBISH) as error:
         raise Corrupt(f"a message of {len(data)} bytes can't be read: {error}") from error
 
 
@@ -144,8 +165,10 @@ def _fields(kind: type[Any]) -> tuple[str, ...]:
 
 
 def _value(plain: Any) -> Any:
-    if not isinstance(plain, list):
+    if isinstance(plain, (*_PLAIN, bytes)):
         return plain
+    if not isinstance(plain, list):
+        raise TypeError(f"a {type(plain).__name__} has no name")
     name, *rest = plain
     decoder = _DECODERS.get(name)
     if decoder is not None:
@@ -154,7 +177,38 @@ def _value(plain: Any) -> Any:
     if issubclass(kind, Enum):
         return kind(rest[0])
     fields = dict(zip(_fields(kind), map(_value, rest), strict=True))
+    hints = _hints(kind)
+    for field, value in fields.items():
+        if not _fits(value, hints[field]):
+            raise TypeError(f"{name} has a {type(value).__name__} as {field}")
     return kind(**fields)
+
+
+@cache
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, all the way down."""
+    if isinstance(hint, NewType):
+        return _fits(value, hint.__supertype__)
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in inner
+    if origin in {Union, UnionType}:
+        return any(_fits(value, one) for one in inner)
+    if origin is tuple:  # of any length: there is no other among the fields
+        return isinstance(value, tuple) and all(_fits(one, inner[0]) for one in value)
+    if origin is not None:
+        return isinstance(value, origin) and all(
+            _fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items()
+        )
+    if hint is int:
+        return type(value) is int
+    if hint is memoryview:
+        return isinstance(value, bytes)
+    return isinstance(value, hint)
 
 
 def _many(name: str) -> Callable[[Any], Any]:
@@ -173,7 +227,21 @@ def _plain_view(view: View) -> list[Any]:
 def _view(columns: list[bytes], count: int, start: int, end: int, closed: int, led: Any) -> View:
     kinds = (np.uint64, np.uint64, np.uint64, np.uint32, np.uint32, np.uint32, np.uint8)
     arrays = [np.frombuffer(data, kind) for data, kind in zip(columns, kinds, strict=True)]
-    return View(Columns(*arrays), count, start, end, closed, _value(led))
+    if any(len(array) != count for array in arrays):
+        raise ValueError(f"a view of {count} batches has not {count} numbers in each column")
+    ledger = _value(led)
+    if not (
+        all(type(one) is int for one in (count, start, end, closed))
+        and isinstance(ledger, Adopted | None)
+    ):
+        raise TypeError("a view is not made of numbers and a ledger")
+    return View(Columns(*arrays), count, start, end, closed, ledger)
+
+
+def _values(some: Any) -> Iterator[Any]:
+    if not isinstance(some, list):
+        raise TypeError(f"a {type(some).__name__} is no list of values")
+    return map(_value, some)
 
 
 def _error(data: bytes) -> LowmarkError:
@@ -199,9 +267,9 @@ _ENCODERS: Final[Mapping[type[Any], Callable[[Any], Any]]] = {
     time: lambda one: ["time", one.isoformat()],
 }
 _DECODERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "list": lambda some: [_value(one) for one in some],
-    "tuple": lambda some: tuple(_value(one) for one in some),
-    "set": lambda some: frozenset(_value(one) for one in some),
+    "list": lambda some: list(_values(some)),
+    "tuple": lambda some: tuple(_values(some)),
+    "set": lambda some: frozenset(_values(some)),
     "map": lambda pairs: {_value(key): _value(one) for key, one in pairs},
     "view": _view,
     "bitmap": BitMap64.deserialize,
