@@ -1,7 +1,7 @@
 """Errors on their way from one process to another: named, and with what to do next.
 
-What travels is the class's name, which of the four kinds of error it is (that says what the caller
-does next), message, detail, hint, and the plain values that the error carries besides. A class that
+What travels is the class's name, which of the kinds of error it is (that says what the caller does
+next), message, detail, hint, and the plain values that the error carries besides. A class that
 the receiver knows comes out as itself; of another one, a class of that name and kind is made.
 
     `encode_fault`, `decode_fault`   JSON, for a peer that may be another release, and is not
@@ -25,7 +25,7 @@ from lowmark import errors
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 
 _KINDS: dict[str, type[LowmarkError]] = {
-    kind.__name__: kind for kind in (Rejected, Conflict, Unavailable, Corrupt)
+    kind.__name__: kind for kind in (Rejected, Conflict, Unavailable, Corrupt, LowmarkError)
 }
 _TEXTS = ("message", "detail", "hint")
 _PLAIN = (str, int, float, bool, bytes, type(None))
@@ -42,13 +42,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, rename={"class_name": "cl
     detail: str = ""
     hint: str = ""
     fields: dict[str, bool | int | str] = {}
+    more: dict[str, bool | tuple[int | str, ...] | None] = {}
+    """Apart: a release that knows no such values reads the rest."""
 
 
 def encode_fault(error: LowmarkError) -> bytes:
     """An error as it travels; what is too long is cut, the name never."""
-    fields = {key: value for key, value in _fields_of(error).items() if _is_json(value)}
+    carried = _fields_of(error).items()
+    fields = {key: value for key, value in carried if _is_json(value)}
+    more = {key: value for key, value in carried if _is_more(value)}
 
-    def fault(length: int, fields: dict[str, bool | int | str]) -> bytes:
+    def fault(length: int, fields: dict[str, Any], more: dict[str, Any]) -> bytes:
         return msgspec.json.encode(
             Fault(
                 class_name=type(error).__name__,
@@ -57,11 +61,12 @@ def encode_fault(error: LowmarkError) -> bytes:
                 detail=error.detail[:length],
                 hint=error.hint[:length],
                 fields=fields,
+                more=more,
             )
         )
 
-    whole = fault(2_000, fields)
-    return whole if len(whole) <= FAULT_BYTES_MAX else fault(300, {})
+    whole = fault(2_000, fields, more)
+    return whole if len(whole) <= FAULT_BYTES_MAX else fault(300, {}, {})
 
 
 def decode_fault(data: bytes) -> LowmarkError | None:
@@ -70,7 +75,8 @@ def decode_fault(data: bytes) -> LowmarkError | None:
         fault = msgspec.json.decode(data, type=Fault)
     except msgspec.MsgspecError:
         return None
-    return _made(_class_of(fault.class_name, fault.kind), msgspec.structs.asdict(fault))
+    parts = msgspec.structs.asdict(fault) | {"fields": fault.fields | fault.more}
+    return _made(_class_of(fault.class_name, fault.kind), parts)
 
 
 def carried(error: LowmarkError) -> dict[str, Any]:
@@ -101,7 +107,7 @@ def _made(cls: type[LowmarkError], parts: Mapping[str, Any]) -> LowmarkError:
 
 
 def _kind_of(error: LowmarkError) -> str:
-    return next((name for name, cls in _KINDS.items() if isinstance(error, cls)), "Unavailable")
+    return next(name for name, cls in _KINDS.items() if isinstance(error, cls))
 
 
 def _fields_of(error: LowmarkError) -> dict[str, Any]:
@@ -109,7 +115,13 @@ def _fields_of(error: LowmarkError) -> dict[str, Any]:
 
 
 def _is_json(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, int) and abs(value) < 1 << 63)
+    return isinstance(value, str) or (type(value) is int and abs(value) < 1 << 63)
+
+
+def _is_more(value: object) -> bool:
+    if isinstance(value, tuple | list):  # it arrives as a tuple
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, bool)
 
 
 def _is_plain(value: object) -> bool:

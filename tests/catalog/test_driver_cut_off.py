@@ -11,6 +11,7 @@ import pytest
 from catalog.world import CatalogNode, table
 from lowmark.catalog import (
     Catalogs,
+    CatalogToCome,
     CatalogTooNew,
     CatalogUnreadable,
     CatalogVersion,
@@ -19,7 +20,6 @@ from lowmark.catalog import (
     RenameTable,
     Snapshot,
     Table,
-    TimeToCome,
     Unknown,
     Update,
     encode_update,
@@ -141,7 +141,7 @@ def test_a_look_up_for_a_time_that_is_yet_to_come_is_refused(world: DrivenWorld)
     for ahead_ms in (SKEW_MS + 2, 2_000, DAY_MS):
         error = node.catalog.at(node.now() + ms(ahead_ms)).error
         # then he is told at once, and no leader writes anything for it
-        assert isinstance(error, TimeToCome)
+        assert isinstance(error, CatalogToCome)
         assert "is yet to come" in error.message
         assert abs(error.ahead_ms - ahead_ms) <= 1
     assert node.metastore.group.applied == index

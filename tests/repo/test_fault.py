@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
+from collections import Counter
 
+import msgspec
 import pytest
 
+import lowmark
+from lowmark.backend.errors import AppendFailed, Ended
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.fault import FAULT_BYTES_MAX, decode_fault, encode_fault
 from lowmark.metastore import RevisionCompacted
@@ -41,7 +47,7 @@ def test_an_error_arrives_as_the_class_that_can_be_caught_though_it_was_not_impo
     assert done.stdout.split() == ["GapFound", "True", "SparkMissing", "True"]
 
 
-@pytest.mark.parametrize("kind", [Rejected, Conflict, Unavailable, Corrupt])
+@pytest.mark.parametrize("kind", [Rejected, Conflict, Unavailable, Corrupt, LowmarkError])
 def test_a_class_that_nobody_knows_keeps_its_name_and_its_kind(kind: type[LowmarkError]) -> None:
     # given an error of a class that this process does not have any more
     made = type("OfTheFuture", (kind,), {})
@@ -53,6 +59,49 @@ def test_a_class_that_nobody_knows_keeps_its_name_and_its_kind(kind: type[Lowmar
     assert isinstance(arrived, kind)
     assert type(arrived).__name__ == f"Of{kind.__name__}Alone"
     assert (arrived.message, arrived.detail, arrived.hint) == ("no", "Why.", "Do this.")
+
+
+def classes_below(kind: type[LowmarkError]) -> set[type[LowmarkError]]:
+    """Those that are written down, not those that a test or a peer has made."""
+    ours = [one for one in kind.__subclasses__() if one.__module__.startswith("lowmark.")]
+    below = [one for one in ours if one.__module__ != "lowmark.fault"]
+    return {*below, *(one for each in below for one in classes_below(each))}
+
+
+def test_every_error_of_lowmark_arrives_as_itself_with_what_it_carries() -> None:
+    # given every class of error that there is
+    for module in pkgutil.walk_packages(lowmark.__path__, "lowmark."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    classes = classes_below(LowmarkError)
+    assert len(classes) > 100
+    # then no two have one name
+    twice = [name for name, count in Counter(one.__name__ for one in classes).items() if count > 1]
+    assert twice == []
+    # and each arrives as it is
+    for one in classes:
+        error = one.__new__(one)
+        LowmarkError.__init__(error, "it is red", detail="It was painted.", hint="Paint it.")
+        error.__dict__.update(
+            number=7, said="so", failed=True, where=None, stored=(1, 2), ids=("a",)
+        )
+        arrived = there_and_back(error)
+        assert type(arrived) is one
+        assert vars(arrived) == vars(error)
+
+
+def test_which_partitions_have_their_rows_is_told_across_processes() -> None:
+    given = AppendFailed("t", stored=[1], refused=[], unknown=[2, 3], cause=Rejected("r"))
+    arrived = there_and_back(given)
+    assert isinstance(arrived, AppendFailed)
+    assert (arrived.stored, arrived.refused, arrived.unknown) == ((1,), (), (2, 3))
+
+
+def test_a_release_that_knows_fewer_kinds_of_values_reads_the_rest() -> None:
+    """Before, there were numbers and texts."""
+    plain = msgspec.json.decode(encode_fault(Ended("orders")))
+    assert plain["class"] == "Ended"
+    assert plain["fields"] == {}
 
 
 def test_a_long_story_is_cut_so_that_it_fits_into_a_header() -> None:

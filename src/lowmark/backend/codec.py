@@ -173,7 +173,7 @@ def _value(plain: Any) -> Any:
     decoder = _DECODERS.get(name)
     if decoder is not None:
         return decoder(*rest)
-    kind = _KINDS[name]
+    kind: Any = _KINDS[name]
     if issubclass(kind, Enum):
         return kind(rest[0])
     fields = dict(zip(_fields(kind), map(_value, rest), strict=True))

@@ -37,9 +37,9 @@ from lowmark.catalog.cutting import Cutting
 from lowmark.catalog.errors import (
     CatalogBusy,
     CatalogRefused,
+    CatalogToCome,
     CutTooEarly,
     NotInForce,
-    TimeToCome,
     VersionCompacted,
     VersionUnknown,
 )
@@ -298,7 +298,7 @@ class Catalogs:
             now_ms = max(self._now_ms(), millis_of(HybridTime(known)))
             ahead_ms = millis_of(HybridTime(time)) - now_ms
             if ahead_ms > self._max_skew_ms:
-                whole.reject(TimeToCome(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms))
+                whole.reject(CatalogToCome(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms))
                 return whole
 
         def ask(complete_to: int) -> None:

@@ -116,7 +116,7 @@ class VersionCompacted(Conflict):
         self.earliest = earliest
 
 
-class TimeToCome(Rejected):
+class CatalogToCome(Rejected):
     """A look-up for a time at which the catalog may still become another one."""
 
     def __init__(self, *, ahead_ms: int, max_skew_ms: int) -> None:
