@@ -134,6 +134,7 @@ _DEFINED_IN = {
         "RowsLost",
         "RowsUnrecoverable",
         "RunUnderWay",
+        "SegmentsElsewhere",
         "TableUnknown",
     ),
     "lowmark.convert.errors": (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from backend.encoded import EncodedBackend
 from eventually import eventually
 from lowmark import errors
 from lowmark.backend.port import RETRY, Backend
-from lowmark.backend.values import BatchRange, Hold, ReadRange
+from lowmark.backend.values import BatchRange, DatabaseInfo, Hold, ReadRange
 from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Database, Table
 
@@ -320,6 +321,34 @@ def test_a_hold_that_is_not_known_keeps_nothing_and_says_so(backend: Backend, db
             backend.history_lost(hold)
         # and may release it
         backend.release(hold)
+
+
+def test_nothing_is_sent_and_answered_at_once(backend: Backend, db: Database) -> None:
+    table = db.create_table("orders", COLUMNS, key="id", partitions=1).descriptor.id
+    sent = backend.appender(table, producer=b"p" * 16).send([])
+    assert sent.answers(0) == []
+    assert sent.done
+
+
+def test_a_cut_of_no_partition_is_refused(db: Database, orders: Table) -> None:
+    with pytest.raises(errors.Rejected, match="no partition is named"):
+        orders.trim({})
+
+
+def test_a_run_away_from_the_segments_is_refused_by_name(tmp_path: Path) -> None:
+    # given a backend whose segments are on no disk of this machine
+    class Elsewhere(EncodedBackend):
+        @property
+        def info(self) -> DatabaseInfo:
+            return replace(super().info, data_path="")
+
+    with Database(Elsewhere(embedded(tmp_path / "data"))) as db:
+        orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+        orders.append(rows(0, 3))
+        settle(db)
+        # then a run that would read them says so
+        with pytest.raises(errors.SegmentsElsewhere, match="partition 0"):
+            orders.compact(engine="local")
 
 
 def test_every_call_of_the_port_has_its_retry_class() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from docs.example_directory import CONFIG, Example, live_through
 from docs.pages import FORMATS, LAYOUT, blocks, layouts, tables
-from lowmark.client.database import LEDGERS
 from lowmark.errors import LowmarkError
 from lowmark.group import envelope, rejoin, wire
 from lowmark.log import (
@@ -30,6 +29,7 @@ from lowmark.log import (
 )
 from lowmark.log import config as log_config
 from lowmark.log import entries as log_entries
+from lowmark.log.files import LEDGERS
 from lowmark.log.state import RUNS_KEPT
 from lowmark.log.wal_format import Kind
 from lowmark.metastore import ClusterSettings, Identity, commands, identify, machine

@@ -26,7 +26,6 @@ from docs.example_ledger import DONE, HASHES, MANIFEST, POINTER, RETIRED, ROWS, 
 from docs.pages import FORMATS, blocks, tables
 from inside import backend_of
 from lowmark.client import Database, Table
-from lowmark.client.database import LEDGERS
 from lowmark.compaction.records import _FINISHED_KEPT
 from lowmark.compaction.watch import _LOOK_S
 from lowmark.errors import Rejected
@@ -54,6 +53,7 @@ from lowmark.ledger import (
     run_key,
     work,
 )
+from lowmark.log.files import LEDGERS
 from lowmark.node import load_settings
 from lowmark.runtime import RealDisk
 from lowmark.spark import SparkRunner

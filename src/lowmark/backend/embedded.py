@@ -6,7 +6,7 @@ are read on the caller's thread, too: the loop only says where they are.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import threading
 import time
@@ -61,6 +61,8 @@ from lowmark.table import (
 )
 from lowmark.upkeep.dropped import dropped_at
 
+logger = logging.getLogger(__name__)
+
 _READY_S = 60.0
 _COPIES_S = 30.0
 _LOOK_S = 0.05
@@ -106,7 +108,7 @@ class EmbeddedSent:
         self._latch.acquire()
 
     def settle(self, answers: list[Answer]) -> None:
-        """The answers are there; on the loop, once."""
+        """The answers are there; on the loop, once (there, unless nothing was sent)."""
         self._answers = answers
         self._latch.release()
 
@@ -150,6 +152,9 @@ class EmbeddedAppender:
         """See `Appender`."""
         self._embedded.check()
         sent = EmbeddedSent(self._embedded, parts)
+        if not parts:
+            sent.settle([])
+            return sent
         self._embedded.tell(lambda: self._send(parts, sent))
         return sent
 
@@ -755,7 +760,7 @@ class Embedded(NodeThread):
             stuck = self.node.log.flush_trouble
             stuck_at = None if stuck is None else stuck_at or time.monotonic()
             if stuck is not None and stuck_at and time.monotonic() > stuck_at + _STUCK_S:
-                raise stuck
+                raise stuck.again()
             if time.monotonic() > ends_at:
                 raise Unavailable(
                     f"partition {partition} was not written into segments within {wait_s:g}"
@@ -810,8 +815,13 @@ def _proposed(copy: Partition, command: Control) -> Future[Outcome]:
 
     def done(outcome: Outcome) -> Outcome:
         if isinstance(outcome, Trimmed) and outcome.batches:
-            with contextlib.suppress(LowmarkError):
+            try:
                 copy.group.snapshot()
+            except LowmarkError as error:
+                logger.warning(
+                    "the log was not cut after the backlog: there is no snapshot yet",
+                    extra={"group": copy.group.name, "reason": error.message},
+                )
         return outcome
 
     return copy.ask(command).map(done)

@@ -143,6 +143,17 @@ class BatchesMoved(Conflict):
         )
 
 
+class SegmentsElsewhere(Rejected):
+    """Rows of the backlog that a run should read from segments on another machine."""
+
+    def __init__(self, database: str, partition: int) -> None:
+        super().__init__(
+            f"the backlog of partition {partition} can't be compacted from here",
+            detail=f"The segments of the database {database} are on no disk of this machine.",
+            hint="Compact it where its directory is.",
+        )
+
+
 class HoldUnknown(Conflict):
     """A hold that was released, or that the database does not know any more."""
 

@@ -181,7 +181,8 @@ class Backend(Protocol):
         why: str,
         timeout_s: float | None = None,
     ) -> Held:
-        """A view of partitions, and a hold on it, in one moment.
+        """A view of partitions, with all that was acknowledged before, and a hold on it, in one
+        moment.
 
         The batches of bounded ranges stay in the log, and so do the files of ledgers, where a
         range says so; these have holds of their own (`Held.files`).

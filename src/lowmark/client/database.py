@@ -40,11 +40,6 @@ from lowmark.runtime import DiskFull, RealDisk
 from lowmark.runtime.store import Store
 from lowmark.table import Advanced, WatermarkStanding
 
-LEDGERS = files.LEDGERS
-"""The folder in the data directory where ledgers are, if they are nowhere else."""
-_READY_S = 60.0
-_COPIES_S = 30.0
-_LOOK_S = 0.05
 _MIB = 1 << 20
 _START_BYTES = 4 * _MIB
 """What a start may take beside as much as its WAL files have, with a margin."""

@@ -365,6 +365,8 @@ class Table:
         """Cut the backlog below offsets, as far as it is in ledgers and no reader holds it."""
         self._current()
         offsets = check_offsets(offsets, "trim", partitions=self.partitions)
+        if not offsets:
+            raise Rejected("no partition is named", hint="Say how far: trim({0: 1000}).")
         cuts = {number: Trim(offset) for number, offset in offsets.items()}
         outcomes = self._backend.propose(self._first.id, cuts)
         return {

@@ -179,7 +179,7 @@ def tide_of(
         for number in partitions:
             status = held.partitions[number]
             if status.stopped is not None:
-                raise status.stopped
+                raise status.stopped.again()
             ledger = _ledger(status, ledgers, newest, shape, stretches)
             drawn.append(_partition(status, ledger, standing))
     finally:

@@ -127,7 +127,7 @@ class Publisher:
         if not self._trim:
             return record
         for plan in record.partitions:
-            view = self._backend.view(self._table, plan.partition)
+            view = self._backend.view(self._table, plan.partition, latest=True)
             cut = view.ledger is None or view.start >= view.ledger.horizon
             if plan.state == "skipped" and not cut:
                 record = record.with_partition(self._cut(plan))
@@ -136,11 +136,11 @@ class Publisher:
     def _cut(self, plan: PartitionPlan) -> PartitionPlan:
         """Cut the backlog up to the horizon, as far as nobody holds it; says how far, and who."""
         number = plan.partition
-        before = self._backend.view(self._table, number)
+        before = self._backend.view(self._table, number, latest=True)
         self._check_there(before)
         outcomes = self._backend.propose(self._table, {number: Trim(plan.horizon)})
         trimmed = cast("Trimmed", outcomes[number])
-        after = self._backend.view(self._table, number)
+        after = self._backend.view(self._table, number, latest=True)
         names = tuple(f"{hold.kind} {hold.holder}" for hold in trimmed.safe.held_by)
         return msgspec.structs.replace(
             plan,

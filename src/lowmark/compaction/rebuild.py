@@ -11,7 +11,7 @@ Sources, in this order; the first that will do is taken:
     salvage     what is sound of the ledger is kept, and the backlog is folded again from its start.
                 What lies below that and is in no sound file is lost
 
-Steps, and what is true after each. They are those of a run of compaction (see `compacting`), with
+Steps, and what is true after each. They are those of a run of compaction (see `run`), with
 another base.
 
     1. every ledger is read, and a source chosen. If rows would be lost and that was not accepted,

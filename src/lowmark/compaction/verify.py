@@ -128,7 +128,7 @@ class Inspector:
         self._holds.append(held.hold)
         status = held.partitions[number]
         if status.stopped is not None:
-            raise status.stopped
+            raise status.stopped.again()
         return status
 
     def _adopted(self, number: int, adopted: Adopted | None) -> Verified | None:

@@ -14,6 +14,7 @@ from itertools import chain
 
 import msgspec
 
+from lowmark.backend.errors import SegmentsElsewhere
 from lowmark.catalog import Table
 from lowmark.catalog.serializers import encode_table
 from lowmark.compaction.context import RunContext
@@ -44,11 +45,14 @@ _MANY = 32
 def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: Tail) -> Work:
     """All that a task has to know of one partition."""
     table, options = context.table, context.options
+    info = context.backend.info
+    if not info.data_path and plan.low < plan.horizon:
+        raise SegmentsElsewhere(info.name, plan.partition)
     base = _base(context.store, given)
     return Work(
         run=context.run,
         store=context.store.location,
-        root=context.backend.info.data_path,
+        root=info.data_path,
         table=encode_table(table),
         table_name=table.name,
         partition=plan.partition,
