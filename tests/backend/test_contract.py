@@ -269,6 +269,54 @@ def test_an_append_under_way_at_the_end_says_that_its_outcome_is_unknown(
     assert not failed.value.cause.failed
 
 
+@pytest.mark.parametrize("encoded", [False, True], ids=["embedded", "encoded"])
+def test_a_table_goes_on_when_the_backend_is_replaced(tmp_path: Path, encoded: bool) -> None:
+    # given a table that was used in every way, with a producer
+    def opened() -> Backend:
+        inner = embedded(tmp_path / "data")
+        return EncodedBackend(inner) if encoded else inner
+
+    with Database(opened()) as db:
+        orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+        orders.append(rows(0, 5))
+        assert orders.get(1) == {"id": 1, "status": "new"}
+        producer = orders.producer(linger_ms=0)
+        producer.send_many(rows(5, 7))
+        producer.flush()
+        reader = orders.read(follow=True)
+        settle(db)
+        assert orders.compact(engine="local").state == "done"
+        # when its backend is closed, and another one of the same database takes its place
+        db._session.backend.close()
+        with pytest.raises(errors.Closed):
+            orders.append(rows(7, 8))
+        db._session.backend = opened()
+        # then the same table goes on, in every way
+        orders.append(rows(7, 10))
+        orders.delete([0])
+        producer.send_many(rows(10, 12))
+        producer.flush()
+        with orders.producer(name="import", linger_ms=0) as named:
+            named.send({"id": 12, "status": "new"})
+        assert orders.get(0) is None
+        assert orders.get(11) == {"id": 11, "status": "new"}
+        assert [row and row["id"] for row in orders.get_many([0, 1, 12])] == [None, 1, 12]
+        expected = dict.fromkeys(range(1, 13), "new")
+        now = orders.snapshot().time
+        assert by_id(orders.read(as_of=now).to_pylist()) == expected
+        orders.cursors.create("billing")
+        assert orders.explain().partitions[0].horizon == 7
+        settle(db)
+        assert orders.compact(engine="local").state == "done"
+        assert by_id(orders.read(as_of="now").to_pylist()) == expected
+        assert len(orders.read(compacted=True).to_pylist()) >= len(expected)
+        assert [one.state for one in orders.runs()] == ["done", "done"]
+        assert len(db.runs()) == 2
+        # and what was kept by the first one has ended with it
+        with pytest.raises(errors.LowmarkError):
+            next(reader)
+
+
 # -- the port itself ----------------------------------------------------------------------------
 
 

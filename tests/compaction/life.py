@@ -610,7 +610,7 @@ class Life:
         run for one that was interrupted: there, too, somebody would see that it goes on.
         """
         table = self.table
-        rival = Compactor(backend_of(table), table._compactor.ledgers)
+        rival = Compactor(table._session, table._compactor.ledgers)
         options = RunOptions(trim=self.dice.random() < 0.5, engine="local", where="this process")
         with replaced(rival, "give_up_others", lambda record: False):
             self._run(rival, options)

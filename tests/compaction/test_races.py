@@ -120,7 +120,7 @@ def test_of_many_threads_that_compact_at_once_one_does_and_nothing_is_done_twice
 def rival_of(world: World) -> Compactor:
     """One that makes runs as if it were in another process."""
     own = world.table._compactor
-    return Compactor(backend_of(world.table), own.ledgers)
+    return Compactor(world.table._session, own.ledgers)
 
 
 def compact_by(rival: Compactor, world: World) -> RunRecord:

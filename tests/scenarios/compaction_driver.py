@@ -9,12 +9,13 @@ bytes a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
 
 from lowmark.backend.ledgers import Ledgers
-from lowmark.backend.port import Backend
+from lowmark.backend.port import Backend, HasBackend
 from lowmark.backend.values import Moment, PartitionStatus
 from lowmark.catalog import ColumnId, SchemaId, Table, TableId, TableSchema, ZoneId
 from lowmark.compaction.cancel import CancelToken
@@ -241,13 +242,16 @@ class CompactionDriver:
             options=self._options,
         )
 
+    def _records(self) -> Records:
+        return Records(cast("HasBackend", SimpleNamespace(backend=self._history)))
+
     def _plan(self, command: Command) -> str:
         """As a dry run prints it; `begun`, as a run does that leaves out what is damaged."""
         backend = cast("Backend", self._history)
         context = RunContext(
             backend=backend,
             ledgers=Ledgers(Store(NOTHING_IS_STORED)),
-            records=Records(backend),
+            records=self._records(),
             table=self._table(),
             partitions=tuple(range(len(self._history.states))),
             options=RunOptions(rewrite=command.flag("rewrite")),
@@ -261,7 +265,7 @@ class CompactionDriver:
     def _deletes(self, command: Command) -> str:
         """Which deletes a run may drop, and whose they are that it may not."""
         del command
-        records = Records(cast("Backend", self._history))
+        records = self._records()
         lines = []
         for number, status in self._history.status(TABLE).items():
             given = PlanInput.of(status, records.pointer(TABLE, number), watermark=0)

@@ -277,6 +277,14 @@ class Backend(Protocol):
         """Write all of it in one revision, if the condition holds; says whether it did."""
 
 
+class HasBackend(Protocol):
+    """Has the backend of now: it may be replaced by another one of the same database."""
+
+    @property
+    def backend(self) -> Backend:
+        """Ask for it each time."""
+
+
 RETRY: Final[Mapping[str, Retry]] = {
     "now": "safe",
     "catalog": "safe",

@@ -153,13 +153,13 @@ class Database:
         self._lock = threading.Lock()
         self._tables: dict[TableId, Table] = {}
         ledgers = Ledgers(backend.store)
-        self._compactor = Compactor(backend, ledgers)
+        self._compactor = Compactor(self._session, ledgers)
         self._session.finishing.add(self._compactor)
         self._check_ledgers(backend.store)
         self.auto: Automatic | None = None
         if spark is not None or engine is not None:
             runners = Runners(self._compactor.spark, session=spark, engine=engine or "auto")
-            self.auto = Automatic(backend, self._compactor, runners)
+            self.auto = Automatic(self._session, self._compactor, runners)
             self.auto.start()
             self._session.finishing.add(self.auto)
 

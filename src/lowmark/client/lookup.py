@@ -142,7 +142,7 @@ class Lookup:
                 hint="Read it with `read`; only a table with a key can be looked up.",
             )
         self.table = table
-        self._backend = backend
+        self.backend = backend
         self._form = KeyForm.of(table)
         self._indexed: dict[int, _Indexed] = {}
         if known is not None and known._indexes_for(backend, table, self._form):
@@ -159,7 +159,7 @@ class Lookup:
         """Whether its index is that of another version of its table, too."""
         mine = self._form
         return (
-            self._backend is backend
+            self.backend is backend
             and (self.table.id, self.table.partitions) == (table.id, table.partitions)
             and (mine.ids, mine.types) == (form.ids, form.types)
         )
@@ -187,7 +187,7 @@ class Lookup:
         indexed = self._indexed.get(number)
         if indexed is not None:
             index = indexed.index  # before the view: then it names nothing that the view has not
-            view = self._backend.view(self.table.id, number, latest=True)
+            view = self.backend.view(self.table.id, number, latest=True)
             if index.end >= view.end:
                 place = index.find(form.hash_one(key, _SEED))
                 if place is None or place.offset < view.start:
@@ -253,11 +253,11 @@ class Lookup:
 
     def _view(self, partition: int) -> View:
         """All that was acknowledged before this moment."""
-        return self._backend.view(self.table.id, partition, latest=True)
+        return self.backend.view(self.table.id, partition, latest=True)
 
     def _fetch(self, partition: int, view: View, low: int, high: int) -> list[Buffer]:
         wanted = [BatchRange.of(view, low, high)]
-        return next(self._backend.batches(self.table.id, partition, wanted, held=False))
+        return next(self.backend.batches(self.table.id, partition, wanted, held=False))
 
     def _row(
         self, partition: int, view: View, offset: int, *, deleted: bool
@@ -294,15 +294,15 @@ class Lookup:
         assert view.readable is not None
         assert self._ledgers is not None
         assert self._newest is not None
-        hold = self._backend.hold_files([view.readable.manifest])
+        hold = self.backend.hold_files([view.readable.manifest])
         try:
             yield self._ledgers.open(view.readable, self._newest)
         except LedgerLost:
-            if self._backend.view(self.table.id, number).readable == view.readable:
+            if self.backend.view(self.table.id, number).readable == view.readable:
                 raise
             raise BatchesMoved(number, view.start) from None
         finally:
-            self._backend.release(hold)
+            self.backend.release(hold)
 
     def _has(self, found: tuple[Found, tuple[object, ...]], key: object) -> bool:
         return self._form.one(found[1]) == key

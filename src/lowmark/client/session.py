@@ -1,7 +1,8 @@
 """A database as this process has it open: its backend, and what is finished before it is closed.
 
-Tables, readers and producers keep the session and ask it for the backend each time, so they go on
-when the backend is replaced by another one of the same database.
+Tables, compaction and producers without a name keep the session and ask it for the backend each
+time, so they go on when the backend is replaced by another one of the same database. What a backend
+keeps something for ends with it: a reader, a run under way, a producer that has fenced others off.
 """
 
 from __future__ import annotations

@@ -59,7 +59,6 @@ class Table:
 
     def __init__(self, session: Session, descriptor: TableDescriptor, compactor: Compactor) -> None:
         self._session = session
-        backend = self._backend
         self._compactor = compactor
         self._first = descriptor
         self._seen: Catalog | None = None
@@ -68,7 +67,7 @@ class Table:
         self._lock = threading.Lock()
         self._writer = TableWriter(session, descriptor, self._current)
         self._readers = TableReaders(
-            backend,
+            session,
             compactor.ledgers,
             descriptor.id,
             described=self._described,
@@ -301,9 +300,10 @@ class Table:
         table = self._current()
         with self._lock:
             known = self._lookup
-            if known is None or known.table.latest != table.latest:
+            backend = self._backend
+            if known is None or known.backend is not backend or known.table.latest != table.latest:
                 self._lookup = known = Lookup(
-                    self._backend,
+                    backend,
                     table,
                     known=known,
                     newest=self._current,

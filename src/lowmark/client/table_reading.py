@@ -19,6 +19,7 @@ from lowmark.client.checking import check_offsets, whole
 from lowmark.client.cursors import Cursors
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.reading import Reader, Reading, horizon_of
+from lowmark.client.session import Session
 from lowmark.convert.times import TimeLike, is_hybrid, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.runtime import COUNTER_BITS
@@ -41,7 +42,7 @@ class TableReaders:
 
     def __init__(
         self,
-        backend: Backend,
+        session: Session,
         ledgers: Ledgers,
         table: TableId,
         *,
@@ -49,7 +50,7 @@ class TableReaders:
         current: Callable[[], Table],
         cursors: Callable[[], Cursors],
     ) -> None:
-        self._backend = backend
+        self._session = session
         self._ledgers = ledgers
         self._id = table
         self._described = described
@@ -57,6 +58,10 @@ class TableReaders:
         self._current = current
         """The table as it is now; refused if it was dropped."""
         self._cursors = cursors
+
+    @property
+    def _backend(self) -> Backend:
+        return self._session.backend
 
     def forward(
         self,
@@ -132,9 +137,10 @@ class TableReaders:
         if columns is None:
             columns = [column.name for column in then.columns]
         why = f"table {self._described().name} is read as of then"
-        history = self._backend.hold_history(time, why)
+        backend = self._backend  # the one that has the hold reads, too
+        history = backend.hold_history(time, why)
         try:
-            views = self._backend.views(self._id, wanted, closed_at=time)
+            views = backend.views(self._id, wanted, closed_at=time)
             ends = {number: view.offset_after(time) for number, view in views.items()}
             starts = {number: horizon_of(view) for number, view in views.items()}
             # Of the catalog of then are the columns. What rows are stored as, they say themselves,
@@ -151,9 +157,9 @@ class TableReaders:
                 ledgers=self._ledgers,
                 described=self._described,
             )
-            return AsOfReader(self._backend, reading, time=time, history=history)
+            return AsOfReader(backend, reading, time=time, history=history)
         except BaseException:
-            self._backend.release(history)
+            backend.release(history)
             raise
 
     def snapshot(self, wanted: Sequence[int]) -> Snapshot:

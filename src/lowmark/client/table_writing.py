@@ -49,10 +49,19 @@ class TableWriter:
     ) -> None:
         self._session = session
         self._current = current
-        self._appender = TableAppender(session.backend, table.id, table.name)
+        self._appends = session.backend, TableAppender(session.backend, table.id, table.name)
         self._coercions: dict[int, tuple[Table, Coercion]] = {}
         self._ways: dict[int, tuple[Table, tuple[KeyForm | None, Compression]]] = {}
         self._keyless_turn = 0
+
+    def _appender(self) -> TableAppender:
+        """One for the backend of now."""
+        backend, appender = self._appends
+        if self._session.backend is not backend:
+            table, backend = self._current(), self._session.backend
+            appender = TableAppender(backend, table.id, table.name)
+            self._appends = backend, appender
+        return appender
 
     def append(self, rows: object, *, schema_version: int | None) -> Result:
         """Store rows; see `Table.append`."""
@@ -62,7 +71,7 @@ class TableWriter:
         batches = _checked(coercion.batches(rows), made_here=_are_dicts(rows))
         if not isinstance(rows, Iterator):
             batches = iter(list(batches))  # all of it is checked before any of it is stored
-        return self._appender.append(self._parted(table, schema, batches))
+        return self._appender().append(self._parted(table, schema, batches))
 
     def delete(self, keys: object) -> Result:
         """Delete rows by their keys; see `Table.delete`."""
@@ -71,15 +80,20 @@ class TableWriter:
         made = key_batches(table, keys, "delete")
         batches = list(_checked(made, made_here=False) if is_frame(keys) else made)
         schema = key_schema(table)
-        return self._appender.append(self._parted(table, schema, iter(batches), Change.DELETE))
+        return self._appender().append(self._parted(table, schema, iter(batches), Change.DELETE))
 
     def sink(self, table: Table, name: str | None) -> Sink:
         """Where the rows of a producer go; with a name, it fences older ones of that name off."""
-        appender = self._appender if name is None else self._fencing(table, name)
-        return _Sink(self._session, self._prepared, appender)
+        if name is None:
+            return _Sink(self._session, self._prepared, self._appender)
+        appender = self._fencing(table, name)
+        return _Sink(self._session, self._prepared, lambda: appender)
 
     def _fencing(self, table: Table, name: str) -> TableAppender:
-        """An appender for the newest producer of a name: above every epoch that is known of it."""
+        """An appender for the newest producer of a name: above every epoch that is known of it.
+
+        It ends with its backend: to take the name again, another producer is made.
+        """
         if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
             raise Rejected(
                 f"{name[:40]!r} can't name a producer",
@@ -171,7 +185,7 @@ class _Sink:
         self,
         session: Session,
         prepared: Callable[[Sequence[Mapping[str, Any]]], list[Parts]],
-        appender: TableAppender,
+        appender: Callable[[], TableAppender],
     ) -> None:
         self._session = session
         self._prepared = prepared
@@ -185,10 +199,11 @@ class _Sink:
         self._session.backend.check()
 
     def submit(self, rows: list[Mapping[str, Any]]) -> list[Pending]:
-        return [self._appender.submit(parts) for parts in self._prepared(rows)]
+        appender = self._appender()
+        return [appender.submit(parts) for parts in self._prepared(rows)]
 
     def wait(self, pending: Pending) -> list[Part]:
-        return self._appender.wait(pending)
+        return self._appender().wait(pending)
 
 
 def _are_dicts(rows: object) -> bool:

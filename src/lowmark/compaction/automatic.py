@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 
-from lowmark.backend.port import Backend
+from lowmark.backend.port import Backend, HasBackend
 from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import Table
 from lowmark.compaction.compactor import Compactor
@@ -32,10 +32,14 @@ _STOP_S = 20.0
 
 
 class Automatic:
-    """Looks every few seconds; `look` looks at once."""
+    """Looks every few seconds; `look` looks at once, at the backend of now.
 
-    def __init__(self, backend: Backend, compactor: Compactor, runners: Runners) -> None:
-        self._backend = backend
+    The thread ends if it finds its backend closed: a backend that is to be looked after is put in
+    the other one's place before that one is closed.
+    """
+
+    def __init__(self, session: HasBackend, compactor: Compactor, runners: Runners) -> None:
+        self._session = session
         self._compactor = compactor
         self._runners = runners
         self._over = threading.Event()
@@ -46,6 +50,10 @@ class Automatic:
         """Tables of which an earlier process has left no run in the middle, any more."""
         self.problems: dict[str, str] = {}
         """What went wrong last, by table; a run that succeeds takes it away."""
+
+    @property
+    def _backend(self) -> Backend:
+        return self._session.backend
 
     def start(self) -> None:
         """Look every few seconds from now on."""

@@ -18,7 +18,7 @@ import msgspec
 
 from lowmark.backend.errors import Closed, RunUnderWay
 from lowmark.backend.ledgers import Ledgers
-from lowmark.backend.port import Backend
+from lowmark.backend.port import Backend, HasBackend
 from lowmark.catalog import Table, TableId
 from lowmark.compaction.cancel import CancelToken
 from lowmark.compaction.context import RunContext
@@ -36,17 +36,25 @@ _STOP_S = 20.0
 
 
 class Compactor:
-    """Makes the runs of one database, one at a time for each table."""
+    """Makes the runs of one database, one at a time for each table.
 
-    def __init__(self, backend: Backend, ledgers: Ledgers) -> None:
-        self.backend = backend
+    A run that is under way ends with its backend; the next one works with the backend of then.
+    """
+
+    def __init__(self, session: HasBackend, ledgers: Ledgers) -> None:
+        self._session = session
         self.ledgers = ledgers
-        self.records = Records(backend)
+        self.records = Records(session)
         self.spark = OwnSpark()
         self._lock = threading.Lock()
         self._active: dict[int, Run] = {}
         self._changed = threading.Condition(self._lock)
         self._closing = False
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of now."""
+        return self._session.backend
 
     # -- from outside ---------------------------------------------------------------------------
 

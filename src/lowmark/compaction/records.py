@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from lowmark.backend.errors import OutcomeUnknown
-from lowmark.backend.port import Backend
+from lowmark.backend.port import Backend, HasBackend
 from lowmark.errors import Rejected
 from lowmark.ledger import (
     Pointer,
@@ -50,8 +50,12 @@ class SeenPointer:
 class Records:
     """What the metastore says of ledgers."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, session: HasBackend) -> None:
+        self._session = session
+
+    @property
+    def _backend(self) -> Backend:
+        return self._session.backend
 
     # -- pointers -------------------------------------------------------------------------------
 
