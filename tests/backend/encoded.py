@@ -132,9 +132,16 @@ class EncodedBackend:
         moved: Advanced = self._call("advance_watermark", to, timeout_s=timeout_s)
         return moved
 
-    def hold_history(self, time: int, why: str, *, timeout_s: float | None = None) -> Hold:
-        hold: Hold = self._call("hold_history", time, why, timeout_s=timeout_s)
-        return hold
+    def hold_history(
+        self,
+        time: int,
+        why: str,
+        *,
+        hold: Hold | None = None,
+        timeout_s: float | None = None,
+    ) -> Hold:
+        taken: Hold = self._call("hold_history", time, why, hold=hold, timeout_s=timeout_s)
+        return taken
 
     def history_lost(self, hold: Hold, *, timeout_s: float | None = None) -> int | None:
         passed_by: int | None = self._call("history_lost", hold, timeout_s=timeout_s)
@@ -195,11 +202,11 @@ class EncodedBackend:
         kind: Literal["reader", "run"] = "reader",
         holder: str,
         why: str,
+        hold: Hold | None = None,
         timeout_s: float | None = None,
     ) -> Held:
-        held: Held = self._call(
-            "hold", table, ranges, kind=kind, holder=holder, why=why, timeout_s=timeout_s
-        )
+        how = {"kind": kind, "holder": holder, "why": why}
+        held: Held = self._call("hold", table, ranges, **how, hold=hold, timeout_s=timeout_s)
         return held
 
     def wait(self, hold: Hold, timeout_s: float) -> None:
@@ -240,9 +247,9 @@ class EncodedBackend:
         )
         return outcomes
 
-    def hold_files(self, manifests: Collection[str]) -> Hold:
-        hold: Hold = self._call("hold_files", tuple(manifests))
-        return hold
+    def hold_files(self, manifests: Collection[str], *, hold: Hold | None = None) -> Hold:
+        taken: Hold = self._call("hold_files", tuple(manifests), hold=hold)
+        return taken
 
     def files_in_use(self) -> frozenset[str]:
         manifests: frozenset[str] = self._call("files_in_use")

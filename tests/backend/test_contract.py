@@ -399,6 +399,51 @@ def test_a_run_away_from_the_segments_is_refused_by_name(tmp_path: Path) -> None
             orders.compact(engine="local")
 
 
+def test_a_hold_that_is_asked_for_again_is_the_same_one(backend: Backend, db: Database) -> None:
+    # given holds that a caller has drawn, and whose answers it has lost
+    table = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    table.append(rows(0, 3))
+    view, files, history = (Hold.drawn() for _ in range(3))
+    past = backend.now().time
+
+    def take() -> list[object]:
+        ranges = {0: ReadRange(0, 3)}
+        held = backend.hold(table.descriptor.id, ranges, holder="a test", why="it reads", hold=view)
+        then = backend.hold_history(past, "it looks back", hold=history)
+        status = held.partitions[0]
+        return [held.hold, status.view.end, then, backend.hold_files(["one"], hold=files)]
+
+    first = take()
+    assert first == [view, 3, history, files]
+    # when it asks again, after more has come, then it has what it had
+    table.append(rows(3, 5))
+    assert take() == first
+    # and released once, it is gone
+    for hold in (view, files, history):
+        backend.release(hold)
+    backend.now()
+    assert backend.files_in_use() == frozenset()
+    with pytest.raises(errors.HoldUnknown):
+        backend.wait(view, 0)
+    with pytest.raises(errors.HoldUnknown):
+        backend.history_lost(history)
+
+
+def test_a_hold_of_an_earlier_start_is_no_hold_of_a_later_one(tmp_path: Path) -> None:
+    # given a hold that a caller has had when the database was closed
+    backend = embedded(tmp_path / "data")
+    before = [backend.hold_files(["one"]) for _ in range(3)]
+    backend.close()
+    # when it releases it after the next start, then all that others hold stays
+    backend = embedded(tmp_path / "data")
+    for name in ("one", "two", "three", "four"):
+        backend.hold_files([name])
+    for hold in before:
+        backend.release(hold)
+    assert backend.files_in_use() == {"one", "two", "three", "four"}
+    backend.close()
+
+
 def test_every_call_of_the_port_has_its_retry_class() -> None:
     calls = {
         name

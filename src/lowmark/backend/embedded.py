@@ -90,6 +90,8 @@ class _Kept:
     """The partitions whose changes set `changed`."""
     files: dict[int, Hold] = field(default_factory=dict)
     """What keeps the files of ledgers, by partition."""
+    held: Held | None = None
+    """What its caller was given."""
     history: AsOfHold | None = None
 
 
@@ -207,7 +209,7 @@ class Embedded(NodeThread):
         self.mark = node.watermark
         self._metastore = node.cluster.metastore
         self._latest: Catalog | None = None
-        self._numbers = count()
+        self._readers = count()
         self._kept: dict[int, _Kept] = {}
         self._awaited: set[int] = set()
         """The numbers of holds that are being taken, and that a caller waits for."""
@@ -333,25 +335,36 @@ class Embedded(NodeThread):
         """See `Backend`."""
         return self.ask(lambda: self.mark.advance(to), timeout_s=timeout_s)
 
-    def hold_history(self, time: int, why: str, *, timeout_s: float | None = None) -> Hold:
+    def hold_history(
+        self,
+        time: int,
+        why: str,
+        *,
+        hold: Hold | None = None,
+        timeout_s: float | None = None,
+    ) -> Hold:
         """See `Backend`."""
-        number = next(self._numbers)
+        mine = hold or Hold.drawn()
+        number = mine.number
 
         def take() -> Future[Hold]:
+            if number in self._kept:
+                self._awaited.discard(number)
+                return Future.of(mine)
             future = self.mark.hold(time, why)
             future.then(done)
-            return future.map(lambda _: Hold(number))
+            return future.map(lambda _: mine)
 
         def done(future: Future[AsOfHold]) -> None:
             awaited = number in self._awaited
             self._awaited.discard(number)
             if future.error is not None:
                 return
-            hold = future.result()
+            history = future.result()
             if awaited:
-                self._kept[number] = _Kept([hold], history=hold)
+                self._kept[number] = _Kept([history], history=history)
             else:
-                hold()
+                history()
 
         def give_up() -> None:
             self._awaited.discard(number)
@@ -527,13 +540,17 @@ class Embedded(NodeThread):
         kind: Literal["reader", "run"] = "reader",
         holder: str,
         why: str,
+        hold: Hold | None = None,
         timeout_s: float | None = None,
     ) -> Held:
         """See `Backend`."""
-        number = next(self._numbers)
-        name = f"{holder} {number}" if kind == "reader" else holder
+        mine = hold or Hold.drawn()
+        name = f"{holder} {next(self._readers)}" if kind == "reader" else holder
 
         def take() -> Held:
+            there = self._kept.get(mine.number)
+            if there is not None and there.held is not None:
+                return there.held
             kept, found = _Kept(), {}
             try:
                 for one, wanted in sorted(ranges.items()):
@@ -543,13 +560,14 @@ class Embedded(NodeThread):
             except BaseException:
                 _call_all(kept.ends)
                 raise
-            self._kept[number] = kept
-            return Held(Hold(number), found, kept.files)
+            self._kept[mine.number] = kept
+            kept.held = Held(mine, found, kept.files)
+            return kept.held
 
         try:
             return self.ask_now(take, timeout_s=timeout_s)
         except BaseException:
-            self.release(Hold(number))
+            self.release(mine)
             raise
 
     def _keep(
@@ -720,11 +738,14 @@ class Embedded(NodeThread):
 
     # -- ledgers and runs -----------------------------------------------------------------------
 
-    def hold_files(self, manifests: Collection[str]) -> Hold:
+    def hold_files(self, manifests: Collection[str], *, hold: Hold | None = None) -> Hold:
         """See `Backend`."""
-        number = next(self._numbers)
-        self._file_holds[number] = [self.uses.take(manifest) for manifest in manifests]
-        return Hold(number)
+        mine = hold or Hold.drawn()
+        if mine.number not in self._file_holds:
+            ends = [self.uses.take(manifest) for manifest in manifests]
+            if self._file_holds.setdefault(mine.number, ends) is not ends:
+                _call_all(ends)  # another thread was quicker
+        return mine
 
     def files_in_use(self) -> frozenset[str]:
         """See `Backend`."""

@@ -113,8 +113,19 @@ class Backend(Protocol):
     ) -> Advanced:
         """Move it to where it should be by now, or to a time, as far as its holders allow."""
 
-    def hold_history(self, time: int, why: str, *, timeout_s: float | None = None) -> Hold:
-        """Keep answers as of a time exact until the hold is released."""
+    def hold_history(
+        self,
+        time: int,
+        why: str,
+        *,
+        hold: Hold | None = None,
+        timeout_s: float | None = None,
+    ) -> Hold:
+        """Keep answers as of a time exact until the hold is released.
+
+        A caller that may have to ask again draws the `hold` itself (`Hold.drawn`): if it is there
+        already, a repeat gives the same one.
+        """
 
     def history_lost(self, hold: Hold, *, timeout_s: float | None = None) -> int | None:
         """Where the watermark is, if it has passed the time of that hold; else None.
@@ -179,13 +190,15 @@ class Backend(Protocol):
         kind: Literal["reader", "run"] = "reader",
         holder: str,
         why: str,
+        hold: Hold | None = None,
         timeout_s: float | None = None,
     ) -> Held:
         """A view of partitions, with all that was acknowledged before, and a hold on it, in one
         moment.
 
         The batches of bounded ranges stay in the log, and so do the files of ledgers, where a
-        range says so; these have holds of their own (`Held.files`).
+        range says so; these have holds of their own (`Held.files`). With a `hold` that was drawn
+        by the caller, a repeat gives what the first call gave.
         """
 
     def wait(self, hold: Hold, timeout_s: float) -> None:
@@ -239,8 +252,10 @@ class Backend(Protocol):
     def store(self) -> Store:
         """The files of ledgers, as they can be read from here."""
 
-    def hold_files(self, manifests: Collection[str]) -> Hold:
-        """Have no sweep remove what these manifests name, until the hold is released."""
+    def hold_files(self, manifests: Collection[str], *, hold: Hold | None = None) -> Hold:
+        """Have no sweep remove what these manifests name, until the hold is released. With a
+        `hold` that was drawn by the caller, a repeat gives the same one.
+        """
 
     def files_in_use(self) -> frozenset[str]:
         """The manifests that holds keep."""

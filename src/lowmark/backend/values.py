@@ -5,6 +5,7 @@ A `View` is one, too (`lowmark.table`): columns of numbers that only grow at the
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -49,6 +50,12 @@ class Hold:
     """Something that is kept for a caller until it is released, or its database is closed."""
 
     number: int
+    """Drawn, and not counted: one of an earlier start is never another caller's."""
+
+    @classmethod
+    def drawn(cls) -> Hold:
+        """One that there never was."""
+        return cls(secrets.randbits(63))
 
 
 @dataclass(frozen=True, slots=True)
