@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 import lowmark
-from inside import proposed
+from eventually import eventually
+from inside import backend_of, proposed
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
@@ -245,3 +246,45 @@ producer.send({{"id": 1}})
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     with lowmark.open(tmp_path) as db:
         assert db["t"].get(1) == {"id": 1}
+
+
+def test_ctrl_c_right_after_a_hold_was_taken_leaves_none(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("held", {"id": "int64"}, key="id", partitions=1)
+    table.append([{"id": 1}])
+    backend = backend_of(db)
+    for name in ("hold_history", "hold"):
+        take = getattr(backend, name)
+
+        def interrupted(*given: Any, take: Any = take, **more: Any) -> None:
+            take(*given, **more)
+            raise KeyboardInterrupt
+
+        # when a reader is interrupted before it has heard of its hold
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                table.read(as_of=table.snapshot().time)
+        # then nothing is held for it
+        eventually(lambda: not backend._kept)
+        eventually(lambda: not db.watermark().holds)
+
+
+def test_a_close_that_was_interrupted_is_made_good_by_the_next_one(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("held", {"id": "int64"}, key="id", partitions=1)
+    table.append([{"id": 1}])
+    reader, backend = table.read(as_of=table.snapshot().time), backend_of(db)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "release", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.close()
+    assert backend._kept
+    reader.close()
+    eventually(lambda: not backend._kept)

@@ -366,16 +366,12 @@ class Embedded(NodeThread):
             else:
                 history()
 
-        def give_up() -> None:
-            self._awaited.discard(number)
-            self._end(number)
-
         self._awaited.add(number)
         try:
             return self.ask(take, timeout_s=timeout_s)
         except BaseException:
             # A caller that was interrupted while it waited for a hold has none to release.
-            self.tell(give_up)
+            self.tell(partial(self._end, number))
             raise
 
     def history_lost(self, hold: Hold, *, timeout_s: float | None = None) -> int | None:
@@ -627,6 +623,7 @@ class Embedded(NodeThread):
 
     def _end(self, number: int) -> None:
         """On the loop."""
+        self._awaited.discard(number)  # one that is being taken is let go when it is there
         kept = self._kept.pop(number, None)
         if kept is not None:
             _call_all(kept.ends)

@@ -204,6 +204,8 @@ class Reader:
         """Rows that could not be given (with `on_gap="skip"`)."""
         self._left = reading.limit
         self._closed = False
+        self._released = False
+        """Whether all that it held is let go: Ctrl-C may end a close half-way."""
         self._ended = False
         """Whether it has come to its end, and was not closed before."""
         self._spent = False
@@ -213,9 +215,11 @@ class Reader:
         self._lease: _Lease | None = None
         self._newer: dict[int, Hold] = {}
         """By partition, what holds the ledger that came after the one of `_hold`."""
-        held = backend.hold(self._table, self._ranges(), holder=reading.name, why=_WHY)
-        self._hold = held.hold
+        # Drawn before it is taken: Ctrl-C at any moment from here on releases it.
+        self._hold = Hold.drawn()
         try:
+            ranges, name = self._ranges(), reading.name
+            held = backend.hold(self._table, ranges, holder=name, why=_WHY, hold=self._hold)
             self._parts = self._open(held)
             if reading.lease_ms is not None:
                 kind: Literal["raw", "compacted"] = "compacted" if reading.compacted else "raw"
@@ -624,7 +628,7 @@ class Reader:
 
     def close(self) -> None:
         """Hold nothing any more, and end the iteration."""
-        if self._closed:
+        if self._released:
             return
         self._closed = True
         try:
@@ -633,6 +637,7 @@ class Reader:
         finally:
             for hold in self._holds():
                 self._backend.release(hold)
+        self._released = True
 
     def _holds(self) -> list[Hold]:
         return [self._hold, *self._newer.values()]

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
+from lowmark.backend.values import Hold
 from lowmark.catalog import Table, TableId
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.cursors import Cursors
@@ -138,8 +139,9 @@ class TableReaders:
             columns = [column.name for column in then.columns]
         why = f"table {self._described().name} is read as of then"
         backend = self._backend  # the one that has the hold reads, too
-        history = backend.hold_history(time, why)
+        history = Hold.drawn()  # before it is taken: Ctrl-C at any moment from here on releases it
         try:
+            backend.hold_history(time, why, hold=history)
             views = backend.views(self._id, wanted, closed_at=time)
             ends = {number: view.offset_after(time) for number, view in views.items()}
             starts = {number: horizon_of(view) for number, view in views.items()}
