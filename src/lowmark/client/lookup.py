@@ -103,9 +103,10 @@ class _Cache:
     def get(self, key: tuple[int, int]) -> list[pa.Array] | None:
         columns = self._batches.get(key)
         if columns is not None:
-            # Another thread may have let it go just now.
-            with contextlib.suppress(KeyError):
+            try:  # noqa: SIM105 - a look-up is so quick that `suppress` counts
                 self._batches.move_to_end(key)
+            except KeyError:
+                pass  # another thread has let it go just now
         return columns
 
     def put(self, key: tuple[int, int], columns: list[pa.Array], size: int) -> None:
