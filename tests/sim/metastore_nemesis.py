@@ -191,7 +191,7 @@ class MetastoreNemesis:
         node.say_goodbye()
 
         def close() -> None:
-            if not node.up or node.lives != life:
+            if not node.up or node.lives != life or node.shutting_down:
                 return
             if node.disk.stop_at_call is None:
                 node.close()

@@ -117,6 +117,8 @@ class MetastoreNode:
         """Whether its operator wants it out."""
         self.gone = False
         """Whether it has left for good."""
+        self.shutting_down = False
+        """Whether it is being closed right now: with a slow disk that takes some virtual time."""
         self.cluster: Cluster | None = None
         self.groups: Groups | None = None
         self.log: Log | None = None
@@ -156,6 +158,7 @@ class MetastoreNode:
         """Start a process."""
         world = self.world
         self.lives += 1
+        self.shutting_down = False
         if self.loop.crashed:
             self.loop = self.loop.restarted()
         runtime = sim_runtime(
@@ -268,10 +271,12 @@ class MetastoreNode:
         assert self.log is not None
         assert self.cluster is not None
         self.world.tell(f"node {self.number} shuts down")
+        self.shutting_down = True
         self.cluster.close()
         self.groups.close()
         self.log.close()
         self.loop.close()
+        self.shutting_down = False
         self._buried(None)
 
     def say_goodbye(self) -> None:
