@@ -71,9 +71,9 @@ _FLUSH_S = 60.0
 _STUCK_S = 3.0
 """How long the segment writer may lack space, handles or memory before a run says so."""
 _PLANNED_MAX = 4_096
-"""So many batches are looked up in one turn of the loop."""
+"""The loop looks up so many batches in one turn."""
 _RANGES_MAX = 32
-"""Of so many ranges it is found out in one turn of the loop where they are."""
+"""The loop says of so many ranges in one turn where they are."""
 _ATTEMPTS = 20
 
 _memory = Memory()

@@ -14,7 +14,7 @@ A run goes through the steps at the head of `run`; what is true after each is sa
     sweep       removes files that no ledger, run or reader names
     rebuild, reconcile, verify, description
                 what a ledger has, whether it is sound, and how to mend it
-    cancel      how a run is ended before its end: one token, whoever asks
+    cancel      one token ends a run early, for every way to ask for that
 
 It knows the database by the port alone (`lowmark.backend.port`).
 

@@ -44,7 +44,7 @@ def sweep(
     for number, pointer in records.pointers(table).items():
         pointers.add(pointer.manifest)
         expected.setdefault(pointer.manifest, Expected.published(table, number, pointer))
-    in_use = backend.files_in_use()  # after what is adopted: whoever takes an older one did before
+    in_use = backend.files_in_use()  # after what is adopted: a reader of an older one came before
     now_ms, grace_ms = backend.now().wall_ms, backend.info.grace_ms
     retired = records.retired(table)
     over = [
