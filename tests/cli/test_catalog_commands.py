@@ -122,14 +122,14 @@ def test_a_time_is_read_as_utc_and_to_the_end_of_its_millisecond() -> None:
 
 
 @pytest.fixture
-def own_door(tmp_path: Path) -> Iterator[str]:
+def own_endpoint(tmp_path: Path) -> Iterator[str]:
     """Of a node whose catalog a test may change."""
     with Running(tmp_path / "data", name="n1") as running:
         yield running.endpoint
 
 
 def test_commands_in_a_file_are_carried_out_together_or_not_at_all(
-    own_door: str, tmp_path: Path
+    own_endpoint: str, tmp_path: Path
 ) -> None:
     # given two commands in a file
     file = tmp_path / "tables.json"
@@ -149,20 +149,20 @@ def test_commands_in_a_file_are_carried_out_together_or_not_at_all(
             ]
         )
     )
-    before = json.loads(run("log", "--node", own_door, "--json"))[-1]["version"]
+    before = json.loads(run("log", "--node", own_endpoint, "--json"))[-1]["version"]
     # when they are applied
-    done = json.loads(run("apply", str(file), "--node", own_door, "--json"))
+    done = json.loads(run("apply", str(file), "--node", own_endpoint, "--json"))
     # then they made one version
     assert (done["version"], done["applied"]) == (before + 1, [True, True])
     # and a list in which one can't be done changes nothing, and says which and why
-    refused = runner.invoke(app, ["catalog", "apply", str(file), "--node", own_door])
+    refused = runner.invoke(app, ["catalog", "apply", str(file), "--node", own_endpoint])
     assert refused.exit_code == 1
-    assert json.loads(run("log", "--node", own_door, "--json"))[-1]["version"] == before + 1
+    assert json.loads(run("log", "--node", own_endpoint, "--json"))[-1]["version"] == before + 1
     # and what is there already need not be made
     file.write_text('{"create_schema": {"name": "shop", "if_not_exists": true}}')
-    assert "nothing to do" in run("apply", str(file), "--node", own_door)
+    assert "nothing to do" in run("apply", str(file), "--node", own_endpoint)
     file.write_text('{"drop_schema": {"name": "shop", "cascade": true}}')
-    assert "is in force" in run("apply", str(file), "--node", own_door)
+    assert "is in force" in run("apply", str(file), "--node", own_endpoint)
 
 
 @pytest.mark.parametrize(

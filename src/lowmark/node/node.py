@@ -329,7 +329,7 @@ class Node:
             last.callback(self.loop.close)
             last.callback(self.log.close)
             last.callback(self.groups.close)
-            last.callback(self._close_door)
+            last.callback(self._close_server)
             last.callback(self.bridge.close)
             # Ends the watches, so that their streams end; it is fine if that was done.
             last.callback(self.cluster.close)
@@ -337,7 +337,7 @@ class Node:
                 if room is not None:
                     last.callback(room.close)
 
-    def _close_door(self) -> None:
+    def _close_server(self) -> None:
         if self._server is None:
             return
         closing = threading.Thread(target=self._server.close, name="lowmark-server", daemon=True)
