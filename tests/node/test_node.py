@@ -206,6 +206,7 @@ def test_a_watch_from_the_past_tells_all_of_it_first(client: NodeClient) -> None
 
 
 def test_a_watch_whose_client_has_gone_is_closed(running: Running) -> None:
+    eventually(lambda: running.node.server.calls == 0)  # those of other tests have gone
     metastore = running.node.cluster.metastore
     before = len(metastore.watches())
     with NodeClient(running.endpoint) as leaving:
