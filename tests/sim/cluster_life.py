@@ -157,15 +157,19 @@ class ClusterLife:
         loop = self.world.loop
         deadline_us = loop.elapsed_us() + PEACE_MS * 1_000
         future: Future[object] | None = None
+        asked: tuple[ClusterNode, int] | None = None
         done = False
         while True:
             self.nemesis.tend_all()
             loop.run_for(100)
             group = self._leading(name)
+            if asked is not None and asked[0].lives != asked[1]:
+                future = asked = None  # a restart ended the process, and the answer with it
             if future is None or future.done:
                 done = done or (future is not None and future.error is None)
                 if not done and group is not None:
                     future = group[1].propose(put("end", b"end"))
+                    asked = group[0], group[0].lives
             if done and group is not None and not any(n.pending for n in self._up()):
                 if self._are_equal(name, group[1]):
                     return
