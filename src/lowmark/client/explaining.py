@@ -172,10 +172,14 @@ Explanation = TableExplanation | KeyExplanation
 def explain_key(lookup: Lookup, values: Sequence[object]) -> KeyExplanation:
     """Whether a key is there, was deleted, or is unknown."""
     found = lookup.find(values)
+    key = tuple(
+        lookup.converts[name](value) if name in lookup.converts else value
+        for name, value in zip(lookup.key_names, values, strict=True)
+    )
     if found is None:
-        return KeyExplanation(tuple(values), "unknown", lookup.partition_of(values))
+        return KeyExplanation(key, "unknown", lookup.partition_of(values))
     return KeyExplanation(
-        tuple(values),
+        key,
         "deleted" if found.deleted else "live",
         found.partition,
         found.offset,

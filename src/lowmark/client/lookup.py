@@ -29,6 +29,7 @@ from lowmark.backend.ledgers import Ledgers, OpenLedger
 from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange
 from lowmark.catalog import Table
+from lowmark.convert.pythonic import convert_rows, converts_of
 from lowmark.errors import Rejected
 from lowmark.ledger import KEY_SEED, LAST_ROW, LedgerLost, Lost
 from lowmark.runtime import Buffer
@@ -155,6 +156,8 @@ class Lookup:
         self._cache = _Cache(CACHE_BYTES)
         self.shape = Shape(table, [column.name for column in table.columns], newest=newest)
         self._names = self.shape.names
+        self.converts = converts_of(self.shape.schema)
+        """What makes Python's values of Arrow's, where these differ."""
 
     def _indexes_for(self, backend: Backend, table: Table, form: KeyForm) -> bool:
         """Whether its index is that of another version of its table, too."""
@@ -203,6 +206,8 @@ class Lookup:
                         for name, column in zip(self._names, columns, strict=True)
                     }
                     if all(map(eq, values, [row[name] for name in form.names])):
+                        if self.converts:
+                            convert_rows((row,), self.converts)
                         return row
         found = self.find(values)
         return None if found is None else found.row
@@ -272,6 +277,7 @@ class Lookup:
             name: column[row].as_py() for name, column in zip(self._names, columns, strict=True)
         }
         key = tuple(values[name] for name in self._form.names)
+        convert_rows((values,), self.converts)
         time = int(view.columns.time[at])
         return Found(partition, offset, time, deleted, None if deleted else values), key
 
@@ -282,11 +288,12 @@ class Lookup:
         with self._ledger(number, view) as ledger:
             place = ledger.find_one(self._form.hash_one(key, KEY_SEED), key)
             if place is None:
-                _check_lost(number, ledger.manifest.lost, None)
+                check_lost(number, ledger.manifest.lost, None)
                 return None
             row, offset, time, deleted = ledger.row(self.shape, *place)
-            _check_lost(number, ledger.manifest.lost, offset)
+            check_lost(number, ledger.manifest.lost, offset)
         values = None if deleted else row.to_pylist()[0]
+        convert_rows((values,), self.converts)
         return Found(number, offset, time, deleted, values, in_ledger=True)
 
     @contextlib.contextmanager
@@ -365,6 +372,7 @@ class Lookup:
             same = pc.equal(self._form.array(found), keys.take(pa.array(mine[some])))
             well = same.fill_null(False).to_numpy(zero_copy_only=False)
             values = found.to_pylist()
+            convert_rows(values, self.converts)
             for nth, place in enumerate(mine[some].tolist()):
                 if well[nth]:
                     rows[place] = None if deleted[some[nth]] else values[nth]
@@ -395,6 +403,7 @@ class Lookup:
                     rows[place] = None if found is None else found.row
                 return
             for at, row in ledger.rows_of(keys.take(pa.array(mine)), self.shape):
+                convert_rows((row,), self.converts)
                 rows[int(mine[at])] = row
 
     # -- the index ------------------------------------------------------------------------------
@@ -454,7 +463,7 @@ class Lookup:
         return None
 
 
-def _check_lost(number: int, lost: Sequence[Lost], offset: int | None) -> None:
+def check_lost(number: int, lost: Sequence[Lost], offset: int | None) -> None:
     """Raise if the last row of a key may be among those that a ledger has lost. `offset` is where
     it was found, None if it was not.
     """

@@ -33,6 +33,7 @@ from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Held, Hold, PartitionStatus, ReadRange
 from lowmark.catalog import Table, TableId
 from lowmark.client.edges import edge
+from lowmark.convert.pythonic import convert_rows, converts_of
 from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
 from lowmark.ledger import Lost
 from lowmark.runtime import Buffer
@@ -620,8 +621,9 @@ class Reader:
         return relation
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """All rows, as dicts."""
+        """All rows, as dicts: a UUID is a `uuid.UUID`, a map is a dict."""
         rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
+        convert_rows(rows, converts_of(self.schema))
         return rows
 
     # -- closing --------------------------------------------------------------------------------
