@@ -14,19 +14,22 @@ The keys of one partition's backlog at a time are kept in memory, all of them; r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lowmark.backend.errors import BatchesMoved, HoldUnknown, RowsLost
 from lowmark.backend.ledgers import OpenLedger
 from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Hold
+from lowmark.client.lookup import check_lost
 from lowmark.client.reading import Gap, GapFound, PartitionReader, Reader, Reading, horizon_of
-from lowmark.ledger import KEY_SEED
+from lowmark.convert.pythonic import convert_rows, converts_of
+from lowmark.ledger import KEY_SEED, LAST_ROW
 from lowmark.runtime import Buffer
 from lowmark.table import BelowWatermark, Fold, KeyForm, KeyReader, Keys, Mask, View
 
@@ -140,9 +143,7 @@ class AsOfReader(Reader):
 
     def _survivors(self, part: PartitionReader) -> Iterator[pa.RecordBatch]:
         view, shape, ledger = part.view, self._reading.shape, self._ledger(part)
-        start, end = horizon_of(view), _end(part)
-        first = view.batch_at(start) if end > start else 0
-        count = view.batch_at(end - 1) + 1 if end > start else 0
+        first, count = _stretch(part)
         masks, keys = self._masks(part, first, count)
         if ledger is not None:
             without = None
@@ -171,6 +172,89 @@ class AsOfReader(Reader):
         ]
         for batch, _ in ledger.batches(shape, start=0, end=ledger.horizon, without=left_out):
             yield batch
+
+    # -- without reading it all -----------------------------------------------------------------
+
+    def count(self) -> int:
+        """How many rows there are. Of a table without a key, and of what is in ledgers alone, none
+        is read; of the rest, keys and changes.
+        """
+        with self:
+            for gap in self.gaps:
+                if gap.kind == "lost":
+                    raise GapFound(gap)
+            rows = sum(self._count_of(part) for part in self._parts)
+            self._check_held()
+            return rows
+
+    def _count_of(self, part: PartitionReader) -> int:
+        view, ledger = part.view, self._ledger(part)
+        first, count = _stretch(part)
+        masks, keys = self._masks(part, first, count)
+        sizes = view.rows[first:count].tolist()
+        rows = sum(
+            size if (mask := masks[at]) is None else int(np.count_nonzero(mask))
+            for at, size in enumerate(sizes, start=first)
+        )
+        if ledger is None:
+            return rows
+        rows += ledger.manifest.live_rows
+        if keys is not None:
+            found = ledger.superseded_by(keys, KeyForm.hashes(keys, KEY_SEED))
+            for at, superseded in enumerate(found):
+                if superseded is not None:
+                    live = ledger.live(at)
+                    gone = superseded & ~ledger.deletes(at)
+                    rows -= int(np.count_nonzero(gone if live is None else gone & live))
+        return rows
+
+    def row_of(self, values: Sequence[object]) -> dict[str, Any] | None:
+        """The row that a key had; None if it was deleted, or not there yet. Keys are compared from
+        the last batch back, and then looked up in the ledger.
+        """
+        with self:
+            found = self._row_of(KeyForm.of(self._reading.shape.table).one(values))
+            self._check_held()
+        if found is None:
+            return None
+        rows: list[dict[str, Any]] = found.to_pylist()
+        convert_rows(rows, converts_of(found.schema))
+        return rows[0]
+
+    def _row_of(self, key: int | bytes) -> pa.RecordBatch | None:
+        [part] = self._parts
+        view, shape, start = part.view, self._reading.shape, horizon_of(part.view)
+        reader = KeyReader(shape.table, newest=self._reading.newest)
+        wanted = pa.scalar(key, pa.int64() if isinstance(key, int) else pa.binary())
+        for low, high in reversed(list(_chunks(view, *_stretch(part)))):
+            commands = self._fetch_held(part, low, high)
+            for some in reversed(list(reader.read(view, low, commands))):
+                same = pc.equal(some.keys, wanted).fill_null(False)
+                first = int(view.columns.first[some.low])
+                hits = np.flatnonzero(same.to_numpy(zero_copy_only=False)) + first
+                hits = hits[hits >= start]
+                if not len(hits):
+                    continue
+                offset = int(hits[LAST_ROW.order(hits)[-1]])
+                if some.deletes_mask[offset - first]:
+                    return None
+                at = view.batch_at(offset)
+                row = offset - int(view.columns.first[at])
+                number, keep = part.partition, np.zeros(int(view.columns.rows[at]), bool)
+                keep[row] = True
+                return shape.read_at(view, at, commands[at - low], partition=number, keep=keep)
+        return self._row_in_ledger(part, key)
+
+    def _row_in_ledger(self, part: PartitionReader, key: int | bytes) -> pa.RecordBatch | None:
+        ledger, shape = self._ledger(part), self._reading.shape
+        place = None if ledger is None else ledger.find_one(KeyForm.hash_one(key, KEY_SEED), key)
+        if ledger is None or place is None:
+            if self.gaps:  # it may have been among what is gone
+                raise GapFound(self.gaps[0])
+            return None
+        row, offset, _, deleted = ledger.row(shape, *place)
+        check_lost(part.partition, ledger.manifest.lost, offset)
+        return None if deleted else row
 
     def _masks(
         self, part: PartitionReader, first: int, count: int
@@ -211,6 +295,16 @@ class AsOfReader(Reader):
 def _end(part: PartitionReader) -> int:
     """The first offset that is later than the time."""
     return part.view.end if part.end is None else part.end
+
+
+def _stretch(part: PartitionReader) -> tuple[int, int]:
+    """The positions of the batches between the ledger and the time: the first, and behind the
+    last.
+    """
+    view, start, end = part.view, horizon_of(part.view), _end(part)
+    if end <= start:
+        return 0, 0
+    return view.batch_at(start), view.batch_at(end - 1) + 1
 
 
 def _keys_of(chunks: list[Keys]) -> pa.Array:

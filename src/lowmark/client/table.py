@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from lowmark.backend.errors import TableUnknown
 from lowmark.backend.port import Backend
-from lowmark.catalog import Catalog
+from lowmark.catalog import Catalog, Executed
 from lowmark.catalog import Table as TableDescriptor
+from lowmark.client.altering import alterations
 from lowmark.client.appending import Result
 from lowmark.client.checking import check_offsets, many, whole
 from lowmark.client.cursors import Cursors
@@ -42,12 +43,13 @@ from lowmark.compaction.rebuild import Rebuilt, rebuild_ledgers
 from lowmark.compaction.reconcile import Reconciled, reconcile_ledgers
 from lowmark.compaction.runner import Engine, Runners
 from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
+from lowmark.convert.columns import ColumnsLike
 from lowmark.convert.times import TimeLike
 from lowmark.errors import Rejected
 from lowmark.formatting import counted
 from lowmark.ledger import RunRecord
 from lowmark.runtime import RAN_OUT
-from lowmark.table import Shape, Trim, Trimmed
+from lowmark.table import KeyForm, Shape, Trim, Trimmed
 
 MEMORY_BYTES = 1 << 30
 """What the keys of one partition may take in a task, if not told otherwise."""
@@ -133,6 +135,29 @@ class Table:
         """How many partitions it has."""
         return self._first.partitions
 
+    def alter(
+        self,
+        *,
+        add: ColumnsLike | None = None,
+        drop: str | Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        widen: ColumnsLike | None = None,
+        options: Mapping[str, str | int | None] | None = None,
+    ) -> Executed:
+        """Change columns and options: all of it, in one version of the catalog, or nothing.
+
+        `add` takes columns as `create_table` does; they come last, and older rows show null in
+        them, or the default of a `NewColumn`. `drop` names columns, `rename` maps old names to
+        new ones, `widen` maps names to types that hold more; all by the names that columns have
+        before. Options that are None go back to their defaults.
+        """
+        table = self._current()
+        catalog = self._backend.catalog()
+        commands = alterations(
+            catalog, table, add=add, drop=drop, rename=rename, widen=widen, options=options
+        )
+        return self._backend.execute(commands)
+
     # -- appending ------------------------------------------------------------------------------
 
     def append(self, rows: object, *, schema_version: int | None = None) -> Result:
@@ -147,6 +172,13 @@ class Table:
         A column `_change` may say of each row whether it is an `upsert` or a `delete`.
         """
         return self._writer.append(rows, schema_version=schema_version)
+
+    def upsert(self, rows: object, *, schema_version: int | None = None) -> Result:
+        """Store rows of which each takes the place of the last one with its key: `append`, by the
+        name that it has for a table with a key. Refused for a table without one.
+        """
+        check_key(self._current(), hint="Store rows without a key by `append`.")
+        return self.append(rows, schema_version=schema_version)
 
     def delete(self, keys: object) -> Result:
         """Delete rows by their keys: a list of keys, each a value, or a tuple for several columns;
@@ -275,9 +307,15 @@ class Table:
 
     # -- looking up -----------------------------------------------------------------------------
 
-    def get(self, key: object) -> dict[str, Any] | None:
-        """The latest row of a key; None if it was deleted, or never there (see `explain`)."""
+    def get(self, key: object, *, as_of: TimeLike | None = None) -> dict[str, Any] | None:
+        """The latest row of a key; None if it was deleted, or never there (see `explain`).
+
+        With `as_of`, the row that it had at a time, with the columns of then; a time is given as
+        to `read`. UUIDs come as `uuid.UUID`, maps as dicts.
+        """
         try:  # and no `edge`: a look-up is too quick for one call more
+            if as_of is not None:
+                return self._get_as_of(key, as_of)
             lookup = self._lookup
             if lookup is None or self._session.backend.catalog() is not self._looks_in:
                 lookup = self._looking_up()
@@ -289,6 +327,22 @@ class Table:
                 return lookup.get(coerced_key(lookup.table, values))
         except RAN_OUT as error:
             raise_by_name(error, self._backend.info.name)
+
+    def _get_as_of(self, key: object, as_of: TimeLike) -> dict[str, Any] | None:
+        table = self.descriptor  # of a table that was dropped, too: it was there then
+        check_key(table)
+        values = coerced_key(table, key_values(table, key))
+        form = KeyForm.of(table)
+        number = form.bucket_one(form.one(values), table.partitions)
+        return self._readers.as_of(as_of, None, [number], on_gap="skip").row_of(values)
+
+    def count(self, *, as_of: TimeLike | None = None) -> int:
+        """How many rows the table has now, or had at a time: of each key one, unless it was
+        deleted; without a key, all that are left. It is exact. Rows in ledgers are counted by their
+        manifests; of the backlog, keys and changes are read, and without a key nothing is.
+        """
+        at = "now" if as_of is None else as_of
+        return self._readers.as_of(at, None, self._wanted(), on_gap="skip").count()
 
     def get_many(self, keys: object) -> list[dict[str, Any] | None]:
         """The latest rows of keys, in the order of the keys; they are given as to `delete`."""

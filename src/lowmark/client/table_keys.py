@@ -15,13 +15,12 @@ from lowmark.errors import Rejected
 from lowmark.formatting import counted
 
 
-def check_key(table: Table) -> None:
+def check_key(
+    table: Table, *, hint: str = "Read it with `read`; rows without a key go by retention only."
+) -> None:
     """Refuse a table without a key."""
     if not table.key:
-        raise Rejected(
-            f"table {table.name} has no key",
-            hint="Read it with `read`; rows without a key go by retention only.",
-        )
+        raise Rejected(f"table {table.name} has no key", hint=hint)
 
 
 def key_values(table: Table, key: object) -> tuple[object, ...]:

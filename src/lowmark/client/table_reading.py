@@ -7,9 +7,9 @@ so nothing of the answer goes meanwhile. Times in the future are refused: more m
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal, TypeAlias
 
 from lowmark.backend.ledgers import Ledgers
@@ -21,12 +21,12 @@ from lowmark.client.cursors import Cursors
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.reading import Reader, Reading, horizon_of
 from lowmark.client.session import Session
-from lowmark.convert.times import TimeLike, is_hybrid, parse_time, time_text
+from lowmark.convert.times import TimeLike, datetime_of, is_hybrid, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import CursorOverdue, Shape, TimeInFuture, View
 
-Start: TypeAlias = str | int | Mapping[int, int] | datetime
+Start: TypeAlias = str | int | Mapping[int, int] | dt.datetime
 """`earliest`, `latest`, a time, or offsets by partition."""
 
 
@@ -36,6 +36,13 @@ class Snapshot:
 
     time: int
     ends: Mapping[int, int]
+
+    @property
+    def datetime(self) -> dt.datetime:
+        """Its time by the clock, in UTC; `time` is exact, this is without what lies below a
+        millisecond.
+        """
+        return datetime_of(self.time)
 
 
 class TableReaders:
@@ -123,9 +130,9 @@ class TableReaders:
         columns: Sequence[str] | None,
         wanted: Sequence[int],
         *,
-        limit: int | None,
+        limit: int | None = None,
         on_gap: Literal["raise", "skip"],
-    ) -> Reader:
+    ) -> AsOfReader:
         """The table as it was at a time; see `Table.read`."""
         time = self._past(as_of)
         # The catalog of then says which columns there were.
