@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["counted", "shown", "time_text"]
-
 _SHOWN_CHARACTERS_MAX = 100
 
 
 def counted(number: int, what: str, many: str = "") -> str:
     """A number of things, such as "1 row" or "2,000 rows"."""
     return f"{number:,} {what if number == 1 else many or f'{what}s'}"
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes, for people."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{count} B"
+
+
+def times_text(millis: int) -> str:
+    """A length of time, for people."""
+    seconds = max(0, millis) / 1_000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"
 
 
 def time_text(time_ms: int) -> str:

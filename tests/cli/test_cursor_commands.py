@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cli.shop import Shop, shared
 from lowmark.cli import cursor
 from lowmark.cli.app import app
-from lowmark.cli.database import bytes_text, times_text
+from lowmark.formatting import bytes_text, times_text
 
 
 @pytest.fixture

@@ -11,9 +11,46 @@ This module imports nothing heavy, and a command imports what it needs only when
 second of imports is a second in which Ctrl-C would end in a traceback out of a library.
 """
 
-from lowmark.cli.starting import exit_if_interrupted
+import os
+import signal
 
 __all__ = ["main"]
+
+# Ctrl-C while a command starts.
+#
+# As long as modules are imported and arguments are read, there is nothing to undo. An exception
+# would do harm there: libraries swallow a `KeyboardInterrupt` in their imports, or turn it into
+# errors of their own. So until the command itself begins, Ctrl-C ends the process at once, with
+# exit code 130.
+#
+# 1. `exit_if_interrupted`: from here on Ctrl-C ends the process.
+# 2. Modules are imported, arguments and settings are read.
+# 3. `raise_if_interrupted`: from here on Ctrl-C raises `KeyboardInterrupt`, as it does elsewhere in
+#    Python, and the command closes what it has opened.
+#
+# A process that was started with SIGINT ignored (by `nohup`, or in the background of a script) goes
+# on ignoring it.
+
+INTERRUPTED = 130
+"""The exit code: 128 and the number of SIGINT, as in a shell."""
+
+
+def exit_if_interrupted() -> None:
+    """Let Ctrl-C end the process at once."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit)
+
+
+def raise_if_interrupted() -> None:
+    """Let Ctrl-C raise `KeyboardInterrupt` again; does nothing unless it ends the process now."""
+    if signal.getsignal(signal.SIGINT) is _exit:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _exit(number: int, frame: object) -> None:
+    # Neither `sys.stderr` nor `sys.exit`: the interpreter may be in the middle of anything.
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 def main() -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 from typer.main import get_command, get_group
 
 import lowmark
-from lowmark.cli.help import as_written
+from lowmark.cli import INTERRUPTED, raise_if_interrupted
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
-from lowmark.cli.starting import INTERRUPTED, raise_if_interrupted
 
 COMMANDS = {
     "serve": "serve",
@@ -158,3 +158,28 @@ def root(
         ctx.obj = load_settings(settings, arguments=arguments)
     configure_logging(ctx.obj.logging)
     raise_if_interrupted()
+
+
+def as_written(command: Any) -> Any:
+    """Prepare the help texts of a command, and of all below it, to be shown as they were written,
+    in lines as wide as the terminal.
+
+    Typer keeps the line breaks of a docstring from its second paragraph on: at 80 columns every
+    other line would break in the middle. It also takes what stands in square brackets for markup,
+    and leaves it out.
+    """
+    command.help = escape(_unwrapped(command.help or ""))
+    for parameter in command.params:
+        if parameter.help:
+            parameter.help = escape(parameter.help)
+    for below in getattr(command, "commands", {}).values():
+        as_written(below)
+    return command
+
+
+def _unwrapped(text: str) -> str:
+    """Each paragraph in one line, except for those that are indented."""
+    return "\n\n".join(
+        paragraph if paragraph.startswith(" ") else paragraph.replace("\n", " ")
+        for paragraph in text.split("\n\n")
+    )

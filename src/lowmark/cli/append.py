@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
-from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, opened_database
+from lowmark.cli.database import DatabaseOption, TableArgument, opened_database
 from lowmark.cli.files import opened_input, readable
+from lowmark.cli.formatting import terminal_bar
 from lowmark.cli.output import Json, show_json
 from lowmark.cli.session import WrongUse
 from lowmark.client import AppendFailed, Table
 from lowmark.convert.files import FORMATS, read_rows
 from lowmark.convert.source import FileBatch
 from lowmark.errors import LowmarkError
-from lowmark.formatting import counted
+from lowmark.formatting import bytes_text, counted
 
 
 def append(
@@ -76,8 +67,16 @@ def append(
         )
         done = _Done(one)
         try:
-            with _progress(name) as told:
-                done.store(readable(batches, name), told)
+            with terminal_bar() as bar:
+                task = None if bar is None else bar.add_task(name, total=None, beside="0 rows")
+
+                def tell(each: FileBatch) -> None:
+                    if bar is not None and task is not None:
+                        rows = counted(done.rows, "row")
+                        total = each.bytes_total
+                        bar.update(task, completed=each.bytes_done, total=total, beside=rows)
+
+                done.store(readable(batches, name), tell)
         except BaseException as error:
             if as_json:
                 show_json(done.facts(table, complete=False))
@@ -122,7 +121,7 @@ class _Done:
     bytes: int = 0
     seconds: float = 0.0
 
-    def store(self, batches: Iterator[FileBatch], told: _Told) -> None:
+    def store(self, batches: Iterator[FileBatch], tell: Callable[[FileBatch], None]) -> None:
         began = time.monotonic()
         under_way: Future[int] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="lowmark-append") as storing:
@@ -133,7 +132,7 @@ class _Done:
                         self._stored(before.result())
                     under_way = storing.submit(self._append, each)
                     self.bytes = each.bytes_done
-                    told(each, self.rows)
+                    tell(each)
             finally:
                 # Also when the next one is refused: this one was taken.
                 if under_way is not None:
@@ -157,41 +156,3 @@ class _Done:
             "rows_per_s": round(self.rows / self.seconds) if self.seconds else 0,
             "complete": complete,
         }
-
-
-class _Told:
-    """Shows nothing: there is no terminal."""
-
-    def __call__(self, each: FileBatch, rows: int) -> None:
-        """So far it is."""
-
-
-class _Bar(_Told):
-    """A bar on a terminal."""
-
-    def __init__(self, bar: Progress, name: str) -> None:
-        self._bar = bar
-        self._task = bar.add_task(name, total=None, rows="0 rows")
-
-    def __call__(self, each: FileBatch, rows: int) -> None:
-        self._bar.update(
-            self._task, completed=each.bytes_done, total=each.bytes_total, rows=counted(rows, "row")
-        )
-
-
-@contextlib.contextmanager
-def _progress(name: str) -> Iterator[_Told]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Told()
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TextColumn("{task.fields[rows]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield _Bar(bar, name)

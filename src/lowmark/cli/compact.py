@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, get_args
 
 import typer
+from rich.progress import Progress as Bar
+from rich.progress import TaskID
 
 from lowmark.cli.database import (
     DatabaseOption,
@@ -13,21 +18,156 @@ from lowmark.cli.database import (
     opened_database,
     parse_size,
 )
-from lowmark.cli.making_runs import (
-    ConfOption,
-    EngineOption,
-    MasterOption,
-    ReadRateOption,
-    WriteRateOption,
-    is_local,
-    made,
-    place_of,
-    rates_of,
-    shown_progress,
-)
+from lowmark.cli.formatting import run_json, show_done, show_plan, terminal_bar
 from lowmark.cli.output import Json, show_json
-from lowmark.cli.run_words import run_json, show_done, show_plan
 from lowmark.cli.session import WrongUse
+from lowmark.client import Engine, Progress, RunRecord, Table, why_no_spark
+from lowmark.errors import LowmarkError
+
+# Makes a run of compaction in sight of a person: where, with a bar, and with a word when it is
+# interrupted.
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--spark-master",
+        metavar="MASTER",
+        help="Where the work is done: local[N], or the URL of a master.",
+        show_default="local[*]",
+    ),
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--spark-conf",
+        metavar="KEY=VALUE",
+        help="A setting of the Spark session, such as spark.driver.host for a master elsewhere; may"
+        " be given several times.",
+    ),
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="auto|spark|local",
+        help="What does the work: Spark; or this process, without Spark, which is quicker for less"
+        " than a million rows. auto is Spark where PySpark and Java are installed, else this"
+        " process; for a run that is resumed, what it had.",
+    ),
+]
+_RATE = "Bytes a second, for all tasks together: 50MiB; else as fast as it goes."
+ReadRateOption = Annotated[str | None, typer.Option("--read-rate", metavar="SIZE", help=_RATE)]
+WriteRateOption = Annotated[
+    str | None, typer.Option("--write-rate", metavar="SIZE", help="The same.")
+]
+_WORK = "carry out the work"
+"""The step in which Spark is started, and the rows are read."""
+_AFTER = ("publish ", "adopt ", "trim ")
+_STARTING, _COMPACTING = "starting Spark", "compacting"
+
+
+def place_of(
+    master: str | None, conf: Sequence[str] | None = None, *, engine: str
+) -> dict[str, Any]:
+    """Where a run is made, as `Table.compact` takes it."""
+    if engine not in get_args(Engine):
+        raise WrongUse(f"--engine can't be {engine!r}", hint="Use auto, spark or local.")
+    if engine == "local" and (master is not None or conf):
+        words = "Leave --engine local, or --spark-master and --spark-conf, out."
+        raise WrongUse("a run is made in one place", hint=words)
+    config = {}
+    for one in conf or ():
+        name, mark, value = one.partition("=")
+        if not mark or not name.startswith("spark."):
+            raise WrongUse(
+                f"--spark-conf can't be {one!r}", hint="Write spark.driver.host=10.1.2.3."
+            )
+        config[name] = value
+    return {"engine": engine, "master": master, "spark_config": config}
+
+
+def is_local(place: Mapping[str, Any], resumed: RunRecord | None = None) -> bool:
+    """Whether a run is going to be made in this process."""
+    if place["engine"] != "auto" or place["master"] or place["spark_config"]:
+        return bool(place["engine"] == "local")
+    return resumed.engine == "local" if resumed is not None else bool(why_no_spark())
+
+
+def rates_of(read_rate: str | None, write_rate: str | None) -> dict[str, int | None]:
+    """How fast a run may be, as `Table.compact` takes it."""
+    return {
+        "read_rate": parse_size(read_rate, option="--read-rate"),
+        "write_rate": parse_size(write_rate, option="--write-rate"),
+    }
+
+
+def made(table: Table, make: Callable[[], RunRecord], *, resumed: str | None = None) -> RunRecord:
+    """Make a run. If it fails, the error says how to go on; if it is interrupted, it is cancelled,
+    and a line says so.
+    """
+    before = {one.run for one in table.runs()} - {resumed}
+    try:
+        return make()
+    except LowmarkError as error:
+        for one in table.runs():
+            if one.run not in before and one.state == "failed":
+                words = f"`lowmark runs resume {one.run}` goes on with what is finished."
+                error.hint = f"{error.hint} {words}".strip()
+        raise
+    except KeyboardInterrupt:
+        for one in table.runs():
+            if one.run not in before:
+                print(f"run {one.run} was {one.state}", file=sys.stderr)
+        raise
+
+
+class ProgressBar:
+    """What a run has done so far, on a terminal if there is one. The run's thread calls it, and so
+    does the thread that watches the run.
+    """
+
+    def __init__(self, bar: Bar | None, *, here: bool, words: str) -> None:
+        self._bar = bar
+        self._here = here
+        self._words = words
+        self._task = bar.add_task(words, total=None, beside="") if bar is not None else TaskID(0)
+        self._done: int | None = None
+        """What was done when it was first asked for: a run that is resumed has something."""
+
+    def step(self, name: str) -> None:
+        """The run makes this step now."""
+        if name == _WORK:
+            self._say(_COMPACTING if self._here else _STARTING)
+        elif name.startswith(_AFTER):
+            self._say("publishing")
+
+    def progress(self, progress: Progress) -> None:
+        """The run is this far."""
+        if self._bar is None:
+            return
+        if self._done is None:
+            self._done = progress.bytes_done
+        if self._words == _STARTING and progress.bytes_done > self._done:
+            self._say(_COMPACTING)
+        self._bar.update(
+            self._task,
+            completed=progress.bytes_done,
+            total=progress.bytes_total,
+            beside=f"{progress.partitions_done} of {progress.partitions} partitions",
+        )
+
+    def _say(self, words: str) -> None:
+        self._words = words
+        if self._bar is not None:
+            self._bar.update(self._task, description=words)
+
+
+@contextlib.contextmanager
+def shown_progress(*, here: bool, words: str = "planning") -> Iterator[ProgressBar]:
+    """A bar, if a terminal shows it; the words stand before it at first."""
+    with terminal_bar() as bar:
+        yield ProgressBar(bar, here=here, words=words)
+
 
 _MEMORY_LEAST = 1 << 20
 

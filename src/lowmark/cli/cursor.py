@@ -12,16 +12,15 @@ from lowmark.cli.database import (
     NUMBER_MAX,
     DatabaseOption,
     TableArgument,
-    bytes_text,
     offsets_of,
     opened_database,
     parse_place,
-    times_text,
 )
+from lowmark.cli.formatting import facts_of
 from lowmark.cli.output import Json, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.client import CursorPlace, Table, TableCursor
-from lowmark.formatting import counted, time_text
+from lowmark.formatting import bytes_text, counted, time_text, times_text
 from lowmark.node.table_status import WAITING_MS_MAX, cursor_warning
 from lowmark.runtime import HybridTime, millis_of
 from lowmark.table import CHANGE, TIME
@@ -74,9 +73,7 @@ def _row(table: Table, one: TableCursor, now_ms: int) -> dict[str, Any]:
     )
     return {
         "cursor": one.name,
-        "kind": one.kind,
-        "lag_rows": one.lag_rows,
-        "pinned_bytes": one.pinned_bytes,
+        **facts_of(one, "kind lag_rows pinned_bytes"),
         "moved": time_text(moved_ms),
         "age_ms": max(0, now_ms - moved_ms),
         "overdue": one.overdue,
@@ -119,17 +116,8 @@ def show_cursors(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:
         }
         for row in rows
     ]
-    columns = (
-        "cursor",
-        "kind",
-        "lag_rows",
-        "pinned",
-        "moved",
-        "overdue",
-        "max_lag",
-        "position",
-    )
-    show_table(shown, columns=columns, as_json=False, title=title)
+    columns = "cursor kind lag_rows pinned moved overdue max_lag position"
+    show_table(shown, columns=columns.split(), as_json=False, title=title)
 
 
 def _max_lag(row: Mapping[str, Any]) -> str | None:

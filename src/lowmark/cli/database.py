@@ -20,7 +20,7 @@ from lowmark.client.table_reading import Start
 from lowmark.convert.text import from_text
 from lowmark.convert.values import Misfit
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.formatting import counted
+from lowmark.formatting import bytes_text, counted
 from lowmark.log import is_log
 from lowmark.node import NotADatabase, data_path
 from lowmark.node.values import from_text as setting_from_text
@@ -201,22 +201,3 @@ def parse_size(text: str | None, *, option: str, least: int = 0) -> int | None:
     if size > SIZE_MAX:
         raise WrongUse(f"{option} can't be more than {bytes_text(SIZE_MAX)}")
     return size
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes, for people."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{count} B" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{count} B"
-
-
-def times_text(millis: int) -> str:
-    """A length of time, for people."""
-    seconds = max(0, millis) / 1_000
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:,.1f} s"

@@ -8,14 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lowmark.cli.database import (
-    DatabaseOption,
-    TableArgument,
-    bytes_text,
-    key_of,
-    opened_database,
-    times_text,
-)
+from lowmark.cli.database import DatabaseOption, TableArgument, key_of, opened_database
+from lowmark.cli.formatting import facts_of
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.values import cell_of, json_row
 from lowmark.client import (
@@ -25,7 +19,7 @@ from lowmark.client import (
     Table,
     TableExplanation,
 )
-from lowmark.formatting import counted
+from lowmark.formatting import bytes_text, counted, times_text
 
 
 def explain(
@@ -103,18 +97,8 @@ def _show_table(found: TableExplanation, *, as_json: bool) -> None:
     on_deletes = [_holder_facts(holder) for holder in found.delete_holders]
     if as_json:
         show_json(
-            {
-                "table": found.table,
-                "rows": found.rows,
-                "bytes": found.bytes,
-                "kept_because": found.kept_because,
-                "ledger_rows": found.ledger_rows,
-                "ledger_deletes": found.ledger_deletes,
-                "ledger_bytes": found.ledger_bytes,
-                "partitions": partitions,
-                "holders": holders,
-                "delete_holders": on_deletes,
-            }
+            facts_of(found, "table rows bytes kept_because ledger_rows ledger_deletes ledger_bytes")
+            | {"partitions": partitions, "holders": holders, "delete_holders": on_deletes}
         )
         return
     size = f"{counted(found.rows, 'row')}, {bytes_text(found.bytes)}"
@@ -133,27 +117,16 @@ def _show_table(found: TableExplanation, *, as_json: bool) -> None:
 
 def _partition_facts(part: PartitionExplanation) -> dict[str, Any]:
     return {
-        "partition": part.partition,
-        "start": part.start,
-        "end": part.end,
+        **facts_of(part, "partition start end"),
         "rows": part.end - part.start,
-        "batches": part.batches,
-        "bytes": part.bytes,
-        "horizon": part.horizon,
+        **facts_of(part, "batches bytes horizon"),
         "closed": None if part.closed.startswith("1970-01-01T00:00:00.000") else part.closed,
         "ledger": None if part.ledger is None else asdict(part.ledger),
     }
 
 
 def _holder_facts(holder: Holder) -> dict[str, Any]:
-    return {
-        "kind": holder.kind,
-        "name": holder.name,
-        "partition": holder.partition,
-        "offset": holder.offset,
-        "age_ms": holder.age_ms,
-        "why": holder.why,
-    }
+    return facts_of(holder, "kind name partition offset age_ms why")
 
 
 def _show_ledgers(

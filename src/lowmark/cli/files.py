@@ -1,17 +1,29 @@
-"""Files that commands read rows from; - is stdin."""
+"""Files that commands read rows from and write rows to; - is stdin, or stdout.
+
+Rows are written as Parquet, Arrow or CSV, batch by batch. A file is written beside its name and
+gets it when it is complete: a file of that name is whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.csv as pv
+import pyarrow.parquet as pq
 
 from lowmark.cli.session import WrongUse
+from lowmark.cli.values import csv_batch, csv_schema
+from lowmark.client import Reader
 from lowmark.errors import Unavailable
 
+FileKind = Literal["parquet", "arrow", "csv"]
+Write = Callable[[pa.RecordBatch], None]
 T = TypeVar("T")
 
 
@@ -42,3 +54,78 @@ def readable(batches: Iterator[T], name: str) -> Iterator[T]:
         if found is None:
             return
         yield found
+
+
+_GROUP_ROWS = 65_536
+"""So many rows make one row group, or one batch: what is read may come in far smaller pieces."""
+
+
+def write_file(reader: Reader, kind: FileKind, path: str) -> int:
+    """Write all rows to a file, or to stdout; gives how many there were."""
+    rows = 0
+    with _opened(path) as sink, contextlib.ExitStack() as ending:
+        write = _writer(kind, sink, reader.schema, ending, stream=path == "-")
+        for batch in _gathered(reader):
+            write(batch)
+            rows += batch.num_rows
+    return rows
+
+
+def _gathered(reader: Reader) -> Iterator[pa.RecordBatch]:
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in reader:
+        waiting.append(batch)
+        count += batch.num_rows
+        if count >= _GROUP_ROWS:
+            yield _joined(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _writer(
+    kind: FileKind, sink: BinaryIO, schema: pa.Schema, ending: contextlib.ExitStack, *, stream: bool
+) -> Write:
+    match kind:
+        case "parquet":
+            parquet = ending.enter_context(pq.ParquetWriter(sink, schema))
+            write_parquet: Write = parquet.write_batch
+            return write_parquet
+        case "arrow":
+            new = pa.ipc.new_stream if stream else pa.ipc.new_file
+            # A dictionary that comes anew with each batch is replaced by the next one.
+            options = pa.ipc.IpcWriteOptions(unify_dictionaries=False)
+            arrow = ending.enter_context(new(sink, schema, options=options))
+            write_arrow: Write = arrow.write_batch
+            return write_arrow
+        case "csv":
+            csv = ending.enter_context(pv.CSVWriter(sink, csv_schema(schema)))
+            return lambda batch: csv.write_batch(csv_batch(batch))
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    if path == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    if target.is_dir():
+        raise WrongUse(f"{path} is a directory")
+    try:
+        file = beside.open("wb")
+    except OSError as error:
+        raise WrongUse(f"{path} can't be written: {(error.strerror or '').lower()}") from error
+    try:
+        with file:
+            yield file
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -19,6 +19,7 @@ from lowmark.cli.values import cell_of
 from lowmark.client import KeyExplanation, Table
 from lowmark.convert.files import read_rows
 from lowmark.errors import Rejected
+from lowmark.formatting import counted
 
 
 def get(
@@ -104,7 +105,7 @@ def delete(
     if as_json:
         show_json({"table": table, "deletes": deletes})
     else:
-        print(f"deleted {deletes:,} {'key' if deletes == 1 else 'keys'} from {table}")
+        print(f"deleted {counted(deletes, 'key')} from {table}")
 
 
 def _check_key(table: Table) -> None:

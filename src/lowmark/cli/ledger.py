@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, opened_database
-from lowmark.cli.ledger_words import (
+from lowmark.cli.compact import shown_progress
+from lowmark.cli.database import DatabaseOption, TableArgument, opened_database
+from lowmark.cli.formatting import (
+    facts_of,
     lost_facts,
     lost_text,
     rebuilt_facts,
@@ -22,11 +24,10 @@ from lowmark.cli.ledger_words import (
     show_verdicts,
     verdict_facts,
 )
-from lowmark.cli.making_runs import shown_progress
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import FAILED, help_if_bare
 from lowmark.client import LedgerDescription
-from lowmark.formatting import time_text
+from lowmark.formatting import bytes_text, counted, time_text
 from lowmark.ledger import LedgerFile, Manifest
 
 app = typer.Typer(invoke_without_command=True)
@@ -209,7 +210,7 @@ def sweep(
         print("nothing to remove")
     else:
         verb = "would be" if dry_run else "was" if len(gone) == 1 else "were"
-        print(f"{len(gone):,} {'file' if len(gone) == 1 else 'files'} {verb} removed")
+        print(f"{counted(len(gone), 'file')} {verb} removed")
 
 
 def _facts(one: LedgerDescription) -> dict[str, Any]:
@@ -233,9 +234,8 @@ def _facts(one: LedgerDescription) -> dict[str, Any]:
         for path, keys, file in zip(one.files, one.key_files, files, strict=True)
     ]
     facts["retired"] = [
-        {
-            "epoch": old.epoch,
-            "manifest": old.manifest,
+        facts_of(old, "epoch manifest")
+        | {
             "retired_at": time_text(old.retired_at_ms),
             "by": old.by,
             "removable_at": time_text(old.removable_at_ms),
@@ -248,14 +248,9 @@ def _facts(one: LedgerDescription) -> dict[str, Any]:
 
 def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
     return {
-        "digest": manifest.digest,
-        "rows": manifest.rows,
-        "live_rows": manifest.live_rows,
+        **facts_of(manifest, "digest rows live_rows"),
         "deletes": manifest.live_deletes,
-        "bytes": manifest.bytes,
-        "made_by": manifest.made_by,
-        "made_at": manifest.made_at,
-        "release": manifest.release,
+        **facts_of(manifest, "bytes made_by made_at release"),
         "lost": [lost_facts(lost) for lost in manifest.lost],
         "layouts": [msgspec.to_builtins(layout) for layout in manifest.layouts],
     }
@@ -265,14 +260,11 @@ def _file_facts(path: str, keys: str, file: LedgerFile) -> dict[str, Any]:
     return {
         "path": path,
         "keys_path": keys or None,
-        "rows": file.rows,
-        "live_rows": file.live_rows,
+        **facts_of(file, "rows live_rows"),
         "deletes": file.live_deletes,
-        "bytes": file.bytes,
-        "keys_bytes": file.keys_bytes,
+        **facts_of(file, "bytes keys_bytes"),
         "schema_version": file.schema,
-        "first": file.first,
-        "last": file.last,
+        **facts_of(file, "first last"),
     }
 
 

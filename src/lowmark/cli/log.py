@@ -15,13 +15,13 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lowmark.cli.log_words import (
+from lowmark.cli.formatting import (
     dump_text,
     explanation_json,
     show_explanation,
     show_findings,
+    terminal_bar,
 )
 from lowmark.cli.output import Cell, Json, show_error, show_json, show_table
 from lowmark.cli.session import FAILED, help_if_bare, settings_of, wrong_use
@@ -65,12 +65,14 @@ def verify(path: DataPath, as_json: Json = False) -> None:
     disk = _disk_of(path)
     total_bytes = 0
 
-    def seen(done: int, total: int, at: str) -> None:
+    def seen(done: int, total: int, _: str) -> None:
         nonlocal total_bytes
         total_bytes = total
-        tell(done, total, at)
+        if bar is not None and task is not None:
+            bar.update(task, completed=done, total=total)
 
-    with _bar("verifying") as tell:
+    with terminal_bar() as bar:
+        task = None if bar is None else bar.add_task("verifying", total=None, beside="")
         recorded: set[str] = set()
         findings = list(verify_log(disk, seen, recorded=recorded))
         findings += list(verify_node(disk, findings, recorded=recorded))
@@ -298,24 +300,6 @@ def _opened(config: LogConfig, path: Path, *, read_only: bool) -> Iterator[tuple
             opened.close()
     finally:
         runtime.loop.close()
-
-
-@contextlib.contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on stderr, if a person is looking."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _done, _total, _path: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total, _: progress.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from lowmark.cli.database import (
     parse_moment,
     parse_place,
 )
-from lowmark.cli.export import FileKind, write_file
+from lowmark.cli.files import FileKind, write_file
 from lowmark.cli.output import Cell, show_table
 from lowmark.cli.session import WrongUse
 from lowmark.cli.values import cells, json_lines

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lowmark.cli.database import DatabaseOption, directory_of, opened_database
-from lowmark.cli.making_runs import (
+from lowmark.cli.compact import (
     ConfOption,
     EngineOption,
     MasterOption,
@@ -20,8 +19,9 @@ from lowmark.cli.making_runs import (
     rates_of,
     shown_progress,
 )
+from lowmark.cli.database import DatabaseOption, directory_of, opened_database
+from lowmark.cli.formatting import run_json, run_row, show_done, show_noted, show_runs
 from lowmark.cli.output import Json, show_json
-from lowmark.cli.run_words import run_json, run_row, show_done, show_noted, show_runs
 from lowmark.cli.session import settings_of
 from lowmark.client import Database, Locked, RunRecord, Table
 from lowmark.compaction.cancel import ask_to_cancel, runs_begun

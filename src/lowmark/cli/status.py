@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import typer
 
+from lowmark.cli.formatting import facts_of
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.source import DataOption, NodeOption, opened_source
 from lowmark.formatting import time_text
@@ -64,24 +65,14 @@ def _show(found: Status) -> None:
             [
                 {
                     "member": member.name,
-                    "role": member.role,
-                    "applied": member.applied,
-                    "committed": member.committed,
+                    **facts_of(member, "role applied committed"),
                     "behind": member.entries_behind,
                     "bytes_behind": member.bytes_behind,
                     "problem": member.problem or None,
                 }
                 for member in group.members
             ],
-            columns=(
-                "member",
-                "role",
-                "applied",
-                "committed",
-                "behind",
-                "bytes_behind",
-                "problem",
-            ),
+            columns=["member", "role", "applied", "committed", "behind", "bytes_behind", "problem"],
             as_json=False,
             title=words if group.stage in {"none", "stopped"} else f"{words}, {group.stage}",
         )
@@ -108,10 +99,7 @@ def _show_tables(found: Status) -> None:
         {
             "table": table.name,
             "partitions": table.partitions or None,
-            "here": table.here,
-            "rows": table.rows,
-            "bytes": table.bytes,
-            "cursors": table.cursors,
+            **facts_of(table, "here rows bytes cursors"),
         }
         for table in found.tables
     ]

@@ -28,18 +28,13 @@ from lowmark.catalog import (
 )
 from lowmark.cli.columns import parse_columns, read_columns
 from lowmark.cli.cursor import cursor_rows, show_cursors
-from lowmark.cli.database import (
-    DatabaseOption,
-    TableArgument,
-    bytes_text,
-    listed,
-    opened_database,
-)
+from lowmark.cli.database import DatabaseOption, TableArgument, listed, opened_database
+from lowmark.cli.formatting import facts_of
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import FAILED, WrongUse, help_if_bare, wrong_use
 from lowmark.client import Database, Table, TableExplanation, TableUnknown
 from lowmark.errors import Rejected
-from lowmark.formatting import counted
+from lowmark.formatting import bytes_text, counted
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -117,8 +112,8 @@ def create(
     else:
         words = f"key {', '.join(facts['key'])}" if facts["key"] else "no key"
         print(
-            f"created table {name}: {_count(len(facts['columns']), 'column')}, {words},"
-            f" {_count(facts['partitions'], 'partition')}"
+            f"created table {name}: {counted(len(facts['columns']), 'column')}, {words},"
+            f" {counted(facts['partitions'], 'partition')}"
         )
 
 
@@ -170,10 +165,6 @@ def _pairs(words: Iterable[str] | None, option: str) -> dict[str, str]:
             raise WrongUse(f"{option} names {name.strip()} twice")
         found[name.strip()] = value.strip()
     return found
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 # -- looking ------------------------------------------------------------------------------------
@@ -243,7 +234,7 @@ def show(
         "backlog_rows": found["backlog_rows"],
         "bytes": f"{bytes_text(found['bytes'])}, of which {bytes_text(found['ledger_bytes'])}"
         " are ledgers",
-        "zone": f"{found['zone']}, {_count(found['replicas'], 'replica')}",
+        "zone": f"{found['zone']}, {counted(found['replicas'], 'replica')}",
         "schema_versions": f"{found['oldest_schema_version']} to {found['schema_version']}",
     }
     show_facts(facts, as_json=False)
@@ -275,9 +266,7 @@ def _described(database: Database, name: str) -> dict[str, Any]:
         "bytes": kept.bytes + kept.ledger_bytes,
         "backlog_rows": kept.rows,
         "backlog_bytes": kept.bytes,
-        "ledger_rows": kept.ledger_rows,
-        "ledger_deletes": kept.ledger_deletes,
-        "ledger_bytes": kept.ledger_bytes,
+        **facts_of(kept, "ledger_rows ledger_deletes ledger_bytes"),
         "columns": [
             {
                 "name": column.name,
@@ -297,13 +286,9 @@ def _described(database: Database, name: str) -> dict[str, Any]:
         ],
         "partitions": [
             {
-                "partition": part.partition,
-                "start": part.start,
-                "end": part.end,
+                **facts_of(part, "partition start end"),
                 "rows": part.end - part.start,
-                "batches": part.batches,
-                "bytes": part.bytes,
-                "horizon": part.horizon,
+                **facts_of(part, "batches bytes horizon"),
                 "ledger_rows": part.ledger.rows if part.ledger is not None else 0,
                 "ledger_bytes": part.ledger.bytes if part.ledger is not None else 0,
             }

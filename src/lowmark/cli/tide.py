@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lowmark.cli.database import DatabaseOption, TableArgument, bytes_text, opened_database
+from lowmark.cli.database import DatabaseOption, TableArgument, opened_database
 from lowmark.cli.output import Cell, Json, show_json, show_table
 from lowmark.client import PartitionTide, Tide
-from lowmark.formatting import counted
+from lowmark.formatting import bytes_text, counted
 
 _WIDTH_MAX = 100
 """Of a bar, in characters."""

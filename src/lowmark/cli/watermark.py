@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lowmark.cli.database import DatabaseOption, opened_database, parse_moment, times_text
+from lowmark.cli.database import DatabaseOption, opened_database, parse_moment
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
-from lowmark.formatting import time_text
+from lowmark.formatting import time_text, times_text
 from lowmark.holds import Hold
 from lowmark.runtime import HybridTime, millis_of
 
