@@ -457,6 +457,24 @@ def test_a_lock_is_refused_by_name_until_it_is_released(disk: Disk) -> None:
     again.release()
 
 
+def test_what_a_holder_says_of_itself_reaches_those_that_are_refused(disk: Disk) -> None:
+    # given a holder that has said something, and then something shorter
+    lock = disk.lock("LOCK")
+    lock.note(b"a long note")
+    lock.note(b"a note")
+    # when the lock is wanted, then the refusal has the last note
+    with pytest.raises(Locked) as refused:
+        disk.lock("LOCK")
+    assert refused.value.note == b"a note"
+    # and it goes with the claim
+    lock.release()
+    again = disk.lock("LOCK")
+    with pytest.raises(Locked) as refused:
+        disk.lock("LOCK")
+    assert refused.value.note == b""
+    again.release()
+
+
 def test_an_unsigned_lock_needs_its_file_and_leaves_it_as_it_is(disk: Disk) -> None:
     # given no lock file, then there is nothing to claim, and none is made
     with pytest.raises(FileMissing):
@@ -485,6 +503,10 @@ def test_a_lock_holds_against_another_process(tmp_path: Path) -> None:
     assert str(tmp_path) in refused.stderr
     holder = (tmp_path / "LOCK").read_text()
     assert f"process {holder}" in refused.stderr
+    # also when the holder has said more of itself
+    lock.note(b"{}")
+    refused = subprocess.run(other, capture_output=True, text=True, check=False)
+    assert f"(process {holder})" in refused.stderr
     # and when the lock is released, it gets in
     lock.release()
     assert subprocess.run(other, check=False).returncode == 0

@@ -76,7 +76,7 @@ class FileExists(Conflict):
 class Locked(Unavailable):
     """Another process has the directory open."""
 
-    def __init__(self, path: str, *, holder: str, here: bool = False) -> None:
+    def __init__(self, path: str, *, holder: str, here: bool = False, note: bytes = b"") -> None:
         where = f"in this process already ({holder})" if here else f"in another process ({holder})"
         super().__init__(
             f"{path} is open {where}",
@@ -86,6 +86,9 @@ class Locked(Unavailable):
             else "Close the other process, or use another directory.",
         )
         self.path = path
+        self.here = here
+        self.note = note
+        """What the holder says of itself (`DiskLock.note`)."""
 
 
 class Stat(msgspec.Struct, frozen=True, gc=False):
@@ -148,6 +151,9 @@ class File(Protocol):
 
 class DiskLock(Protocol):
     """An exclusive claim on a directory."""
+
+    def note(self, text: bytes) -> None:
+        """Say more of the holder, for callers that are refused; it goes with the claim."""
 
     def release(self) -> None:
         """Give it up."""

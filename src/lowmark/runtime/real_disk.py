@@ -161,11 +161,25 @@ class _RealFile:
         self.close()
 
 
+_NOTE_AT = 32
+"""In a lock file with a note the holder's process number stands before it, with spaces behind."""
+_NOTE_MAX = 4_096
+
+
 class _RealLock:
     def __init__(self, fd: int, *, signed: bool) -> None:
         self._fd = fd
         self._signed = signed
         _held.add(self)
+
+    def note(self, text: bytes) -> None:
+        # In one call: a caller that is refused meanwhile has the old note or this one.
+        signed = str(os.getpid()).encode().ljust(_NOTE_AT) + text
+        try:
+            os.pwrite(self._fd, signed, 0)
+            os.ftruncate(self._fd, len(signed))
+        except OSError as error:
+            raise _in_our_words(error, "LOCK", "write") from error
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1
@@ -296,13 +310,15 @@ class RealDisk:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            pid = os.pread(fd, _NOTE_AT, 0).decode(errors="replace").strip()
+            note = os.pread(fd, _NOTE_MAX, _NOTE_AT)
             os.close(fd)
             if not isinstance(error, BlockingIOError):
                 raise _in_our_words(error, path, "lock") from error
             holder = f"process {pid}" if pid else "one that only reads"
             here = pid == str(os.getpid())
-            raise Locked(self.describe(folder_of(path)), holder=holder, here=here) from error
+            where = self.describe(folder_of(path))
+            raise Locked(where, holder=holder, here=here, note=note) from error
         # Who holds it is for people to read; a full disk must not keep a node from starting.
         with contextlib.suppress(OSError):
             if sign:

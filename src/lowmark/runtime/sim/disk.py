@@ -175,6 +175,10 @@ class _SimLock:
     def __init__(self, disk: SimDisk, path: str) -> None:
         self._disk = disk
         self._path = path
+        self.noted = b""
+
+    def note(self, text: bytes) -> None:
+        self.noted = text
 
     def release(self) -> None:
         if self._disk._locks.get(self._path) is self:
@@ -440,7 +444,8 @@ class SimDisk:
     def lock(self, path: str, *, sign: bool = True) -> _SimLock:
         self._refuse("lock", path)
         if path in self._locks:
-            raise Locked(folder_of(path), holder="this simulation")
+            note = self._locks[path].noted
+            raise Locked(folder_of(path), holder="this simulation", note=note)
         if not sign:
             self._file(path)
         elif self._lookup(path) is None:
