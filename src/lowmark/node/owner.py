@@ -1,0 +1,113 @@
+"""Which process has a data directory open, and where it answers others of this machine.
+
+The process that has the lock is the owner. It listens on a Unix socket, and says in the lock file
+where. A socket's name in the file system is no claim: a server that starts takes over the name of a
+live one without a word, and one that ends late removes the name of its successor. So no name is
+used twice, and only the owner makes or removes any. In order:
+
+    1. the lock is taken                      other processes wait for an address in the lock file
+    2. names that dead owners left are gone   none of them is in a lock file any more
+    3. the socket is bound, by a new name     no other process knows of it
+    4. the address is in the lock file        others come in
+    ...
+    5. the endpoint is closed                 others are refused, and look into the lock file again
+    6. the lock goes, and the note with it    one of the others takes it
+
+A crash at any step leaves a name at most, for the next owner's step 2.
+
+The folder of the socket can be entered by its user alone (mode 0700), for the socket's own mode
+follows the umask. It is `endpoint/` in the data directory, unless the path is too long for a
+socket: then it is a folder of the user's in `XDG_RUNTIME_DIR` or the temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+import tempfile
+
+import msgspec
+
+from lowmark.errors import Rejected
+from lowmark.version import __version__
+
+FOLDER = "endpoint"
+SCHEME = "grpc+unix://"
+_PATH_MAX = 107
+"""Bytes that a path of a Unix socket may have."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """What an owner says of itself in the lock file."""
+
+    pid: int
+    host: str
+    release: str
+    address: str
+    """Where it answers processes of this machine."""
+
+    @staticmethod
+    def here(address: str) -> Owner:
+        """This process."""
+        return Owner(os.getpid(), os.uname().nodename, __version__, address)
+
+    def note(self) -> bytes:
+        """As it stands in the lock file."""
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def noted(note: bytes) -> Owner | None:
+        """From a lock file; None if its holder has not said, or not yet, or half of it."""
+        try:
+            return msgspec.json.decode(note, type=Owner)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+
+
+def new_address(data: str) -> str:
+    """An address for the owner of a directory that no process had before it.
+
+    Only for the process that has the lock: names of earlier owners are removed.
+    """
+    folder, prefix = os.path.join(os.path.abspath(data), FOLDER), ""
+    name = f"{secrets.token_hex(4)}.sock"
+    if len(os.fsencode(os.path.join(folder, name))) > _PATH_MAX:
+        home = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        folder = os.path.join(home, f"lowmark-{os.getuid()}")
+        # Several directories have their sockets here: each removes no names but its own.
+        prefix = hashlib.blake2b(os.fsencode(os.path.realpath(data)), digest_size=8).hexdigest()
+        name = f"{prefix}-{name}"
+        if len(os.fsencode(os.path.join(folder, name))) > _PATH_MAX:
+            raise Rejected(
+                f"there is no place for a socket of {data}: {folder} is too long a path",
+                hint="Set XDG_RUNTIME_DIR or TMPDIR to a folder with a shorter path.",
+            )
+    _make_private(folder)
+    for left in os.listdir(folder):
+        if left.startswith(prefix):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, left))
+    return SCHEME + os.path.join(folder, name)
+
+
+def _make_private(folder: str) -> None:
+    """Make a folder that no other user can enter, or see that it is one."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise Rejected(
+            f"{folder} is not a folder of this user's, and sockets are made in none else",
+            hint="Remove it, or set XDG_RUNTIME_DIR to a folder of your own.",
+        )
+    if found.st_mode & 0o077:
+        os.chmod(folder, 0o700)
+
+
+def remove_address(address: str) -> None:
+    """Remove the name of a socket that this process made; it may be gone."""
+    with contextlib.suppress(OSError):
+        os.unlink(address.removeprefix(SCHEME))
