@@ -122,132 +122,51 @@ def invariant(ok: object, message: str) -> None:
 
 _DEFINED_IN = {
     "lowmark.backend.errors": (
-        "AppendFailed",
-        "Cancelled",
-        "Closed",
-        "Ended",
-        "Forked",
-        "HoldUnknown",
-        "PackageMissing",
-        "ProducerClosed",
-        "ReaderEnded",
-        "RowsLost",
-        "RowsUnrecoverable",
-        "RunUnderWay",
-        "SegmentsElsewhere",
-        "TableUnknown",
+        "AppendFailed Cancelled Closed Ended Forked HoldUnknown PackageMissing ProducerClosed"
+        " ReaderEnded RowsLost RowsUnrecoverable RunUnderWay SegmentsElsewhere TableUnknown"
     ),
-    "lowmark.convert.errors": (
-        "ColumnRefused",
-        "LineRefused",
-        "ValueRefused",
-    ),
-    "lowmark.client": ("GapFound",),
+    "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
+    "lowmark.client": "GapFound",
     "lowmark.spark.errors": (
-        "JavaMissing",
-        "JavaTooOld",
-        "MasterNotReached",
-        "NoExecutors",
-        "SessionRefused",
-        "SparkGone",
-        "SparkMissing",
-        "SparkNotStarted",
-        "TaskFailed",
-        "TaskLost",
-        "WorkersUnfit",
+        "JavaMissing JavaTooOld MasterNotReached NoExecutors SessionRefused SparkGone"
+        " SparkMissing SparkNotStarted TaskFailed TaskLost WorkersUnfit"
     ),
-    "lowmark.inspect": ("DataInUse",),
-    "lowmark.node": (
-        "AnswerLost",
-        "NodeUnreachable",
-        "NotADatabase",
-        "NotLoopback",
-    ),
-    "lowmark.ledger.errors": (
-        "LedgerDamaged",
-        "LedgerLost",
-        "LedgerMisplaced",
-        "NothingLike",
-        "ProofFailed",
-    ),
+    "lowmark.inspect": "DataInUse",
+    "lowmark.node": "AnswerLost NodeUnreachable NotADatabase NotLoopback",
+    "lowmark.ledger.errors": "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed",
     "lowmark.table.errors": (
-        "BatchRefused",
-        "BelowWatermark",
-        "CursorExists",
-        "CursorMovesBack",
-        "CursorOverdue",
-        "CursorUnknown",
-        "DeletesGone",
-        "DeletesHeld",
-        "LeaseExpired",
-        "OffsetExpired",
-        "OffsetToCome",
-        "OutOfSequence",
-        "PartitionNotHere",
-        "ProducerFenced",
-        "ProducerForgotten",
-        "TimeInFuture",
-        "TooMany",
+        "BatchRefused BelowWatermark CursorExists CursorMovesBack CursorOverdue CursorUnknown"
+        " DeletesGone DeletesHeld LeaseExpired OffsetExpired OffsetToCome OutOfSequence"
+        " PartitionNotHere ProducerFenced ProducerForgotten TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
-        "CatalogBusy",
-        "CatalogRefused",
-        "CatalogTooNew",
-        "CatalogUnreadable",
-        "NotInForce",
-        "VersionCompacted",
-        "VersionUnknown",
+        "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable NotInForce VersionCompacted"
+        " VersionUnknown"
     ),
     "lowmark.metastore.errors": (
-        "ClusterRefused",
-        "MetastoreUnreachable",
-        "NotInCluster",
-        "RevisionCompacted",
-        "RevisionUnknown",
+        "ClusterRefused MetastoreUnreachable NotInCluster RevisionCompacted RevisionUnknown"
     ),
     "lowmark.metastore.damage": (
-        "MetastoreDamaged",
-        "MetastoreMissing",
-        "MetastoreUnreadable",
-        "NodeFileDamaged",
-        "NodeFileMissing",
+        "MetastoreDamaged MetastoreMissing MetastoreUnreadable NodeFileDamaged NodeFileMissing"
     ),
     "lowmark.group.errors": (
-        "CommandTooLarge",
-        "GroupBusy",
-        "GroupStopped",
-        "GroupUnfinished",
-        "MachineTooOld",
-        "NoQuorum",
-        "NotLeader",
-        "NotWritten",
-        "OutcomeUnknown",
-        "QuarantinedHere",
-        "ReadTimedOut",
-        "ShuttingDown",
-        "Superseded",
+        "CommandTooLarge GroupBusy GroupStopped GroupUnfinished MachineTooOld NoQuorum"
+        " NotLeader NotWritten OutcomeUnknown QuarantinedHere ReadTimedOut ShuttingDown"
+        " Superseded"
     ),
-    "lowmark.raft.log_view": ("LogDiverged", "LogLost"),
+    "lowmark.raft.log_view": "LogDiverged LogLost",
     "lowmark.log.errors": (
-        "Damaged",
-        "FolderMissing",
-        "FolderMistaken",
-        "EntryTooLarge",
-        "GroupQuarantined",
-        "GroupUnwritable",
-        "LogBusy",
-        "LogClosed",
-        "NewerFormat",
-        "NotContiguous",
+        "Damaged FolderMissing FolderMistaken EntryTooLarge GroupQuarantined GroupUnwritable"
+        " LogBusy LogClosed NewerFormat NotContiguous"
     ),
-    "lowmark.runtime.clock": ("ClockSkew",),
-    "lowmark.runtime.disk": ("DiskFailed", "DiskFull", "Locked", "NoHandles"),
-    "lowmark.runtime.network": ("AddressInUse", "AddressUnusable"),
-    "lowmark.runtime.tls": ("TlsUnusable",),
+    "lowmark.runtime.clock": "ClockSkew",
+    "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles",
+    "lowmark.runtime.network": "AddressInUse AddressUnusable",
+    "lowmark.runtime.tls": "TlsUnusable",
 }
 """Where each error is defined that callers catch; `tests/docs/test_errors.py` keeps it complete."""
 
-_HOMES = {name: module for module, names in _DEFINED_IN.items() for name in names}
+_HOMES = {name: module for module, names in _DEFINED_IN.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

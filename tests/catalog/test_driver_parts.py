@@ -25,8 +25,8 @@ from lowmark.catalog import (
     decode,
     encode_parted,
     encode_snapshot,
+    history,
     read_log,
-    update,
     update_log,
 )
 from lowmark.catalog.update_log import in_pieces, part_key, update_key
@@ -457,7 +457,7 @@ def test_the_most_parts_that_there_can_be_are_named_in_one_write() -> None:
     world = full(1)
     node = world[1]
     pieces = in_pieces(node.catalog.version(3))
-    many = update_log.Pieces(pieces.version, pieces.value, (b"x",) * update.PARTS_MAX)
+    many = update_log.Pieces(pieces.version, pieces.value, (b"x",) * history.PARTS_MAX)
     # then the metastore takes such a write: its condition does not hold, as no part is there
     assert world.wait(node.metastore.invoke(update_log.save_snapshot(many, earliest=0))).answer == 0
 

@@ -58,6 +58,7 @@ from lowmark.catalog import (
     encode_update,
     evaluate,
 )
+from lowmark.catalog.history import PARTS_MAX
 from lowmark.catalog.serialization import (
     PROTOCOL,
     UINT,
@@ -69,7 +70,6 @@ from lowmark.catalog.serialization import (
     zigzag,
 )
 from lowmark.catalog.serializers import REGISTRY
-from lowmark.catalog.update import PARTS_MAX
 from lowmark.errors import Corrupt, InvariantBroken
 from lowmark.runtime import HybridTime
 
@@ -155,9 +155,7 @@ class Other:
 def registry(*found: tuple[int, type[Any], int], since: str = "1.0.0", tag: int = 1) -> Registry:
     made = Registry()
     for type_id, kind, version in found:
-        made.serializer(
-            type_id, kind, version=version, since=since, fields=[Field(tag, "a", UINT)]
-        )(lambda values: values)
+        made.serializer(type_id, kind, version=version, since=since, fields=[Field(tag, "a", UINT)])
     return made
 
 
@@ -187,18 +185,19 @@ def test_a_registry_that_is_not_whole_stops_the_start(
 def test_an_older_format_version_is_read_by_its_own_reader() -> None:
     # given a type whose second version has one more field
     old = Registry()
-    old.serializer(1, Thing, version=1, since="1.0.0", fields=[Field(1, "a", UINT)])(
-        lambda values: Thing(**values)
-    )
+    old.serializer(1, Thing, version=1, since="1.0.0", fields=[Field(1, "a", UINT)])
     old.check([Thing])
     data = old.encode(Thing(5))
     new = Registry()
-    new.serializer(1, Thing, version=1, since="1.0.0", fields=[Field(1, "a", UINT)])(
-        lambda values: Thing(values["a"] * 10)
+    new.serializer(
+        1,
+        Thing,
+        version=1,
+        since="1.0.0",
+        fields=[Field(1, "a", UINT)],
+        build=lambda values: Thing(values["a"] * 10),
     )
-    new.serializer(1, Thing, version=2, since="2.0.0", fields=[Field(2, "a", UINT)])(
-        lambda values: Thing(**values)
-    )
+    new.serializer(1, Thing, version=2, since="2.0.0", fields=[Field(2, "a", UINT)])
     new.check([Thing])
     # then bytes of the first are read by the first, and written by the second
     assert new.decode(Cursor(data), Thing) == Thing(50)

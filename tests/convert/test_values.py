@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from convert.coercing import one_column
 from lowmark.catalog import CatalogRefused, DecimalOf, Plain, can_be_key, parse_type
-from lowmark.catalog.fit import Leaf
-from lowmark.catalog.values import canonical
+from lowmark.catalog.values import Leaf, canonical
 from lowmark.convert.arrow import from_arrow
 from lowmark.convert.errors import ValueRefused
 from lowmark.convert.objects import from_objects

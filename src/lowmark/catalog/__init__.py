@@ -45,7 +45,15 @@ from lowmark.catalog.column_commands import (
     Keep,
     RenameColumn,
 )
-from lowmark.catalog.commands import INITIAL_COMMANDS, Command, Evaluation, evaluate
+from lowmark.catalog.commands import (
+    COMMAND_NAMES,
+    INITIAL_COMMANDS,
+    Command,
+    Evaluation,
+    evaluate,
+    read_command,
+    read_commands,
+)
 from lowmark.catalog.describe import Difference, column_text, describe, diff, to_builtins
 from lowmark.catalog.descriptors import (
     NOTHING_UNKNOWN,
@@ -96,7 +104,15 @@ from lowmark.catalog.errors import (
     VersionCompacted,
     VersionUnknown,
 )
-from lowmark.catalog.history import History, replay
+from lowmark.catalog.history import (
+    TOKEN_BYTES,
+    History,
+    PartedSnapshot,
+    Snapshot,
+    Update,
+    apply_update,
+    replay,
+)
 from lowmark.catalog.index_commands import (
     CreateIndex,
     DropIndex,
@@ -107,7 +123,15 @@ from lowmark.catalog.index_commands import (
 )
 from lowmark.catalog.node_filter import NodeFilter, parse_filter
 from lowmark.catalog.options import OPTIONS, Option, OptionValue, TableOptions
-from lowmark.catalog.schema_commands import CreateSchema, DropSchema
+from lowmark.catalog.schema_commands import (
+    AlterZone,
+    CreateSchema,
+    CreateZone,
+    DropSchema,
+    DropZone,
+    RenameZone,
+    SetDefaultZone,
+)
 from lowmark.catalog.serializers import (
     decode,
     decode_snapshot,
@@ -138,7 +162,6 @@ from lowmark.catalog.types import (
     type_text,
     widens,
 )
-from lowmark.catalog.update import TOKEN_BYTES, PartedSnapshot, Snapshot, Update, apply_update
 from lowmark.catalog.update_log import (
     PART_PREFIX,
     SNAPSHOT_KEY,
@@ -148,14 +171,6 @@ from lowmark.catalog.update_log import (
     read_log,
 )
 from lowmark.catalog.values import Value, parse_value, value_text
-from lowmark.catalog.wishes import COMMAND_NAMES, read_command, read_commands
-from lowmark.catalog.zone_commands import (
-    AlterZone,
-    CreateZone,
-    DropZone,
-    RenameZone,
-    SetDefaultZone,
-)
 
 __all__ = [
     "COMMAND_NAMES",

@@ -145,7 +145,6 @@ def _refused(arrow: pa.DataType, hint: str) -> CatalogRefused:
     return CatalogRefused(
         f"a column can't be of Arrow's type {arrow}",
         reason=Reason.TYPE,
-        object_kind="type",
-        object_name=str(arrow),
+        about=("type", str(arrow)),
         hint=hint,
     )

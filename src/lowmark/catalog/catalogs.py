@@ -43,9 +43,8 @@ from lowmark.catalog.errors import (
     VersionCompacted,
     VersionUnknown,
 )
-from lowmark.catalog.history import History, replay
+from lowmark.catalog.history import TOKEN_BYTES, History, Snapshot, Update, replay
 from lowmark.catalog.telling import Listener, Telling
-from lowmark.catalog.update import TOKEN_BYTES, Snapshot, Update
 from lowmark.catalog.update_log import (
     UPDATE_PREFIX,
     VERSION_KEY,

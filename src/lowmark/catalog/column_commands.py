@@ -54,8 +54,7 @@ class AddColumns:
                     f"column {column.name} can't be added to table {self.table}: it is required"
                     " and has no default, so older rows would have nothing to show",
                     reason=Reason.REQUIRED,
-                    object_kind="column",
-                    object_name=column.name,
+                    about=("column", column.name),
                     hint="Give it a default, or let it be null.",
                 )
 
@@ -79,8 +78,7 @@ class AddColumns:
             least=1,
             most=COLUMNS_MAX,
             what="columns",
-            object_kind="table",
-            object_name=catalog.name_of(table),
+            about=("table", catalog.name_of(table)),
         )
         first = table.next_column_id
         added = tuple(column.with_id(at) for at, column in enumerate(new, start=first))
@@ -105,7 +103,7 @@ class DropColumns:
         check_path("table", self.schema, self.table)
         object.__setattr__(self, "columns", tuple(self.columns))
         if not self.columns:
-            raise nothing_given("column", object_kind="table", object_name=self.table)
+            raise nothing_given("column", about=("table", self.table))
         check_distinct(self.columns, kind="column", of=self.table)
 
     def entries(self, catalog: Catalog) -> tuple[Entry, ...]:
@@ -128,8 +126,7 @@ class DropColumns:
             raise CatalogRefused(
                 f"table {catalog.name_of(table)} would be left without columns",
                 reason=Reason.EMPTY,
-                object_kind="table",
-                object_name=catalog.name_of(table),
+                about=("table", catalog.name_of(table)),
                 hint="Leave at least one, or drop the table.",
             )
         return _changed(catalog, table, left, TableChange.COLUMNS_DROPPED)
@@ -198,8 +195,7 @@ class AlterColumn:
                 f"column {old.name} of table {where} can't become {type_text(new.type)}: it is"
                 f" {type_text(old.type)}, and rows that are there already would not fit",
                 reason=Reason.TYPE,
-                object_kind="column",
-                object_name=old.name,
+                about=("column", old.name),
                 hint="Wider integers, float32 to float64 and more digits of a decimal are"
                 " allowed. For all else, add a new column.",
             )
@@ -208,8 +204,7 @@ class AlterColumn:
                 f"column {old.name} of table {where} can't become required: rows that are there"
                 " already may have null in it",
                 reason=Reason.REQUIRED,
-                object_kind="column",
-                object_name=old.name,
+                about=("column", old.name),
                 hint="Add a new required column with a default.",
             )
         return _changed(catalog, table, _with(table, new), TableChange.COLUMN_ALTERED)
@@ -229,8 +224,7 @@ def _changed(
         raise CatalogRefused(
             f"table {catalog.name_of(table)} has {len(table.schemas)} schema versions already",
             reason=Reason.LIMIT,
-            object_kind="table",
-            object_name=catalog.name_of(table),
+            about=("table", catalog.name_of(table)),
             detail="Rows may still refer to each of them.",
             hint="Compact the table, so that old versions can be trimmed; or change several"
             " columns with one command.",
@@ -250,8 +244,7 @@ def _check_droppable(catalog: Catalog, table: Table, column: Column) -> None:
         raise CatalogRefused(
             f"column {column.name} of table {where} can't be dropped: it is in the key",
             reason=Reason.KEY,
-            object_kind="column",
-            object_name=column.name,
+            about=("column", column.name),
             hint="A key is for good: create another table.",
         )
     users = [
@@ -263,8 +256,7 @@ def _check_droppable(catalog: Catalog, table: Table, column: Column) -> None:
         raise CatalogRefused(
             f"column {column.name} of table {where} can't be dropped: it is in {', '.join(users)}",
             reason=Reason.IN_USE,
-            object_kind="column",
-            object_name=column.name,
+            about=("column", column.name),
             hint=f"Drop {'these indexes' if len(users) > 1 else 'this index'} first.",
         )
 
@@ -279,8 +271,7 @@ def _check_key_column(where: str, old: Column, new: Column) -> None:
             raise CatalogRefused(
                 f"column {old.name} of table {where} can't {what}: it is in the key",
                 reason=Reason.KEY,
-                object_kind="column",
-                object_name=old.name,
+                about=("column", old.name),
                 hint=hint,
             )
 
@@ -289,8 +280,7 @@ def _taken(table: str, name: str, other: str) -> CatalogRefused:
     return CatalogRefused(
         f"table {table} has a column {other} already",
         reason=Reason.EXISTS,
-        object_kind="column",
-        object_name=name,
+        about=("column", name),
         detail="" if name == other else f"{name} differs from it in case only.",
         hint="Choose another name.",
     )

@@ -32,6 +32,7 @@ from lowmark.catalog.entries import (
 )
 from lowmark.catalog.types import type_text
 from lowmark.catalog.values import value_text
+from lowmark.formatting import counted
 
 _Thing = Zone | Schema | Table | Index
 
@@ -269,15 +270,15 @@ def _in_brackets(catalog: Catalog, thing: _Thing) -> str:
 
 
 def _zone_text(zone: Zone) -> str:
-    text = f"{_count(zone.replicas, 'replica')}, {_count(zone.partitions, 'partition')}"
+    text = f"{counted(zone.replicas, 'replica')}, {counted(zone.partitions, 'partition')}"
     return f"{text}, nodes with {zone.node_filter}" if zone.node_filter else text
 
 
 def _table_text(table: Table) -> str:
-    columns = _count(len(table.columns), "column")
+    columns = counted(len(table.columns), "column")
     key = ", ".join(column.name for column in table.key_columns)
     return (
-        f"{columns}, {f'key {key}' if key else 'no key'}, {_count(table.partitions, 'partition')}"
+        f"{columns}, {f'key {key}' if key else 'no key'}, {counted(table.partitions, 'partition')}"
     )
 
 
@@ -292,10 +293,6 @@ def _column_names(table: Table, ids: Iterable[int]) -> list[str]:
         column.id: column.name for schema in table.schemas for column in schema.columns
     }
     return [names.get(column_id, f"column {column_id}") for column_id in ids]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 # -- plain values -------------------------------------------------------------------------------

@@ -58,15 +58,13 @@ class CatalogRefused(Rejected):
         message: str,
         *,
         reason: Reason,
-        object_kind: str,
-        object_name: str,
+        about: tuple[str, str],
         detail: str = "",
         hint: str = "",
     ) -> None:
         super().__init__(message, detail=detail, hint=hint)
         self.reason = reason
-        self.object_kind = object_kind
-        self.object_name = object_name
+        self.object_kind, self.object_name = about
 
 
 class CatalogUnreadable(Corrupt):

@@ -52,14 +52,13 @@ class CreateIndex:
         check_name("table", self.table)
         object.__setattr__(self, "columns", tuple(self.columns))
         if not self.columns:
-            raise nothing_given("column", object_kind="index", object_name=self.name)
+            raise nothing_given("column", about=("index", self.name))
         check_range(
             len(self.columns),
             least=1,
             most=INDEX_COLUMNS_MAX,
             what="columns",
-            object_kind="index",
-            object_name=self.name,
+            about=("index", self.name),
         )
         check_distinct(self.columns, kind="column", of=self.name, of_kind="index")
 
@@ -76,8 +75,7 @@ class CreateIndex:
                     f"column {column.name} can't be in index {self.name}: it is of type"
                     f" {type_text(column.type)}",
                     reason=Reason.TYPE,
-                    object_kind="index",
-                    object_name=self.name,
+                    about=("index", self.name),
                     hint="Indexes are over columns whose types a key could have.",
                 )
         check_range(
@@ -85,8 +83,7 @@ class CreateIndex:
             least=1,
             most=INDEXES_PER_TABLE_MAX,
             what="indexes",
-            object_kind="table",
-            object_name=catalog.name_of(table),
+            about=("table", catalog.name_of(table)),
         )
         index = Index(
             id=IndexId(catalog.next_id),
@@ -195,8 +192,7 @@ def _in_status(catalog: Catalog, index_id: IndexId, needed: IndexStatus, to: str
         raise CatalogRefused(
             f"index {catalog.name_of(index)} can't {to}: it is {index.status.name.lower()}",
             reason=Reason.STATUS,
-            object_kind="index",
-            object_name=catalog.name_of(index),
+            about=("index", catalog.name_of(index)),
             hint=f"Only an index that is {needed.name.lower()} can.",
         )
     return index

@@ -60,8 +60,7 @@ def find_column(catalog: Catalog, table: Table, name: str) -> Column:
         raise CatalogRefused(
             f"table {catalog.name_of(table)} has no column {name}",
             reason=Reason.UNKNOWN,
-            object_kind="column",
-            object_name=name,
+            about=("column", name),
             hint=f"It has {known}{', …' if len(table.columns) > 20 else ''}.",
         )
     return column
@@ -93,19 +92,17 @@ def check_free(catalog: Catalog, kind: str, *, schema: Schema, name: str) -> Non
             raise CatalogRefused(
                 f"{kind} {schema.name}.{name} can't be made: {other} has this name already",
                 reason=Reason.EXISTS,
-                object_kind=kind,
-                object_name=f"{schema.name}.{name}",
+                about=(kind, f"{schema.name}.{name}"),
                 hint="Choose another name, or drop or rename the other one first.",
             )
 
 
-def nothing_given(what: str, *, object_kind: str, object_name: str) -> CatalogRefused:
+def nothing_given(what: str, *, about: tuple[str, str]) -> CatalogRefused:
     """The refusal of a list without anything in it."""
     return CatalogRefused(
-        f"no {what} given for {object_kind} {object_name}",
+        f"no {what} given for {about[0]} {about[1]}",
         reason=Reason.EMPTY,
-        object_kind=object_kind,
-        object_name=object_name,
+        about=about,
         hint="Give at least one.",
     )
 
@@ -114,8 +111,7 @@ def _unknown(kind: str, name: str, *, hint: str) -> CatalogRefused:
     return CatalogRefused(
         f"there is no {kind} {name}",
         reason=Reason.UNKNOWN,
-        object_kind=kind,
-        object_name=name,
+        about=(kind, name),
         hint=hint,
     )
 

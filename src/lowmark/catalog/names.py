@@ -52,8 +52,7 @@ def check_name(kind: str, name: str) -> None:
         raise CatalogRefused(
             f"{_shown(name)} can't name {_a(kind)}",
             reason=Reason.NAME,
-            object_kind=kind,
-            object_name=name,
+            about=(kind, name),
             hint=f"Use 1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9 and '_', not starting with a digit.",
         )
 
@@ -65,8 +64,7 @@ def check_schema_name(name: str) -> None:
         raise CatalogRefused(
             f"schema {name} belongs to the system",
             reason=Reason.RESERVED,
-            object_kind="schema",
-            object_name=name,
+            about=("schema", name),
             hint="Use a schema of your own.",
         )
 
@@ -83,16 +81,14 @@ def check_column_name(name: str, *, kind: str = "column") -> None:
         raise CatalogRefused(
             f"{_shown(name)} can't name {_a(kind)}",
             reason=Reason.NAME,
-            object_kind=kind,
-            object_name=name,
+            about=(kind, name),
             hint=f"Use 1 to {NAME_BYTES_MAX} bytes of printable text without spaces at its ends.",
         )
     if kind == "column" and name.lower() in RESERVED_COLUMNS:
         raise CatalogRefused(
             f"column {name} is one that every table has by itself",
             reason=Reason.RESERVED,
-            object_kind=kind,
-            object_name=name,
+            about=(kind, name),
             hint="Choose another name.",
         )
 
@@ -114,24 +110,20 @@ def check_distinct(
             raise CatalogRefused(
                 f"{kind} {name} is given twice for {of_kind} {of}",
                 reason=Reason.REPEATED,
-                object_kind=kind,
-                object_name=name,
+                about=(kind, name),
                 detail=detail,
                 hint="Give it once.",
             )
         seen[key] = name
 
 
-def check_range(
-    value: object, *, least: int, most: int, what: str, object_kind: str, object_name: str
-) -> None:
+def check_range(value: object, *, least: int, most: int, what: str, about: tuple[str, str]) -> None:
     """Refuse a number outside its range."""
     if isinstance(value, bool) or not (isinstance(value, int) and least <= value <= most):
         raise CatalogRefused(
-            f"{object_kind} {object_name} can't have {value!r} {what}",
+            f"{about[0]} {about[1]} can't have {value!r} {what}",
             reason=Reason.LIMIT,
-            object_kind=object_kind,
-            object_name=object_name,
+            about=about,
             hint=f"Choose from {least} to {most}.",
         )
 

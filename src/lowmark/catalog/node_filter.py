@@ -193,7 +193,6 @@ def _refused(text: str, why: str) -> CatalogRefused:
     return CatalogRefused(
         f"{shown!r} is no node filter: {why}",
         reason=Reason.FILTER,
-        object_kind="node filter",
-        object_name=shown,
+        about=("node filter", shown),
         hint="Join by `and`: `rack = r1`, `rack != r1`, `disk in (ssd, nvme)`, `gpu exists`.",
     )

@@ -168,8 +168,7 @@ def _refused(table: str, what: str, *, hint: str, detail: str = "") -> CatalogRe
     return CatalogRefused(
         f"table {table} can't have these options: {what}",
         reason=Reason.OPTION,
-        object_kind="table",
-        object_name=table,
+        about=("table", table),
         detail=detail,
         hint=hint,
     )

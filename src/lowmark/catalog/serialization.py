@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from lowmark.catalog.descriptors import NOTHING_UNKNOWN, Unknown
 from lowmark.catalog.errors import CatalogRefused, CatalogTooNew, CatalogUnreadable
@@ -32,8 +32,6 @@ PROTOCOL = 1
 _VARINT_BITS = 64
 _SHARED_MAX = 4_096
 _SINCE = re.compile(r"\d+\.\d+\.\d+")
-_Made = TypeVar("_Made")
-_Build = Callable[[dict[str, Any]], _Made]
 
 
 def varint(number: int) -> bytes:
@@ -217,7 +215,7 @@ class Serializer:
     version: int
     since: str
     fields: tuple[Field, ...]
-    build: _Build[Any]
+    build: Callable[[dict[str, Any]], Any]
     shared: bool = False
     """Whether equal bytes give the same object: many versions repeat it."""
     by_tag: Mapping[int, Field] = field(init=False)
@@ -241,30 +239,25 @@ class Registry:
     def serializer(
         self,
         type_id: int,
-        kind: type[_Made],
+        kind: type[Any],
         *,
         version: int,
         since: str,
         fields: Iterable[Field],
+        build: Callable[[dict[str, Any]], Any] | None = None,
         shared: bool = False,
-    ) -> Callable[[_Build[_Made]], _Build[_Made]]:
-        """Registers a function that makes an object of its fields."""
-
-        def register(build: _Build[_Made]) -> _Build[_Made]:
-            self._found.append(
-                Serializer(
-                    type_id=type_id,
-                    kind=kind,
-                    version=version,
-                    since=since,
-                    fields=tuple(fields),
-                    build=build,
-                    shared=shared,
-                )
-            )
-            return build
-
-        return register
+    ) -> None:
+        """One more. `build` makes an object of its fields, if there is more to it than that."""
+        made = Serializer(
+            type_id=type_id,
+            kind=kind,
+            version=version,
+            since=since,
+            fields=tuple(fields),
+            build=build or (lambda values: kind(**values)),
+            shared=shared,
+        )
+        self._found.append(made)
 
     def __iter__(self) -> Iterator[Serializer]:
         return iter(sorted(self._found, key=lambda found: (found.type_id, found.version)))

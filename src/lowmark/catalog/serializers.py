@@ -43,6 +43,14 @@ from lowmark.catalog.entries import (
     ZoneChange,
 )
 from lowmark.catalog.errors import CatalogTooNew, CatalogUnreadable
+from lowmark.catalog.history import (
+    PARTS_MAX,
+    SNAPSHOT_DIGEST_BYTES,
+    TOKEN_BYTES,
+    PartedSnapshot,
+    Snapshot,
+    Update,
+)
 from lowmark.catalog.node_filter import parse_filter
 from lowmark.catalog.options import OPTIONS, option_text
 from lowmark.catalog.serialization import (
@@ -65,22 +73,16 @@ from lowmark.catalog.serialization import (
     zigzag,
 )
 from lowmark.catalog.types import parse_type, type_text
-from lowmark.catalog.update import (
-    PARTS_MAX,
-    SNAPSHOT_DIGEST_BYTES,
-    TOKEN_BYTES,
-    PartedSnapshot,
-    Snapshot,
-    Update,
-)
 from lowmark.catalog.values import Value, canonical
 from lowmark.runtime import Buffer, HybridTime
 
 REGISTRY = Registry()
-_serializer = REGISTRY.serializer
-_FIRST = "0.1.0"
-
 _Values = dict[str, Any]
+
+
+def _serializer(type_id: int, kind: type[Any], *fields: Field, **options: Any) -> None:
+    """The first format version of a type, in the release that had it first."""
+    REGISTRY.serializer(type_id, kind, version=1, since="0.1.0", fields=fields, **options)
 
 
 # -- contents of fields -------------------------------------------------------------------------
@@ -191,42 +193,24 @@ def _many(*kinds: type[Any]) -> Codec:
 # -- the update log -----------------------------------------------------------------------------
 
 
-@_serializer(
-    1,
-    Update,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "version", UINT),
-        Field(2, "delay_ms", UINT),
-        Field(3, "author", UINT),
-        Field(4, "token", BYTES),
-        Field(5, "entries", _many(*get_args(Entry)), ()),
-    ),
-)
 def _update_1(values: _Values) -> Update:
     if len(values["token"]) != TOKEN_BYTES:
         raise CatalogUnreadable("a token has the wrong length")
     return Update(**values)
 
 
-@_serializer(
-    2,
-    Catalog,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "version", UINT),
-        Field(2, "time", TIME),
-        Field(3, "activates_at", TIME),
-        Field(4, "next_id", UINT),
-        Field(5, "default_zone_id", UINT, None),
-        Field(6, "zones", _many(Zone), ()),
-        Field(7, "schemas", _many(Schema), ()),
-        Field(8, "tables", _many(Table), ()),
-        Field(9, "indexes", _many(Index), ()),
-    ),
+_serializer(
+    1,
+    Update,
+    Field(1, "version", UINT),
+    Field(2, "delay_ms", UINT),
+    Field(3, "author", UINT),
+    Field(4, "token", BYTES),
+    Field(5, "entries", _many(*get_args(Entry)), ()),
+    build=_update_1,
 )
+
+
 def _catalog_1(values: _Values) -> Catalog:
     head = Catalog(
         version=CatalogVersion(values["version"]),
@@ -245,80 +229,64 @@ def _catalog_1(values: _Values) -> Catalog:
     )
 
 
-@_serializer(
-    3,
-    PartedSnapshot,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "version", UINT),
-        Field(2, "parts", UINT),
-        Field(3, "length", UINT),
-        Field(4, "digest", BYTES),
-    ),
+_serializer(
+    2,
+    Catalog,
+    Field(1, "version", UINT),
+    Field(2, "time", TIME),
+    Field(3, "activates_at", TIME),
+    Field(4, "next_id", UINT),
+    Field(5, "default_zone_id", UINT, None),
+    Field(6, "zones", _many(Zone), ()),
+    Field(7, "schemas", _many(Schema), ()),
+    Field(8, "tables", _many(Table), ()),
+    Field(9, "indexes", _many(Index), ()),
+    build=_catalog_1,
 )
+
+
 def _parted_snapshot_1(values: _Values) -> PartedSnapshot:
     if not 1 <= values["parts"] <= PARTS_MAX or len(values["digest"]) != SNAPSHOT_DIGEST_BYTES:
         raise CatalogUnreadable("a snapshot's parts are not what they can be")
     return PartedSnapshot(**values)
 
 
+_serializer(
+    3,
+    PartedSnapshot,
+    Field(1, "version", UINT),
+    Field(2, "parts", UINT),
+    Field(3, "length", UINT),
+    Field(4, "digest", BYTES),
+    build=_parted_snapshot_1,
+)
+
+
 # -- descriptors --------------------------------------------------------------------------------
 
 
-@_serializer(
-    16,
-    Zone,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "id", UINT),
-        Field(2, "name", TEXT),
-        Field(3, "replicas", UINT),
-        Field(4, "partitions", UINT),
-        Field(5, "node_filter", TEXT, ""),
-        Field(6, "updated_at", TIME, 0),
-    ),
-)
 def _zone_1(values: _Values) -> Zone:
     parse_filter(values["node_filter"])
     _check_positive(values, "id", "replicas", "partitions")
     return Zone(**values)
 
 
-@_serializer(
-    17,
-    Schema,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "id", UINT),
-        Field(2, "name", TEXT),
-        Field(3, "updated_at", TIME, 0),
-    ),
+_serializer(
+    16,
+    Zone,
+    Field(1, "id", UINT),
+    Field(2, "name", TEXT),
+    Field(3, "replicas", UINT),
+    Field(4, "partitions", UINT),
+    Field(5, "node_filter", TEXT, ""),
+    Field(6, "updated_at", TIME, 0),
+    build=_zone_1,
 )
-def _schema_1(values: _Values) -> Schema:
-    return Schema(**values)
+_serializer(
+    17, Schema, Field(1, "id", UINT), Field(2, "name", TEXT), Field(3, "updated_at", TIME, 0)
+)
 
 
-@_serializer(
-    18,
-    Table,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "id", UINT),
-        Field(2, "schema_id", UINT),
-        Field(3, "zone_id", UINT),
-        Field(4, "name", TEXT),
-        Field(5, "schemas", _many(TableSchema), ()),
-        Field(6, "next_column_id", UINT),
-        Field(7, "partitions", UINT),
-        Field(8, "key", UINTS, ()),
-        Field(9, "options", PAIRS, ()),
-        Field(10, "updated_at", TIME, 0),
-    ),
-)
 def _table_1(values: _Values) -> Table:
     _check_positive(values, "id", "next_column_id", "partitions")
     for name, text in values["options"]:
@@ -328,58 +296,53 @@ def _table_1(values: _Values) -> Table:
     return Table(**values)
 
 
-@_serializer(
-    19,
-    TableSchema,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "number", UINT),
-        Field(2, "columns", _many(Column), ()),
-    ),
+_serializer(
+    18,
+    Table,
+    Field(1, "id", UINT),
+    Field(2, "schema_id", UINT),
+    Field(3, "zone_id", UINT),
+    Field(4, "name", TEXT),
+    Field(5, "schemas", _many(TableSchema), ()),
+    Field(6, "next_column_id", UINT),
+    Field(7, "partitions", UINT),
+    Field(8, "key", UINTS, ()),
+    Field(9, "options", PAIRS, ()),
+    Field(10, "updated_at", TIME, 0),
+    build=_table_1,
 )
-def _table_schema_1(values: _Values) -> TableSchema:
-    return TableSchema(**values)
+_serializer(19, TableSchema, Field(1, "number", UINT), Field(2, "columns", _many(Column), ()))
 
 
-@_serializer(
-    20,
-    Column,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "id", UINT),
-        Field(2, "name", TEXT),
-        Field(3, "type", TYPE),
-        Field(4, "required", BOOL, default=False),
-        Field(5, "default", VALUE, None),
-    ),
-    shared=True,
-)
 def _column_1(values: _Values) -> Column:
     if values["default"] is not None:
         values["default"] = canonical(values["type"], values["default"], column=values["name"])
     return Column(**values)
 
 
-@_serializer(
+_serializer(
+    20,
+    Column,
+    Field(1, "id", UINT),
+    Field(2, "name", TEXT),
+    Field(3, "type", TYPE),
+    Field(4, "required", BOOL, default=False),
+    Field(5, "default", VALUE, None),
+    build=_column_1,
+    shared=True,
+)
+_serializer(
     21,
     Index,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "id", UINT),
-        Field(2, "table_id", UINT),
-        Field(3, "schema_id", UINT),
-        Field(4, "name", TEXT),
-        Field(5, "columns", UINTS),
-        Field(6, "unique", BOOL, default=False),
-        Field(7, "status", enum_codec(IndexStatus)),
-        Field(8, "updated_at", TIME, 0),
-    ),
+    Field(1, "id", UINT),
+    Field(2, "table_id", UINT),
+    Field(3, "schema_id", UINT),
+    Field(4, "name", TEXT),
+    Field(5, "columns", UINTS),
+    Field(6, "unique", BOOL, default=False),
+    Field(7, "status", enum_codec(IndexStatus)),
+    Field(8, "updated_at", TIME, 0),
 )
-def _index_1(values: _Values) -> Index:
-    return Index(**values)
 
 
 def _check_positive(values: _Values, *names: str) -> None:
@@ -391,91 +354,39 @@ def _check_positive(values: _Values, *names: str) -> None:
 # -- entries ------------------------------------------------------------------------------------
 
 
-@_serializer(32, IdsTaken, version=1, since=_FIRST, fields=(Field(1, "count", UINT),))
-def _ids_taken_1(values: _Values) -> IdsTaken:
-    return IdsTaken(**values)
+_serializer(32, IdsTaken, Field(1, "count", UINT))
+_serializer(33, NewZone, Field(1, "zone", _one(Zone)))
 
 
-@_serializer(33, NewZone, version=1, since=_FIRST, fields=(Field(1, "zone", _one(Zone)),))
-def _new_zone_1(values: _Values) -> NewZone:
-    return NewZone(**values)
-
-
-@_serializer(
-    34,
-    ChangedZone,
-    version=1,
-    since=_FIRST,
-    fields=(Field(1, "change", enum_codec(ZoneChange)), Field(2, "zone", _one(Zone))),
+_serializer(
+    34, ChangedZone, Field(1, "change", enum_codec(ZoneChange)), Field(2, "zone", _one(Zone))
 )
-def _changed_zone_1(values: _Values) -> ChangedZone:
-    return ChangedZone(**values)
+_serializer(35, DroppedZone, Field(1, "zone_id", UINT))
 
 
-@_serializer(35, DroppedZone, version=1, since=_FIRST, fields=(Field(1, "zone_id", UINT),))
-def _dropped_zone_1(values: _Values) -> DroppedZone:
-    return DroppedZone(**values)
+_serializer(36, DefaultZoneSet, Field(1, "zone_id", UINT))
+_serializer(37, NewSchema, Field(1, "schema", _one(Schema)))
 
 
-@_serializer(36, DefaultZoneSet, version=1, since=_FIRST, fields=(Field(1, "zone_id", UINT),))
-def _default_zone_set_1(values: _Values) -> DefaultZoneSet:
-    return DefaultZoneSet(**values)
+_serializer(38, DroppedSchema, Field(1, "schema_id", UINT))
+_serializer(39, NewTable, Field(1, "table", _one(Table)))
 
 
-@_serializer(37, NewSchema, version=1, since=_FIRST, fields=(Field(1, "schema", _one(Schema)),))
-def _new_schema_1(values: _Values) -> NewSchema:
-    return NewSchema(**values)
-
-
-@_serializer(38, DroppedSchema, version=1, since=_FIRST, fields=(Field(1, "schema_id", UINT),))
-def _dropped_schema_1(values: _Values) -> DroppedSchema:
-    return DroppedSchema(**values)
-
-
-@_serializer(39, NewTable, version=1, since=_FIRST, fields=(Field(1, "table", _one(Table)),))
-def _new_table_1(values: _Values) -> NewTable:
-    return NewTable(**values)
-
-
-@_serializer(
+_serializer(
     40,
     ChangedTable,
-    version=1,
-    since=_FIRST,
-    fields=(
-        Field(1, "change", enum_codec(TableChange)),
-        Field(2, "table", _one(Table)),
-        Field(3, "keep_from", UINT),
-    ),
+    Field(1, "change", enum_codec(TableChange)),
+    Field(2, "table", _one(Table)),
+    Field(3, "keep_from", UINT),
 )
-def _changed_table_1(values: _Values) -> ChangedTable:
-    return ChangedTable(**values)
+_serializer(41, DroppedTable, Field(1, "table_id", UINT))
 
 
-@_serializer(41, DroppedTable, version=1, since=_FIRST, fields=(Field(1, "table_id", UINT),))
-def _dropped_table_1(values: _Values) -> DroppedTable:
-    return DroppedTable(**values)
-
-
-@_serializer(42, NewIndex, version=1, since=_FIRST, fields=(Field(1, "index", _one(Index)),))
-def _new_index_1(values: _Values) -> NewIndex:
-    return NewIndex(**values)
-
-
-@_serializer(
-    43,
-    ChangedIndex,
-    version=1,
-    since=_FIRST,
-    fields=(Field(1, "change", enum_codec(IndexChange)), Field(2, "index", _one(Index))),
+_serializer(42, NewIndex, Field(1, "index", _one(Index)))
+_serializer(
+    43, ChangedIndex, Field(1, "change", enum_codec(IndexChange)), Field(2, "index", _one(Index))
 )
-def _changed_index_1(values: _Values) -> ChangedIndex:
-    return ChangedIndex(**values)
-
-
-@_serializer(44, RemovedIndex, version=1, since=_FIRST, fields=(Field(1, "index_id", UINT),))
-def _removed_index_1(values: _Values) -> RemovedIndex:
-    return RemovedIndex(**values)
+_serializer(44, RemovedIndex, Field(1, "index_id", UINT))
 
 
 REGISTRY.check(

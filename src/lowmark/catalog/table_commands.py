@@ -105,8 +105,7 @@ class CreateTable:
                 least=1,
                 most=PARTITIONS_MAX,
                 what="partitions",
-                object_kind="table",
-                object_name=self.name,
+                about=("table", self.name),
             )
         options = {n: option_text(n, v, table=self.name) for n, v in self.options.items()}
         check_together(options.items(), table=self.name, has_key=bool(self.key))
@@ -141,8 +140,7 @@ class CreateTable:
             raise CatalogRefused(
                 f"table {self.schema}.{self.name} names no zone, and there is no default zone",
                 reason=Reason.UNKNOWN,
-                object_kind="table",
-                object_name=f"{self.schema}.{self.name}",
+                about=("table", f"{self.schema}.{self.name}"),
                 hint="Name a zone, or make one the default.",
             )
         return catalog.default_zone
@@ -242,8 +240,7 @@ class TrimTableSchemas:
             least=1,
             most=table.latest.number,
             what="as its first schema version",
-            object_kind="table",
-            object_name=catalog.name_of(table),
+            about=("table", catalog.name_of(table)),
         )
         if self.keep_from <= table.schemas[0].number:
             return ()
@@ -262,14 +259,13 @@ def check_columns(columns: Iterable[NewColumn], *, table: str) -> None:
     """Refuse a list of columns that no table could have."""
     columns = tuple(columns)
     if not columns:
-        raise nothing_given("column", object_kind="table", object_name=table)
+        raise nothing_given("column", about=("table", table))
     check_range(
         len(columns),
         least=1,
         most=COLUMNS_MAX,
         what="columns",
-        object_kind="table",
-        object_name=table,
+        about=("table", table),
     )
     check_distinct((column.name for column in columns), kind="column", of=table, fold=True)
 
@@ -281,8 +277,7 @@ def _check_key(command: CreateTable) -> None:
         least=0,
         most=KEY_COLUMNS_MAX,
         what="key columns",
-        object_kind="table",
-        object_name=command.name,
+        about=("table", command.name),
     )
     columns = {column.name: column for column in command.columns}
     for name in command.key:
@@ -308,7 +303,6 @@ def _bad_key(table: str, column: str, why: str, hint: str) -> CatalogRefused:
     return CatalogRefused(
         f"column {column} can't be in the key of table {table}: {why}",
         reason=Reason.KEY,
-        object_kind="column",
-        object_name=column,
+        about=("column", column),
         hint=hint,
     )

@@ -393,7 +393,6 @@ def _refused(text: str, what: str, *, hint: str) -> CatalogRefused:
     return CatalogRefused(
         f"{shown!r} can't be a type: {what}",
         reason=Reason.TYPE,
-        object_kind="type",
-        object_name=shown,
+        about=("type", shown),
         hint=hint,
     )

@@ -26,19 +26,19 @@ from typing import TypeAlias
 
 from lowmark.catalog.catalog import Catalog, CatalogVersion
 from lowmark.catalog.errors import CatalogRefused, CatalogUnreadable, Reason
+from lowmark.catalog.history import (
+    PARTS_MAX,
+    SNAPSHOT_DIGEST_BYTES,
+    PartedSnapshot,
+    Snapshot,
+    Update,
+)
 from lowmark.catalog.serializers import (
     decode,
     decode_snapshot,
     encode_parted,
     encode_snapshot,
     encode_update,
-)
-from lowmark.catalog.update import (
-    PARTS_MAX,
-    SNAPSHOT_DIGEST_BYTES,
-    PartedSnapshot,
-    Snapshot,
-    Update,
 )
 from lowmark.metastore import (
     Branch,
@@ -106,8 +106,7 @@ def append(update: Update) -> Statement:
         raise CatalogRefused(
             f"a list of commands comes to {len(value)} bytes in one version",
             reason=Reason.LIMIT,
-            object_kind="version",
-            object_name=str(version),
+            about=("version", str(version)),
             detail=f"At most {UPDATE_BYTES_MAX} bytes are allowed.",
             hint="Split the list, and send one part of it after the other.",
         )
@@ -138,8 +137,7 @@ def in_pieces(catalog: Catalog) -> Pieces:
         raise CatalogRefused(
             f"version {catalog.version} has {len(whole)} bytes",
             reason=Reason.LIMIT,
-            object_kind="version",
-            object_name=str(catalog.version),
+            about=("version", str(catalog.version)),
             detail=f"At most {PARTS_MAX} parts of {size} bytes are allowed.",
             hint="Drop tables, or old schema versions of tables, before the log is cut.",
         )

@@ -10,7 +10,7 @@ with its row and its column.
     arrow, objects, text, nested
                 one column: from another Arrow type, from Python's objects, from text, and within
                 lists, maps and structs
-    values      one value: what else is taken for a value that fits (`lowmark.catalog.fit`)
+    values      one value: what else is taken for a value that fits (`lowmark.catalog.values`)
     files, csv_files, json_files, source
                 files of rows, whole or as a stream, with line numbers in errors
 """

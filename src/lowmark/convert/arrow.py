@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
-from lowmark.catalog.fit import NO_TIME, NO_ZONE, Leaf, Unfit
+from lowmark.catalog.values import NO_TIME, NO_ZONE, Leaf, Unfit
 from lowmark.convert.nested import (
     Offsets,
     arrow_of,

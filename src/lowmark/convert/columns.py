@@ -147,7 +147,6 @@ def _type(given: object) -> ColumnType:
     raise CatalogRefused(
         f"{shown} can't be a type",
         reason=Reason.TYPE,
-        object_kind="type",
-        object_name=shown,
+        about=("type", shown),
         hint=_HINTS.get(given, _HINT) if isinstance(given, type) else _HINT,
     )

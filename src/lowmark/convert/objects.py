@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
-from lowmark.catalog.fit import Leaf, is_missing
+from lowmark.catalog.values import Leaf, is_missing
 from lowmark.convert.arrow import (
     ARROW_FAILURES,
     decimals_of_text,

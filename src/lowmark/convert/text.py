@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
-from lowmark.catalog.fit import Leaf, Unfit
+from lowmark.catalog.values import Leaf, Unfit
 from lowmark.convert.arrow import ARROW_FAILURES, vectorised, whole
 from lowmark.convert.nested import arrow_of
 from lowmark.convert.objects import from_objects

@@ -1,6 +1,6 @@
 """Values of rows: what else is taken for a value that fits.
 
-Which of Python's own values fit a column is the table in `lowmark.catalog.fit`. Rows come from
+Which of Python's own values fit a column is the table in `lowmark.catalog.values`. Rows come from
 everywhere, so more is taken here, if nothing of it is lost:
 
     column         takes, too
@@ -33,9 +33,9 @@ from uuid import UUID
 import numpy as np
 
 from lowmark.catalog import DecimalOf, Plain
-from lowmark.catalog import fit as rule
-from lowmark.catalog.fit import Leaf, Unfit, is_missing, nanoseconds, out_of_range
+from lowmark.catalog import values as rule
 from lowmark.catalog.types import INTEGER_BITS
+from lowmark.catalog.values import Leaf, Unfit, is_missing, nanoseconds, out_of_range
 
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?")
 """How numbers are written as text."""

@@ -154,7 +154,7 @@ class NodeClient:
         return self._ask("meta.remove", RemoveAsk(key=key), WrittenReply)
 
     def execute(self, commands: list[dict[str, object]]) -> ExecutedReply:
-        """Have commands of the catalog carried out, all or none; see `catalog.wishes`."""
+        """Have commands of the catalog carried out, all or none; see `catalog.commands`."""
         return self._ask("catalog.execute", ExecuteAsk(commands=commands), ExecutedReply)
 
     # -- the way there --------------------------------------------------------------------------

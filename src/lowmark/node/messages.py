@@ -40,7 +40,7 @@ class Nothing(_Body, frozen=True):
 
 
 class ExecuteAsk(_Body, frozen=True):
-    """Commands, all or none of which are carried out, as `catalog.wishes` reads them."""
+    """Commands, all or none of which are carried out, as `catalog.commands` reads them."""
 
     commands: list[dict[str, object]]
 

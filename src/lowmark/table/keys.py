@@ -37,8 +37,8 @@ from lowmark.catalog import (
     type_text,
 )
 from lowmark.catalog.arrow import to_arrow
-from lowmark.catalog.fit import Unfit, fit, is_missing
 from lowmark.catalog.types import INTEGER_BITS
+from lowmark.catalog.values import Unfit, fit, is_missing
 from lowmark.errors import InvariantBroken, Rejected, invariant
 from lowmark.formatting import shown
 from lowmark.table.hashing import (
