@@ -146,7 +146,7 @@ _DEFINED_IN = {
     "lowmark.metastore.errors": (
         "ClusterRefused MetastoreUnreachable NotInCluster RevisionCompacted RevisionUnknown"
     ),
-    "lowmark.metastore.damage": (
+    "lowmark.metastore.identity": (
         "MetastoreDamaged MetastoreMissing MetastoreUnreadable NodeFileDamaged NodeFileMissing"
     ),
     "lowmark.group.errors": (

@@ -40,7 +40,7 @@ from lowmark.cli.app import app
 from lowmark.cli.compact import compact
 from lowmark.compaction import runner as running
 from lowmark.ledger import Work
-from lowmark.ledger.throttle import Throttle
+from lowmark.ledger.work import Throttle
 from lowmark.spark.archive import SWITCH
 
 RUN = {

@@ -27,7 +27,7 @@ from lowmark.compaction.publish import Publisher
 from lowmark.compaction.records import Records
 from lowmark.holds import Hold, SafePoint
 from lowmark.ledger import OpenFile, PartitionPlan, Pointer
-from lowmark.ledger import expected as expected_module
+from lowmark.ledger import manifest as manifest_module
 from lowmark.ledger import work as work_module
 from lowmark.table import U64, Mask, State, Trim
 from lowmark.table import state as state_module
@@ -188,7 +188,7 @@ def trusts_any_manifest_with_a_valid_checksum() -> AbstractContextManager[None]:
     def check_right(*_: object, **__: object) -> None:
         return None
 
-    return replaced(expected_module, "_check_right", check_right)
+    return replaced(manifest_module, "_check_right", check_right)
 
 
 def leaves_the_leases_of_a_run_that_was_killed() -> AbstractContextManager[None]:

@@ -22,7 +22,7 @@ from lowmark.compaction import watch as run_watching
 from lowmark.compaction import work as run_work
 from lowmark.errors import Unavailable
 from lowmark.ledger import RunRecord, Tail, Work
-from lowmark.ledger.throttle import Throttle
+from lowmark.ledger.work import Throttle
 
 KEYS = [f"k{number}" for number in range(10)]
 

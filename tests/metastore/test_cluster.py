@@ -26,7 +26,7 @@ from lowmark.metastore import (
     missing,
 )
 from lowmark.metastore.coordinator import JOIN_SERVICE, JoinAsk, JoinReply, Turned, Welcome
-from lowmark.metastore.damage import MetastoreMissing
+from lowmark.metastore.identity import MetastoreMissing
 from lowmark.metastore.nodes import ATTRIBUTES_MAX, NAME_BYTES_MAX, check_node, decode_topology
 from lowmark.runtime import DiskFull
 from lowmark.runtime.sim import SimDisk, WorldStopped, sim_runtime

@@ -35,7 +35,12 @@ Invariants
 and the rest of the package does not.
 """
 
-from lowmark.catalog.catalog import DEFAULT_SCHEMA, DEFAULT_ZONE, EMPTY, Catalog, CatalogVersion
+from lowmark.catalog.catalog import (
+    DEFAULT_SCHEMA,
+    EMPTY,
+    Catalog,
+    CatalogVersion,
+)
 from lowmark.catalog.catalogs import Catalogs, Executed
 from lowmark.catalog.column_commands import (
     KEEP,
@@ -49,14 +54,12 @@ from lowmark.catalog.commands import (
     COMMAND_NAMES,
     INITIAL_COMMANDS,
     Command,
-    Evaluation,
     evaluate,
     read_command,
     read_commands,
 )
 from lowmark.catalog.describe import Difference, column_text, describe, diff, to_builtins
 from lowmark.catalog.descriptors import (
-    NOTHING_UNKNOWN,
     Column,
     ColumnId,
     Index,
@@ -89,7 +92,6 @@ from lowmark.catalog.entries import (
     RemovedIndex,
     TableChange,
     ZoneChange,
-    apply,
 )
 from lowmark.catalog.errors import (
     CatalogBusy,
@@ -121,8 +123,8 @@ from lowmark.catalog.index_commands import (
     RenameIndex,
     StartBuildingIndex,
 )
-from lowmark.catalog.node_filter import NodeFilter, parse_filter
-from lowmark.catalog.options import OPTIONS, Option, OptionValue, TableOptions
+from lowmark.catalog.node_filter import parse_filter
+from lowmark.catalog.options import OPTIONS, OptionValue
 from lowmark.catalog.schema_commands import (
     AlterZone,
     CreateSchema,
@@ -148,7 +150,7 @@ from lowmark.catalog.table_commands import (
     SetTableOptions,
     TrimTableSchemas,
 )
-from lowmark.catalog.telling import CatalogEvent, Listener
+from lowmark.catalog.telling import CatalogEvent
 from lowmark.catalog.types import (
     ColumnType,
     DecimalOf,
@@ -175,11 +177,9 @@ from lowmark.catalog.values import Value, parse_value, value_text
 __all__ = [
     "COMMAND_NAMES",
     "DEFAULT_SCHEMA",
-    "DEFAULT_ZONE",
     "EMPTY",
     "INITIAL_COMMANDS",
     "KEEP",
-    "NOTHING_UNKNOWN",
     "OPTIONS",
     "PART_PREFIX",
     "SNAPSHOT_KEY",
@@ -223,7 +223,6 @@ __all__ = [
     "DroppedTable",
     "DroppedZone",
     "Entry",
-    "Evaluation",
     "Executed",
     "History",
     "IdsTaken",
@@ -233,7 +232,6 @@ __all__ = [
     "IndexStatus",
     "Keep",
     "ListOf",
-    "Listener",
     "MakeIndexAvailable",
     "MapOf",
     "NewColumn",
@@ -241,9 +239,7 @@ __all__ = [
     "NewSchema",
     "NewTable",
     "NewZone",
-    "NodeFilter",
     "NotInForce",
-    "Option",
     "OptionValue",
     "PartedSnapshot",
     "Plain",
@@ -265,7 +261,6 @@ __all__ = [
     "Table",
     "TableChange",
     "TableId",
-    "TableOptions",
     "TableSchema",
     "TrimTableSchemas",
     "Unknown",
@@ -276,7 +271,6 @@ __all__ = [
     "Zone",
     "ZoneChange",
     "ZoneId",
-    "apply",
     "apply_update",
     "can_be_key",
     "column_text",

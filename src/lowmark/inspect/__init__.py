@@ -14,7 +14,7 @@ from lowmark.inspect.dump import DumpEntry, DumpLine, DumpPiece, DumpWal, dump_l
 from lowmark.inspect.findings import Finding
 from lowmark.inspect.log import verify_log
 from lowmark.inspect.metastore import verify_node
-from lowmark.inspect.offline import DataInUse, OfflineStore, open_offline
+from lowmark.inspect.offline import DataInUse, open_offline
 
 __all__ = [
     "DataInUse",
@@ -23,7 +23,6 @@ __all__ = [
     "DumpPiece",
     "DumpWal",
     "Finding",
-    "OfflineStore",
     "dump_log",
     "open_offline",
     "verify_log",

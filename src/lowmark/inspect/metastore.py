@@ -8,18 +8,19 @@ from dataclasses import replace
 from lowmark.errors import LowmarkError
 from lowmark.inspect.findings import Finding, finding_of
 from lowmark.log import NewerFormat, files
-from lowmark.metastore.damage import (
+from lowmark.metastore.identity import (
     GROUP,
+    PATH,
     MetastoreDamaged,
     MetastoreMissing,
     NodeFileDamaged,
     NodeFileMissing,
     group_names,
     had_a_copy,
+    load_identity,
     lost_its_copy,
     no_record,
 )
-from lowmark.metastore.identity import PATH, load_identity
 from lowmark.runtime import Disk
 
 

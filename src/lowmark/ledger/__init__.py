@@ -50,10 +50,10 @@ from lowmark.ledger.errors import (
     ProofFailed,
     SourceMoved,
 )
-from lowmark.ledger.expected import Expected, read_adopted, read_manifest
 from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, file_schema
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import (
+    Expected,
     Layout,
     LedgerColumn,
     LedgerFile,
@@ -61,8 +61,8 @@ from lowmark.ledger.manifest import (
     Manifest,
     decode_manifest,
     encode_manifest,
-    folder_of,
-    place_of,
+    read_adopted,
+    read_manifest,
     run_folder,
     table_folder,
 )
@@ -83,7 +83,7 @@ from lowmark.ledger.records import (
     run_key,
     run_prefix,
 )
-from lowmark.ledger.recovering import recover_ledger
+from lowmark.ledger.recovery import Salvage, recover_ledger
 from lowmark.ledger.rule import (
     LAST_ROW,
     Rule,
@@ -91,14 +91,8 @@ from lowmark.ledger.rule import (
     may_go_below,
     passed_by_readers,
 )
-from lowmark.ledger.salvaging import Salvage
 from lowmark.ledger.tail import Tail, TailReader, tail_of
-from lowmark.ledger.verifying import (
-    CheckedFile,
-    Problem,
-    Verified,
-    verify_ledger,
-)
+from lowmark.ledger.verification import Problem, Verified, verify_ledger
 from lowmark.ledger.work import (
     Done,
     TaskContext,
@@ -113,7 +107,6 @@ __all__ = [
     "KEY_SEED",
     "LAST_ROW",
     "REBUILD",
-    "CheckedFile",
     "Digest",
     "Done",
     "Expected",
@@ -153,13 +146,11 @@ __all__ = [
     "done_path",
     "encode_manifest",
     "file_schema",
-    "folder_of",
     "lacks_needed_deletes",
     "may_go_below",
     "open_key_file",
     "parse_retired_key",
     "passed_by_readers",
-    "place_of",
     "pointer_key",
     "pointer_prefix",
     "progress_path",

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 from pyarrow import ipc
 
-from lowmark.ledger.checksums import checksum_of
+from lowmark.ledger.digest import checksum_of
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store

@@ -10,8 +10,12 @@ The last line has the checksum of all before it, so half a manifest is no manife
 from __future__ import annotations
 
 import base64
+import binascii
 import re
-from typing import Final, NamedTuple
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Final, NamedTuple, Self
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -19,9 +23,16 @@ import numpy.typing as npt
 from crc32c import crc32c
 from pyroaring import BitMap
 
-from lowmark.errors import invariant
+from lowmark.catalog import Table
+from lowmark.catalog.types import type_text
+from lowmark.catalog.values import Value, value_text
+from lowmark.errors import Corrupt, invariant
 from lowmark.ledger.digest import EMPTY, Digest
-from lowmark.ledger.errors import LedgerDamaged
+from lowmark.ledger.errors import LedgerDamaged, LedgerLost, LedgerMisplaced
+from lowmark.ledger.records import Pointer
+from lowmark.runtime import FileMissing
+from lowmark.runtime.store import Store
+from lowmark.table import Adopted
 
 FORMAT: Final = 1
 Mask = npt.NDArray[np.bool_]
@@ -311,3 +322,148 @@ def place_of(path: str) -> Place | None:
 def run_folder(table: int, run: str) -> str:
     """Where a run notes what is finished, while it runs."""
     return f"{table_folder(table)}/runs/{run}"
+
+
+# Whether a manifest is the one that should lie where it lies.
+#
+# A manifest's checksum tells that it is as it was written, not that it is the right one: a restored
+# backup, or a copy to the wrong name, puts a valid manifest of another partition, table or epoch in
+# its place. So whoever opens one holds it against what is noted elsewhere: by the partition that
+# has adopted it, by the pointer that has published it, or by the answer of the work that wrote it.
+# Where nothing is noted, its name still says table, partition and epoch; and all its files lie
+# beside it.
+
+
+class Expected(NamedTuple):
+    """What is noted of a ledger elsewhere."""
+
+    table: int
+    partition: int
+    epoch: int
+    horizon: int
+    digest: bytes
+
+    @classmethod
+    def adopted(cls, table: int, partition: int, ledger: Adopted) -> Self:
+        """What a partition has adopted."""
+        return cls(table, partition, ledger.epoch, ledger.horizon, ledger.digest)
+
+    @classmethod
+    def published(cls, table: int, partition: int, pointer: Pointer) -> Self:
+        """What a pointer says."""
+        return cls.noted(
+            table,
+            partition,
+            epoch=pointer.epoch,
+            horizon=pointer.horizon,
+            digest=pointer.digest,
+        )
+
+    @classmethod
+    def noted(cls, table: int, partition: int, *, epoch: int, horizon: int, digest: str) -> Self:
+        """What is noted of a ledger in JSON, with its digest in base64."""
+        try:
+            form = base64.b64decode(digest, validate=True)
+        except binascii.Error:
+            form = digest.encode()  # no manifest has such a one
+        return cls(table, partition, epoch, horizon, form)
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """What a manifest says of itself."""
+        return cls(
+            manifest.table,
+            manifest.partition,
+            manifest.epoch,
+            manifest.horizon,
+            manifest.digest_value().form,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"table {self.table}, partition {self.partition}, epoch {self.epoch}, horizon"
+            f" {self.horizon} and digest {self.digest.hex()}"
+        )
+
+
+def read_manifest(store: Store, path: str, expected: Expected | None = None) -> Manifest:
+    """A manifest that should be there: the one that is expected, or at least one that has this
+    name. Another one is `LedgerMisplaced`.
+    """
+    where = store.url(path)
+    try:
+        data = store.read(path)
+    except FileMissing as missing:
+        raise LedgerLost(where) from missing
+    manifest = decode_manifest(data, path=where)
+    _check_right(manifest, expected, path=path, where=where)
+    return manifest
+
+
+def _check_right(manifest: Manifest, expected: Expected | None, *, path: str, where: str) -> None:
+    """Raise if a manifest that is whole is not the one that should lie there."""
+    found = Expected.of(manifest)
+    if expected is not None and found != expected:
+        raise LedgerMisplaced(where, found=str(found), expected=str(expected))
+    place = place_of(path)
+    if place is not None:
+        named = Expected(
+            place.table,
+            place.partition,
+            found.epoch if place.epoch is None else place.epoch,
+            found.horizon,
+            found.digest,
+        )
+        if found != named:
+            raise LedgerMisplaced(where, found=str(found), expected=str(named))
+    folder = f"{folder_of(manifest.table, manifest.partition)}/"
+    for one in sorted(manifest.paths()):
+        if not one.startswith(folder):
+            raise LedgerDamaged(where, f"it names {one}, which is no file of its partition")
+
+
+def read_adopted(store: Store, ledger: Adopted) -> Manifest:
+    """The manifest of the ledger that a partition has adopted. Whose partition that is, its name
+    says: none is adopted that lies elsewhere.
+    """
+    place = place_of(ledger.manifest)
+    if place is None:
+        raise LedgerDamaged(store.url(ledger.manifest), "no manifest has such a name")
+    return read_manifest(
+        store, ledger.manifest, Expected.adopted(place.table, place.partition, ledger)
+    )
+
+
+# What a manifest says of columns, so that a program without the catalog tells them apart.
+#
+# A file's columns are named as they were called when it was written. In another file of the same
+# ledger a name may stand for another column, and a column may have another name, or a wider type.
+
+
+def layout_of(table: Table, version: int) -> Layout:
+    """The columns of a schema version of a table."""
+    schema = table.schema_version(version)
+    if schema is None:
+        raise Corrupt(f"table {table.name} has no schema version {version}")
+    columns = tuple(
+        LedgerColumn(
+            id=column.id,
+            name=column.name,
+            type=type_text(column.type),
+            key=column.id in table.key,
+            filling=_in_json(table.filling(column.id)),
+        )
+        for column in schema.columns
+    )
+    return Layout(schema=version, columns=columns)
+
+
+def _in_json(value: Value | None) -> bool | int | float | str | None:
+    """As it is where JSON has it, else as people write it; bytes as hexadecimal digits."""
+    match value:
+        case UUID():
+            return value.hex
+        case bytes() | date() | datetime() | Decimal():
+            return value_text(value)
+        case _:
+            return value

@@ -19,7 +19,7 @@ from here, so that each is a proof of the others:
     `table.Fold`           numbers the keys; the winner is the last to write to its key's place
     `kernel.fold_tail`     folds in ranges of keys, and again whenever the memory is full
     `kernel.Second`        sorts by key and rank; the winner is the last one of its key
-    `recovering`           sorts the rows of all files that there are, and folds them
+    `recovery`             sorts the rows of all files that there are, and folds them
     look-ups               ask sources one after the other; the first one that has the key has the
                            winner (`Rule.sources`): batches, `table.KeyIndex`, files of a ledger
 

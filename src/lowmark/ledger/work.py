@@ -44,22 +44,22 @@ from lowmark.catalog.serializers import decode_table
 from lowmark.errors import Corrupt, LowmarkError, invariant
 from lowmark.ledger.digest import EMPTY, Digest
 from lowmark.ledger.errors import LedgerDamaged, ProofFailed
-from lowmark.ledger.expected import Expected, read_manifest
 from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, schema_of
 from lowmark.ledger.kernel import Folded, KeyRange, Sample, Second, Survivors, fold_tail
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
-from lowmark.ledger.layouts import layout_of
 from lowmark.ledger.manifest import (
+    Expected,
     LedgerFile,
     Manifest,
     encode_manifest,
     folder_of,
+    layout_of,
+    read_manifest,
     run_folder,
 )
 from lowmark.ledger.policy import Fate, Room, fates
 from lowmark.ledger.rule import LAST_ROW, Rule, deletes_to_drop
 from lowmark.ledger.tail import Tail, TailReader
-from lowmark.ledger.throttle import Throttle
 from lowmark.runtime import Disk
 from lowmark.runtime.store import Store
 from lowmark.table import (
@@ -73,6 +73,36 @@ from lowmark.table import (
     Mask,
     Shape,
 )
+
+# Keeps work below a rate of bytes a second, and counts them.
+
+_BURST_S = 0.25
+"""So much may be owed before anybody waits: many short waits would cost more than they slow."""
+
+
+class _Clock(Protocol):
+    def now_s(self) -> float: ...
+    def wait(self, seconds: float) -> None: ...
+
+
+class Throttle:
+    """Told of bytes after they were moved; waits until the rate is kept."""
+
+    def __init__(self, rate: int, clock: _Clock) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._began_s = clock.now_s()
+        self.total = 0
+
+    def __call__(self, count: int) -> None:
+        """So many bytes more."""
+        self.total += count
+        if self._rate <= 0:
+            return
+        ahead_s = self.total / self._rate - (self._clock.now_s() - self._began_s)
+        if ahead_s > _BURST_S:
+            self._clock.wait(ahead_s)
+
 
 FILE_ROWS_MAX = 1 << 22
 """A file that has so many rows is finished, and another one begun."""

@@ -60,17 +60,6 @@ from lowmark.metastore.commands import (
     value_is,
     version,
 )
-from lowmark.metastore.config import MetastoreConfig
-from lowmark.metastore.damage import (
-    GROUP,
-    MetastoreDamaged,
-    MetastoreMissing,
-    MetastoreUnreadable,
-    NodeFileDamaged,
-    NodeFileMissing,
-    check_metastore,
-    find_identity,
-)
 from lowmark.metastore.errors import (
     ClusterRefused,
     InvokeRefused,
@@ -82,11 +71,22 @@ from lowmark.metastore.errors import (
     RevisionCompacted,
     RevisionUnknown,
 )
-from lowmark.metastore.identity import Identity, load_identity
+from lowmark.metastore.identity import (
+    GROUP,
+    Identity,
+    MetastoreDamaged,
+    MetastoreMissing,
+    MetastoreUnreadable,
+    NodeFileDamaged,
+    NodeFileMissing,
+    check_metastore,
+    find_identity,
+    load_identity,
+)
 from lowmark.metastore.machine import MetastoreMachine
 from lowmark.metastore.nodes import ClusterSettings, NodeInfo, Topology
 from lowmark.metastore.state import Answer, Cut, Lease, LeaseAnswer
-from lowmark.metastore.store import Metastore, Page
+from lowmark.metastore.store import Metastore, MetastoreConfig, Page
 from lowmark.metastore.watches import Change, Entry, Event, Watch
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
-from lowmark.errors import LowmarkError, Unavailable
+from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import (
     ChangeFailed,
     Command,
@@ -32,8 +32,6 @@ from lowmark.metastore.commands import (
     Tick,
 )
 from lowmark.metastore.completeness import Completeness
-from lowmark.metastore.config import MetastoreConfig
-from lowmark.metastore.damage import GROUP
 from lowmark.metastore.errors import (
     InvokeRefused,
     LeaseOver,
@@ -42,10 +40,39 @@ from lowmark.metastore.errors import (
     RevisionCompacted,
 )
 from lowmark.metastore.forwarding import Forwarding
+from lowmark.metastore.identity import GROUP
 from lowmark.metastore.machine import MetastoreMachine, Outcome
 from lowmark.metastore.state import Answer, Cut, Found, Lease, LeaseAnswer, State, prefix_end
 from lowmark.metastore.watches import Entry, OnEnd, OnEvent, Values, Watch, Watches
 from lowmark.runtime import Buffer, ClockSkew, HybridTime, Runtime
+
+# How the metastore behaves at one node.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetastoreConfig:
+    """Settings of the metastore."""
+
+    members: int = 3
+    """So many nodes vote; all others follow as learners."""
+    lease_ms: int = 10_000
+    """A node that is not heard of for so long leaves the topology until it comes back."""
+    watch_patience_ms: int = 60_000
+    """A watcher that does not move for so long is no longer held for."""
+    request_timeout_ms: int = 10_000
+    snapshot_entries: int = 20_000
+    """After so many entries of its log the metastore takes a snapshot."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.members <= 7 or self.members % 2 == 0:
+            raise Rejected(
+                f"metastore.members = {self.members} makes no sound majority",
+                hint="Use 1, 3, 5 or 7: an even number survives no more losses than one less.",
+            )
+        for name in ("lease_ms", "watch_patience_ms", "request_timeout_ms", "snapshot_entries"):
+            if getattr(self, name) < 1:
+                raise Rejected(f"metastore.{name} must be at least 1")
+
 
 _COMPACTED_PER_STEP = 10_000
 _SEGMENTS_MAX = 32

@@ -17,13 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from lowmark.catalog import Table, TableSchema
-from lowmark.ledger.checksums import checksum_of
-from lowmark.ledger.digest import EMPTY, Digest
+from lowmark.ledger.digest import EMPTY, Digest, checksum_of
 from lowmark.ledger.errors import LedgerDamaged, LedgerLost
-from lowmark.ledger.expected import Expected, read_manifest
 from lowmark.ledger.files import OpenFile, Rows
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
-from lowmark.ledger.manifest import LedgerFile, Lost, Manifest
+from lowmark.ledger.manifest import Expected, LedgerFile, Lost, Manifest, read_manifest
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 from lowmark.table import U64, KeyForm, Mask
