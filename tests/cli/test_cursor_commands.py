@@ -116,7 +116,7 @@ def test_a_cursor_that_lets_rows_wait_is_warned_of(
     shop.run("cursor", "create", "orders", "slow")
     # when much time has passed, as far as the limit goes
     monkeypatch.setattr(cursor, "WAITING_MS_MAX", -1)
-    monkeypatch.setattr("lowmark.node.table_status.WAITING_MS_MAX", -1)
+    monkeypatch.setattr("lowmark.node.status.WAITING_MS_MAX", -1)
     rows = {row["cursor"]: row["warning"] for row in shop.json("cursor", "list", "orders")}
     # then only the one for which rows wait is named
     assert "has let rows wait for 0.0 hours" in rows["slow"]

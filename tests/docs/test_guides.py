@@ -18,9 +18,8 @@ from lowmark.group import GroupConfig, GroupStatus, OutcomeUnknown, PeerStatus
 from lowmark.log import config
 from lowmark.log.config import LogConfig
 from lowmark.node.node import REPLAY_BYTES
-from lowmark.node.section import load_section
-from lowmark.node.settings import WatermarkSettings, load_settings
-from lowmark.node.table_status import HELD_MS_MAX, PINNED_BYTES_MAX, WAITING_MS_MAX
+from lowmark.node.settings import WatermarkSettings, load_section, load_settings
+from lowmark.node.status import HELD_MS_MAX, PINNED_BYTES_MAX, WAITING_MS_MAX
 from lowmark.runtime import Locked
 from lowmark.table.partition import SNAPSHOT_BYTES
 from lowmark.upkeep.retention import FREED_BYTES_MIN

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from lowmark.cli.app import app
-from lowmark.node.table_status import HELD_MS_MAX, PINNED_BYTES_MAX, WAITING_MS_MAX
+from lowmark.node.status import HELD_MS_MAX, PINNED_BYTES_MAX, WAITING_MS_MAX
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guide" / "tables.md").read_text()

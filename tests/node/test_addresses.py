@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from lowmark.errors import LowmarkError
-from lowmark.node.addresses import NotLoopback, check_free, check_loopback, peers_beside
+from lowmark.node.messages import NotLoopback, check_free, check_loopback, peers_beside
 from lowmark.runtime import AddressInUse, AddressUnusable
 
 

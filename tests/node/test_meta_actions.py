@@ -12,7 +12,7 @@ import pytest
 
 from eventually import eventually
 from lowmark.metastore import RevisionCompacted
-from lowmark.node import meta_actions as limits
+from lowmark.node import actions as limits
 from lowmark.node.messages import HistoryPage, RangeAsk, RangePage
 from node.running import QUICK, Running
 

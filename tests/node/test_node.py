@@ -31,7 +31,7 @@ from lowmark.node import (
     WatchStarted,
     server,
 )
-from lowmark.node import meta_actions as limits
+from lowmark.node import actions as limits
 from lowmark.node.messages import BODY_BYTES_MAX, Nothing, PeerAddress, PutAsk
 from lowmark.runtime import AddressInUse, Locked
 from node.running import QUICK, Running

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from lowmark.errors import Rejected
-from lowmark.node.section import load_section
+from lowmark.node.settings import load_section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

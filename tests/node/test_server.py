@@ -18,10 +18,9 @@ from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import CallLost, Future, GroupBusy, NoQuorum, OutcomeUnknown, ShuttingDown
 from lowmark.metastore import MetastoreConfig, MetastoreUnreachable, NotInCluster
 from lowmark.node import AnswerLost, NodeClient, NodeUnreachable
+from lowmark.node.actions import EXECUTE_S, MetaActions
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
-from lowmark.node.catalog_actions import EXECUTE_S
 from lowmark.node.client import CHANGES
-from lowmark.node.meta_actions import MetaActions
 from lowmark.node.node import STATUS_S
 from lowmark.node.server import Gone, NodeFailed, Server, ServerBusy
 from node.running import Running

@@ -12,7 +12,7 @@ from inside import backend_of
 from lowmark.inspect import open_offline
 from lowmark.node import NodeClient
 from lowmark.node.messages import HolderRow, WatermarkStatus
-from lowmark.node.table_status import (
+from lowmark.node.status import (
     HELD_MS_MAX,
     PINNED_BYTES_MAX,
     WAITING_MS_MAX,

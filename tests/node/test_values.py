@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowmark.errors import Rejected
-from lowmark.node.values import from_text, from_toml, size_bytes
+from lowmark.node.settings import from_text, from_toml, size_bytes
 
 
 class Colour(StrEnum):

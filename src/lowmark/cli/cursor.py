@@ -21,7 +21,7 @@ from lowmark.cli.output import Json, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.client import CursorPlace, Table, TableCursor
 from lowmark.formatting import bytes_text, counted, time_text, times_text
-from lowmark.node.table_status import WAITING_MS_MAX, cursor_warning
+from lowmark.node.status import WAITING_MS_MAX, cursor_warning
 from lowmark.runtime import HybridTime, millis_of
 from lowmark.table import CHANGE, TIME
 

@@ -23,7 +23,7 @@ from lowmark.errors import LowmarkError, Rejected
 from lowmark.formatting import bytes_text, counted
 from lowmark.log import is_log
 from lowmark.node import NotADatabase, data_path
-from lowmark.node.values import from_text as setting_from_text
+from lowmark.node.settings import from_text as setting_from_text
 from lowmark.runtime import RealDisk
 
 DATA_VARIABLE = "LOWMARK_DATA"

@@ -53,6 +53,7 @@ from lowmark.metastore.nodes import (
 )
 from lowmark.metastore.state import Found, State, prefix_end
 from lowmark.metastore.watches import Interest, Values
+from lowmark.node.actions import bare, history_entries, page_of, stored, watch_event
 from lowmark.node.messages import (
     CatalogStatus,
     GetReply,
@@ -65,9 +66,7 @@ from lowmark.node.messages import (
     WatchStarted,
     WatermarkStatus,
 )
-from lowmark.node.meta_actions import bare, history_entries, page_of, stored, watch_event
-from lowmark.node.status import Copy, Known, Trying, lease_row, merged
-from lowmark.node.table_status import TablePart, parts_of
+from lowmark.node.status import Copy, Known, TablePart, Trying, lease_row, merged, parts_of
 from lowmark.raft import Entry as RaftEntry
 from lowmark.raft import EntryKind, MembershipRefused, membership
 from lowmark.runtime import DiskFailed, HybridTime, Locked, RealDisk, millis_of, real_runtime

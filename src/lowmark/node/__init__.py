@@ -24,15 +24,16 @@ limit that does not exist.
 nothing else. Quiet unless something needs a person.
 """
 
-from lowmark.node.addresses import DEFAULT_ENDPOINT, NotLoopback
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.client import AnswerLost, NodeClient, NodeUnreachable
 from lowmark.node.directory import NotADatabase, check_directory, data_path, make_directory
 from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
 from lowmark.node.messages import (
+    DEFAULT_ENDPOINT,
     GetReply,
     GroupRow,
     HistoryPage,
+    NotLoopback,
     RangePage,
     Status,
     StoredEntry,

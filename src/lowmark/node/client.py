@@ -13,7 +13,6 @@ from pyarrow import flight
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.fault import decode_fault
 from lowmark.group import OutcomeUnknown
-from lowmark.node.addresses import joined
 from lowmark.node.messages import (
     ExecuteAsk,
     ExecutedReply,
@@ -33,6 +32,7 @@ from lowmark.node.messages import (
     WatchEvent,
     WatchStarted,
     WrittenReply,
+    joined,
 )
 from lowmark.runtime import host_and_port
 

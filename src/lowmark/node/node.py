@@ -37,16 +37,19 @@ from lowmark.metastore import (
     identify,
     load_identity,
 )
-from lowmark.node.addresses import DEFAULT_ENDPOINT, check_loopback, peers_beside
+from lowmark.node.actions import CatalogActions, MetaActions
 from lowmark.node.bridge import Bridge
-from lowmark.node.catalog_actions import CatalogActions
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
-from lowmark.node.messages import Nothing, PeerAddress
-from lowmark.node.meta_actions import MetaActions
+from lowmark.node.messages import (
+    DEFAULT_ENDPOINT,
+    Nothing,
+    PeerAddress,
+    check_loopback,
+    peers_beside,
+)
 from lowmark.node.server import Server, reply
 from lowmark.node.settings import Settings
-from lowmark.node.status import StatusService
-from lowmark.node.table_status import parts_here, watermark_status
+from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Placement
 from lowmark.runtime import RealDisk, RealLoop, real_runtime
 from lowmark.table import LowWatermark, Tables

@@ -28,9 +28,8 @@ from lowmark.catalog import NotInForce
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.fault import encode_fault
 from lowmark.group import CallLost, OutcomeUnknown
-from lowmark.node.addresses import check_free, joined
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
-from lowmark.node.messages import BODY_BYTES_MAX
+from lowmark.node.messages import BODY_BYTES_MAX, check_free, joined
 from lowmark.runtime import AddressUnusable, host_and_port
 
 logger = logging.getLogger(__name__)

@@ -2,19 +2,220 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, TypeVar, get_type_hints
 
-from lowmark.errors import Rejected
+from lowmark.errors import Rejected, invariant
 from lowmark.group import GroupConfig, TransportLimits
 from lowmark.log import LogConfig
 from lowmark.metastore import ClusterSettings, MetastoreConfig
 from lowmark.node.logs import Logging
-from lowmark.node.section import SectionT, did_you_mean, load_section
 from lowmark.runtime.store import whole_location
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# One setting's value: from TOML or from text to the type that its field has.
+#
+# Errors here speak only of the value; `load_section` adds where it was written.
+
+Value = int | float | str | bool
+
+_UNIT_BYTES = MappingProxyType(
+    {
+        "b": 1,
+        "kb": 1000,
+        "mb": 1000**2,
+        "gb": 1000**3,
+        "tb": 1000**4,
+        "kib": 1024,
+        "mib": 1024**2,
+        "gib": 1024**3,
+        "tib": 1024**4,
+    }
+)
+_SIZE = re.compile(r"([0-9][0-9_]*)\s*([a-z]+)", re.IGNORECASE)
+_BOOLS = MappingProxyType({"true": True, "1": True, "false": False, "0": False})
+
+
+def from_toml(value: object, *, kind: type, is_size: bool) -> Value:
+    """Take a value that TOML has typed already; only a size, or a choice, is still text."""
+    if issubclass(kind, StrEnum):
+        return _choice(value, kind)
+    if kind is int and is_size and isinstance(value, str):
+        return size_bytes(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return _finite(float(value))
+    # Not isinstance: True is an int to Python, and never to the person who wrote it.
+    if type(value) is kind and isinstance(value, int | str):
+        return value
+    raise _not_a(value, kind=kind, is_size=is_size)
+
+
+def from_text(value: object, *, kind: type, is_size: bool) -> Value:
+    """Take a value from the environment, where everything is text."""
+    text = str(value)
+    if issubclass(kind, StrEnum):
+        return _choice(text, kind)
+    if kind is str:
+        return text
+    if kind is bool and text.lower() in _BOOLS:
+        return _BOOLS[text.lower()]
+    if kind is int and is_size and _SIZE.fullmatch(text.strip()):
+        return size_bytes(text)
+    try:
+        if kind is int:
+            return int(text)
+        if kind is float:
+            return _finite(float(text))
+    except ValueError:
+        pass
+    raise _not_a(text, kind=kind, is_size=is_size)
+
+
+def size_bytes(text: str) -> int:
+    """Turn `256MiB` into bytes. A bare `M` is refused: half the world means 1000, half 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match and match[2].lower() in _UNIT_BYTES:
+        return int(match[1]) * _UNIT_BYTES[match[2].lower()]
+    raise _not_a(text, kind=int, is_size=True)
+
+
+def _choice(value: object, kind: type[StrEnum]) -> StrEnum:
+    choices = [str(choice) for choice in kind]
+    if isinstance(value, str) and value.lower() in choices:
+        return kind(value.lower())
+    raise Rejected(f"{value!r} is not a choice here", hint=f"Use one of: {', '.join(choices)}.")
+
+
+def _finite(number: float) -> float:
+    if math.isfinite(number):
+        return number
+    raise _not_a(number, kind=float, is_size=False)
+
+
+def _not_a(value: object, *, kind: type, is_size: bool) -> Rejected:
+    allowed = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+    }
+    invariant(kind in allowed, f"a setting can't be of type {kind.__name__}")
+    what = 'a size: a whole number of bytes, or text such as "256MiB"' if is_size else allowed[kind]
+    return Rejected(f"{value!r} is not {what}", hint=f"Give {what}.")
+
+
+# One section of the settings: any frozen dataclass, filled from arguments, environment and file.
+#
+# The dataclass is the only description of a section there is: its fields are the settings, with
+# their types and defaults, and its `__post_init__` says which values are allowed.
+
+SectionT = TypeVar("SectionT", bound="DataclassInstance")
+
+
+def load_section(
+    cls: type[SectionT],
+    name: str,
+    *,
+    arguments: Mapping[str, object],
+    environment: Mapping[str, str],
+    file: Mapping[str, object],
+    file_name: str,
+) -> SectionT:
+    """Fill a section; what was said closest to the command wins."""
+    prefix = f"LOWMARK_{name}_".upper()
+    variables = {v.removeprefix(prefix).lower(): v for v in environment if v.startswith(prefix)}
+    # The weakest source comes first and each stronger one overwrites it. Each is checked whole,
+    # also where it loses: a wrong line must not wait for the day its override is removed.
+    sources = (
+        _Source(file, parse=from_toml, spell=f"{name}.{{}}".format, where=f"in {file_name}"),
+        _Source(
+            {key: environment[variable] for key, variable in variables.items()},
+            parse=from_text,
+            spell=lambda key: f"{prefix}{key.upper()}",
+            where="in the environment",
+        ),
+        _Source(arguments, parse=from_toml, spell=f"{name}.{{}}".format, where="as an argument"),
+    )
+    given: dict[str, _Given] = {}
+    for source in sources:
+        given |= source.read(cls)
+    try:
+        return cls(**{key: each.value for key, each in given.items()})
+    except Rejected as error:
+        raise _at(_to_blame(cls, given), error) from error
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """Offer the nearest name, or all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(wrong, names, n=1)
+    return f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(names)}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value, and where a person would go to change it."""
+
+    value: Value
+    place: str
+
+
+class _Parse(Protocol):
+    def __call__(self, value: object, /, *, kind: type, is_size: bool) -> Value: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    values: Mapping[str, object]
+    parse: _Parse
+    spell: Callable[[str], str]  # how this source writes the name of a field
+    where: str
+
+    def read(self, cls: type[DataclassInstance]) -> dict[str, _Given]:
+        kinds = get_type_hints(cls)
+        known = [field.name for field in fields(cls)]
+        given = {}
+        for key, value in sorted(self.values.items()):
+            place = f"{self.spell(key)} {self.where}"
+            if key not in known:
+                raise Rejected(
+                    f"{place}: there is no such setting",
+                    hint=did_you_mean(self.spell(key), map(self.spell, known)),
+                )
+            # A field in bytes says so in its name, as every quantity here names its unit.
+            is_size = "bytes" in key.split("_")
+            try:
+                parsed = self.parse(value, kind=kinds[key], is_size=is_size)
+            except Rejected as error:
+                raise _at(place, error) from error
+            given[key] = _Given(parsed, place)
+        return given
+
+
+def _to_blame(cls: type[DataclassInstance], given: Mapping[str, _Given]) -> str:
+    """Find the value that is refused on its own; else it is how they go together."""
+    for key, each in given.items():
+        try:
+            cls(**{key: each.value})
+        except Rejected:
+            return each.place
+    return ", ".join(each.place for each in given.values())
+
+
+def _at(place: str, error: Rejected) -> Rejected:
+    return Rejected(f"{place}: {error.message}", detail=error.detail, hint=error.hint)
+
 
 FILE_NAME = "lowmark.toml"
 FILE_VARIABLE = "LOWMARK_SETTINGS"
@@ -74,7 +275,7 @@ class LedgerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One field per section; a package that can be tuned adds its own, also in `load_settings`."""
+    """One field per section; a package that can be tuned adds its own."""
 
     clock: ClockLimits = field(default_factory=ClockLimits)
     group: GroupConfig = field(default_factory=GroupConfig)
@@ -118,27 +319,19 @@ def load_settings(
     found = _find_file(path, environment=environment)
     file = _read_file(found) if found else {}
 
-    def section(cls: type[SectionT], name: str) -> SectionT:
-        return load_section(
-            cls,
+    kinds = get_type_hints(Settings)
+    sections = {
+        name: load_section(
+            kinds[name],
             name,
             arguments=arguments.get(name, {}),
             environment=environment,
             file=file.get(name, {}),
             file_name=str(found),
         )
-
-    return Settings(
-        clock=section(ClockLimits, "clock"),
-        group=section(GroupConfig, "group"),
-        ledger=section(LedgerSettings, "ledger"),
-        log=section(LogConfig, "log"),
-        logging=section(Logging, "logging"),
-        metastore=section(MetastoreConfig, "metastore"),
-        schema_sync=section(SchemaSync, "schema_sync"),
-        transport=section(TransportLimits, "transport"),
-        watermark=section(WatermarkSettings, "watermark"),
-    )
+        for name in _SECTIONS
+    }
+    return Settings(**sections)
 
 
 def _find_file(path: Path | None, *, environment: Mapping[str, str]) -> Path | None:
