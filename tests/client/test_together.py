@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lowmark.compaction.waves import together
+from lowmark.compaction.runner import together
 
 
 def test_answers_come_in_order_from_as_many_threads_as_were_asked_for() -> None:

@@ -44,7 +44,7 @@ from lowmark.client import (
     looking_back,
 )
 from lowmark.compaction.compactor import Compactor
-from lowmark.compaction.options import RunOptions
+from lowmark.compaction.context import RunOptions
 from lowmark.compaction.runner import LocalRunner
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import GroupConfig

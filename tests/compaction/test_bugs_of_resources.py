@@ -17,8 +17,8 @@ from eventually import eventually
 from inside import backend_of
 from lowmark.backend.errors import Cancelled
 from lowmark.compaction import holds as run_holds
+from lowmark.compaction import run as run_watching
 from lowmark.compaction import runner as running
-from lowmark.compaction import watch as run_watching
 from lowmark.compaction import work as run_work
 from lowmark.errors import Unavailable
 from lowmark.ledger import RunRecord, Tail, Work

@@ -23,7 +23,7 @@ from inside import backend_of
 from lowmark.backend.errors import BatchesMoved, RunUnderWay
 from lowmark.client import BelowWatermark, GapFound
 from lowmark.compaction.compactor import Compactor
-from lowmark.compaction.options import RunOptions
+from lowmark.compaction.context import RunOptions
 from lowmark.compaction.runner import LocalRunner
 from lowmark.errors import Rejected, Unavailable
 from lowmark.group import Future, OutcomeUnknown

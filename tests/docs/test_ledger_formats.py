@@ -27,7 +27,7 @@ from docs.pages import FORMATS, blocks, tables
 from inside import backend_of
 from lowmark.client import Database, Table
 from lowmark.compaction.records import _FINISHED_KEPT
-from lowmark.compaction.watch import _LOOK_S
+from lowmark.compaction.run import _LOOK_S
 from lowmark.errors import Rejected
 from lowmark.inspect import verify_log
 from lowmark.ledger import (

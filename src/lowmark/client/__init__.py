@@ -55,10 +55,9 @@ from lowmark.client.table import Table
 from lowmark.client.table_reading import Snapshot
 from lowmark.client.tide import Tide
 from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder, TideLedger
+from lowmark.compaction.context import Progress
 from lowmark.compaction.description import LedgerDescription, RetiredLedger
-from lowmark.compaction.options import Progress
-from lowmark.compaction.rebuild import Rebuilt
-from lowmark.compaction.reconcile import Reconciled
+from lowmark.compaction.repair import Rebuilt, Reconciled
 from lowmark.compaction.runner import Engine, why_no_spark
 from lowmark.compaction.verify import LedgerVerdict
 from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused

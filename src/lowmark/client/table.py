@@ -37,10 +37,9 @@ from lowmark.client.table_reading import Snapshot, Start, TableReaders
 from lowmark.client.table_writing import TableWriter
 from lowmark.client.tide import STRETCHES, Tide, tide_of
 from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.context import Progress, RunOptions
 from lowmark.compaction.description import LedgerDescription
-from lowmark.compaction.options import Progress, RunOptions
-from lowmark.compaction.rebuild import Rebuilt, rebuild_ledgers
-from lowmark.compaction.reconcile import Reconciled, reconcile_ledgers
+from lowmark.compaction.repair import Rebuilt, Reconciled, rebuild_ledgers, reconcile_ledgers
 from lowmark.compaction.runner import Engine, Runners
 from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
 from lowmark.convert.columns import ColumnsLike

@@ -15,7 +15,7 @@ from lowmark.backend.port import Backend, HasBackend
 from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import Table
 from lowmark.compaction.compactor import Compactor
-from lowmark.compaction.options import RunOptions
+from lowmark.compaction.context import RunOptions
 from lowmark.compaction.plan import old_enough
 from lowmark.compaction.runner import Runners
 from lowmark.errors import Corrupt, LowmarkError

@@ -21,10 +21,9 @@ from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend, HasBackend
 from lowmark.catalog import Table, TableId
 from lowmark.compaction.cancel import CancelToken
-from lowmark.compaction.context import RunContext
+from lowmark.compaction.context import RunContext, RunOptions
 from lowmark.compaction.description import LedgerDescription, describe_ledgers
 from lowmark.compaction.holds import release_of
-from lowmark.compaction.options import RunOptions
 from lowmark.compaction.records import Records
 from lowmark.compaction.run import Run, check_wanted
 from lowmark.compaction.runner import OwnSpark, Runner

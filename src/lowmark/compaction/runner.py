@@ -11,17 +11,86 @@ import secrets
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from contextvars import ContextVar, copy_context
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from lowmark import spark
 from lowmark.compaction.cancel import CancelToken
-from lowmark.compaction.waves import together
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.fault import encode_fault
 from lowmark.ledger import RunRecord, carry_out
 from lowmark.runtime import Disk, DiskFull, RealDisk
+
+# Several things at the same time, each on a thread: for what mostly waits for the disk.
+#
+# Plain threads, not a pool of `concurrent.futures`: that refuses work as soon as the main thread
+# has ended, while a thread of the user's, which the interpreter waits for, may still be in a run.
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def together(
+    function: Callable[[T], U],
+    items: Sequence[T],
+    *,
+    most: int,
+    name: str,
+    failed: Callable[[], object] = lambda: None,
+) -> list[U]:
+    """Call a function on all, on this thread and on others, `most` at once; gives the answers in
+    order. Where no more threads can be started, those that there are do it all.
+
+    When all have ended, the first error is raised. `failed` is called at once, on whatever thread,
+    and may make the others end early. What ends the process, Ctrl-C too, lets none begin any more,
+    and goes before other errors.
+    """
+    todo = deque(enumerate(items))
+    answers: dict[int, U] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while True:
+            try:
+                at, one = todo.popleft()
+            except IndexError:
+                return
+            try:
+                answers[at] = function(one)
+            except BaseException as error:
+                note(error)
+
+    def note(error: BaseException) -> None:
+        if isinstance(error, Exception):
+            errors.append(error)
+        else:
+            errors.insert(0, error)
+            todo.clear()
+        failed()
+
+    threads: list[threading.Thread] = []
+    try:
+        for number in range(1, min(len(items), most)):
+            run = copy_context().run
+            thread = threading.Thread(target=run, args=(work,), name=f"{name} {number}")
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more of them, or the interpreter ends
+                break
+            threads.append(thread)
+        work()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # Ctrl-C between two items, or while the others are waited for
+        note(error)
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return [answers[at] for at in range(len(items))]
+
 
 Engine: TypeAlias = Literal["auto", "spark", "local"]
 """What carries the work of a run out: Spark, this process, or Spark where it is installed and else

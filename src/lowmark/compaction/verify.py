@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from lowmark.backend.values import Hold, PartitionStatus, ReadRange
-from lowmark.compaction.context import RunContext
-from lowmark.compaction.options import Progress
+from lowmark.compaction.context import Progress, RunContext
 from lowmark.compaction.records import SeenPointer
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Expected, Lost, Problem, Verified, read_manifest, verify_ledger
