@@ -153,7 +153,8 @@ def test_columns_have_the_ids_of_the_catalog_and_pages_have_checksums(store: Sto
     # then any program that looks at them finds damage
     path = Path(store.full_path(file.path))
     data = bytearray(path.read_bytes())
-    data[40] ^= 1
+    chunk = stored.metadata.row_group(0).column(0)
+    data[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 1
     path.write_bytes(data)
     with pytest.raises(OSError, match="CRC"):
         pq.ParquetFile(path, page_checksum_verification=True).read()

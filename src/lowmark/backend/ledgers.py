@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from lowmark.backend.filtering import Where
 from lowmark.catalog import Table
 from lowmark.errors import Corrupt
 from lowmark.ledger import (
@@ -168,20 +169,31 @@ class OpenLedger:
     # -- reading forward ------------------------------------------------------------------------
 
     def batches(
-        self, shape: Shape, *, start: int, end: int, without: Sequence[Mask | None] | None = None
+        self,
+        shape: Shape,
+        *,
+        start: int,
+        end: int,
+        without: Sequence[Mask | None] | None = None,
+        where: Where | None = None,
     ) -> Iterator[tuple[pa.RecordBatch, I64]]:
         """Live rows with offsets from `start` to before `end`, and those offsets, in order.
 
         Deletes come only where the shape has `_change`. `without` says of each file which rows are
-        left out besides those that are dead.
+        left out besides those that are dead. With `where`, which has the shape, only rows that
+        pass are given.
         """
         for at, file in enumerate(self.files):
             if file.last < start or file.first >= end or not file.kept_rows:
                 continue
             opened = self._opened(at)
-            names = [*shape.needs(file.schema), OFFSET, *([TIME] if TIME in shape.names else [])]
+            names = _needed(shape if where is None else where.probe, file.schema)
             wanted = {}
-            for group in opened.groups(start, end):
+            possible: Sequence[int] = opened.groups(start, end)
+            if where is not None and possible:
+                passing = where.filter.groups(opened)
+                possible = [group for group in possible if group in passing]
+            for group in possible:
                 low, high = int(opened.starts[group]), int(opened.starts[group + 1])
                 keep = self._wanted(at, low, high, shape, without)
                 if keep.any():
@@ -192,9 +204,25 @@ class OpenLedger:
                 keep &= (offsets >= start) & (offsets < end)
                 if not keep.any():
                     continue
+                if where is not None:
+                    keep = self._passing(where, at, low, rows, keep)
+                    if not keep.any():
+                        continue
+                    others = [name for name in _needed(shape, file.schema) if name not in names]
+                    rows = _beside(rows, opened.group(group, others)) if others else rows
                 if not keep.all():
                     rows, offsets = rows.filter(pa.array(keep)), offsets[keep]
                 yield self._materialized(shape, at, rows, offsets, self.deletes(at)[low:high][keep])
+
+    def _passing(self, where: Where, at: int, low: int, rows: pa.RecordBatch, keep: Mask) -> Mask:
+        """Which rows of a row group are kept, of those that would be without a filter."""
+        some = rows if keep.all() else rows.filter(pa.array(keep))
+        offsets = some.column(OFFSET).to_numpy()
+        deletes = self.deletes(at)[low : low + len(keep)][keep]
+        judged, _ = self._materialized(where.probe, at, some, offsets, deletes)
+        passing = np.zeros(len(keep), np.bool_)
+        passing[np.flatnonzero(keep)[where.filter.mask(judged)]] = True
+        return passing
 
     def _in_pairs(
         self, at: int, opened: OpenFile, groups: Sequence[int], names: Sequence[str]
@@ -350,6 +378,17 @@ class OpenLedger:
                 rows = opened.group(group, names)
             rows = self._groups.put(key, rows)
         return rows
+
+
+def _needed(shape: Shape, version: int) -> list[str]:
+    """The columns of a file that a shape needs, and those by which rows are known."""
+    return [*shape.needs(version), OFFSET, *([TIME] if TIME in shape.names else [])]
+
+
+def _beside(rows: pa.RecordBatch, others: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows, with columns of both."""
+    names = [*rows.schema.names, *others.schema.names]
+    return pa.RecordBatch.from_arrays([*rows.columns, *others.columns], names=names)
 
 
 def _begun(

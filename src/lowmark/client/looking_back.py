@@ -92,6 +92,7 @@ class AsOfReader(Reader):
         return {part.partition: part.end or 0 for part in self._parts}
 
     def _run(self) -> Iterator[pa.RecordBatch]:
+        where = self._reading.where
         try:
             for part in self._parts:
                 if not self._goes_on():
@@ -101,7 +102,7 @@ class AsOfReader(Reader):
                         batch = batch.slice(0, self._left)
                         self._left -= batch.num_rows
                     if batch.num_rows:
-                        yield batch
+                        yield batch if where is None else where.give(batch)
                     if self._closed:
                         return
                     if self._left == 0:
@@ -143,6 +144,7 @@ class AsOfReader(Reader):
 
     def _survivors(self, part: PartitionReader) -> Iterator[pa.RecordBatch]:
         view, shape, ledger = part.view, self._reading.shape, self._ledger(part)
+        where = self._reading.where
         first, count = _stretch(part)
         masks, keys = self._masks(part, first, count)
         if ledger is not None:
@@ -158,19 +160,21 @@ class AsOfReader(Reader):
             commands = self._fetch_held(part, low, high)
             for at in wanted:
                 command, keep = commands[at - low], masks[at]
-                yield shape.read_at(view, at, command, partition=part.partition, keep=keep)
+                batch = shape.read_at(view, at, command, partition=part.partition, keep=keep)
+                yield batch if where is None else where.passing(batch)
 
     def _of_ledger(
         self, ledger: OpenLedger, without: list[Mask | None] | None
     ) -> Iterator[pa.RecordBatch]:
-        shape = self._reading.shape
+        shape, where = self._reading.shape, self._reading.where
         if without is None:
             without = [None] * len(ledger.files)
         left_out = [
             ledger.deletes(at) if mask is None else mask | ledger.deletes(at)
             for at, mask in enumerate(without)
         ]
-        for batch, _ in ledger.batches(shape, start=0, end=ledger.horizon, without=left_out):
+        end = ledger.horizon
+        for batch, _ in ledger.batches(shape, start=0, end=end, without=left_out, where=where):
             yield batch
 
     # -- without reading it all -----------------------------------------------------------------

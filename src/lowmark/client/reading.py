@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import pyarrow as pa
 
 from lowmark.backend.errors import BatchesMoved, HoldUnknown, PackageMissing, ReaderEnded, RowsLost
+from lowmark.backend.filtering import Where
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Held, Hold, PartitionStatus, ReadRange
@@ -180,6 +181,8 @@ class Reading:
     """Whether rows below the horizon come from the ledger."""
     trusted: bool = False
     """Whether a hold has kept deletes for it since before: a cursor does."""
+    where: Where | None = None
+    """Which rows are given; it has the shape."""
 
 
 def horizon_of(view: View) -> int:
@@ -242,7 +245,8 @@ class Reader:
     @property
     def schema(self) -> pa.Schema:
         """Of every batch."""
-        return self._reading.shape.schema
+        where = self._reading.where
+        return self._reading.shape.schema if where is None else where.schema
 
     @property
     def position(self) -> dict[int, int]:
@@ -348,6 +352,7 @@ class Reader:
         self._let_go(part)
 
     def _run(self) -> Iterator[pa.RecordBatch]:
+        where = self._reading.where
         try:
             for part in () if self._closed else self._parts:
                 self._begin(part)
@@ -362,9 +367,9 @@ class Reader:
                             batch = batch.slice(0, self._left)
                             self._left -= batch.num_rows
                             if not self._left:
-                                self._stop_behind(part, batch.num_rows)
+                                self._stop_behind(part, batch)
                         if batch.num_rows:
-                            yield batch
+                            yield batch if where is None else where.give(batch)
                         if self._left == 0 or self._closed:
                             self._ended = self._left == 0
                             return
@@ -420,7 +425,8 @@ class Reader:
         low = view.batch_at(part.at)
         # Not beyond its end: what lies there is not held for it, and may be gone.
         high = view.fitting(low, view.batch_at(end - 1) + 1, self._reading.batch_bytes)
-        shape, held = self._reading.shape, part.end is not None
+        shape, where = self._reading.shape, self._reading.where
+        held = part.end is not None
         columns = view.columns
         try:
             entries = self._fetch(part, low, high)
@@ -447,7 +453,8 @@ class Reader:
             if changes[at - low] == _DELETE and not shape.with_deletes:
                 continue
             number = part.partition
-            yield shape.read_at(view, at, command, partition=number, low=from_row, high=to_row)
+            batch = shape.read_at(view, at, command, partition=number, low=from_row, high=to_row)
+            yield batch if where is None else where.passing(batch)
 
     def _from_ledger(self, part: PartitionReader, end: int) -> Iterator[pa.RecordBatch]:
         """What is left of the rows below the horizon."""
@@ -465,7 +472,8 @@ class Reader:
         stop = min(end, horizon)
         self._skip_lost(part, ledger.manifest.lost, stop)
         self._skip_expired(part, min(ledger.manifest.expired, stop))
-        for batch, offsets in ledger.batches(self._reading.shape, start=part.at, end=stop):
+        shape, where = self._reading.shape, self._reading.where
+        for batch, offsets in ledger.batches(shape, start=part.at, end=stop, where=where):
             part.at, part.offsets, part.given = int(offsets[-1]) + 1, offsets, True
             yield batch
         part.at, part.offsets = max(part.at, stop), None
@@ -531,8 +539,12 @@ class Reader:
             low = high
         return ranges
 
-    def _stop_behind(self, part: PartitionReader, rows: int) -> None:
+    def _stop_behind(self, part: PartitionReader, given: pa.RecordBatch) -> None:
         """Stand right behind the last row that was given, though its batch has more."""
+        rows, where = given.num_rows, self._reading.where
+        if where is not None:
+            part.at = where.offset_of(given, rows - 1) + 1
+            return
         if part.offsets is not None:
             part.at = int(part.offsets[rows - 1]) + 1
             return

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lowmark.backend.errors import TableUnknown
 from lowmark.backend.port import Backend
@@ -217,6 +218,7 @@ class Table:
         self,
         *,
         columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
         start: Start | None = None,
         end: Start | Snapshot | None = None,
         follow: bool = False,
@@ -252,6 +254,14 @@ class Table:
         any, all of the table's are given, and `_change` if it has a key. Deletes are returned
         only if `_change` is selected, since they would look like rows otherwise.
 
+        `where` is an Arrow expression over the table's columns and system columns, such as
+        `pc.field("status") == "new"`: only rows of which it is true are given, exactly those that
+        filtering afterwards would leave; `limit` counts them. Columns that only `where` needs are
+        not given. Of ledgers, row groups are passed over whose statistics say that they have none.
+        A delete has its key and null in all other columns; to have deletes among the rows, say so:
+        `(pc.field("status") == "new") | (pc.field("_change") == "delete")`, and select `_change`.
+        As of a time, the last row of each key is found first, and then has to pass.
+
         Rows that retention has removed before the reader came raise `GapFound`, or are counted in
         `gaps` (`on_gap="skip"`). With `lease_ms` nothing is removed that this reader has not read,
         as long as it does not pause for longer than that.
@@ -269,7 +279,9 @@ class Table:
                     "a table as of a time has no start, no end and no tail",
                     hint="Leave start, end and follow out, or as_of.",
                 )
-            return self._readers.as_of(as_of, columns, list(wanted), limit=limit, on_gap=on_gap)
+            return self._readers.as_of(
+                as_of, columns, list(wanted), limit=limit, on_gap=on_gap, where=where
+            )
         return self._readers.forward(
             list(wanted),
             columns=columns,
@@ -282,6 +294,7 @@ class Table:
             lease_ms=lease_ms,
             compacted=compacted,
             cursor=cursor,
+            where=where,
         )
 
     def snapshot(self) -> Snapshot:
@@ -335,12 +348,17 @@ class Table:
         number = form.bucket_one(form.one(values), table.partitions)
         return self._readers.as_of(as_of, None, [number], on_gap="skip").row_of(values)
 
-    def count(self, *, as_of: TimeLike | None = None) -> int:
+    def count(self, *, where: pc.Expression | None = None, as_of: TimeLike | None = None) -> int:
         """How many rows the table has now, or had at a time: of each key one, unless it was
         deleted; without a key, all that are left. It is exact. Rows in ledgers are counted by their
         manifests; of the backlog, keys and changes are read, and without a key nothing is.
+
+        With `where`, how many rows pass, as with `read`: then the columns that it needs are read.
         """
         at = "now" if as_of is None else as_of
+        if where is not None:
+            with self.read(where=where, as_of=at, columns=[], on_gap="skip") as reader:
+                return sum(batch.num_rows for batch in reader)
         return self._readers.as_of(at, None, self._wanted(), on_gap="skip").count()
 
     def get_many(self, keys: object) -> list[dict[str, Any] | None]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from lowmark.backend.filtering import Where
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.backend.values import Hold
@@ -85,11 +86,13 @@ class TableReaders:
         lease_ms: int | None,
         compacted: bool,
         cursor: str | None,
+        where: object = None,
     ) -> Reader:
         """Every change in the order of its offset; see `Table.read`."""
         if follow and end is not None:
             raise Rejected("a reader that follows has no end", hint="Leave one of both out.")
         shape = Shape(self._current(), columns, newest=self._current)
+        chosen = None if where is None else Where(where, shape)
         whole_table = start is None and cursor is None and not compacted
         start = "earliest" if start is None else start
         if cursor is not None:
@@ -106,7 +109,7 @@ class TableReaders:
             last = "latest" if end is None else end
             ends = self._offsets(last, views, what="end", compacted=compacted)
         reading = Reading(
-            shape,
+            shape if chosen is None else chosen.shape,
             starts,
             ends,
             limit,
@@ -121,6 +124,7 @@ class TableReaders:
             described=self._described,
             compacted=compacted,
             trusted=cursor is not None,
+            where=chosen,
         )
         return Reader(self._backend, reading)
 
@@ -132,6 +136,7 @@ class TableReaders:
         *,
         limit: int | None = None,
         on_gap: Literal["raise", "skip"],
+        where: object = None,
     ) -> AsOfReader:
         """The table as it was at a time; see `Table.read`."""
         time = self._past(as_of)
@@ -144,6 +149,10 @@ class TableReaders:
             )
         if columns is None:
             columns = [column.name for column in then.columns]
+        # Of the catalog of then are the columns. What rows are stored as, they say themselves,
+        # by a number: one may be of a version that came into force only later.
+        shape = Shape(then, columns, newest=self._described)
+        chosen = None if where is None else Where(where, shape)
         why = f"table {self._described().name} is read as of then"
         backend = self._backend  # the one that has the hold reads, too
         history = Hold.drawn()  # before it is taken: Ctrl-C at any moment from here on releases it
@@ -152,11 +161,8 @@ class TableReaders:
             views = backend.views(self._id, wanted, closed_at=time)
             ends = {number: view.offset_after(time) for number, view in views.items()}
             starts = {number: horizon_of(view) for number, view in views.items()}
-            # Of the catalog of then are the columns. What rows are stored as, they say themselves,
-            # by a number: one may be of a version that came into force only later.
-            shape = Shape(then, columns, newest=self._described)
             reading = Reading(
-                shape,
+                shape if chosen is None else chosen.shape,
                 starts,
                 ends,
                 limit,
@@ -165,6 +171,7 @@ class TableReaders:
                 newest=self._described,
                 ledgers=self._ledgers,
                 described=self._described,
+                where=chosen,
             )
             return AsOfReader(backend, reading, time=time, history=history)
         except BaseException:

@@ -118,7 +118,7 @@ class Shape:
 
     `columns` are names of the table's columns and of system columns, in any order; None stands for
     all columns, and with a key for `_change`, too. Where `_change` is not among them, deletes are
-    left out: they would look like rows.
+    left out: they would look like rows; `with_deletes` says otherwise.
 
     The columns stay those of `table`, also for rows that are written with a later schema version;
     `newest` gives the table that knows it. What was dropped meanwhile is null.
@@ -130,6 +130,7 @@ class Shape:
         columns: Sequence[str] | None = None,
         *,
         newest: Callable[[], Table] | None = None,
+        with_deletes: bool | None = None,
     ) -> None:
         self.table = table
         self._newest = newest
@@ -146,8 +147,16 @@ class Shape:
                 for name, column in zip(self.names, self._columns, strict=True)
             ]
         )
-        self.with_deletes = CHANGE in self.names
+        self.with_deletes = CHANGE in self.names if with_deletes is None else with_deletes
         self._readings: dict[tuple[int, int], _Reading] = {}
+
+    def with_more(self, names: tuple[str, ...]) -> Shape:
+        """The same rows, with more columns behind these."""
+        return self.only((*self.names, *names))
+
+    def only(self, names: tuple[str, ...]) -> Shape:
+        """The same rows with other columns: whether deletes are among them stays as it is."""
+        return Shape(self.table, names, newest=self._newest, with_deletes=self.with_deletes)
 
     def read(
         self,
