@@ -8,6 +8,7 @@ from lowmark.version import __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from lowmark import errors as errors
+    from lowmark.client import connect as connect
     from lowmark.client import open_database as open  # noqa: A004
     from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 
@@ -18,6 +19,7 @@ __all__ = [
     "Rejected",
     "Unavailable",
     "__version__",
+    "connect",
     "errors",
     "open",
 ]
@@ -28,6 +30,7 @@ _FOUND_IN = {
     "LowmarkError": ("lowmark.errors", "LowmarkError"),
     "Rejected": ("lowmark.errors", "Rejected"),
     "Unavailable": ("lowmark.errors", "Unavailable"),
+    "connect": ("lowmark.client", "connect"),
     "errors": ("lowmark.errors", ""),
     "open": ("lowmark.client", "open_database"),
 }

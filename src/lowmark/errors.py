@@ -122,8 +122,10 @@ def invariant(ok: object, message: str) -> None:
 
 _DEFINED_IN = {
     "lowmark.backend.errors": (
-        "AppendFailed Cancelled Closed Ended Forked HoldUnknown PackageMissing ProducerClosed"
-        " ReaderEnded RowsLost RowsUnrecoverable RunUnderWay SegmentsElsewhere TableUnknown"
+        "AppendFailed Cancelled Closed Ended Forked HoldUnknown OtherDatabase PackageMissing"
+        " ProducerClosed ProtocolRefused ReaderEnded RequestRefused RowMisplaced RowsLost"
+        " RowsUnrecoverable RunUnderWay SchemaNotInForce SegmentsElsewhere ServerFull ServerStuck"
+        " TableUnknown"
     ),
     "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
     "lowmark.client": "GapFound",

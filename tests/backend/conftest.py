@@ -10,8 +10,10 @@ import pytest
 from backend.encoded import EncodedBackend
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.port import Backend
+from lowmark.backend.remote import RemoteBackend
 from lowmark.client import Database
 from lowmark.node import load_settings, make_directory
+from lowmark.server import Server
 
 
 def embedded(path: Path) -> Embedded:
@@ -20,12 +22,20 @@ def embedded(path: Path) -> Embedded:
     return Embedded(path, settings)
 
 
-@pytest.fixture(params=["embedded", "encoded"])
+@pytest.fixture(params=["embedded", "encoded", "tcp", "unix"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    made: Backend = embedded(tmp_path / "data")
-    if request.param == "encoded":
-        made = EncodedBackend(made)
-    yield made
+    made = embedded(tmp_path / "data")
+    match request.param:
+        case "embedded":
+            yield made
+        case "encoded":
+            yield EncodedBackend(made)
+        case kind:
+            address = "127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/socket"
+            with Server(Database(made), address) as server:
+                remote = RemoteBackend(server.address)
+                yield remote
+                remote.close()
     made.close()
 
 

@@ -101,9 +101,9 @@ class EncodedBackend:
         moment: Moment = self._call("now", table, timeout_s=timeout_s)
         return moment
 
-    def catalog(self) -> Catalog:
+    def catalog(self, *, fresh: bool = False) -> Catalog:
         self.calls.add("catalog")
-        theirs = self._backend.catalog()
+        theirs = self._backend.catalog(fresh=fresh)
         if self._catalogs is None or self._catalogs[0] is not theirs:
             self._catalogs = theirs, decode(encode(theirs))
         return self._catalogs[1]
@@ -209,8 +209,9 @@ class EncodedBackend:
         held: Held = self._call("hold", table, ranges, **how, hold=hold, timeout_s=timeout_s)
         return held
 
-    def wait(self, hold: Hold, timeout_s: float) -> None:
-        self._call("wait", hold, timeout_s)
+    def wait(self, hold: Hold, timeout_s: float, *, seen: int = 0) -> int:
+        now: int = self._call("wait", hold, timeout_s, seen=seen)
+        return now
 
     def batches(
         self,

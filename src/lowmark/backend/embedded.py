@@ -20,6 +20,7 @@ from typing import Literal
 
 from pyroaring import BitMap64
 
+from lowmark.backend.changes import Changes
 from lowmark.backend.errors import BatchesMoved, HoldUnknown
 from lowmark.backend.node_thread import NodeThread
 from lowmark.backend.uses import FileUses
@@ -30,6 +31,7 @@ from lowmark.backend.values import (
     Held,
     Hold,
     Moment,
+    Numbered,
     PartitionStatus,
     ReadRange,
 )
@@ -85,9 +87,9 @@ class _Kept:
 
     ends: list[Callable[[], object]] = field(default_factory=list)
     """End it, on the loop."""
-    changed: threading.Event = field(default_factory=threading.Event)
+    changes: Changes = field(default_factory=Changes)
     followed: list[Partition] = field(default_factory=list)
-    """The partitions whose changes set `changed`."""
+    """The partitions whose changes `changes` counts."""
     files: dict[int, Hold] = field(default_factory=dict)
     """What keeps the files of ledgers, by partition."""
     held: Held | None = None
@@ -208,6 +210,7 @@ class Embedded(NodeThread):
         self.tables = node.tables
         self.mark = node.watermark
         self._metastore = node.cluster.metastore
+        self._groups = node.groups
         self._latest: Catalog | None = None
         self._readers = count()
         self._kept: dict[int, _Kept] = {}
@@ -293,8 +296,9 @@ class Embedded(NodeThread):
 
     # -- the catalog ----------------------------------------------------------------------------
 
-    def catalog(self) -> Catalog:
+    def catalog(self, *, fresh: bool = False) -> Catalog:
         """See `Backend`."""
+        del fresh  # it always is
         latest = self.catalogs.latest
         if latest is self._latest:
             return latest
@@ -390,6 +394,23 @@ class Embedded(NodeThread):
     def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> EmbeddedAppender:
         """See `Backend`."""
         return EmbeddedAppender(self, table, producer=producer, epoch=epoch)
+
+    def put(self, numbered: Sequence[Numbered]) -> None:
+        """Have batches stored under the numbers that they have: for a server, whose clients number
+        them. Each is answered on the loop, which must not wait for anything there.
+        """
+        self.check()
+        self.tell(lambda: self._put(numbered))
+
+    def _put(self, numbered: Sequence[Numbered]) -> None:
+        """On the loop."""
+        for one in numbered:
+            try:
+                future = self.tables.get(one.table, one.partition).append_in_place(one.room)
+            except LowmarkError as error:
+                future = Future.failed(error)
+            future.then(partial(_answer, one))
+        self._groups.turn()
 
     def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
         """See `Backend`."""
@@ -579,7 +600,7 @@ class Embedded(NodeThread):
             if wanted.ledger == "below":
                 start = max(start, ledger.horizon)
         if wanted.end is None:
-            kept.ends.append(partition.follow(kept.changed.set))
+            kept.ends.append(partition.follow(kept.changes.add))
             kept.followed.append(partition)
             return
         end = min(wanted.end, view.end)
@@ -591,7 +612,7 @@ class Embedded(NodeThread):
         log.hold(holder, kind=kind, pins=pins, why=why)
         kept.ends.append(lambda: log.release(holder, kind))
 
-    def wait(self, hold: Hold, timeout_s: float) -> None:
+    def wait(self, hold: Hold, timeout_s: float, *, seen: int = 0) -> int:
         """See `Backend`."""
         kept = self._kept.get(hold.number)
         if kept is None:
@@ -602,8 +623,7 @@ class Embedded(NodeThread):
             if stopped is not None:
                 self.check()  # closed in between: that says more
                 raise stopped.again()
-        if kept.changed.wait(timeout_s):
-            kept.changed.clear()
+        return kept.changes.wait(seen, timeout_s)
 
     def release(self, hold: Hold) -> None:
         """See `Backend`."""
@@ -611,7 +631,7 @@ class Embedded(NodeThread):
             return
         kept = self._kept.get(hold.number)
         if kept is not None:
-            kept.changed.set()  # a thread that waits goes on, and finds out
+            kept.changes.add()  # a thread that waits goes on, and finds out
         if not self.closed:
             self.tell(lambda: self._end(hold.number))
 
@@ -826,6 +846,10 @@ class Embedded(NodeThread):
             )
         self.ask(lambda: self._metastore.invoke(Do(tuple(operations))), timeout_s=timeout_s)
         return True
+
+
+def _answer(one: Numbered, future: Future[Appended]) -> None:
+    one.done(future.error if future.error is not None else future.result())
 
 
 def _proposed(copy: Partition, command: Control) -> Future[Outcome]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.group import OutcomeUnknown as _OutcomeUnknown
 from lowmark.runtime import by_name
+from lowmark.table.errors import BatchRefused
 
 OutcomeUnknown = _OutcomeUnknown
 """What was asked may have been done: look before you ask again. It is the group's error."""
@@ -164,6 +165,80 @@ class HoldUnknown(Conflict):
             " gone.",
             hint="Read again from the start.",
         )
+
+
+class ProtocolRefused(Rejected):
+    """A client and a server whose releases do not understand each other."""
+
+    def __init__(self, *, theirs: int, ours: int, release: str) -> None:
+        super().__init__(
+            f"the server speaks protocol {ours}, and this client protocol {theirs}",
+            detail=f"The server is release {release} of Lowmark.",
+            hint="Use releases of Lowmark that belong together.",
+        )
+        self.theirs, self.ours, self.release = theirs, ours, release
+
+
+class OtherDatabase(Rejected):
+    """Another database than before answers at an address."""
+
+    def __init__(self, address: str, *, expected: str, found: str) -> None:
+        super().__init__(
+            f"another database answers at {address} than the one that was connected to",
+            detail=f"It was {expected}, and now it is {found}. Nothing was done.",
+            hint="Connect again, if you mean the new one.",
+        )
+
+
+class ServerFull(Unavailable):
+    """A server that has as much under way as it takes."""
+
+    def __init__(self, what: str, *, limit: int) -> None:
+        super().__init__(
+            f"the server has {limit:,} {what} under way, and takes no more",
+            hint="Close readers that you no longer need, or retry in a moment.",
+        )
+        self.what, self.limit = what, limit
+
+
+class ServerStuck(Unavailable):
+    """A server that did not end in time."""
+
+    def __init__(self, address: str, *, waited_s: float) -> None:
+        super().__init__(
+            f"the server at {address} did not end within {waited_s:g} seconds",
+            detail="A client keeps a connection open that could not be cut.",
+            hint="What was acknowledged is safe: end the process.",
+        )
+
+
+class RequestRefused(Rejected):
+    """A message to a server that is not what it takes."""
+
+
+class RowMisplaced(BatchRefused):
+    """A batch with a row that belongs into another partition."""
+
+    def __init__(self, table: str, *, partition: int, row: int, belongs: int) -> None:
+        super().__init__(
+            f"row {row} of a batch for partition {partition} of table {table} belongs into"
+            f" partition {belongs}",
+            detail="Rows go by the hash of their key. Nothing of the batch was stored.",
+            hint="Have Lowmark's client split the rows, or send them whole, without a partition.",
+        )
+        self.partition, self.row, self.belongs = partition, row, belongs
+
+
+class SchemaNotInForce(BatchRefused):
+    """A batch that was written with a schema version which the table does not take."""
+
+    def __init__(self, table: str, *, version: int, why: str) -> None:
+        super().__init__(
+            f"table {table} takes no rows of schema version {version}: {why}",
+            detail="Nothing of the batch was stored.",
+            hint="Read the catalog again, and write with the newest version.",
+        )
+        self.version = version
 
 
 class RowsLost(LowmarkError):

@@ -86,10 +86,11 @@ class Backend(Protocol):
 
     # -- the catalog ----------------------------------------------------------------------------
 
-    def catalog(self) -> Catalog:
+    def catalog(self, *, fresh: bool = False) -> Catalog:
         """The newest version that is in force here; the same object until there is a newer one.
 
-        Of a database that was closed, the last one.
+        A database at a distance may be a moment behind, unless it is to be `fresh`. Of one that
+        was closed, the last one.
         """
 
     def catalog_at(self, time: int, *, timeout_s: float | None = None) -> Catalog:
@@ -201,11 +202,12 @@ class Backend(Protocol):
         by the caller, a repeat gives what the first call gave.
         """
 
-    def wait(self, hold: Hold, timeout_s: float) -> None:
-        """Return when something has changed in the partitions of a hold since the last call, or
-        the time is over. Raises why, if nothing will change in one of them any more. Only
-        partitions that are followed count (`ReadRange.end`). Raises `HoldUnknown`, if there is no
-        such hold any more.
+    def wait(self, hold: Hold, timeout_s: float, *, seen: int = 0) -> int:
+        """Return when something has changed in the partitions of a hold since a call that gave
+        `seen`, or the time is over. Gives what is seen now: any number of callers may wait, and an
+        answer that was lost can be asked for again. Raises why, if nothing will change in one of
+        them any more. Only partitions that are followed count (`ReadRange.end`). Raises
+        `HoldUnknown`, if there is no such hold any more.
         """
 
     def batches(

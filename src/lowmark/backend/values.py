@@ -6,16 +6,27 @@ A `View` is one, too (`lowmark.table`): columns of numbers that only grow at the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
 from lowmark.holds import Hold as Holder
 from lowmark.table import Adopted, Appended, Cursor, Lease, View, deletes_held, holds_of
 
 Answer: TypeAlias = Appended | LowmarkError
 """What became of one part of an append: where it went, or why it was not stored."""
+
+
+class Numbered(NamedTuple):
+    """A batch that a client has numbered, on its way into the log."""
+
+    table: TableId
+    partition: int
+    room: memoryview
+    """The command, with room in front of it for what the log adds; its receiver may write there."""
+    done: Callable[[Answer], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import TableUnknown
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
+from lowmark.backend.remote import RemoteBackend
 from lowmark.catalog import (
     DEFAULT_SCHEMA,
     Catalog,
@@ -99,6 +100,29 @@ def open_database(
         raise_by_name(_no_space(path, error) if isinstance(error, DiskFull) else error, data)
 
 
+def connect(
+    address: str,
+    *,
+    timeout_s: float = 10.0,
+    spark: object = None,
+    engine: Engine | None = None,
+) -> Database:
+    """Use a database that another process serves: the same API as `open` gives.
+
+    `address` is `host:port`, or `unix:PATH` for a socket of this machine. A server that is not
+    there yet, or is started again, is waited for: `timeout_s` here, and later for as long as each
+    call may take. Appends are numbered: what is sent again is stored once. `spark` and `engine`
+    are as for `open`: runs of compaction read the segments of the database, so they are made on
+    its machine.
+    """
+    backend = RemoteBackend(address, timeout_s=timeout_s)
+    try:
+        return Database(backend, spark=spark, engine=engine)
+    except BaseException:
+        backend.close()
+        raise
+
+
 def _no_space(path: str, full: DiskFull) -> DiskFull:
     """Why a directory can't be opened whose disk has not even the reserve left.
 
@@ -164,6 +188,11 @@ class Database:
             self._session.finishing.add(self.auto)
 
     @property
+    def backend(self) -> Backend:
+        """What answers it: for a server of this database."""
+        return self._session.backend
+
+    @property
     def _backend(self) -> Backend:
         return self._session.backend
 
@@ -183,7 +212,7 @@ class Database:
     def catalog(self) -> Catalog:
         """The latest version of the catalog."""
         self._backend.check()
-        return self._backend.catalog()
+        return self._backend.catalog(fresh=True)
 
     # -- tables ---------------------------------------------------------------------------------
 
@@ -226,7 +255,7 @@ class Database:
         schema, plain = _path(name)
         self._backend.check()
         if as_of is None:
-            found = self._backend.catalog().table_named(schema, plain)
+            found = self._backend.catalog(fresh=True).table_named(schema, plain)
         else:
             time = parse_time(as_of, now=self._now())
             found = self._backend.catalog_at(time).table_named(schema, plain)

@@ -217,6 +217,8 @@ class Reader:
         self._first: pa.RecordBatch | None = None
         """A batch that was read before it was asked for: the next one to give."""
         self._lease: _Lease | None = None
+        self._seen = 0
+        """The changes that it knows of; see `Backend.wait`."""
         self._newer: dict[int, Hold] = {}
         """By partition, what holds the ledger that came after the one of `_hold`."""
         # Drawn before it is taken: Ctrl-C at any moment from here on releases it.
@@ -388,7 +390,7 @@ class Reader:
         """Wait for more; raise if nothing can come any more."""
         self._check_there()
         try:
-            self._backend.wait(self._hold, _WAIT_S)
+            self._seen = self._backend.wait(self._hold, _WAIT_S, seen=self._seen)
         except LowmarkError as error:
             if isinstance(error, HoldUnknown) and self._closed:
                 return  # on another thread, just now

@@ -38,6 +38,27 @@ SLICE_ROWS = 1 << 16
 """Rows that are split and sent together."""
 
 
+def written_with(table: Table, version: int | None) -> TableSchema:
+    """The schema that rows are written with: the newest one, or one that still can be."""
+    if version is None or version == table.latest.number:
+        return table.latest
+    schema = table.schema_version(version)
+    if schema is None:
+        raise Rejected(
+            f"table {table.name} has no schema version {version}",
+            hint=f"It has {table.schemas[0].number} to {table.latest.number}.",
+        )
+    for column in table.columns:
+        if column.required and column.default is None and schema.column(column.id) is None:
+            raise Rejected(
+                f"schema version {version} of table {table.name} is too old to write with",
+                detail=f"Column {column.name} was added since, must have a value, and has no"
+                " default.",
+                hint=f"Write with schema version {table.latest.number}.",
+            )
+    return schema
+
+
 class TableWriter:
     """Writes into one table."""
 
@@ -66,7 +87,7 @@ class TableWriter:
     def append(self, rows: object, *, schema_version: int | None) -> Result:
         """Store rows; see `Table.append`."""
         table = self._current()
-        schema = self._written_with(table, schema_version)
+        schema = written_with(table, schema_version)
         coercion = self._coercion(table, schema)
         batches = _checked(coercion.batches(rows), made_here=_are_dicts(rows))
         if not isinstance(rows, Iterator):
@@ -103,25 +124,6 @@ class TableWriter:
         backend = self._session.backend
         epoch = backend.fence(table.id, producer)
         return TableAppender(backend, table.id, table.name, producer=producer, epoch=epoch)
-
-    def _written_with(self, table: Table, version: int | None) -> TableSchema:
-        if version is None or version == table.latest.number:
-            return table.latest
-        schema = table.schema_version(version)
-        if schema is None:
-            raise Rejected(
-                f"table {table.name} has no schema version {version}",
-                hint=f"It has {table.schemas[0].number} to {table.latest.number}.",
-            )
-        for column in table.columns:
-            if column.required and column.default is None and schema.column(column.id) is None:
-                raise Rejected(
-                    f"schema version {version} of table {table.name} is too old to write with",
-                    detail=f"Column {column.name} was added since, must have a value, and has no"
-                    " default.",
-                    hint=f"Write with schema version {table.latest.number}.",
-                )
-        return schema
 
     def _coercion(self, table: Table, schema: TableSchema) -> Coercion:
         known = self._coercions.get(schema.number)

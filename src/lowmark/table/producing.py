@@ -11,8 +11,9 @@ behind its last one begins that of a producer which replaces it, and there it en
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 from lowmark.errors import LowmarkError, NoMemory, Unavailable
 from lowmark.group import (
@@ -25,10 +26,9 @@ from lowmark.group import (
     QuarantinedHere,
     Superseded,
 )
-from lowmark.runtime import Buffer, DiskFailed, DiskFull, Runtime
+from lowmark.runtime import Buffer, DiskFailed, DiskFull
 from lowmark.table.commands import Change, encode_batch, encode_header_in_place
 from lowmark.table.errors import OutOfSequence, ProducerFenced, ProducerForgotten
-from lowmark.table.partition import Partition
 from lowmark.table.producers import ANSWERS_KEPT, Appended
 
 EPOCH_BITS = 12
@@ -46,6 +46,54 @@ _FOR_LONG = (
     NoMemory,
 )
 """These do not pass by themselves while a caller waits: it gets the error at once."""
+
+
+class Named(Protocol):
+    """Has a name, for errors."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+
+class Destination(Protocol):
+    """Where a producer's batches go: a copy of a partition, or the way to one."""
+
+    @property
+    def table(self) -> int:
+        """The table it belongs to."""
+
+    @property
+    def number(self) -> int:
+        """Its number in the table."""
+
+    @property
+    def group(self) -> Named:
+        """Its group."""
+
+    def append(self, command: Buffer) -> Future[Appended]:
+        """Have a batch stored."""
+
+    def append_in_place(self, room: memoryview) -> Future[Appended]:
+        """As `append`; the command has room in front of it."""
+
+
+class Timers(Protocol):
+    """Calls back later, one thing at a time: a loop is one."""
+
+    def elapsed_us(self) -> int:
+        """A clock that never goes back."""
+
+    def call_later(self, delay_ms: float, callback: Callable[[], None]) -> object:
+        """Call this after a while."""
+
+
+class Timed(Protocol):
+    """Has a loop: a runtime does."""
+
+    @property
+    def loop(self) -> Timers:
+        """It."""
 
 
 class Outgoing(NamedTuple):
@@ -86,7 +134,7 @@ class _Lane:
     """The batches of one producer to one partition."""
 
     def __init__(
-        self, partition: Partition, producer: bytes, runtime: Runtime, *, epoch: int
+        self, partition: Destination, producer: bytes, runtime: Timed, *, epoch: int
     ) -> None:
         self.partition = partition
         self.epoch = epoch
@@ -236,16 +284,14 @@ class _Lane:
 class Producing:
     """A producer: its batches to any number of partitions. All calls are made on the loop."""
 
-    def __init__(
-        self, runtime: Runtime, *, producer: bytes, timeout_ms: int, epoch: int = 0
-    ) -> None:
+    def __init__(self, runtime: Timed, *, producer: bytes, timeout_ms: int, epoch: int = 0) -> None:
         self._runtime = runtime
         self._producer = producer
         self._epoch = epoch
         self._timeout_ms = timeout_ms
         self._lanes: dict[tuple[int, int], _Lane] = {}
 
-    def send(self, partition: Partition, batch: Outgoing) -> Future[Appended]:
+    def send(self, partition: Destination, batch: Outgoing) -> Future[Appended]:
         """Have a batch stored, behind all that were sent to this partition before."""
         key = (partition.table, partition.number)
         lane = self._lanes.get(key)
@@ -256,7 +302,7 @@ class Producing:
         lane.send(sent)
         return sent.future
 
-    def _lane(self, partition: Partition, *, before: _Lane | None) -> _Lane:
+    def _lane(self, partition: Destination, *, before: _Lane | None) -> _Lane:
         if before is None:
             return _Lane(partition, self._producer, self._runtime, epoch=self._epoch)
         # Another copy of the same partition knows the numbers that were used.

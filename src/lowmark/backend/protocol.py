@@ -1,0 +1,222 @@
+"""What a client and a server say to each other over Arrow Flight (docs/formats/flight.md).
+
+    action `hello`      JSON: releases and protocols; what is settled of the database
+    action `call`       one call of the port: a request, and one answer
+    `DoGet`             a ticket that is a request for batches: commands as they stand in the log
+    `DoExchange`        one stream a client: batches with their numbers in, answers out
+
+A request is `L`, the protocol's number (2 bytes, little endian), and a value of the port's codec.
+Nothing behind the number is looked at before the number is known. A ticket that is JSON is a plain
+Flight client's, and none of this.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from lowmark.backend.codec import decode, encode
+from lowmark.backend.errors import ProtocolRefused, RequestRefused
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.fault import decode_fault, encode_fault
+from lowmark.runtime import Buffer
+from lowmark.table import Appended
+from lowmark.version import __version__
+
+PROTOCOL: Final = 1
+HELLO, CALL = "hello", "call"
+APPEND: Final = b"lowmark.append"
+"""The command of the descriptor of a stream of appends."""
+COMMANDS: Final = pa.schema([pa.field("command", pa.large_binary(), nullable=False)])
+"""Batches as they stand in the log, or go there."""
+REQUEST_BYTES_MAX: Final = 16 << 20
+_HEAD = struct.Struct("<cH")
+_NUMBER = struct.Struct("<qqq")
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says first."""
+
+    release: str = __version__
+    protocol: int = PROTOCOL
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server answers."""
+
+    release: str
+    protocol: int
+    cluster: str
+    """The database's id."""
+    instance: int
+    """Of this start of the server: another one knows no holds of this one."""
+    hold_ms: int
+    """How long a client that is silent keeps its holds."""
+    machine: str
+    """Where it runs: a client at the same place can read its files."""
+    info: bytes
+    """The `DatabaseInfo`, by the port's codec."""
+
+
+class Request(NamedTuple):
+    """One call of the port."""
+
+    cluster: str
+    """The database that the client means."""
+    session: int
+    """Drawn by the client: whose holds these are."""
+    call: str
+    arguments: Sequence[Any]
+    named: Mapping[str, Any]
+
+
+def encode_request(request: Request) -> bytes:
+    """A request as it travels."""
+    return _HEAD.pack(b"L", PROTOCOL) + encode(tuple(request))
+
+
+def decode_request(data: bytes) -> Request:
+    """What a client has asked."""
+    if len(data) < _HEAD.size or data[:1] != b"L":
+        raise RequestRefused("a request does not begin as one of Lowmark's clients does")
+    _, protocol = _HEAD.unpack_from(data)
+    if protocol != PROTOCOL:
+        raise ProtocolRefused(theirs=protocol, ours=PROTOCOL, release=__version__)
+    try:
+        value = decode(data[_HEAD.size :])
+        cluster, session, call, arguments, named = value
+    except (Corrupt, TypeError, ValueError) as error:
+        raise RequestRefused(f"a request can't be read: {error}") from error
+    well = (
+        isinstance(cluster, str)
+        and type(session) is int
+        and isinstance(call, str)
+        and isinstance(arguments, tuple)
+        and isinstance(named, dict)
+        and all(isinstance(name, str) for name in named)
+    )
+    if not well:
+        raise RequestRefused("a request is not made of a call and its arguments")
+    return Request(cluster, session, call, arguments, named)
+
+
+class Reply(NamedTuple):
+    """The answer to a call."""
+
+    instance: int
+    catalog: int
+    """The newest version of the catalog: a client with an older one asks for it."""
+    value: Any
+    """What the call gave; or the error that it raised."""
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """An answer as it travels."""
+    return encode(tuple(reply))
+
+
+def decode_reply(data: bytes) -> Reply:
+    """What a server has answered."""
+    value = decode(data)
+    if not isinstance(value, tuple) or len(value) != len(Reply._fields):
+        raise Corrupt("an answer of the server is not made of its parts")
+    return Reply(*value)
+
+
+# -- batches on their way -------------------------------------------------------------------------
+
+
+def commands_batch(commands: Sequence[Buffer]) -> pa.RecordBatch:
+    """Commands as one record batch: bytes in one piece, and where each begins."""
+    if len(commands) == 1:
+        data = pa.py_buffer(commands[0])
+    else:
+        sink = pa.BufferOutputStream()
+        for command in commands:
+            sink.write(command)
+        data = sink.getvalue()
+    ends = np.zeros(len(commands) + 1, np.int64)
+    np.cumsum([len(command) for command in commands], out=ends[1:])
+    column = pa.Array.from_buffers(
+        pa.large_binary(), len(commands), [None, pa.py_buffer(ends), data]
+    )
+    return pa.RecordBatch.from_arrays([column], schema=COMMANDS)
+
+
+def commands_of(batch: pa.RecordBatch) -> list[memoryview]:
+    """The commands in a record batch; they stay where they are."""
+    column = batch.column(0)
+    if column.type != pa.large_binary() or column.null_count:
+        raise RequestRefused("batches come as one column of bytes")
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise RequestRefused(f"batches can't be read: {error}") from error
+    _, ends_buffer, data_buffer = column.buffers()
+    if not len(column) or data_buffer is None:
+        return [memoryview(b"")] * len(column)
+    ends = np.frombuffer(ends_buffer, np.int64, len(column) + 1, column.offset * 8).tolist()
+    data = memoryview(data_buffer).cast("B")
+    return [data[low:high] for low, high in pairwise(ends)]
+
+
+def encode_place(number: int, table: int, partition: int) -> bytes:
+    """Which message of a stream of appends this is, and where its batch goes."""
+    return _NUMBER.pack(number, table, partition)
+
+
+def decode_place(data: bytes) -> tuple[int, int, int]:
+    """Number, table and partition of a batch."""
+    try:
+        number, table, partition = _NUMBER.unpack(data)
+    except struct.error as error:
+        raise RequestRefused(f"a batch does not say where it goes: {error}") from error
+    return number, table, partition
+
+
+class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one message of a stream of appends."""
+
+    number: int
+    first: int = -1
+    rows: int = 0
+    time: int = 0
+    error: bytes = b""
+    """Why it was not stored; see `lowmark.fault`."""
+
+
+_acks = msgspec.msgpack.Decoder(list[Acknowledged])
+
+
+def acknowledged(number: int, answer: Appended | LowmarkError) -> Acknowledged:
+    """An answer as it travels."""
+    if isinstance(answer, LowmarkError):
+        return Acknowledged(number, error=encode_fault(answer))
+    return Acknowledged(number, *answer)
+
+
+def encode_acks(acks: Sequence[Acknowledged]) -> bytes:
+    """Answers, as many as there are."""
+    return msgspec.msgpack.encode(acks)
+
+
+def decode_acks(data: bytes) -> list[tuple[int, Appended | LowmarkError]]:
+    """Answers by the number of their message."""
+    try:
+        found = _acks.decode(data)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"answers of the server can't be read: {error}") from error
+    return [(ack.number, _answer(ack)) for ack in found]
+
+
+def _answer(ack: Acknowledged) -> Appended | LowmarkError:
+    if not ack.error:
+        return Appended(ack.first, ack.rows, ack.time)
+    error = decode_fault(ack.error)
+    return Corrupt("an error of the server can't be read") if error is None else error

@@ -1,0 +1,531 @@
+"""The port, over the network: a database that another process has open.
+
+What a call needs is asked of the server; the same answers and the same errors come back. What is
+kept here: the catalog, until a newer one is heard of; the views of partitions, of which the server
+sends only what is new; and which holds this client has. The server keeps a client's holds for as
+long as it hears of it: a thread here speaks up while there are any. Another start of the server
+knows none of them; they are taken again, and a reader goes on from where it was.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lowmark.backend.connection import Connection, is_passing
+from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
+from lowmark.backend.protocol import Reply, commands_of
+from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
+from lowmark.backend.values import (
+    BatchRange,
+    DatabaseInfo,
+    Held,
+    Hold,
+    Moment,
+    PartitionStatus,
+    ReadRange,
+)
+from lowmark.catalog import Catalog, Command, Executed, TableId
+from lowmark.errors import LowmarkError
+from lowmark.ledger import Tail
+from lowmark.metastore import Condition, Entry, Operation
+from lowmark.runtime import Buffer
+from lowmark.runtime.store import Store
+from lowmark.table import Advanced, Control, Outcome, View, WatermarkStanding
+
+__all__ = ["RemoteBackend"]
+
+CATALOG_AGE_S = 1.0
+"""A catalog that is older is asked for again when it is next used."""
+_CONNECT_S = 10.0
+_SLACK_S = 5.0
+_EXECUTE_S = 60.0
+_RELEASE_S = 2.0
+_ERRANDS_MAX = 10_000
+
+_open: weakref.WeakSet[RemoteBackend] = weakref.WeakSet()
+
+
+class RemoteBackend:
+    """A database by the address of its server: `127.0.0.1:6570`, or `unix:PATH`.
+
+    See `Backend` for what each call is for.
+    """
+
+    def __init__(self, address: str, *, timeout_s: float = _CONNECT_S) -> None:
+        self._pid = os.getpid()
+        self._closed = False
+        self._catalog: Catalog | None = None
+        self._catalog_newest = 0
+        """The newest version that was heard of."""
+        self._asked_at = 0.0
+        self._instance = 0
+        self._retaking = threading.RLock()
+        self._holds: dict[int, tuple[str, tuple[Any, ...], dict[str, Any]]] = {}
+        """The holds that this client has, and how each was taken."""
+        self._restarts = 0
+        self._errands: deque[Callable[[], object]] = deque(maxlen=_ERRANDS_MAX)
+        self._busy = threading.Event()
+        self._caring: threading.Thread | None = None
+        self._connection = Connection(
+            address, session=secrets.randbits(63), on_reply=self._heard, timeout_s=timeout_s
+        )
+        self._instance = self._connection.welcome.instance
+        self._hold_s = self._connection.welcome.hold_ms / 1_000
+        self.info = self._info(address)
+        self.store = Store(self.info.ledger_location)
+        self._timeout_s = self.info.request_timeout_ms / 1_000 + _SLACK_S
+        self._appends = RemoteAppends(self._connection)
+        _open.add(self)
+
+    def _info(self, address: str) -> DatabaseInfo:
+        info = self._connection.info()
+        here = self._connection.same_machine and Path(info.data_path).is_dir()
+        return replace(info, name=address, data_path=info.data_path if here else "")
+
+    # -- the way there --------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """See `Backend`."""
+        return self._closed or os.getpid() != self._pid
+
+    def check(self) -> None:
+        """See `Backend`."""
+        if self._closed:
+            raise Closed(self._connection.address)
+        if os.getpid() != self._pid:
+            raise Forked(self._connection.address)
+
+    def close(self) -> None:
+        """End the connection; the database goes on. Closing twice is fine."""
+        if self.closed:
+            self._closed = True
+            return
+        _open.discard(self)
+        self._run_errands()
+        for number in list(self._holds):
+            self._release(number)
+        self._closed = True
+        self._busy.set()
+        self._appends.close()
+        self._connection.close()
+
+    def _call(
+        self, name: str, *arguments: Any, timeout_s: float | None = None, **named: Any
+    ) -> Any:
+        self.check()
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        return self._connection.call(name, *arguments, timeout_s=limit_s, **named)
+
+    def _heard(self, reply: Reply) -> None:
+        """Every answer says how new the server, and its catalog, are."""
+        self._catalog_newest = max(self._catalog_newest, reply.catalog)
+        if reply.instance != self._instance:
+            self._take_again(reply.instance)
+
+    # -- the database itself --------------------------------------------------------------------
+
+    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
+        """See `Backend`."""
+        moment: Moment = self._call("now", table, timeout_s=timeout_s)
+        return moment
+
+    # -- the catalog ----------------------------------------------------------------------------
+
+    def catalog(self, *, fresh: bool = False) -> Catalog:
+        """See `Backend`."""
+        known = self._catalog
+        if self.closed and known is not None:
+            return known
+        now = time.monotonic()
+        young = now - self._asked_at < CATALOG_AGE_S
+        if known is not None and not fresh and young and known.version >= self._catalog_newest:
+            return known
+        version = 0 if known is None else known.version
+        found: Catalog | None = self._call("catalog", version)
+        if found is not None and (self._catalog is None or found.version > self._catalog.version):
+            self._catalog = found
+        self._asked_at = now
+        assert self._catalog is not None
+        return self._catalog
+
+    def catalog_at(self, time: int, *, timeout_s: float | None = None) -> Catalog:
+        """See `Backend`."""
+        catalog: Catalog = self._call("catalog_at", time, timeout_s=timeout_s)
+        return catalog
+
+    def execute(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> Executed:
+        """See `Backend`."""
+        wait_s = _EXECUTE_S if timeout_s is None else timeout_s
+        done: Executed = self._call("execute", tuple(commands), timeout_s=wait_s)
+        self.catalog(fresh=True)
+        return done
+
+    def dropped_at(self, table: TableId) -> int | None:
+        """See `Backend`."""
+        at: int | None = self._call("dropped_at", table)
+        return at
+
+    # -- the low watermark ----------------------------------------------------------------------
+
+    def watermark(
+        self, *, latest: bool = False, timeout_s: float | None = None
+    ) -> WatermarkStanding:
+        """See `Backend`."""
+        found: WatermarkStanding = self._call("watermark", latest=latest, timeout_s=timeout_s)
+        return found
+
+    def advance_watermark(
+        self, to: int | None = None, *, timeout_s: float | None = None
+    ) -> Advanced:
+        """See `Backend`."""
+        moved: Advanced = self._call("advance_watermark", to, timeout_s=timeout_s)
+        return moved
+
+    def hold_history(
+        self,
+        time: int,
+        why: str,
+        *,
+        hold: Hold | None = None,
+        timeout_s: float | None = None,
+    ) -> Hold:
+        """See `Backend`."""
+        mine = hold or Hold.drawn()
+        self._take(mine, "hold_history", time, why, timeout_s=timeout_s)
+        return mine
+
+    def history_lost(self, hold: Hold, *, timeout_s: float | None = None) -> int | None:
+        """See `Backend`."""
+        lost: int | None = self._of_hold("history_lost", hold, timeout_s=timeout_s)
+        return lost
+
+    # -- rows in --------------------------------------------------------------------------------
+
+    def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> RemoteAppender:
+        """See `Backend`."""
+        return RemoteAppender(
+            self._appends,
+            table,
+            producer=producer,
+            epoch=epoch,
+            timeout_ms=self.info.request_timeout_ms,
+        )
+
+    def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
+        """See `Backend`."""
+        epoch: int = self._call("fence", table, producer, timeout_s=timeout_s)
+        return epoch
+
+    # -- rows out -------------------------------------------------------------------------------
+
+    def view(
+        self,
+        table: TableId,
+        partition: int,
+        *,
+        latest: bool = False,
+        timeout_s: float | None = None,
+    ) -> View:
+        """See `Backend`."""
+        view: View = self._call("view", table, partition, latest=latest, timeout_s=timeout_s)
+        return view
+
+    def views(
+        self,
+        table: TableId,
+        partitions: Collection[int],
+        *,
+        closed_at: int | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, View]:
+        """See `Backend`."""
+        views: dict[int, View] = self._call(
+            "views", table, tuple(partitions), closed_at=closed_at, timeout_s=timeout_s
+        )
+        return views
+
+    def status(
+        self,
+        table: TableId,
+        partitions: Collection[int] | None = None,
+        *,
+        latest: bool = True,
+        timeout_s: float | None = None,
+    ) -> dict[int, PartitionStatus]:
+        """See `Backend`."""
+        numbers = None if partitions is None else tuple(partitions)
+        found: dict[int, PartitionStatus] = self._call(
+            "status", table, numbers, latest=latest, timeout_s=timeout_s
+        )
+        return found
+
+    def hold(
+        self,
+        table: TableId,
+        ranges: Mapping[int, ReadRange],
+        *,
+        kind: Literal["reader", "run"] = "reader",
+        holder: str,
+        why: str,
+        hold: Hold | None = None,
+        timeout_s: float | None = None,
+    ) -> Held:
+        """See `Backend`."""
+        mine = hold or Hold.drawn()
+        how = {"kind": kind, "holder": holder, "why": why}
+        held: Held = self._take(mine, "hold", table, dict(ranges), timeout_s=timeout_s, **how)
+        return held
+
+    def wait(self, hold: Hold, timeout_s: float, *, seen: int = 0) -> int:
+        """See `Backend`."""
+        seen_now: int = self._of_hold(
+            "wait", hold, timeout_s, seen=seen, limit_s=timeout_s + self._timeout_s
+        )
+        return seen_now
+
+    def batches(
+        self,
+        table: TableId,
+        partition: int,
+        ranges: Sequence[BatchRange],
+        *,
+        held: bool,
+        timeout_s: float | None = None,
+    ) -> Iterator[list[Buffer]]:
+        """See `Backend`. Each question is bounded, and read to its end before any of it is given:
+        a caller that takes long costs the server nothing.
+        """
+        self.check()
+        at, limit_s = 0, self._timeout_s if timeout_s is None else timeout_s
+        ends_at = time.monotonic() + limit_s
+        while at < len(ranges):
+            found: list[list[Buffer]] = []
+            try:
+                self._read(table, partition, ranges[at:], found, held=held, ends_at=ends_at)
+            except LowmarkError as error:
+                over = time.monotonic() + _PAUSE_S >= ends_at
+                if not found and (over or not is_passing(error)):
+                    raise self._of_read(error, held=held) from error
+            for one in found:
+                yield one
+                at += 1
+            if found:
+                ends_at = time.monotonic() + limit_s  # its caller may have taken long
+            else:
+                time.sleep(_PAUSE_S)
+
+    def _read(
+        self,
+        table: TableId,
+        partition: int,
+        ranges: Sequence[BatchRange],
+        found: list[list[Buffer]],
+        *,
+        held: bool,
+        ends_at: float,
+    ) -> None:
+        """Read whole ranges into `found`, as many as one answer has."""
+        left_s = max(0.0, ends_at - time.monotonic())
+        one: list[Buffer] = []
+        for chunk in self._connection.read(
+            "batches", table, partition, tuple(ranges), held=held, timeout_s=left_s
+        ):
+            one.extend(commands_of(chunk.data))
+            if chunk.app_metadata is not None:  # the last of its range
+                found.append(one)
+                one = []
+
+    def _of_read(self, error: LowmarkError, *, held: bool) -> LowmarkError:
+        if held and self._restarts and isinstance(error, BatchesMoved):
+            # It was held at an earlier start of the server, and cut before it was held again.
+            return HoldUnknown(next(iter(self._holds), 0))
+        return error
+
+    # -- holds ----------------------------------------------------------------------------------
+
+    def _take(
+        self, hold: Hold, name: str, *arguments: Any, timeout_s: float | None, **named: Any
+    ) -> Any:
+        """Have something kept. It is this client's from before it is asked for: Ctrl-C, or an
+        answer that is lost, leaves a hold that the caller releases, or that ends with its time.
+        """
+        self._holds[hold.number] = (name, arguments, named)
+        self._care()
+        try:
+            return self._call(name, *arguments, **named, hold=hold, timeout_s=timeout_s)
+        except BaseException:
+            self.release(hold)
+            raise
+
+    def _of_hold(
+        self,
+        name: str,
+        hold: Hold,
+        *arguments: Any,
+        timeout_s: float | None = None,
+        limit_s: float | None = None,
+        **named: Any,
+    ) -> Any:
+        """Ask about a hold; one that another start of the server does not know is taken again."""
+        restarts = self._restarts
+        limit = limit_s if timeout_s is None else timeout_s
+        try:
+            return self._call(name, hold, *arguments, **named, timeout_s=limit)
+        except HoldUnknown:
+            if self._restarts == restarts or hold.number not in self._holds:
+                raise
+        return self._call(name, hold, *arguments, **named, timeout_s=limit)
+
+    def _take_again(self, instance: int) -> None:
+        """The server was started again: it keeps nothing for this client any more."""
+        with self._retaking:
+            if instance == self._instance:
+                return
+            self._instance = instance
+            self._restarts += 1
+            for number, (name, arguments, named) in list(self._holds.items()):
+                # What can't be held any more is found out by its reader.
+                with contextlib.suppress(LowmarkError):
+                    self._call(name, *arguments, **named, hold=Hold(number))
+
+    def release(self, hold: Hold) -> None:
+        """See `Backend`."""
+        self._holds.pop(hold.number, None)
+        if not self.closed:
+            self._release(hold.number)
+
+    def _release(self, number: int) -> None:
+        try:
+            self._call("release", Hold(number), timeout_s=_RELEASE_S)
+        except LowmarkError:
+            # It ends with its time, if this client is not heard of; or when it is heard again.
+            self._errands.append(lambda: self._call("release", Hold(number), timeout_s=_RELEASE_S))
+            self._care()
+
+    def _care(self) -> None:
+        """Have a thread speak up for the holds, and run errands."""
+        if self._caring is None:
+            thread = threading.Thread(target=_care_for, args=(weakref.ref(self), self._busy))
+            thread.name, thread.daemon = "lowmark-holds", True
+            self._caring = thread
+            thread.start()
+        if self._errands:
+            self._busy.set()
+
+    def _renew(self) -> None:
+        if self._holds:
+            with contextlib.suppress(LowmarkError):
+                self._call("renew", timeout_s=self._hold_s / 3)
+
+    def _run_errands(self) -> None:
+        for _ in range(len(self._errands)):
+            with contextlib.suppress(LowmarkError, IndexError):
+                self._errands.popleft()()
+
+    # -- partitions -----------------------------------------------------------------------------
+
+    def propose(
+        self,
+        table: TableId,
+        commands: Mapping[int, Control],
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> dict[int, Outcome]:
+        """See `Backend`."""
+        given = dict(commands)
+        if not wait:
+            if not self.closed:
+                self._errands.append(lambda: self._call("propose", table, given))
+                self._care()
+            return {}
+        outcomes: dict[int, Outcome] = self._call("propose", table, given, timeout_s=timeout_s)
+        return outcomes
+
+    # -- ledgers and runs -----------------------------------------------------------------------
+
+    def hold_files(self, manifests: Collection[str], *, hold: Hold | None = None) -> Hold:
+        """See `Backend`."""
+        mine = hold or Hold.drawn()
+        self._take(mine, "hold_files", tuple(manifests), timeout_s=None)
+        return mine
+
+    def files_in_use(self) -> frozenset[str]:
+        """See `Backend`."""
+        manifests: frozenset[str] = self._call("files_in_use")
+        return manifests
+
+    def tail(
+        self,
+        table: TableId,
+        partition: int,
+        *,
+        low: int,
+        high: int,
+        timeout_s: float | None = None,
+    ) -> Tail:
+        """See `Backend`."""
+        wait_s = _EXECUTE_S if timeout_s is None else timeout_s
+        tail: Tail = self._call("tail", table, partition, low=low, high=high, timeout_s=wait_s)
+        return tail
+
+    # -- the metastore --------------------------------------------------------------------------
+
+    def get(self, key: bytes, *, timeout_s: float | None = None) -> Entry | None:
+        """See `Backend`."""
+        entry: Entry | None = self._call("get", key, timeout_s=timeout_s)
+        return entry
+
+    def range(self, prefix: bytes, *, timeout_s: float | None = None) -> tuple[Entry, ...]:
+        """See `Backend`."""
+        entries: tuple[Entry, ...] = self._call("range", prefix, timeout_s=timeout_s)
+        return entries
+
+    def write(
+        self,
+        operations: Sequence[Operation],
+        *,
+        condition: Condition | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """See `Backend`."""
+        done: bool = self._call(
+            "write", tuple(operations), condition=condition, timeout_s=timeout_s
+        )
+        return done
+
+
+_PAUSE_S = 0.05
+
+
+def _care_for(backend: weakref.ref[RemoteBackend], busy: threading.Event) -> None:
+    """Speak up for a client's holds until it is closed, or is no more."""
+    while True:
+        one = backend()
+        if one is None or one.closed:
+            return
+        wait_s = one._hold_s / 3
+        one._run_errands()
+        one._renew()
+        del one
+        busy.wait(wait_s)
+        busy.clear()
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in list(_open):
+        with contextlib.suppress(LowmarkError):
+            one.close()

@@ -1,0 +1,326 @@
+"""Rows on their way to a server: one stream for all appenders of a client, many batches under way.
+
+The numbers are given here, by the same `Producing` that a node in this process uses: what it takes
+for a partition is a way to one, which sends the batch and has the answer come back. When a stream
+breaks, every batch without an answer has an unknown outcome; `Producing` sends it again under its
+number, on the next stream, until its time is over. So a server that was killed and started again
+stores each batch once.
+
+One lock stands for the loop: whatever `Producing` does is done while it is held. Nothing waits for
+the network there: a thread writes what is to be sent (and calls what is due), another one per
+stream reads the answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from lowmark.backend.connection import Connection
+from lowmark.backend.errors import Ended
+from lowmark.backend.protocol import (
+    COMMANDS,
+    commands_batch,
+    decode_acks,
+    encode_place,
+)
+from lowmark.backend.values import Answer
+from lowmark.catalog import TableId
+from lowmark.errors import LowmarkError, Unavailable
+from lowmark.group import COMMAND_BYTES, Future, OutcomeUnknown
+from lowmark.runtime import Buffer
+from lowmark.table import Appended, Outgoing, Producing
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_AGAIN_S = 0.05
+"""A stream that could not be opened is tried again after this."""
+_ROOM = bytes(COMMAND_BYTES)
+
+
+class RemoteSent:
+    """See `Sent`. It is settled once, by whichever thread has the last answer."""
+
+    __slots__ = ("__weakref__", "_answers", "_ended", "_latch", "_parts", "bytes")
+
+    def __init__(
+        self, parts: Sequence[tuple[int, Outgoing]], ended: Callable[[], LowmarkError | None]
+    ) -> None:
+        self._parts = len(parts)
+        self._ended = ended
+        self.bytes = sum(len(batch.message) for _, batch in parts)
+        self._answers: list[Answer] | None = None
+        self._latch = threading.Lock()
+        self._latch.acquire()
+
+    def settle(self, answers: list[Answer]) -> None:
+        """The answers are there."""
+        self._answers = answers
+        self._latch.release()
+
+    @property
+    def done(self) -> bool:
+        """See `Sent`."""
+        return self._answers is not None
+
+    def answers(self, timeout_s: float | None = None) -> list[Answer] | None:
+        """See `Sent`."""
+        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._answers is None:
+            left = _LOOK_S if ends_at is None else min(_LOOK_S, ends_at - time.monotonic())
+            if left <= 0:
+                return None
+            if self._latch.acquire(timeout=left):
+                self._latch.release()  # for the next thread that waits
+            elif (ended := self._ended()) is not None and not self.done:
+                return [ended] * self._parts
+        return self._answers
+
+
+class _Group:
+    """The name of a partition's group, for errors."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _Way:
+    """The way to one partition; see `table.producing.Destination`."""
+
+    def __init__(self, appends: RemoteAppends, table: TableId, number: int) -> None:
+        self._appends = appends
+        self.table = table
+        self.number = number
+        self.group = _Group(f"table.{table}.{number}")
+
+    def append(self, command: Buffer) -> Future[Appended]:
+        return self._appends.submit(self, pa.py_buffer(_ROOM + bytes(command)))
+
+    def append_in_place(self, room: memoryview) -> Future[Appended]:
+        return self._appends.submit(self, pa.py_buffer(room))
+
+
+class RemoteAppender:
+    """See `Appender`."""
+
+    def __init__(
+        self,
+        appends: RemoteAppends,
+        table: TableId,
+        *,
+        producer: bytes,
+        epoch: int,
+        timeout_ms: int,
+    ) -> None:
+        self._appends = appends
+        self._table = table
+        self._ways: dict[int, _Way] = {}
+        self._producing = Producing(appends, producer=producer, epoch=epoch, timeout_ms=timeout_ms)
+
+    def send(self, parts: Sequence[tuple[int, Outgoing]]) -> RemoteSent:
+        """See `Appender`."""
+        sent = RemoteSent(parts, self._appends.ended)
+        if not parts:
+            sent.settle([])
+            return sent
+        with self._appends.lock:
+            self._appends.check()
+            self._send(parts, sent)
+        self._appends.wake()
+        return sent
+
+    def _send(self, parts: Sequence[tuple[int, Outgoing]], sent: RemoteSent) -> None:
+        """Holding the lock."""
+        answers: list[Answer | None] = [None] * len(parts)
+        left = len(parts)
+
+        def answered(at: int, future: Future[Appended]) -> None:
+            nonlocal left
+            left -= 1
+            answers[at] = future.error if future.error is not None else future.result()
+            if not left:
+                sent.settle([answer for answer in answers if answer is not None])
+
+        for at, (number, batch) in enumerate(parts):
+            way = self._ways.get(number)
+            if way is None:
+                way = self._ways[number] = _Way(self._appends, self._table, number)
+            future = self._producing.send(way, batch)
+            future.then(lambda done, at=at: answered(at, done))  # type: ignore[misc]
+
+
+class RemoteAppends:
+    """All appends of a client. It is the loop of its producers: see `table.producing.Timed`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.lock = threading.Lock()
+        self._work = threading.Condition(self.lock)
+        self._numbers = count()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._outbox: deque[tuple[int, _Way, pa.Buffer]] = deque()
+        self._under_way: dict[int, tuple[_Way, Future[Appended]]] = {}
+        """Everything that has no answer; the outbox has those that were not written yet."""
+        self._stream: Any = None
+        """What is written to; None: there is no stream."""
+        self._pump: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def loop(self) -> RemoteAppends:
+        """Itself."""
+        return self
+
+    def elapsed_us(self) -> int:
+        """See `Timers`."""
+        return time.monotonic_ns() // 1_000
+
+    def call_later(self, delay_ms: float, callback: Callable[[], None]) -> None:
+        """See `Timers`; holding the lock."""
+        due = time.monotonic() + delay_ms / 1_000
+        heapq.heappush(self._timers, (due, next(self._numbers), callback))
+        self._work.notify()
+
+    def check(self) -> None:
+        """Raise if it was closed."""
+        if self._closed:
+            self._connection.check()
+
+    def ended(self) -> LowmarkError | None:
+        """Why there will be no answer any more, if so."""
+        return Ended(self._connection.address) if self._closed else None
+
+    def submit(self, way: _Way, room: pa.Buffer) -> Future[Appended]:
+        """Have a batch sent; holding the lock."""
+        future: Future[Appended] = Future()
+        number = next(self._numbers)
+        self._under_way[number] = (way, future)
+        self._outbox.append((number, way, room))
+        if self._pump is None:
+            self._pump = threading.Thread(target=self._run, name="lowmark-appends", daemon=True)
+            self._pump.start()
+        return future
+
+    def wake(self) -> None:
+        """There is something to send."""
+        with self.lock:
+            self._work.notify()
+
+    def close(self) -> None:
+        """End all; what has no answer never gets one."""
+        with self.lock:
+            self._closed = True
+            self._work.notify_all()
+
+    # -- what is sent, on the pump's thread -------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self.lock:
+                self._call_due()
+                if not self._outbox and not self._closed:
+                    self._work.wait(self._until_due())
+                    self._call_due()
+                if self._closed:
+                    break
+                some = list(self._outbox)
+                self._outbox.clear()
+                stream = self._stream
+            if some:
+                self._write(stream, some)
+        if self._stream is not None:
+            with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
+                self._stream.done_writing()
+
+    def _call_due(self) -> None:
+        """Holding the lock."""
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now and not self._closed:
+            _, _, callback = heapq.heappop(self._timers)
+            callback()
+
+    def _until_due(self) -> float:
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else _LOOK_S
+
+    def _write(self, stream: Any, some: list[tuple[int, _Way, pa.Buffer]]) -> None:
+        try:
+            if stream is None:
+                stream = self._open()
+            for number, way, room in some:
+                place = pa.py_buffer(encode_place(number, way.table, way.number))
+                stream.write_with_metadata(commands_batch([room]), place)
+        except (flight.FlightError, pa.ArrowException, OSError, LowmarkError) as error:
+            self._broken(stream, error)
+
+    def _open(self) -> Any:
+        writer, reader = self._connection.exchange()
+        writer.begin(COMMANDS)
+        with self.lock:
+            self._stream = writer
+        name = "lowmark-answers"
+        threading.Thread(target=self._listen, args=(writer, reader), name=name, daemon=True).start()
+        return writer
+
+    # -- answers, on a thread of their stream -----------------------------------------------------
+
+    def _listen(self, stream: Any, reader: Any) -> None:
+        error: Exception = Unavailable("the server has ended the stream of appends")
+        try:
+            while True:
+                chunk = reader.read_chunk()
+                if chunk.app_metadata is not None:
+                    self._answered(decode_acks(chunk.app_metadata.to_pybytes()))
+        except StopIteration:
+            pass
+        except (flight.FlightError, pa.ArrowException, OSError, LowmarkError) as failed:
+            error = failed
+        self._broken(stream, error)
+
+    def _answered(self, answers: list[tuple[int, Answer]]) -> None:
+        with self.lock:
+            for number, answer in answers:
+                _, future = self._under_way.pop(number, (None, None))
+                if future is None:
+                    continue
+                if isinstance(answer, LowmarkError):
+                    future.reject(answer)
+                else:
+                    future.resolve(answer)
+            if self._outbox:
+                self._work.notify()
+
+    def _broken(self, stream: Any, error: Exception) -> None:
+        """A stream has ended: what has no answer is to be sent again."""
+        named, _ = self._connection.in_our_words("append", error)
+        with self.lock:
+            if self._closed or (stream is not None and stream is not self._stream):
+                return
+            self._stream = None
+            lost, self._under_way = self._under_way, {}
+            waiting = {number for number, _, _ in self._outbox}
+            self._outbox.clear()
+            for number, (way, future) in lost.items():
+                if number in waiting or stream is None:
+                    future.reject(named)  # it was never sent
+                else:
+                    future.reject(OutcomeUnknown(way.group.name, why=named.message))
+            self._work.notify()
+        if stream is not None:
+            threading.Thread(target=_end, args=(stream,), daemon=True).start()
+
+
+def _end(stream: Any) -> None:
+    """Give the stream back; that may wait for the network."""
+    with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
+        stream.close()

@@ -1,0 +1,165 @@
+"""A stream of numbered batches from one client, and the answers to it.
+
+Batches are checked and handed over in the order in which they come; the answers come back in the
+order in which they are there. One thread reads, another one writes. A stream has so much under way;
+then it is not read on, and its client waits. What all streams have together is limited, too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import flight
+
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import RequestRefused
+from lowmark.backend.protocol import (
+    Acknowledged,
+    acknowledged,
+    commands_of,
+    decode_place,
+    encode_acks,
+)
+from lowmark.backend.values import Answer, Numbered
+from lowmark.catalog import TableId
+from lowmark.errors import LowmarkError
+from lowmark.server.checking import Checker
+from lowmark.server.limits import Slots
+
+logger = logging.getLogger(__name__)
+
+STREAM_BYTES: Final = 64 << 20
+STREAM_MESSAGES: Final = 16_384
+_FULL_S: Final = 1.0
+"""So long a batch waits for others to be stored, before it is refused."""
+_DRAIN_S: Final = 10.0
+_STREAM_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+
+
+class AppendStream:
+    """One client's stream."""
+
+    def __init__(
+        self,
+        backend: Embedded,
+        checker: Checker,
+        all_bytes: Slots,
+        *,
+        heard: Callable[[], None],
+    ) -> None:
+        self._backend = backend
+        self._checker = checker
+        self._all_bytes = all_bytes
+        self._heard = heard
+        self._lock = threading.Condition()
+        self._acks: list[Acknowledged] = []
+        self._messages = 0
+        """Under way: received, and not answered."""
+        self._bytes = 0
+        self._ended = False
+        """Whether no more answers are written."""
+
+    def run(self, reader: Any, writer: Any) -> None:
+        """Until the client has sent all, or is gone."""
+        answering = threading.Thread(
+            target=self._answer, args=(writer,), name="lowmark-answering", daemon=True
+        )
+        answering.start()
+        try:
+            while True:
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    break
+                self._heard()
+                self._take(chunk)
+                self._wait_for_room()
+            self._drain()
+        finally:
+            with self._lock:
+                self._ended = True
+                self._lock.notify_all()
+            answering.join()
+
+    def _take(self, chunk: Any) -> None:
+        if chunk.app_metadata is None or chunk.data is None:
+            raise RequestRefused("a message of a stream of appends has no batch")
+        number, table, partition = decode_place(chunk.app_metadata.to_pybytes())
+        commands = commands_of(chunk.data)
+        if len(commands) != 1:
+            raise RequestRefused("a message of a stream of appends has one batch")
+        (sent,) = commands
+        size = len(sent)
+        with self._lock:
+            self._messages += 1
+            self._bytes += size
+
+        def done(answer: Answer) -> None:
+            self._done(number, size, answer)
+
+        try:
+            self._checker.check(self._backend.catalog(), TableId(table), partition, sent)
+            self._all_bytes.take(size, wait_s=_FULL_S)
+        except LowmarkError as error:
+            done(error)
+            return
+
+        def stored(answer: Answer) -> None:
+            self._all_bytes.give(size)
+            done(answer)
+
+        # A copy: the log keeps it until it is in a segment, and writes into the room before it.
+        room = memoryview(pa.allocate_buffer(size)).cast("B")
+        room[:] = sent
+        try:
+            self._backend.put([Numbered(TableId(table), partition, room, stored)])
+        except LowmarkError as error:
+            stored(error)
+
+    def _done(self, number: int, size: int, answer: Answer) -> None:
+        """On the loop, mostly: it must not wait."""
+        ack = acknowledged(number, answer)
+        with self._lock:
+            self._messages -= 1
+            self._bytes -= size
+            self._acks.append(ack)
+            self._lock.notify_all()
+
+    def _wait_for_room(self) -> None:
+        with self._lock:
+            while not self._ended and (
+                self._bytes > STREAM_BYTES or self._messages > STREAM_MESSAGES
+            ):
+                self._lock.wait(_FULL_S)
+
+    def _drain(self) -> None:
+        """All was sent: wait for the answers that are due."""
+        ends_at = time.monotonic() + _DRAIN_S
+        with self._lock:
+            while not self._ended and (self._messages or self._acks):
+                if time.monotonic() > ends_at:
+                    return
+                self._lock.wait(_FULL_S)
+
+    def _answer(self, writer: Any) -> None:
+        """Write answers, as many as are there at a time."""
+        try:
+            while True:
+                with self._lock:
+                    while not self._acks and not self._ended:
+                        self._lock.wait(_FULL_S)
+                    acks, self._acks = self._acks, []
+                    if not acks:
+                        return
+                writer.write_metadata(pa.py_buffer(encode_acks(acks)))
+                with self._lock:
+                    self._lock.notify_all()
+        except _STREAM_ERRORS:
+            with self._lock:
+                self._ended = True
+                self._lock.notify_all()

@@ -1,0 +1,176 @@
+"""What is wrong with a batch that a client has encoded: nothing of it is believed.
+
+Its header, its table and schema version, its bytes as Arrow, every value of it, and of every row
+that it belongs into the partition it was sent to. All of that is done in columns; what it takes is
+worked out once for each schema version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import ipc
+
+from lowmark.backend.errors import RequestRefused, RowMisplaced, SchemaNotInForce, TableUnknown
+from lowmark.catalog import Catalog, Table, TableId
+from lowmark.client.checking import check_values
+from lowmark.client.table_writing import written_with
+from lowmark.errors import Corrupt, Rejected
+from lowmark.group import COMMAND_BYTES
+from lowmark.table import CHANGE, BatchRefused, Change, KeyForm, stored_schema
+from lowmark.table.commands import HEADER_BYTES, Batch
+from lowmark.table.commands import decode as decode_command
+
+ROOM_BYTES = COMMAND_BYTES + HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How batches of one schema version and kind of change are looked at."""
+
+    table: Table
+    stored: pa.Schema
+    form: KeyForm | None
+    keyless_ok: bool
+    required: tuple[str, ...]
+    """Columns that must have a value, but for deletes."""
+    key: tuple[str, ...]
+
+
+class Checker:
+    """Looks at batches for one database. May be used on any thread."""
+
+    def __init__(self) -> None:
+        self._ways: dict[tuple[TableId, int, int], _Way] = {}
+
+    def check(self, catalog: Catalog, table: TableId, partition: int, room: memoryview) -> None:
+        """Refuse a batch that must not be stored; `room` is the command with room in front."""
+        described = catalog.table(table)
+        if described is None:
+            raise TableUnknown(f"with the id {table}", known=())
+        if not 0 <= partition < described.partitions:
+            raise RequestRefused(
+                f"table {described.name} has no partition {partition}",
+                hint=f"It has 0 to {described.partitions - 1}.",
+            )
+        header = _header(described, room)
+        way = self._way(described, header)
+        rows = _rows(described, way.stored, header, room)
+        check_values(rows)
+        _check_required(way, Change(header.change), rows)
+        if way.form is not None:
+            _check_places(way, partition, rows)
+
+    def _way(self, table: Table, header: Batch) -> _Way:
+        key = (table.id, header.schema, header.change)
+        known = self._ways.get(key)
+        if known is None or known.table is not table:
+            known = self._ways[key] = _new_way(table, header)
+        return known
+
+
+def _header(table: Table, room: memoryview) -> Batch:
+    if len(room) <= ROOM_BYTES:
+        raise BatchRefused(f"a batch for table {table.name} has no rows in it")
+    try:
+        header = decode_command(room[COMMAND_BYTES:])
+    except Corrupt as error:
+        raise BatchRefused(f"a batch for table {table.name} can't be read: {error}") from error
+    if not isinstance(header, Batch) or header.transaction:
+        raise BatchRefused(f"what was sent for table {table.name} is no batch of rows")
+    if not any(header.producer):
+        raise BatchRefused(f"a batch for table {table.name} has no producer: it has no number")
+    return header
+
+
+def _new_way(table: Table, header: Batch) -> _Way:
+    try:
+        schema = written_with(table, header.schema)
+    except Rejected as error:
+        why = error.detail or error.message
+        raise SchemaNotInForce(table.name, version=header.schema, why=why) from error
+    change = Change(header.change)
+    if change is not Change.UPSERT and not table.key:
+        raise BatchRefused(f"table {table.name} has no key: nothing can be deleted from it")
+    key_ids = frozenset(table.key)
+    return _Way(
+        table,
+        stored_schema(schema, table.key, change),
+        KeyForm.of(table, schema) if table.key else None,
+        keyless_ok=change is not Change.DELETE and table.settings.keyless_rows == "keep",
+        required=tuple(
+            column.name
+            for column in schema.columns
+            if column.required and column.id not in key_ids and change is not Change.DELETE
+        ),
+        key=tuple(column.name for column in schema.columns if column.id in key_ids),
+    )
+
+
+def _rows(table: Table, stored: pa.Schema, header: Batch, room: memoryview) -> pa.RecordBatch:
+    message = pa.py_buffer(room[ROOM_BYTES:])
+    if message.address % 8:
+        message = pa.py_buffer(message.to_pybytes())
+    try:
+        rows = ipc.read_record_batch(message, stored)
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise BatchRefused(
+            f"a batch for table {table.name} is no Arrow message of its schema: {error}",
+            detail="Nothing of it was stored.",
+        ) from error
+    if rows.num_rows != header.rows:
+        raise BatchRefused(
+            f"a batch for table {table.name} has {rows.num_rows} rows, and says {header.rows}"
+        )
+    return rows
+
+
+def _check_required(way: _Way, change: Change, rows: pa.RecordBatch) -> None:
+    upserts: pa.Array | None = None
+    if change is Change.MIXED:
+        kinds = rows.column(CHANGE)
+        known = [int(Change.UPSERT), int(Change.DELETE)]
+        if kinds.null_count or not np.isin(kinds.to_numpy(), known).all():
+            raise BatchRefused(f"rows for table {way.table.name} are neither upserts nor deletes")
+        upserts = pc.equal(kinds, int(Change.UPSERT))
+    for name in way.required:
+        missing = rows.column(name)
+        if not missing.null_count:
+            continue
+        nulls = pc.is_null(missing)
+        if upserts is not None:
+            nulls = pc.and_(nulls, upserts)
+        if pc.any(nulls).as_py():
+            row = pc.index(nulls, True).as_py()
+            raise BatchRefused(
+                f"column {name} of table {way.table.name} can't be null (row {row})",
+                detail="Nothing of the batch was stored.",
+            )
+
+
+def _check_places(way: _Way, partition: int, rows: pa.RecordBatch) -> None:
+    assert way.form is not None
+    keys = way.form.array(rows)
+    name = way.table.name
+    columns = [rows.column(one) for one in way.key]
+    if any(column.null_count for column in columns):
+        nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns]
+        some, whole = np.logical_or.reduce(nulls), np.logical_and.reduce(nulls)
+        bad = some & ~whole if way.keyless_ok else some
+        if way.keyless_ok and CHANGE in rows.schema.names:
+            bad |= whole & (rows.column(CHANGE).to_numpy() == Change.DELETE)
+        if bad.any():
+            raise BatchRefused(
+                f"the key of table {name} can't be null (row {int(bad.argmax())})",
+                detail="Nothing of the batch was stored.",
+            )
+    if way.table.partitions == 1:
+        return
+    buckets = way.form.buckets(keys, way.table.partitions)
+    wrong = (buckets != partition) & (buckets >= 0)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise RowMisplaced(name, partition=partition, row=row, belongs=int(buckets[row]))

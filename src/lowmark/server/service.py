@@ -1,0 +1,210 @@
+"""Calls of the port for clients of ours: hello, and one request with one answer each.
+
+An error of a call is its answer; what is wrong with the request itself, or beyond a limit, is
+Flight's error, with ours in it. A call is carried out on Flight's thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+from lowmark.backend.codec import encode
+from lowmark.backend.connection import machine
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import (
+    Closed,
+    OtherDatabase,
+    ProtocolRefused,
+    RequestRefused,
+)
+from lowmark.backend.port import RETRY, Backend
+from lowmark.backend.protocol import (
+    PROTOCOL,
+    REQUEST_BYTES_MAX,
+    Hello,
+    Reply,
+    Request,
+    Welcome,
+    decode_request,
+    encode_reply,
+)
+from lowmark.backend.values import Hold
+from lowmark.errors import LowmarkError, Unavailable
+from lowmark.node import NodeClosing
+from lowmark.server.limits import Limits, Slots
+from lowmark.server.sessions import Sessions
+from lowmark.version import __version__
+
+logger = logging.getLogger(__name__)
+
+WAIT_S_MAX: Final = 5.0
+"""A call that waits for more rows answers at least so often."""
+_ELSEWHERE: Final = frozenset({"appender", "batches", "catalog", "release", "wait"})
+"""Calls that have a way of their own."""
+_TAKE: Final = frozenset({"hold", "hold_history", "hold_files"})
+PLAIN_CALLS: Final = frozenset(RETRY) - _ELSEWHERE
+
+
+class ServerFailed(Unavailable):
+    """A server that could not answer, by a mistake of its own."""
+
+    def __init__(self, call: str, error: Exception) -> None:
+        super().__init__(
+            f"the server failed to answer {call}: {type(error).__name__}",
+            detail="What was asked may have been done all the same.",
+            hint="See the server's log, and report it.",
+        )
+
+
+class Service:
+    """Answers for one database."""
+
+    def __init__(self, backend: Embedded, *, limits: Limits, hold_ms: int) -> None:
+        self.backend = backend
+        self.instance = secrets.randbits(62) + 1
+        self.closing = False
+        self.sessions = Sessions(backend.release, hold_ms=hold_ms)
+        self._hold_ms = hold_ms
+        self._calls = Slots("calls", limits.calls)
+        self._waits = Slots("waits for rows", limits.waits)
+        self._own: Mapping[str, Callable[[Request], Any]] = {
+            "catalog": self._catalog,
+            "release": self._release,
+            "renew": lambda _: None,
+            "wait": self._wait,
+        }
+
+    def check(self) -> None:
+        """Refuse to begin anything when the end has come."""
+        if self.closing or self.backend.closed:
+            raise NodeClosing
+
+    # -- hello ----------------------------------------------------------------------------------
+
+    def hello(self, body: bytes) -> bytes:
+        """Who is there; a client of another protocol is refused."""
+        self.check()
+        try:
+            said = msgspec.json.decode(body, type=Hello)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise RequestRefused(f"a hello can't be read: {error}") from error
+        if said.protocol != PROTOCOL:
+            raise ProtocolRefused(theirs=said.protocol, ours=PROTOCOL, release=__version__)
+        info = self.backend.info
+        return msgspec.json.encode(
+            Welcome(
+                release=__version__,
+                protocol=PROTOCOL,
+                cluster=info.cluster,
+                instance=self.instance,
+                hold_ms=self._hold_ms,
+                machine=machine(),
+                info=encode(info),
+            )
+        )
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def request(self, body: bytes) -> Request:
+        """What is asked, of this database; and a sign of life of its client."""
+        self.check()
+        if len(body) > REQUEST_BYTES_MAX:
+            raise RequestRefused(
+                f"a request of {len(body):,} bytes is too long",
+                hint=f"At most {REQUEST_BYTES_MAX:,} bytes are allowed.",
+            )
+        request = decode_request(body)
+        cluster = self.backend.info.cluster
+        if request.cluster != cluster:
+            raise OtherDatabase("this address", expected=request.cluster, found=cluster)
+        self.sessions.hear(request.session)
+        return request
+
+    def call(self, body: bytes) -> bytes:
+        """Carry a call out, and answer it."""
+        request = self.request(body)
+        slots = self._waits if request.call == "wait" else self._calls
+        with slots.one():
+            try:
+                value = self._value(request)
+            except Closed as error:
+                raise NodeClosing from error
+            except LowmarkError as error:
+                value = error
+            except Exception as error:
+                logger.exception("a call failed", extra={"call": request.call})
+                value = ServerFailed(request.call, error)
+        return encode_reply(Reply(self.instance, self.backend.catalog().version, value))
+
+    def _value(self, request: Request) -> Any:
+        name = request.call
+        own = self._own.get(name)
+        if own is not None:
+            return own(request)
+        if name not in PLAIN_CALLS:
+            raise RequestRefused(f"there is no call {name[:100]!r}")
+        _check_arguments(name, request)
+        hold = request.named.get("hold")
+        if name in _TAKE:
+            if not isinstance(hold, Hold):
+                raise RequestRefused(f"{name} names no hold: its client draws the number")
+            self.sessions.add(request.session, hold)
+        try:
+            return getattr(self.backend, name)(*request.arguments, **request.named)
+        except BaseException:
+            if name in _TAKE and isinstance(hold, Hold):
+                self.sessions.discard(request.session, hold)
+            raise
+
+    def _catalog(self, request: Request) -> Any:
+        """The catalog, if a client's is not the newest."""
+        catalog = self.backend.catalog()
+        return None if request.arguments == (catalog.version,) else catalog
+
+    def _release(self, request: Request) -> None:
+        (hold,) = _of_types(request, Hold)
+        self.sessions.discard(request.session, hold)
+        self.backend.release(hold)
+
+    def _wait(self, request: Request) -> int:
+        hold, timeout_s = _of_types(request, Hold, (int, float))
+        seen = request.named.get("seen", 0)
+        if type(seen) is not int:
+            raise RequestRefused("what was seen is a number")
+        return self.backend.wait(hold, min(timeout_s, WAIT_S_MAX), seen=seen)
+
+    def close(self) -> None:
+        """Take nothing new, and keep nothing more."""
+        self.closing = True
+        if not self.backend.closed:
+            self.sessions.close()
+
+
+def _of_types(request: Request, *types: Any) -> tuple[Any, ...]:
+    given = tuple(request.arguments)
+    well = len(given) == len(types) and all(
+        isinstance(one, kind) and not isinstance(one, bool)
+        for one, kind in zip(given, types, strict=False)
+    )
+    if not well:
+        raise RequestRefused(f"{request.call} was not called with what it takes")
+    return given
+
+
+@cache
+def _signature(name: str) -> inspect.Signature:
+    return inspect.signature(getattr(Backend, name))
+
+
+def _check_arguments(name: str, request: Request) -> None:
+    try:
+        _signature(name).bind(None, *request.arguments, **request.named)
+    except TypeError as error:
+        raise RequestRefused(f"{name} was not called with what it takes: {error}") from error

@@ -1,0 +1,112 @@
+"""What is kept for clients, and for how long: a client that dies must not hold the log for ever.
+
+A client draws the numbers of its holds, and a number for itself. Every call of it is a sign of
+life. One that gives none for its time has all its holds released; it hears `HoldUnknown` when it
+next asks for one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lowmark.backend.values import Hold
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED = 20
+"""A client that has nothing is forgotten after so many times its time."""
+
+
+@dataclass(slots=True)
+class _Session:
+    heard_s: float
+    holds: set[int] = field(default_factory=set)
+    lost: int | None = None
+    """One of the holds that were released because nothing was heard."""
+
+
+class Sessions:
+    """May be used on any thread."""
+
+    def __init__(
+        self,
+        release: Callable[[Hold], None],
+        *,
+        hold_ms: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._release = release
+        self._hold_s = hold_ms / 1_000
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sessions: dict[int, _Session] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lowmark-sessions", daemon=True)
+        self._thread.start()
+
+    def hear(self, session: int) -> None:
+        """A sign of life."""
+        now = self._clock()
+        with self._lock:
+            there = self._sessions.get(session)
+            if there is None:
+                self._sessions[session] = _Session(now)
+            else:
+                there.heard_s = now
+
+    def add(self, session: int, hold: Hold) -> None:
+        """A client is about to have this hold."""
+        with self._lock:
+            self._sessions.setdefault(session, _Session(self._clock())).holds.add(hold.number)
+
+    def discard(self, session: int, hold: Hold) -> None:
+        """It has released it."""
+        with self._lock:
+            there = self._sessions.get(session)
+            if there is not None:
+                there.holds.discard(hold.number)
+
+    def lost(self, session: int) -> int | None:
+        """A hold that a client has lost because nothing was heard of it; None if it has not."""
+        with self._lock:
+            there = self._sessions.get(session)
+            return None if there is None else there.lost
+
+    def expire(self) -> int:
+        """Release what silent clients hold; says how many holds that were."""
+        now, over = self._clock(), list[int]()
+        with self._lock:
+            for number, session in list(self._sessions.items()):
+                silent_s = now - session.heard_s
+                if silent_s <= self._hold_s:
+                    continue
+                if session.holds:
+                    session.lost = next(iter(session.holds))
+                    over += session.holds
+                    session.holds = set()
+                if silent_s > _REMEMBERED * self._hold_s:
+                    del self._sessions[number]
+        for one in over:
+            self._release(Hold(one))
+        if over:
+            logger.warning(
+                "holds of a client that is silent were released", extra={"holds": len(over)}
+            )
+        return len(over)
+
+    def close(self) -> None:
+        """Release all."""
+        self._over.set()
+        with self._lock:
+            left = [one for session in self._sessions.values() for one in session.holds]
+            self._sessions.clear()
+        for one in left:
+            self._release(Hold(one))
+
+    def _run(self) -> None:
+        while not self._over.wait(min(1.0, self._hold_s / 4)):
+            self.expire()
