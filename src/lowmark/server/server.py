@@ -28,7 +28,7 @@ from lowmark.backend.protocol import APPEND, CALL, COMMANDS, HELLO
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.fault import encode_fault
-from lowmark.node.addresses import check_free, check_loopback, joined
+from lowmark.node.messages import check_free, check_loopback, joined
 from lowmark.runtime import AddressUnusable, host_and_port
 from lowmark.server.appending import AppendStream
 from lowmark.server.checking import Checker
