@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from convert.coercing import KEY, ORDERS, schema_of
 from lowmark.catalog import TableSchema
-from lowmark.convert import csv_files, json_files, source
+from lowmark.convert import csv_files, files, source
 from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused
 from lowmark.convert.files import read_rows
 from lowmark.convert.source import FileBatch
@@ -68,7 +68,7 @@ def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def set_block_bytes(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(csv_files, "BLOCK_BYTES", size)
-    monkeypatch.setattr(json_files, "BLOCK_BYTES", size)
+    monkeypatch.setattr(files, "BLOCK_BYTES", size)
 
 
 def read(

@@ -25,9 +25,9 @@ import pyarrow.csv as pv
 
 from lowmark.catalog import Plain, TableSchema
 from lowmark.catalog.types import INTEGER_BITS
+from lowmark.convert.arrow import arrow_of
 from lowmark.convert.coercion import CHANGE, PASSED_OVER, Coercion, Text
 from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file, near
-from lowmark.convert.nested import arrow_of
 from lowmark.convert.source import RECORD_BYTES_MAX, FileBatch, Source, lines_in, text_blocks
 from lowmark.errors import Rejected
 from lowmark.formatting import shown

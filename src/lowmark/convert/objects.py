@@ -24,13 +24,17 @@ from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructO
 from lowmark.catalog.values import Leaf, is_missing
 from lowmark.convert.arrow import (
     ARROW_FAILURES,
+    Offsets,
+    arrow_of,
     decimals_of_text,
     has_overflown,
     in_calendar,
+    list_of,
+    map_of,
+    struct_of,
     vectorised,
     whole,
 )
-from lowmark.convert.nested import Offsets, arrow_of, list_of, map_of, struct_of
 from lowmark.convert.values import Misfit, WrittenFloat, fit_all
 
 _FLOATS = frozenset({float, int, WrittenFloat})

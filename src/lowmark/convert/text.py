@@ -27,8 +27,7 @@ import pyarrow.compute as pc
 
 from lowmark.catalog import ColumnType, DecimalOf, ListOf, MapOf, Plain, StructOf
 from lowmark.catalog.values import Leaf, Unfit
-from lowmark.convert.arrow import ARROW_FAILURES, vectorised, whole
-from lowmark.convert.nested import arrow_of
+from lowmark.convert.arrow import ARROW_FAILURES, arrow_of, vectorised, whole
 from lowmark.convert.objects import from_objects
 from lowmark.convert.values import NUMBER, Misfit, WrittenFloat, fit
 
