@@ -11,22 +11,201 @@ cached, and it never sees what the bytes mean.
 
 from __future__ import annotations
 
+import logging
+import re
+import secrets
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from lowmark.errors import invariant
-from lowmark.spark.errors import SessionRefused, SparkGone
-from lowmark.spark.job import Job, translated
+from lowmark.backend.errors import Cancelled
+from lowmark.errors import LowmarkError, invariant
+from lowmark.spark.errors import SessionRefused, SparkGone, TaskFailed, TaskLost, WorkersUnfit
 from lowmark.spark.session import close_session, open_session, slots_of
-from lowmark.spark.worker import name_of, task
+from lowmark.spark.worker import error_of, name_of, task
 from lowmark.version import __version__
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import RDD, SparkContext
     from pyspark.accumulators import Accumulator
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+# One run: started on a thread of its own, watched, and ended.
+#
+# What Spark keeps per thread (groups of jobs, pools) is the caller's; so the thread is ours.
+#
+# Errors of the work itself come from `worker`. What Spark says when a job fails is translated here:
+# processes that died, workers that can't even begin, and a session that goes away. Spark tells them
+# apart only in text.
+
+_LOOKS_EVERY_S = 0.1
+_TASKS_END_WITHIN_S = 30.0
+
+
+class Job:
+    """One run, on a thread of its own: what Spark keeps per thread is the caller's otherwise."""
+
+    def __init__(
+        self, context: SparkContext, told: Accumulator[list[dict[str, Any]]], label: str
+    ) -> None:
+        self.group = f"lowmark-{secrets.token_hex(8)}"
+        self.told = told
+        self._context = context
+        self._label = label
+        self._changed = threading.Event()
+        self._cancelled = False
+        self._answers: list[bytes] | None = None
+        self._failure: BaseException | None = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._changed.set()
+
+    def carry_out(self, work: Callable[[Any], Any], packs: list[list[bytes]]) -> list[bytes]:
+        from pyspark import InheritableThread  # noqa: PLC0415
+
+        thread = InheritableThread(
+            target=self._collect, args=(work, packs), name=f"spark {self._label}", daemon=True
+        )
+        try:
+            thread.start()  # it asks Java for what the caller's thread has told Spark
+        except Exception as error:
+            raise translated(error, label=self._label) from error
+        try:
+            while thread.is_alive() and not self._cancelled and not self._errors():
+                self._changed.wait(_LOOKS_EVERY_S)
+            if thread.is_alive() or self._failure is not None:
+                self._end(thread)
+        except BaseException:
+            # Ctrl-C while we waited.
+            self._end(thread)
+            raise
+        if self._cancelled:
+            raise Cancelled(f"{self._label} was cancelled")
+        if errors := self._errors():
+            raise errors[0]
+        if self._failure is not None:
+            raise translated(self._failure, label=self._label) from self._failure
+        assert self._answers is not None
+        return self._answers
+
+    def _collect(self, work: Callable[[Any], Any], packs: list[list[bytes]]) -> None:
+        try:
+            self._context.setJobGroup(self.group, self._label, interruptOnCancel=True)
+            tasks = self._context.parallelize(packs, len(packs)).mapPartitions(work)
+            _pack(self._context, tasks)
+            self._answers = tasks.collect()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._changed.set()
+
+    def _errors(self) -> list[LowmarkError]:
+        return [
+            error_of(each, label=self._label)
+            for each in self.told.value
+            if each["run"] == self.group
+        ]
+
+    def _end(self, thread: threading.Thread) -> None:
+        """Cancel what is left, and wait until no task is under way."""
+        ends_at = time.monotonic() + _TASKS_END_WITHIN_S
+        try:
+            while (thread.is_alive() or self._tasks()) and time.monotonic() < ends_at:
+                # Again and again: a job that is not there yet can't be cancelled.
+                self._context.cancelJobGroup(self.group)
+                thread.join(_LOOKS_EVERY_S)
+                time.sleep(0 if thread.is_alive() else _LOOKS_EVERY_S)
+        except Exception as error:
+            # The session is going away, and its tasks with it.
+            logger.debug("tasks not awaited", extra={"error": str(error)})
+            return
+        if thread.is_alive() or self._tasks():
+            logger.warning("cancelled tasks are still under way", extra={"run": self._label})
+
+    def _tasks(self) -> int:
+        tracker = self._context.statusTracker()
+        stages = [
+            tracker.getStageInfo(stage)
+            for number in tracker.getJobIdsForGroup(self.group)
+            if (job := tracker.getJobInfo(number)) is not None
+            for stage in job.stageIds
+        ]
+        return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+
+_UNTOLD = "python3"
+"""What PySpark names for its workers if nobody has told it."""
+_packing = threading.Lock()
+
+
+def _pack(context: SparkContext, tasks: RDD[Any]) -> None:
+    """Put the function of tasks together, with the name of the Python that they run in.
+
+    A session of the caller's mostly has not been told which: PySpark looks into the environment,
+    and not at `spark.pyspark.python`, else it takes any. Then it is what that setting says, or on
+    this machine the Python that we run in. The session is left as it was.
+    """
+    with _packing:
+        before = context.pythonExec
+        if before == _UNTOLD:
+            local = str(context.master).startswith("local")
+            told = context.getConf().get("spark.pyspark.python")
+            context.pythonExec = told or (sys.executable if local else before)
+        try:
+            _ = tasks._jrdd  # this is where it is put together
+        finally:
+            context.pythonExec = before
+
+
+_HOST = re.compile(r"\(TID \d+\) \((\S+) executor")
+_DIED = ("exited unexpectedly", "ExecutorLostFailure", "Python worker failed to connect back")
+_STOPPED = ("SparkContext was shut down", "stopped SparkContext", "Py4JNetworkError")
+_SHOWN_LINES = 30
+
+
+def translated(failure: BaseException, *, label: str) -> LowmarkError:
+    """A failure of Spark's, in our words."""
+    text = str(failure) or type(failure).__name__
+    if "SPARK_JOB_CANCELLED" in text:
+        return Cancelled(f"{label} was cancelled in Spark")
+    host = _HOST.search(text)
+    on = f" on {host.group(1)}" if host else ""
+    if line := _line_with("PYTHON_VERSION_MISMATCH", text):
+        return WorkersUnfit(
+            f"Spark's workers{on} have another Python than this process",
+            detail=line.rpartition("] ")[2],
+            hint="Name one of the same minor version, with Lowmark in it, in spark.pyspark.python.",
+        )
+    if line := _line_with("Cannot run program", text):
+        return WorkersUnfit(
+            f"Spark's workers{on} do not have the Python that they should use",
+            detail=line.strip(),
+            hint="Name one that they have, with Lowmark in it, in spark.pyspark.python.",
+        )
+    if any(word in text or word == type(failure).__name__ for word in _STOPPED) or isinstance(
+        failure, OSError
+    ):
+        return SparkGone(text.splitlines()[0])
+    shown = "\n".join(text.splitlines()[:_SHOWN_LINES])
+    if any(word in text for word in _DIED):
+        return TaskLost(
+            f"{label} was given up: a task's process died{on}, and so did those of its further"
+            " attempts",
+            detail=shown,
+            hint="Mostly it needed more memory than there is; see the system's log of that"
+            " machine.",
+        )
+    return TaskFailed(f"{label} failed in Spark", detail=shown)
+
+
+def _line_with(word: str, text: str) -> str | None:
+    return next((line for line in text.splitlines() if word in line), None)
 
 
 class SparkRunner:
