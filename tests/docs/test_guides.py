@@ -22,7 +22,7 @@ from lowmark.node.settings import WatermarkSettings, load_section, load_settings
 from lowmark.node.status import HELD_MS_MAX, PINNED_BYTES_MAX, WAITING_MS_MAX
 from lowmark.runtime import Locked
 from lowmark.table.partition import SNAPSHOT_BYTES
-from lowmark.upkeep.retention import FREED_BYTES_MIN
+from lowmark.upkeep.upkeep import FREED_BYTES_MIN
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ from lowmark.catalog import (
 from lowmark.errors import Rejected
 from lowmark.table import CreateCursor, DeleteCursor, OffsetExpired, TakeLease, View
 from lowmark.table.backlog import Backlog
-from lowmark.upkeep.retention import expired_before
+from lowmark.upkeep.upkeep import expired_before
 from table.world import TableWorld, log_table, ms
 
 
