@@ -8,7 +8,7 @@ import pytest
 
 from eventually import eventually
 from lowmark.client import Database, Table
-from lowmark.client.tide_values import TideLedger
+from lowmark.client.tide import TideLedger
 from lowmark.errors import Rejected
 
 

@@ -53,8 +53,7 @@ from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
 from lowmark.client.table import Table
 from lowmark.client.table_reading import Snapshot
-from lowmark.client.tide import Tide
-from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder, TideLedger
+from lowmark.client.tide import HolderTotal, PartitionTide, Tide, TideHolder, TideLedger
 from lowmark.compaction.context import Progress
 from lowmark.compaction.description import LedgerDescription, RetiredLedger
 from lowmark.compaction.repair import Rebuilt, Reconciled

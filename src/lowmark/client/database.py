@@ -24,8 +24,7 @@ from lowmark.catalog import (
     TableId,
 )
 from lowmark.catalog import Table as TableDescriptor
-from lowmark.client.edges import edge, raise_by_name
-from lowmark.client.session import Session
+from lowmark.client.session import Session, edge, raise_by_name
 from lowmark.client.table import Table
 from lowmark.compaction.automatic import Automatic
 from lowmark.compaction.compactor import Compactor

@@ -33,7 +33,7 @@ from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Held, Hold, PartitionStatus, ReadRange
 from lowmark.catalog import Table, TableId
-from lowmark.client.edges import edge
+from lowmark.client.session import edge
 from lowmark.convert.pythonic import convert_rows, converts_of
 from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
 from lowmark.ledger import Lost

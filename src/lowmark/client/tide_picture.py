@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from lowmark.client.tide_values import HolderTotal, PartitionTide, TideHolder
+from lowmark.client.tide import HolderTotal, PartitionTide, TideHolder
 from lowmark.formatting import counted
 
 _INCHES: Final = 16
