@@ -41,7 +41,7 @@ from lowmark.client import (
     GapFound,
     Reader,
     Table,
-    looking_back,
+    table_reading,
 )
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import RunOptions
@@ -143,7 +143,7 @@ def small(dice: Random) -> Iterator[None]:
             (work, "FILE_ROWS_MAX", dice.choice([7, 40, 1 << 22])),
             (files, "ROW_GROUP_ROWS", dice.choice([3, 16, 1 << 17])),
             (tail, "_CHUNK_BYTES", dice.choice([400, 4 << 20])),
-            (looking_back, "_CHUNK_BYTES", dice.choice([400, 8 << 20])),
+            (table_reading, "_CHUNK_BYTES", dice.choice([400, 8 << 20])),
         ):
             stack.enter_context(replaced(owner, name, value))
         yield
