@@ -44,8 +44,8 @@ from lowmark.metastore import (
     MetastoreConfig,
     NodeInfo,
     Put,
+    Revision,
     identify,
-    revision,
 )
 
 PAYLOADS = 16
@@ -231,7 +231,7 @@ class _Node(Node):
 
         def submit(number: int) -> Future[Answer]:
             key = key_of(number)
-            unchanged = revision(key, Compare.EQ, seen.pop(key, 0))
+            unchanged = Revision(key, Compare.EQ, seen.pop(key, 0))
             put = Put(key, payloads[number % PAYLOADS])
             return self._metastore.invoke(Branch(unchanged, Do((put,), answer=1), Do()))
 

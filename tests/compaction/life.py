@@ -35,14 +35,7 @@ from lowmark.catalog import (
     RenameColumn,
     parse_type,
 )
-from lowmark.client import (
-    BelowWatermark,
-    Database,
-    GapFound,
-    Reader,
-    Table,
-    table_reading,
-)
+from lowmark.client import BelowWatermark, Database, GapFound, Reader, Table, table_reading
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import RunOptions
 from lowmark.compaction.runner import LocalRunner

@@ -13,8 +13,10 @@ from lowmark.metastore import (
     Compare,
     Condition,
     Do,
+    Exists,
     InvokeRefused,
     MetastoreMachine,
+    Not,
     Operation,
     Put,
     Remove,
@@ -22,13 +24,10 @@ from lowmark.metastore import (
     Revision,
     Statement,
     ValueIs,
+    Version,
     all_of,
-    exists,
     missing,
-    revision,
-    unless,
     value_is,
-    version,
 )
 from lowmark.metastore.commands import (
     DEPTH_MAX,
@@ -69,14 +68,14 @@ def do(*operations: Operation) -> Command:
 def nested(depth: int) -> Statement:
     statement: Statement = Do((Put(b"k", b"v"),))
     for _ in range(depth - 1):
-        statement = Branch(exists(b"k"), statement, Do())
+        statement = Branch(Exists(b"k"), statement, Do())
     return statement
 
 
 def nots(depth: int) -> Condition:
-    condition = exists(b"k")
+    condition: Condition = Exists(b"k")
     for _ in range(depth - 1):
-        condition = unless(condition)
+        condition = Not(condition)
     return condition
 
 
@@ -92,7 +91,7 @@ ALLOWED = {
     ),
     "operations and conditions together": Invoke(
         Branch(
-            all_of(*(exists(b"k") for _ in range(10))),
+            all_of(*(Exists(b"k") for _ in range(10))),
             Do(tuple(Remove(b"%d" % at) for at in range(OPERATIONS_MAX - 11))),
             Do(),
         )
@@ -121,7 +120,7 @@ REFUSED = {
     "one operation too many": do(*(Remove(b"%d" % at) for at in range(OPERATIONS_MAX + 1))),
     "one operation too many, over the branches": Invoke(
         Branch(
-            exists(b"k"),
+            Exists(b"k"),
             Do(tuple(Remove(b"%d" % at) for at in range(OPERATIONS_MAX // 2))),
             Do(tuple(Remove(b"%d" % at) for at in range(OPERATIONS_MAX // 2))),
         )
@@ -132,9 +131,9 @@ REFUSED = {
     "a key put and removed": do(Put(b"k", b"1"), Remove(b"k")),
     "a key within a range": do(RemoveRange(b"a", b"z"), Put(b"k", b"1")),
     "a range without a start": do(RemoveRange(b"", b"z")),
-    "a condition on no key": when(exists(b"")),
-    "a comparison on no key": when(version(b"", Compare.EQ, 1)),
-    "a negative revision": when(revision(b"k", Compare.EQ, -1)),
+    "a condition on no key": when(Exists(b"")),
+    "a comparison on no key": when(Version(b"", Compare.EQ, 1)),
+    "a negative revision": when(Revision(b"k", Compare.EQ, -1)),
     "a digest that is none": when(ValueIs(b"k", 0, b"")),
     "a negative length": when(ValueIs(b"k", -1, bytes(16))),
     "a condition on a lease without a name": when(LeaseIsOver("")),
@@ -213,7 +212,7 @@ def test_values_stand_one_after_another_those_of_then_first() -> None:
     data = encode(
         Invoke(
             Branch(
-                exists(b"no"),
+                Exists(b"no"),
                 Do((Put(b"a", b"AAA"), Remove(b"x"))),
                 Branch(missing(b"no"), Do((Put(b"b", b"B"), Put(b"c", b"CC"))), Do()),
             )
@@ -323,7 +322,7 @@ def test_every_comparison_compares(compare: Compare) -> None:
         Compare.GE: [False, True, True],
     }
     assert [compare.holds(left, 5) for left in (4, 5, 6)] == expected[compare]
-    assert isinstance(revision(b"k", compare, 5), Revision)
+    assert isinstance(Revision(b"k", compare, 5), Revision)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +330,7 @@ def test_every_comparison_compares(compare: Compare) -> None:
     [
         Invoke(Do((Put(b"key", "text"),))),  # type: ignore[arg-type]
         Invoke(Do((Put(b"key", None),))),  # type: ignore[arg-type]
-        when(revision(b"key", Compare.EQ, 2**70)),
+        when(Revision(b"key", Compare.EQ, 2**70)),
         Take("lease", 2**70, 1_000, 0, ""),
         Take("lease \ud800", 1, 1_000, 0, ""),
     ],

@@ -23,16 +23,16 @@ from lowmark.metastore import (
     Compare,
     Condition,
     Do,
+    Exists,
     Metastore,
     MetastoreMachine,
     Operation,
     Put,
     Remove,
+    Revision,
     Statement,
     all_of,
-    exists,
     missing,
-    revision,
     value_is,
 )
 from lowmark.metastore.commands import Invoke, encode
@@ -62,7 +62,7 @@ Process: TypeAlias = Generator[Step, object, bool]
 
 def same(name: bytes, read: Read) -> Condition:
     """The key is as it was read."""
-    return revision(name, Compare.EQ, read.revision)
+    return Revision(name, Compare.EQ, read.revision)
 
 
 # -- the writes, as nodes do them ---------------------------------------------------------------
@@ -132,7 +132,7 @@ def try_catch_up_finish(peers: bytes) -> Process:
     answer = yield from _change(
         Branch(
             value_is(PENDING, peers),
-            Branch(exists(LOCK), Do(answer=_YES), Do((Put(LOCK, b""),), _YES)),
+            Branch(Exists(LOCK), Do(answer=_YES), Do((Put(LOCK, b""),), _YES)),
             Do(answer=_NO),
         )
     )

@@ -16,23 +16,23 @@ from lowmark.metastore import (
     Compare,
     Do,
     Entry,
+    Exists,
     InvokeRefused,
     MetastoreUnreachable,
+    Not,
     NotComplete,
     Put,
     Remove,
     RemoveRange,
+    Revision,
     RevisionCompacted,
     RevisionUnknown,
+    Version,
     all_of,
     any_of,
-    exists,
     forwarding,
     missing,
-    revision,
-    unless,
     value_is,
-    version,
 )
 from lowmark.metastore.commands import VALUE_BYTES_MAX
 from lowmark.metastore.errors import TimeToCome
@@ -191,15 +191,15 @@ def test_one_branch_is_carried_out_whole_in_one_revision() -> None:
     world.wait(here.put(b"b", b"2"))
     swap = Branch(
         all_of(
-            exists(b"a"),
+            Exists(b"a"),
             missing(b"c"),
             value_is(b"b", b"2"),
-            revision(b"a", Compare.EQ, start),
-            version(b"b", Compare.GE, 2),
-            any_of(value_is(b"a", b"nonsense"), unless(value_is(b"a", b"2"))),
+            Revision(b"a", Compare.EQ, start),
+            Version(b"b", Compare.GE, 2),
+            any_of(value_is(b"a", b"nonsense"), Not(value_is(b"a", b"2"))),
         ),
         Branch(
-            exists(b"never"),
+            Exists(b"never"),
             Do((RemoveRange(b"a", b"z"),), answer=1),
             Do((Put(b"a", b"2"), Remove(b"b"), Put(b"c", b"1")), answer=2),
         ),

@@ -42,25 +42,10 @@ from lowmark.metastore import (
     Version,
     all_of,
     any_of,
-    exists,
-    lease_is_over,
     missing,
-    revision,
-    unless,
     value_is,
-    version,
 )
-from lowmark.metastore.commands import (
-    Command,
-    Compact,
-    Invoke,
-    Release,
-    Renew,
-    Take,
-    Tick,
-    encode,
-    lease_ends,
-)
+from lowmark.metastore.commands import Command, Compact, Invoke, Release, Renew, Take, Tick, encode
 from lowmark.metastore.state import prefix_end
 from lowmark.runtime import COUNTER_BITS
 
@@ -181,16 +166,16 @@ compares = st.sampled_from(Compare)
 numbers = st.integers(0, 12)
 conditions: st.SearchStrategy[Condition] = st.recursive(
     st.one_of(
-        keys.map(exists),
+        keys.map(Exists),
         keys.map(missing),
         st.builds(value_is, keys, st.sampled_from(VALUES)),
-        st.builds(revision, keys, compares, numbers),
-        st.builds(version, keys, compares, st.integers(0, 4)),
-        st.sampled_from(LEASES).map(lease_is_over),
-        st.builds(lease_ends, st.sampled_from(LEASES), st.just(0)),
+        st.builds(Revision, keys, compares, numbers),
+        st.builds(Version, keys, compares, st.integers(0, 4)),
+        st.sampled_from(LEASES).map(LeaseIsOver),
+        st.builds(LeaseEnds, st.sampled_from(LEASES), st.just(0)),
     ),
     lambda inner: st.one_of(
-        inner.map(unless),
+        inner.map(Not),
         st.lists(inner, max_size=3).map(lambda parts: all_of(*parts)),
         st.lists(inner, max_size=3).map(lambda parts: any_of(*parts)),
     ),

@@ -25,26 +25,26 @@ from lowmark.metastore import (
     Cut,
     Do,
     Entry,
+    Exists,
     LeaseAnswer,
+    LeaseIsOver,
     LeaseOver,
     LeaseTaken,
     Metastore,
+    Not,
     Page,
     Put,
     Remove,
     RemoveRange,
+    Revision,
     RevisionCompacted,
     RevisionUnknown,
     Statement,
+    Version,
     all_of,
     any_of,
-    exists,
-    lease_is_over,
     missing,
-    revision,
-    unless,
     value_is,
-    version,
 )
 from lowmark.metastore.commands import (
     Compact,
@@ -192,22 +192,22 @@ class MetastoreClients:
         dice = self.dice
         if depth and dice.random() < 0.4:
             inner = [self._condition(depth - 1) for _ in range(dice.randint(0, 2))]
-            return dice.choice([all_of(*inner), any_of(*inner), unless(self._condition(0))])
+            return dice.choice([all_of(*inner), any_of(*inner), Not(self._condition(0))])
         key = dice.choice([*self.keys, *ALONE])
         entry, compare = self._seen.get(key), dice.choice(list(Compare))
         match dice.randrange(7):
             case 0:
-                return exists(key)
+                return Exists(key)
             case 1:
                 return missing(key)
             case 2:
                 return value_is(key, entry.value if entry is not None else b"")
             case 3:
-                return version(key, compare, entry.version if entry is not None else 1)
+                return Version(key, compare, entry.version if entry is not None else 1)
             case 4:
-                return lease_is_over(dice.choice([*LEASES, lease_of(dice.randint(1, 4))]))
+                return LeaseIsOver(dice.choice([*LEASES, lease_of(dice.randint(1, 4))]))
             case _:
-                return revision(key, compare, entry.revision if entry is not None else 0)
+                return Revision(key, compare, entry.revision if entry is not None else 0)
 
     def _put(self, node: MetastoreNode, then: Callable[[], None]) -> None:
         key, value, metastore = self.dice.choice(self.keys), self.value(), self._at(node)

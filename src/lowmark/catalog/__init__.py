@@ -35,12 +35,7 @@ Invariants
 and the rest of the package does not.
 """
 
-from lowmark.catalog.catalog import (
-    DEFAULT_SCHEMA,
-    EMPTY,
-    Catalog,
-    CatalogVersion,
-)
+from lowmark.catalog.catalog import DEFAULT_SCHEMA, EMPTY, Catalog, CatalogVersion
 from lowmark.catalog.catalogs import Catalogs, Executed
 from lowmark.catalog.column_commands import (
     KEEP,

@@ -56,7 +56,7 @@ from lowmark.catalog.update_log import (
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.metastore import Answer, Condition, Event, Metastore, NotComplete, Watch
-from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, millis_of
+from lowmark.runtime import COUNTER_BITS, Runtime, millis_of
 
 logger = logging.getLogger(__name__)
 
@@ -294,8 +294,8 @@ class Catalogs:
         known = self._metastore.complete_to
         if written_by > known:
             # The metastore's time is ahead of a clock that was put back.
-            now_ms = max(self._now_ms(), millis_of(HybridTime(known)))
-            ahead_ms = millis_of(HybridTime(time)) - now_ms
+            now_ms = max(self._now_ms(), millis_of(known))
+            ahead_ms = millis_of(time) - now_ms
             if ahead_ms > self._max_skew_ms:
                 whole.reject(CatalogToCome(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms))
                 return whole

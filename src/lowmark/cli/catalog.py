@@ -32,7 +32,7 @@ from lowmark.formatting import time_text
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 from lowmark.node import RangePage, Status
-from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
+from lowmark.runtime import COUNTER_BITS, millis_of
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -112,7 +112,7 @@ def _values(source: Source, prefix: bytes) -> Iterator[bytes]:
 
 
 def _time(time: int) -> str:
-    return time_text(millis_of(HybridTime(time)))
+    return time_text(millis_of(time))
 
 
 @app.command("log")

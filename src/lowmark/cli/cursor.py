@@ -22,7 +22,7 @@ from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.client import CursorPlace, Table, TableCursor
 from lowmark.formatting import bytes_text, counted, time_text, times_text
 from lowmark.node.status import WAITING_MS_MAX, cursor_warning
-from lowmark.runtime import HybridTime, millis_of
+from lowmark.runtime import millis_of
 from lowmark.table import CHANGE, TIME
 
 app = typer.Typer(invoke_without_command=True)
@@ -65,7 +65,7 @@ def cursor_rows(table: Table) -> list[dict[str, Any]]:
 
 
 def _row(table: Table, one: TableCursor, now_ms: int) -> dict[str, Any]:
-    moved_ms = max(_millis(place.moved) for place in one.places)
+    moved_ms = max(millis_of(place.moved) for place in one.places)
     _, why = cursor_warning(
         pinned_bytes=one.pinned_bytes,
         waiting_ms=max(_waiting_ms(table, place, now_ms) for place in one.places),
@@ -86,7 +86,7 @@ def _row(table: Table, one: TableCursor, now_ms: int) -> dict[str, Any]:
 
 def _waiting_ms(table: Table, place: CursorPlace, now_ms: int) -> int:
     """For how long it has not moved while rows were there for it."""
-    waiting_ms = now_ms - _millis(place.moved)
+    waiting_ms = now_ms - millis_of(place.moved)
     if not place.lag_rows or waiting_ms <= WAITING_MS_MAX:
         return 0
     # It may have seen everything for most of that time: ask the first row that waits.
@@ -94,11 +94,7 @@ def _waiting_ms(table: Table, place: CursorPlace, now_ms: int) -> int:
     columns = [TIME, CHANGE]  # with it, deletes are rows, too
     with table.read(columns=columns, start=at, limit=1, on_gap="skip") as reader:
         times = [row[TIME] for row in reader.to_pylist()]
-    return min([waiting_ms, *(now_ms - _millis(time) for time in times)])
-
-
-def _millis(time: int) -> int:
-    return millis_of(HybridTime(time))
+    return min([waiting_ms, *(now_ms - millis_of(time) for time in times)])
 
 
 def show_cursors(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:

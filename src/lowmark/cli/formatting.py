@@ -23,17 +23,10 @@ from lowmark.formatting import bytes_text, counted, time_text, times_text
 from lowmark.holds import Hold, Span
 from lowmark.inspect import DumpEntry, DumpLine, DumpPiece, DumpWal, Finding
 from lowmark.log import Explanation, SegmentExplained
-from lowmark.runtime import HybridTime, millis_of
+from lowmark.runtime import millis_of
 
 if TYPE_CHECKING:  # `lowmark log` shows logs without the client, which takes long to import
-    from lowmark.client import (
-        LedgerVerdict,
-        Lost,
-        PartitionPlan,
-        Rebuilt,
-        Reconciled,
-        RunRecord,
-    )
+    from lowmark.client import LedgerVerdict, Lost, PartitionPlan, Rebuilt, Reconciled, RunRecord
 
 
 def facts_of(value: object, names: str) -> dict[str, Any]:
@@ -96,9 +89,7 @@ def run_row(record: RunRecord) -> dict[str, Any]:
         "seconds": round(record.seconds, 3),
         "engine": record.engine or None,
         "where": record.where,
-        "watermark": time_text(millis_of(HybridTime(record.watermark)))
-        if record.watermark
-        else None,
+        "watermark": time_text(millis_of(record.watermark)) if record.watermark else None,
         **facts_of(record, "verify trim rewrite read_rate write_rate resumed"),
         "error": record.error or None,
         **totals,

@@ -12,7 +12,7 @@ from lowmark.cli.database import DatabaseOption, opened_database, parse_moment
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.formatting import time_text, times_text
 from lowmark.holds import Hold
-from lowmark.runtime import HybridTime, millis_of
+from lowmark.runtime import millis_of
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -78,7 +78,7 @@ def advance(
 
 
 def _time(time: int) -> str | None:
-    return time_text(millis_of(HybridTime(time))) if time else None
+    return time_text(millis_of(time)) if time else None
 
 
 def _rows(holds: Sequence[Hold]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from lowmark.compaction.runner import Runners
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ledger import REBUILD
 from lowmark.ledger.triggers import Dirt, due
-from lowmark.runtime import HybridTime, millis_of
+from lowmark.runtime import millis_of
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +153,6 @@ class Automatic:
                 ledger = ledgers.open(view.readable, lambda: table).manifest.bytes
         age_ms = 0
         if high > low:
-            written = millis_of(HybridTime(int(view.columns.time[view.batch_at(low)])))
+            written = millis_of(int(view.columns.time[view.batch_at(low)]))
             age_ms = max(0, wall_ms - written)
         return Dirt(dirty, view.bytes_from(low) + ledger, age_ms)

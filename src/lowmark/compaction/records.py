@@ -27,7 +27,7 @@ from lowmark.ledger import (
     run_prefix,
 )
 from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX, ledger_keys, table_of
-from lowmark.metastore import Compare, Operation, Put, Remove, missing, revision
+from lowmark.metastore import Compare, Operation, Put, Remove, Revision, missing
 
 _PUBLISH_ATTEMPTS = 3
 _FINISHED_KEPT = 50
@@ -83,7 +83,7 @@ class Records:
         nothing is known in the end, that is an error: the run keeps its files.
         """
         key = pointer_key(table, partition)
-        unchanged = revision(key, Compare.EQ, seen.revision) if seen.revision else missing(key)
+        unchanged = Revision(key, Compare.EQ, seen.revision) if seen.revision else missing(key)
         operations: list[Operation] = [Put(key, msgspec.json.encode(pointer))]
         if seen.pointer is not None:
             gone = Retired(manifest=seen.pointer.manifest, at_ms=now_ms, by=pointer.run)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from lowmark import formatting
 from lowmark.errors import Rejected
-from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
+from lowmark.runtime import COUNTER_BITS, millis_of
 
 TimeLike = int | str | datetime
 
@@ -62,14 +62,14 @@ _HINT = "Give a datetime, ISO 8601 text such as 2026-01-31T12:00:00Z, 'now', or 
 def _last_of(millis: int, now: int) -> int:
     """The last time of a millisecond: all that happened in it is included; of this one, so far."""
     last = millis << COUNTER_BITS | _COUNTER_MAX
-    return min(last, now) if millis == millis_of(HybridTime(now)) else last
+    return min(last, now) if millis == millis_of(now) else last
 
 
 def datetime_of(time: int) -> datetime:
     """The wall-clock part of a time."""
-    return datetime.fromtimestamp(millis_of(HybridTime(time)) / 1_000, UTC)
+    return datetime.fromtimestamp(millis_of(time) / 1_000, UTC)
 
 
 def time_text(time: int) -> str:
     """The wall-clock part of a time, for people."""
-    return formatting.time_text(millis_of(HybridTime(time)))
+    return formatting.time_text(millis_of(time))

@@ -69,7 +69,7 @@ from lowmark.node.messages import (
 from lowmark.node.status import Copy, Known, TablePart, Trying, lease_row, merged, parts_of
 from lowmark.raft import Entry as RaftEntry
 from lowmark.raft import EntryKind, MembershipRefused, membership
-from lowmark.runtime import DiskFailed, HybridTime, Locked, RealDisk, millis_of, real_runtime
+from lowmark.runtime import DiskFailed, Locked, RealDisk, millis_of, real_runtime
 from lowmark.table import PartitionMachine, parse_group_name
 from lowmark.table import State as PartitionState
 from lowmark.table.watermark import WATERMARK_KEY, read_watermark
@@ -303,8 +303,8 @@ class OfflineStore:
         settings, found = self._settings(), self._read(WATERMARK_KEY, self.state.latest)
         if settings is None:
             return None
-        time_ms = 0 if found is None else millis_of(HybridTime(read_watermark(found.value)))
-        known_ms = millis_of(HybridTime(self.state.time))
+        time_ms = 0 if found is None else millis_of(read_watermark(found.value))
+        known_ms = millis_of(self.state.time)
         goal_ms = max(known_ms - settings.watermark_availability_ms, time_ms)
         return WatermarkStatus(time_ms=time_ms, goal_ms=goal_ms, holders=())
 
@@ -319,7 +319,7 @@ class OfflineStore:
                     states.append((place[0], state))
         if not states:
             return []
-        now_ms = millis_of(HybridTime(self.state.time))
+        now_ms = millis_of(self.state.time)
         return parts_of(self._latest_catalog(), states, now_ms=now_ms)
 
     def _partition(self, log: GroupLog) -> PartitionState:
@@ -344,7 +344,7 @@ class OfflineStore:
             metastore=MetastoreStatus(
                 revision=state.latest,
                 compacted=state.compacted,
-                time_ms=millis_of(HybridTime(state.time)),
+                time_ms=millis_of(state.time),
                 keys=len(state.keys),
                 live_entries=len(state.live),
                 watches=0,

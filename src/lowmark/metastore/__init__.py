@@ -52,13 +52,8 @@ from lowmark.metastore.commands import (
     Version,
     all_of,
     any_of,
-    exists,
-    lease_is_over,
     missing,
-    revision,
-    unless,
     value_is,
-    version,
 )
 from lowmark.metastore.errors import (
     ClusterRefused,
@@ -143,14 +138,9 @@ __all__ = [
     "all_of",
     "any_of",
     "check_metastore",
-    "exists",
     "find_identity",
     "identify",
-    "lease_is_over",
     "load_identity",
     "missing",
-    "revision",
-    "unless",
     "value_is",
-    "version",
 ]

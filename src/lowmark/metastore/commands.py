@@ -11,6 +11,7 @@ A condition on a value is equality, and travels as a digest: the machine never r
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
@@ -41,6 +42,10 @@ def digest_of(value: Buffer) -> bytes:
     return blake2b(value, digest_size=DIGEST_BYTES).digest()
 
 
+_HOLDS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+"""In the order of the numbers of `Compare`."""
+
+
 class Compare(IntEnum):
     """How two numbers are compared."""
 
@@ -53,19 +58,7 @@ class Compare(IntEnum):
 
     def holds(self, left: int, right: int) -> bool:
         """Whether it is so."""
-        match self:
-            case Compare.EQ:
-                return left == right
-            case Compare.NE:
-                return left != right
-            case Compare.LT:
-                return left < right
-            case Compare.LE:
-                return left <= right
-            case Compare.GT:
-                return left > right
-            case Compare.GE:
-                return left >= right
+        return bool(_HOLDS[self](left, right))
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -141,11 +134,6 @@ Condition: TypeAlias = (
 )
 
 
-def exists(key: bytes) -> Condition:
-    """The key has a value."""
-    return Exists(key)
-
-
 def missing(key: bytes) -> Condition:
     """The key has no value."""
     return Not(Exists(key))
@@ -156,16 +144,6 @@ def value_is(key: bytes, value: bytes) -> Condition:
     return ValueIs(key, len(value), digest_of(value))
 
 
-def revision(key: bytes, compare: Compare, number: int) -> Condition:
-    """The revision that last changed the key compares so; 0 if it has no value."""
-    return Revision(key, compare, number)
-
-
-def version(key: bytes, compare: Compare, number: int) -> Condition:
-    """The version of the key compares so; 0 if it has no value."""
-    return Version(key, compare, number)
-
-
 def all_of(*conditions: Condition) -> Condition:
     """All of these hold."""
     return AllOf(conditions)
@@ -174,21 +152,6 @@ def all_of(*conditions: Condition) -> Condition:
 def any_of(*conditions: Condition) -> Condition:
     """At least one of these holds."""
     return AnyOf(conditions)
-
-
-def unless(condition: Condition) -> Condition:
-    """This does not hold."""
-    return Not(condition)
-
-
-def lease_is_over(name: str) -> Condition:
-    """Nobody has that lease."""
-    return LeaseIsOver(name)
-
-
-def lease_ends(name: str, expires_at: int) -> Condition:
-    """A lease was not renewed since it was seen; 0: there is none."""
-    return LeaseEnds(name, expires_at)
 
 
 # -- statements ---------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Completeness:
     def when(self, time: int, *, timeout_ms: int) -> Future[None]:
         """When every revision up to a time was applied here."""
         future: Future[None] = Future()
-        ahead_ms = millis_of(HybridTime(time)) - millis_of(self._clock.now())
+        ahead_ms = millis_of(time) - millis_of(self._clock.now())
         if self._known() >= time:
             future.resolve(None)
         elif ahead_ms > self._clock.max_skew_ms + _AHEAD_MS_MAX:
@@ -68,7 +68,7 @@ class Completeness:
 
         def late() -> None:
             if not future.done:
-                behind = millis_of(HybridTime(time)) - millis_of(HybridTime(self._known()))
+                behind = millis_of(time) - millis_of(self._known())
                 future.reject(NotComplete(waited_ms=timeout_ms, behind_ms=max(behind, 1)))
 
         def over(_: Future[None]) -> None:
@@ -118,9 +118,7 @@ class Completeness:
 
         wait_ms = _AGAIN_MS_MIN
         if self._waiting:
-            short = millis_of(HybridTime(self._waiting[0][0])) - millis_of(
-                HybridTime(self._known())
-            )
+            short = millis_of(self._waiting[0][0]) - millis_of(HybridTime(self._known()))
             wait_ms = min(max(short, _AGAIN_MS_MIN), _AGAIN_MS_MAX)
         self._loop.call_later(wait_ms, again)
 

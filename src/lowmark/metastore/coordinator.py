@@ -26,13 +26,13 @@ from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import ChangeAnswer, ChangeFailed, Future, Groups, Reply, Stage
 from lowmark.metastore.commands import (
     Compare,
+    LeaseEnds,
     Operation,
     Put,
     Remove,
+    Revision,
     all_of,
-    lease_ends,
     missing,
-    revision,
 )
 from lowmark.metastore.errors import ClusterRefused
 from lowmark.metastore.nodes import (
@@ -242,7 +242,7 @@ class Coordinator:
                 whole.resolve(NotNow("too many nodes come and go"))
 
         self._metastore.invoke_if(
-            revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision),
+            Revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision),
             [
                 Put(node_key(node.number), encode(node)),
                 Put(TOPOLOGY_KEY, encode(now.topology.with_node(node))),
@@ -317,7 +317,7 @@ class Coordinator:
             Put(TOPOLOGY_KEY, encode(now.topology.without(number))),
         ]
         return self._metastore.invoke_if(
-            revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision), operations
+            Revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision), operations
         )
 
     # -- who is gone ----------------------------------------------------------------------------
@@ -367,8 +367,8 @@ class Coordinator:
 
         self._metastore.invoke_if(
             all_of(
-                revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision),
-                lease_ends(name, until),
+                Revision(TOPOLOGY_KEY, Compare.EQ, now.topology_revision),
+                LeaseEnds(name, until),
             ),
             [Put(TOPOLOGY_KEY, encode(now.topology.without(node.number)))],
         ).then(done)

@@ -34,7 +34,7 @@ from lowmark.node.messages import (
     WrittenReply,
 )
 from lowmark.node.server import Action, Gone, reply, stream
-from lowmark.runtime import HybridTime, Timer, millis_of
+from lowmark.runtime import Timer, millis_of
 
 PAGE_ENTRIES_MAX = 512
 PAGE_BYTES_MAX = 4 << 20
@@ -76,17 +76,13 @@ def stored(entry: Entry) -> StoredEntry:
     return StoredEntry(
         key=entry.key,
         revision=entry.revision,
-        time_ms=_millis(entry.time),
+        time_ms=millis_of(entry.time),
         time=entry.time,
         created=entry.created,
         version=entry.version,
         size=len(entry.value),
         value=entry.value,
     )
-
-
-def _millis(time: int) -> int:
-    return millis_of(HybridTime(time))
 
 
 def _check_free(key: bytes) -> None:
@@ -99,7 +95,7 @@ def _check_free(key: bytes) -> None:
 
 
 def _removed(key: bytes, revision: int, time: int) -> StoredEntry:
-    return StoredEntry(key=key, revision=revision, time_ms=_millis(time), time=time, removed=True)
+    return StoredEntry(key=key, revision=revision, time_ms=millis_of(time), time=time, removed=True)
 
 
 def bare(found: Found) -> StoredEntry:
@@ -108,7 +104,7 @@ def bare(found: Found) -> StoredEntry:
     return StoredEntry(
         key=found.key,
         revision=record.revision,
-        time_ms=_millis(found.time),
+        time_ms=millis_of(found.time),
         time=found.time,
         created=record.created,
         version=record.version,
@@ -287,7 +283,7 @@ class MetaActions:
 
     def _written(self, change: Callable[[], Future[Answer]]) -> WrittenReply:
         answer = self._bridge.ask(change, timeout_s=self._timeout_s)
-        time_ms = _millis(answer.time)
+        time_ms = millis_of(answer.time)
         return WrittenReply(revision=answer.revision, time_ms=time_ms, changed=answer.changed)
 
     # -- following ------------------------------------------------------------------------------
@@ -343,7 +339,7 @@ def _limit(asked: int | None) -> int:
 
 def watch_event(event: Event) -> WatchEvent:
     """An event as it goes to a client."""
-    time_ms = _millis(event.time)
+    time_ms = millis_of(event.time)
     changes = tuple(
         _removed(change.key, event.revision, event.time)
         if change.entry is None

@@ -35,7 +35,7 @@ from lowmark.node.messages import (
     WarningRow,
     WatermarkStatus,
 )
-from lowmark.runtime import Buffer, HybridTime, millis_of
+from lowmark.runtime import Buffer, millis_of
 from lowmark.table import State, Tables
 from lowmark.table.watermark import WatermarkStanding
 
@@ -117,7 +117,7 @@ def _cursors(state: State, now_ms: int) -> Iterable[CursorPart]:
         waiting_ms = 0
         if cursor.offset < view.end and view.count:
             first = int(view.time[min(view.batch_at(cursor.offset), view.count - 1)])
-            waiting_ms = max(0, now_ms - max(_millis(first), _millis(cursor.moved)))
+            waiting_ms = max(0, now_ms - max(millis_of(first), millis_of(cursor.moved)))
         holds = cursor.kind == "raw" and not cursor.overdue
         pinned = view.bytes_from(cursor.offset) if holds else 0
         yield CursorPart(cursor.name, pinned, waiting_ms, cursor.overdue)
@@ -219,22 +219,18 @@ def warnings_of(
 def watermark_status(standing: WatermarkStanding) -> WatermarkStatus:
     """The low watermark as it is shown."""
     return WatermarkStatus(
-        time_ms=_millis(standing.value),
-        goal_ms=_millis(standing.goal),
+        time_ms=millis_of(standing.value),
+        goal_ms=millis_of(standing.goal),
         holders=tuple(
             HolderRow(
                 holder=hold.holder,
-                time_ms=_millis(hold.lowest() or 0),
+                time_ms=millis_of(hold.lowest() or 0),
                 since_ms=hold.since_ms,
                 why=hold.why,
             )
             for hold in standing.holds
         ),
     )
-
-
-def _millis(time: int) -> int:
-    return millis_of(HybridTime(time))
 
 
 SERVICE = "node.status"
@@ -352,7 +348,7 @@ def lease_row(lease: Lease, *, now: int) -> LeaseRow:
         name=lease.name,
         hold=lease.hold,
         why=lease.why,
-        expires_at_ms=millis_of(HybridTime(lease.expires_at)),
+        expires_at_ms=millis_of(lease.expires_at),
         expired=lease.expires_at <= now,
     )
 
@@ -453,7 +449,7 @@ class StatusService:
         return MetastoreStatus(
             revision=standing.latest,
             compacted=standing.compacted,
-            time_ms=millis_of(HybridTime(standing.time)),
+            time_ms=millis_of(standing.time),
             keys=standing.keys,
             live_entries=standing.live_entries,
             watches=standing.watches,

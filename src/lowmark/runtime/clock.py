@@ -36,7 +36,7 @@ class ClockSkew(Rejected):
         self.max_skew_ms = max_skew_ms
 
 
-def millis_of(time: HybridTime) -> int:
+def millis_of(time: int) -> int:
     """The wall-clock part of a time, in milliseconds since 1970."""
     return time >> COUNTER_BITS
 

@@ -39,15 +39,15 @@ from lowmark.holds import Hold, Span, safe_point
 from lowmark.metastore import (
     Compare,
     Entry,
+    LeaseIsOver,
     Metastore,
+    Not,
     Operation,
     Page,
     Put,
     Remove,
+    Revision,
     all_of,
-    lease_is_over,
-    revision,
-    unless,
 )
 from lowmark.metastore.nodes import lease_of
 from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, Timer, millis_of
@@ -296,9 +296,9 @@ class LowWatermark:
                 value = WatermarkValue(after, self._clock.now())
                 operations.append(Put(WATERMARK_KEY, msgspec.json.encode(value)))
             condition = all_of(
-                revision(WATERMARK_KEY, Compare.EQ, seen.revision),
-                revision(HOLDS_KEY, Compare.EQ, seen.holds_revision),
-                *(lease_is_over(lease_of(node)) for node in gone),
+                Revision(WATERMARK_KEY, Compare.EQ, seen.revision),
+                Revision(HOLDS_KEY, Compare.EQ, seen.holds_revision),
+                *(LeaseIsOver(lease_of(node)) for node in gone),
             )
             self._metastore.invoke_if(condition, operations).then(
                 lambda written: moved(done, written)
@@ -412,10 +412,10 @@ class LowWatermark:
         newcomers: list[_Reader],
     ) -> None:
         key = hold_key(self._node)
-        up = unless(lease_is_over(lease_of(self._node)))
+        up = Not(LeaseIsOver(lease_of(self._node)))
         condition = all_of(
-            revision(WATERMARK_KEY, Compare.EQ, seen.revision),
-            revision(key, Compare.EQ, named[1]),
+            Revision(WATERMARK_KEY, Compare.EQ, seen.revision),
+            Revision(key, Compare.EQ, named[1]),
             *([up] if isinstance(operations[0], Put) else []),
         )
 
