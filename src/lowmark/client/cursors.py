@@ -12,7 +12,7 @@ from lowmark.backend.port import Backend
 from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import Table
 from lowmark.client.checking import check_offsets, whole
-from lowmark.client.session import edge
+from lowmark.client.edges import edge
 from lowmark.convert.times import time_text
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.table import (

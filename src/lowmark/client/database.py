@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Self
 
 from lowmark.backend.embedded import Embedded
@@ -24,7 +23,8 @@ from lowmark.catalog import (
     TableId,
 )
 from lowmark.catalog import Table as TableDescriptor
-from lowmark.client.session import Session, edge, raise_by_name
+from lowmark.client.edges import edge, raise_by_name
+from lowmark.client.session import Session
 from lowmark.client.table import Table
 from lowmark.compaction.automatic import Automatic
 from lowmark.compaction.compactor import Compactor
@@ -322,12 +322,7 @@ class Database:
         self._backend.check()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getitem__(self, name: str) -> Table:

@@ -22,7 +22,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
@@ -33,7 +32,7 @@ from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Held, Hold, PartitionStatus, ReadRange
 from lowmark.catalog import Table, TableId
-from lowmark.client.session import edge
+from lowmark.client.edges import edge
 from lowmark.convert.pythonic import convert_rows, converts_of
 from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
 from lowmark.ledger import Lost
@@ -661,12 +660,7 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -19,8 +19,17 @@ from lowmark.catalog import Catalog, Executed
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.altering import alterations
 from lowmark.client.appending import Result
-from lowmark.client.checking import check_offsets, many, whole
+from lowmark.client.checking import (
+    check_key,
+    check_offsets,
+    coerced_key,
+    key_batches,
+    key_values,
+    many,
+    whole,
+)
 from lowmark.client.cursors import Cursors
+from lowmark.client.edges import edge, raise_by_name
 from lowmark.client.explaining import (
     Explanation,
     KeyExplanation,
@@ -31,8 +40,7 @@ from lowmark.client.explaining import (
 from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader
-from lowmark.client.session import Session, edge, raise_by_name
-from lowmark.client.table_keys import check_key, coerced_key, key_batches, key_values
+from lowmark.client.session import Session
 from lowmark.client.table_reading import Snapshot, Start, TableReaders
 from lowmark.client.table_writing import TableWriter
 from lowmark.client.tide import STRETCHES, Tide, tide_of

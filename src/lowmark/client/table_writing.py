@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 
 from lowmark.catalog import Table, TableSchema
 from lowmark.client.appending import Part, Parts, Pending, Result, TableAppender
-from lowmark.client.checking import check_values
+from lowmark.client.checking import check_key, check_values, key_batches, key_schema
 from lowmark.client.producer import Sink
 from lowmark.client.session import Session
-from lowmark.client.table_keys import check_key, key_batches, key_schema
 from lowmark.convert.coercion import Coercion
 from lowmark.convert.rows import is_frame
 from lowmark.errors import Rejected
