@@ -32,7 +32,7 @@ from lowmark.catalog import (
     value_text,
     widens,
 )
-from lowmark.catalog.arrow import columns_from_arrow, from_arrow, schema_to_arrow, to_arrow
+from lowmark.catalog.arrow import from_arrow, schema_to_arrow, to_arrow
 from lowmark.catalog.names import TYPE_PARTS_MAX
 
 DECIMALS = st.integers(1, 38).flatmap(
@@ -167,7 +167,11 @@ def test_a_table_takes_the_columns_of_an_arrow_schema_and_gives_them_back() -> N
             pa.field("at", pa.timestamp("us", tz="UTC")),
         ]
     )
-    table = CreateTable(name="t", columns=columns_from_arrow(arrow), key=("id",))
+    columns = [
+        NewColumn(name=field.name, type=from_arrow(field.type), required=not field.nullable)
+        for field in arrow
+    ]
+    table = CreateTable(name="t", columns=tuple(columns), key=("id",))
     found = table_of(fresh(table), "t")
     assert schema_to_arrow(found.latest) == arrow
 

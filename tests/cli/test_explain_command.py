@@ -9,7 +9,7 @@ import pytest
 
 from cli.history import KEYS, ROWS, copied, fill, settle, settled
 from cli.shop import Shop
-from lowmark.cli.explain import explain
+from lowmark.cli.get import explain
 
 TABLE = {
     "table",

@@ -13,7 +13,7 @@ from compaction.world import World
 from eventually import eventually
 from lowmark.backend.errors import Cancelled
 from lowmark.client import Progress, RunUnderWay
-from lowmark.compaction.cancel import CancelToken
+from lowmark.compaction.context import CancelToken
 from lowmark.compaction.records import Records
 from lowmark.errors import Rejected
 from lowmark.ledger import LedgerLost, RunRecord, table_folder

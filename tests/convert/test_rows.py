@@ -12,7 +12,7 @@ import pytest
 
 from convert.coercing import KEY, ORDERS, coerced, schema_of
 from lowmark.catalog import ColumnId
-from lowmark.convert.coercion import Coercion, to_batches
+from lowmark.convert.coercion import Coercion
 from lowmark.convert.errors import ColumnRefused, ValueRefused
 from lowmark.convert.rows import CHUNK_ROWS
 from lowmark.errors import Rejected
@@ -26,7 +26,7 @@ PAIR_KEY = frozenset({ColumnId(1), ColumnId(2)})
 
 def test_dicts_become_a_batch() -> None:
     rows = [{"id": "a", "status": "paid", "amount": "9.50", "qty": 1}]
-    (batch,) = to_batches(rows, ORDERS, keyless_ok=False, key=KEY)
+    (batch,) = Coercion(ORDERS, key=KEY).batches(rows)
     assert batch.to_pylist() == [rows[0] | {"amount": Decimal("9.50")}]
 
 

@@ -19,10 +19,17 @@ from lowmark.group import CallLost, Future, GroupBusy, NoQuorum, OutcomeUnknown,
 from lowmark.metastore import MetastoreConfig, MetastoreUnreachable, NotInCluster
 from lowmark.node import AnswerLost, NodeClient, NodeUnreachable
 from lowmark.node.actions import EXECUTE_S, MetaActions
-from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.client import CHANGES
 from lowmark.node.node import STATUS_S
-from lowmark.node.server import Gone, NodeFailed, Server, ServerBusy
+from lowmark.node.server import (
+    Gone,
+    NodeClosed,
+    NodeClosing,
+    NodeFailed,
+    NodeSilent,
+    Server,
+    ServerBusy,
+)
 from node.running import Running
 
 MAY_HAVE_HAPPENED = [

@@ -18,8 +18,7 @@ from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend, HasBackend
 from lowmark.backend.values import Moment, PartitionStatus
 from lowmark.catalog import ColumnId, SchemaId, Table, TableId, TableSchema, ZoneId
-from lowmark.compaction.cancel import CancelToken
-from lowmark.compaction.context import RunContext, RunOptions
+from lowmark.compaction.context import CancelToken, RunContext, RunOptions
 from lowmark.compaction.plan import PlanInput
 from lowmark.compaction.records import Records
 from lowmark.compaction.run import Run

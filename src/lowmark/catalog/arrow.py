@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from lowmark.catalog.descriptors import TableSchema
 from lowmark.catalog.errors import CatalogRefused, Reason
-from lowmark.catalog.table_commands import NewColumn
 from lowmark.catalog.types import (
     DECIMAL_DIGITS_MAX,
     ColumnType,
@@ -121,14 +120,6 @@ def schema_to_arrow(schema: TableSchema) -> pa.Schema:
             pa.field(column.name, to_arrow(column.type), nullable=not column.required)
             for column in schema.columns
         ]
-    )
-
-
-def columns_from_arrow(schema: pa.Schema) -> tuple[NewColumn, ...]:
-    """Columns for a new table that can hold batches of an Arrow schema."""
-    return tuple(
-        NewColumn(name=field.name, type=from_arrow(field.type), required=not field.nullable)
-        for field in schema
     )
 
 

@@ -30,7 +30,7 @@ COMMANDS = {
     "get": "get",
     "delete": "get",
     "cursor": "cursor",
-    "explain": "explain",
+    "explain": "get",
     "tide": "tide",
     "watermark": "watermark",
     "compact": "compact",

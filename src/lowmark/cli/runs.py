@@ -24,7 +24,7 @@ from lowmark.cli.formatting import run_json, run_row, show_done, show_noted, sho
 from lowmark.cli.output import Json, show_json
 from lowmark.cli.session import settings_of
 from lowmark.client import Database, Locked, RunRecord, Table
-from lowmark.compaction.cancel import ask_to_cancel, runs_begun
+from lowmark.compaction.context import ask_to_cancel, runs_begun
 from lowmark.errors import Rejected
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Its name, as listed.")]

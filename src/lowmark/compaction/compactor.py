@@ -20,8 +20,7 @@ from lowmark.backend.errors import Closed, RunUnderWay
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend, HasBackend
 from lowmark.catalog import Table, TableId
-from lowmark.compaction.cancel import CancelToken
-from lowmark.compaction.context import RunContext, RunOptions
+from lowmark.compaction.context import CancelToken, RunContext, RunOptions
 from lowmark.compaction.description import LedgerDescription, describe_ledgers
 from lowmark.compaction.holds import release_of
 from lowmark.compaction.records import Records

@@ -2,16 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lowmark.backend.errors import Cancelled
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.catalog import Table
-from lowmark.compaction.cancel import CancelToken
 from lowmark.compaction.records import Records
+from lowmark.errors import Rejected
+from lowmark.log import files
 from lowmark.runtime.store import Store
+
+# How a run is ended before its end.
+#
+# Each run has one token. A call in this process cancels it; so does closing the database, a
+# progress callback that raises, and a file in the run's folder, which another process leaves there:
+# a directory belongs to one process, and a second one can't look into it. The run checks its token
+# before each step; the work of a run checks it, too, where it is carried out in this process. On
+# Spark the token cancels the job.
+
+_BEGUN = "begun"
+_CANCEL = "cancel"
+
+
+class CancelToken:
+    """Says that a run, or a piece of work, shall end. From any thread, and as often as you like."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._asked = threading.Event()
+        self._calls: list[Callable[[], None]] = []
+        self.interrupted = False
+        """Whether the process ends, and the run stays to be resumed."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it shall end."""
+        return self._asked.is_set()
+
+    def cancel(self) -> None:
+        """End it, and what it has begun elsewhere."""
+        self._asked.set()
+        for call in list(self._calls):
+            call()
+
+    def interrupt(self) -> None:
+        """End it, because the process ends."""
+        self.interrupted = True
+        self.cancel()
+
+    def check(self) -> None:
+        """Raise if it shall end."""
+        if self._asked.is_set():
+            raise Cancelled(f"{self._what} was cancelled")
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass; raises as soon as it shall end."""
+        self._asked.wait(seconds)
+        self.check()
+
+    @contextlib.contextmanager
+    def calls(self, end: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile, cancelling calls a function, too: each time that it is asked for."""
+        self._calls.append(end)
+        try:
+            yield
+        finally:
+            self._calls.remove(end)
+
+
+def runs_begun(data: str | os.PathLike[str], *, location: str = "") -> list[str]:
+    """Runs that have begun and are not over, as far as files tell: one whose process was killed is
+    among them, until it is resumed or cancelled.
+    """
+    return sorted({folder.rpartition("/")[2] for _, folder in _begun(data, location)})
+
+
+def ask_to_cancel(data: str | os.PathLike[str], run: str, *, location: str = "") -> str:
+    """Leave a word for a run that goes on in another process; gives where.
+
+    `location` is where ledgers are, if they may be somewhere else than in the data directory.
+    """
+    for store, folder in _begun(data, location):
+        if folder.rpartition("/")[2] == run:
+            path = f"{folder}/{_CANCEL}"
+            store.hint(path, b"")
+            return store.url(path)
+    others = runs_begun(data, location=location)
+    raise Rejected(
+        f"no run {run} goes on in another process that has {os.fspath(data)} open",
+        detail="Runs that are over are known only to a process that has the database open.",
+        hint=f"There is {' and '.join(others)}."
+        if others
+        else "See whether the name is right, and whether the run has ended meanwhile.",
+    )
+
+
+def _begun(data: str | os.PathLike[str], location: str) -> Iterator[tuple[Store, str]]:
+    """The folders of runs that have begun, and where they are."""
+    usual = os.path.join(os.path.abspath(os.fspath(data)), files.LEDGERS)
+    for place in dict.fromkeys([location or usual, usual]):
+        store = Store(place)
+        for one in store.files(""):
+            folder, _, name = one.path.rpartition("/")
+            if name == _BEGUN and "/runs/" in folder:
+                yield store, folder
+
 
 # What a caller asks of a run, and what it is told while the run goes on.
 

@@ -61,7 +61,7 @@ from lowmark.runtime.store import Store
 logger = logging.getLogger(__name__)
 
 # Looks after a run while it works, on a thread: renews what it holds, tells how far it is, and
-# looks whether another process asks it to end, by a file in the run's folder (see `cancel`).
+# looks whether another process asks it to end, by a file in the run's folder (see `context`).
 #
 # Progress comes from the files that tasks leave in the same folder, wherever they run.
 

@@ -17,7 +17,7 @@ from contextvars import ContextVar, copy_context
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from lowmark import spark
-from lowmark.compaction.cancel import CancelToken
+from lowmark.compaction.context import CancelToken
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.fault import encode_fault
 from lowmark.ledger import RunRecord, carry_out

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from lowmark.backend.values import Hold, PartitionStatus, ReadRange
@@ -83,12 +82,7 @@ class Inspector:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._holds:
             self._backend.release(self._holds.pop())
 

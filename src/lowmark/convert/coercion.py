@@ -66,19 +66,6 @@ Source: TypeAlias = pa.Array | list[Any] | Text
 """A column as it was given."""
 
 
-def to_batches(
-    rows: object,
-    schema: TableSchema,
-    *,
-    keyless_ok: bool,
-    key: frozenset[ColumnId],
-    changes: bool = False,
-) -> Iterator[pa.RecordBatch]:
-    """Rows as batches of a table's schema; see `Coercion`, which is for more than one call."""
-    coercion = Coercion(schema, key=key, keyless_ok=keyless_ok, changes=changes)
-    return coercion.batches(rows)
-
-
 class Coercion:
     """Brings rows into one schema version of a table.
 

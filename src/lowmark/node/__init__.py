@@ -5,7 +5,7 @@ to stop; `open_offline` reads the data directory of one that does not run.
 
 **The server** is Arrow Flight, on a loopback address: administration by actions (see `messages` for
 what they take and give), by `NodeClient` or any other Flight client. Flight has threads of its own,
-the packages have one: `bridge` is the only way between them.
+the packages have one: `Bridge` is the only way between them.
 
 **Settings.** A package that can be tuned gives a frozen dataclass with defaults that checks itself
 in `__post_init__` (`lowmark.log.LogConfig`). The name of its section and the name of its field are
@@ -24,7 +24,6 @@ limit that does not exist.
 nothing else. Quiet unless something needs a person.
 """
 
-from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.client import AnswerLost, NodeClient, NodeUnreachable
 from lowmark.node.directory import NotADatabase, check_directory, data_path, make_directory
 from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
@@ -41,6 +40,7 @@ from lowmark.node.messages import (
     WatchStarted,
 )
 from lowmark.node.node import Node, NodeOptions
+from lowmark.node.server import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.settings import Settings, load_settings
 
 __all__ = [

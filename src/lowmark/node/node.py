@@ -38,7 +38,6 @@ from lowmark.metastore import (
     load_identity,
 )
 from lowmark.node.actions import CatalogActions, MetaActions
-from lowmark.node.bridge import Bridge
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
@@ -47,7 +46,7 @@ from lowmark.node.messages import (
     check_loopback,
     peers_beside,
 )
-from lowmark.node.server import Server, reply
+from lowmark.node.server import Bridge, Server, reply
 from lowmark.node.settings import Settings
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Placement
