@@ -1,10 +1,10 @@
 """Who still needs what: holds, the safe point, and decisions that name who held them back.
 
 Compaction is the same question at every level: which pieces may go? A piece may go when nothing in
-it is live and nobody holds it. A *hold* says who needs something, what exactly it pins, since when
-and why. Every decision to cut returns both halves of its answer, what was cut and what was kept,
-and for each piece kept the holders in order: so `explain` and a dry run are the decision itself,
-printed instead of carried out.
+it is live and no holder needs it. A *hold* says who needs something, what exactly it pins, since
+when and why. Every decision to cut returns both halves of its answer, what was cut and what was
+kept, and for each piece kept the holders in order: so `explain` and a dry run are the decision
+itself, printed instead of carried out.
 
 Invariants
     1. A cut never passes a hold that was placed before it.
@@ -42,7 +42,7 @@ def _all_of(low: int, high: int) -> BitMap64:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """Somebody needs something that may no longer be live."""
+    """A holder needs something that may no longer be live."""
 
     holder: str
     kind: str
@@ -112,7 +112,7 @@ class SafePoint:
 
 
 def safe_point(wanted: int, holds: Iterable[Hold]) -> SafePoint:
-    """The highest position up to `wanted` below which nobody holds anything."""
+    """The highest position up to `wanted` below which there is no hold."""
     standing = [
         (low, hold) for hold in holds if (low := hold.lowest()) is not None and low < wanted
     ]
@@ -126,7 +126,7 @@ Piece = TypeVar("Piece")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a piece is kept: in words, and by whom if somebody holds it."""
+    """Why a piece is kept: in words, and by its holder, if it has one."""
 
     kind: str
     text: str

@@ -32,7 +32,7 @@ from lowmark.runtime import HybridTime
 
 @dataclass(frozen=True, slots=True)
 class IdsTaken:
-    """So many ids were given out, from the catalog's next one on."""
+    """This many ids were given out, from the catalog's next one on."""
 
     count: int
 

@@ -376,7 +376,7 @@ def objects_codec(registry: Registry, *kinds: type[Any]) -> Codec:
 
 
 def _read(serializer: Serializer, version: int, cursor: Cursor, size: int) -> Any:
-    """An object of so many bytes. Its fields are read in place, each within bounds of its own."""
+    """An object of this many bytes. Its fields are read in place, each within bounds of its own."""
     outer, stop = cursor.stop, cursor.at + size
     if stop > outer:
         raise CatalogUnreadable(f"{stop - outer} bytes are missing at its end")

@@ -43,7 +43,7 @@ NUMBER_MAX = (1 << 63) - 1
 SIZE_MAX = 1 << 60
 """What no machine has, and no disk moves in a second."""
 _HYBRID_DIGITS = 12
-"""A number of so many digits is a row's `_time`, or milliseconds; a shorter one is no time."""
+"""A number of this many digits is a row's `_time`, or milliseconds; a shorter one is no time."""
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def readable(batches: Iterator[T], name: str) -> Iterator[T]:
 
 
 _GROUP_ROWS = 65_536
-"""So many rows make one row group, or one batch: what is read may come in far smaller pieces."""
+"""This many rows make one row group, or one batch: what is read may come in far smaller pieces."""
 
 
 def write_file(reader: Reader, kind: FileKind, path: str) -> int:

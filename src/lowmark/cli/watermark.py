@@ -94,10 +94,10 @@ def _rows(holds: Sequence[Hold]) -> list[dict[str, Any]]:
     ]
 
 
-def _show_holders(holders: list[dict[str, Any]], nobody: str) -> None:
+def _show_holders(holders: list[dict[str, Any]], if_none: str) -> None:
     print()
     if not holders:
-        print(nobody)
+        print(if_none)
         return
     rows = [row | {"for": times_text(row["age_ms"])} for row in holders]
     show_table(rows, columns=("holder", "time", "for", "why"), as_json=False)

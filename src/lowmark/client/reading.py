@@ -61,7 +61,7 @@ BATCH_BYTES = 4 << 20
 LEASE_MS_MIN = 1_000
 _DELETE = int(Change.DELETE)
 _AHEAD_MAX = 32
-"""A bounded reader asks for so many reads at once."""
+"""A bounded reader asks for this many reads at once."""
 _WHY = "rows are being read"
 _PLACES = {True: [OFFSET, CHANGE], False: [OFFSET]}
 """Of rows with deletes among them, and without."""

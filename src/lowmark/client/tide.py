@@ -95,7 +95,7 @@ class TideLedger:
     asked for."""
 
     def shares(self, horizon: int, stretches: int) -> tuple[float, ...]:
-        """How much is left of what was written, from 0 to 1, in so many stretches."""
+        """How much is left of what was written, from 0 to 1, in this many stretches."""
         counts = self.survivors or (self.live_rows + self.deletes,)
         found = []
         for number in range(stretches):
@@ -243,7 +243,7 @@ class Tide:
     def save(
         self, path: str | os.PathLike[str], *, width: int = _WIDTH, height: int = _HEIGHT
     ) -> None:
-        """Draw it into a PNG file of so many pixels; what is there under that name is replaced.
+        """Draw it into a PNG file of this many pixels; what is there under that name is replaced.
 
         Needs matplotlib (`pip install matplotlib`), and no display.
         """
@@ -343,7 +343,7 @@ def _ledger(
 
 
 def _survivors(ledger: OpenLedger, shape: Shape, stretches: int) -> tuple[int, ...]:
-    """Live rows in each of so many stretches: only offsets are read."""
+    """Live rows in each of this many stretches: only offsets are read."""
     horizon = ledger.horizon
     stretches = min(stretches, horizon)  # none is shorter than one row
     if not stretches:

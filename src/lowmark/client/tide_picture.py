@@ -39,7 +39,7 @@ _MORE_LETTERS: Final = 12
 """Of the words that say how many more stand there."""
 _AXES: Final = (0.085, 0.245, 0.765, 0.6)
 _WORDS_WIDE: Final = 125
-"""So many letters of the usual size are as wide as the picture."""
+"""This many letters of the usual size are as wide as the picture."""
 
 _INK, _FAINT, _PAPER = "#16222e", "#65727e", "#ffffff"
 _WRITTEN, _LIVE, _EDGE = "#dbe9f2", "#1f6f9f", "#0f4c70"
@@ -108,7 +108,7 @@ def _room(figure: Figure, bands: int) -> _Room:
 
 
 def png_of(tide: Drawable, *, holders: Sequence[HolderTotal], width: int, height: int) -> bytes:
-    """A picture of so many pixels."""
+    """A picture of this many pixels."""
     dots = width / _INCHES
     figure = Figure(figsize=(_INCHES, height / dots), dpi=dots, facecolor=_PAPER)
     FigureCanvasAgg(figure)  # becomes the figure's canvas: no display is asked for
@@ -437,7 +437,7 @@ class _Placed:
     left: float
     right: float
     more: int = 0
-    """So many others would stand at its place."""
+    """This many others would stand at its place."""
 
     def touches(self, left: float, right: float) -> bool:
         return self.left <= right and left <= self.right

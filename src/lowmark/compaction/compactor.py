@@ -1,9 +1,9 @@
 """The runs of compaction of one database: begins them, goes on with them, gives them up.
 
-For each table there is one run at a time, in this process; whoever comes second is refused, and
-told which one goes on. A run that was interrupted stays until it is resumed, cancelled, or given up
-for another one: as long as it is known nobody sweeps its files. When the database is closed, runs
-end and stay to be resumed.
+For each table there is one run at a time, in this process; the second one is refused, and the
+error names the first. A run that was interrupted stays until it is resumed, cancelled, or given up
+for another one: as long as it is known, no sweep removes its files. When the database is closed,
+runs end and stay to be resumed.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Compactor:
         options = _as_before(options, record)
         one = self._run(table, wanted, options, run=run)
         with self.only(one):
-            record = self.records.run(table.id, run)  # nobody gives it up from here on
+            record = self.records.run(table.id, run)  # no other call gives it up from here on
             if record.state not in {"running", "failed"}:
                 raise Rejected(f"run {run} is {record.state}", hint="Begin another one.")
             if record.trigger == REBUILD:
@@ -191,7 +191,7 @@ class Compactor:
             self.backend.propose(table, dict.fromkeys(there, release))
 
     def sweep(self, table: Table, *, dry_run: bool = False) -> list[str]:
-        """Remove files of a table that nobody names; gives which. And what is left of tables that
+        """Remove files of a table that nothing names; gives which. And what is left of tables that
         were dropped. A dry run only says what would go.
         """
         gone = sweep(self.backend, self.ledgers, self.records, table.id, dry_run=dry_run)
@@ -200,7 +200,7 @@ class Compactor:
         return gone
 
     def sweep_dropped(self) -> None:
-        """Remove what is left of tables that were dropped, once nobody can look back to them."""
+        """Remove what is left of tables that were dropped, once no read can look back to them."""
         sweep_dropped(self.backend, self.ledgers, self.records, busy=set(self._active))
 
     def describe(self, table: Table, partitions: Collection[int]) -> list[LedgerDescription]:

@@ -148,7 +148,7 @@ class RunOptions:
     where: str = ""
     progress: Callable[[Progress], None] | None = None
     step: Callable[[str], None] = field(default=lambda name: None)
-    """Told of every step before it is made."""
+    """Called before every step, with its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """What a run holds while it reads: a lease in each partition, and pins in this process's log.
 
-The lease is in the partition's group: nobody cuts the backlog that is read, on any node, and it
-ends by itself if nobody renews it. The pins are of this process alone: they keep the segments that
+The lease is in the partition's group: no node cuts the backlog that is read, and the lease ends by
+itself if the run does not renew it. The pins are of this process alone: they keep the segments that
 were planned to be read, also if the lease is gone.
 
-A lease goes by its run's name, the same in every process: whoever resumes a run, or gives it up,
-can end what the process before has left.
+A lease goes by its run's name, the same in every process: the process that resumes a run, or
+gives it up, can end what the process before has left.
 """
 
 from __future__ import annotations
@@ -89,5 +89,5 @@ def _lease_of(run: str) -> str:
 
 
 def _holder_of(run: str) -> int:
-    """The same in every process: whoever resumes a run, or gives it up, can end its leases."""
+    """The same in every process: one that resumes a run, or gives it up, can end its leases."""
     return int.from_bytes(hashlib.blake2b(run.encode(), digest_size=7).digest(), "little")

@@ -3,7 +3,7 @@
 Steps 4 to 6 of a run (see `run`), for one partition at a time. What became of it is the
 state of the plan that comes out:
 
-    adopted     it is read; the backlog is cut, as far as that is wished and nobody holds it
+    adopted     it is read; the backlog is cut, if that is wished, as far as no reader holds it
     overtaken   another one was published or adopted meanwhile: there is nothing left to do
     planned     a reader came that needs deletes which it lacks: the next round sees to it
 
@@ -81,7 +81,7 @@ class Publisher:
             return msgspec.structs.replace(plan, state="overtaken")
         self._context.step(f"adopt partition {number}")
         if not self.adopt(number, pointer):
-            # It keeps what it was: if whoever held deletes goes, the next round has it adopted.
+            # It keeps what it was: if the reader that held deletes goes, the next round adopts it.
             return msgspec.structs.replace(plan, state="planned")
         return self.trimmed(plan)
 
@@ -97,7 +97,7 @@ class Publisher:
         return pointer if pointer.manifest == adopted.manifest else None
 
     def adopt(self, number: int, pointer: Pointer) -> bool:
-        """Have a partition read from a ledger that was published; False if somebody needs more."""
+        """Have a partition read from a ledger that was published; False if a reader needs more."""
         said = Expected.published(self._table, number, pointer)
         read_manifest(self._store, pointer.manifest, said)  # whatever lies there now
         adopt = Adopt(
@@ -134,7 +134,7 @@ class Publisher:
         return record
 
     def _cut(self, plan: PartitionPlan) -> PartitionPlan:
-        """Cut the backlog up to the horizon, as far as nobody holds it; says how far, and who."""
+        """Cut the backlog up to the horizon, as far as no reader holds it; says how far."""
         number = plan.partition
         before = self._backend.view(self._table, number, latest=True)
         self._check_there(before)

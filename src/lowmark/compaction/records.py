@@ -31,7 +31,7 @@ from lowmark.metastore import Compare, Operation, Put, Remove, Revision, missing
 
 _PUBLISH_ATTEMPTS = 3
 _FINISHED_KEPT = 50
-"""So many runs of a table are listed after they are over."""
+"""This many runs of a table are listed after they are over."""
 
 
 @dataclass(frozen=True, slots=True)

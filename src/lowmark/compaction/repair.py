@@ -17,11 +17,11 @@ another base.
     1. every ledger is read, and a source chosen. If rows would be lost and that was not accepted,
        this is all: nothing is changed
     2. the run is noted; a lease holds the backlog that is folded again
-    3. what is salvaged is put into files with the run's name. Nobody refers to them
+    3. what is salvaged is put into files with the run's name. No manifest refers to them
     4. the work is carried out, and proven: a whole new ledger is there
     5. the pointer is swapped. Readers still get the error that names the damage
-    6. the partition adopts it: from here on everybody reads the right rows
-    7. the run is noted as done, and what nobody names goes
+    6. the partition adopts it: from here on every reader gets the right rows
+    7. the run is noted as done, and files that nothing names go
 
 A crash before 5 leaves files that the next call gives up and sweeps; one between 5 and 6 leaves a
 sound ledger that was published, and the next call has it adopted. The epoch is above all that was
@@ -97,8 +97,8 @@ class Rebuilt:
     manifest: str = ""
     live_rows: int | None = None
     same: bool | None = None
-    """Whether its live rows have the digest of those before; deletes that everybody has passed may
-    be gone. None: it was not made."""
+    """Whether its live rows have the digest of those before; deletes that all readers have passed
+    may be gone. None: it was not made."""
 
     @property
     def done(self) -> bool:
@@ -212,7 +212,7 @@ class _Rebuild(Run):
             low = floor if again else goal
             base: Verified | None = found
         else:
-            # Nobody knows what it had. What an older one has may have been replaced since then.
+            # It is not known what it had. What an older one has may have been replaced since then.
             base, low = older, floor
             first = older.manifest.horizon if older is not None and older.manifest else 0
             rows = self._rows_noted(looked)
@@ -310,12 +310,12 @@ class _Rebuild(Run):
         try:
             self.go(record, LocalRunner)
         except (LedgerLost, LedgerDamaged):
-            # If all is done, the sweep has met a ledger that nobody has asked to rebuild.
+            # If all is done, the sweep has met a ledger that this call does not rebuild.
             if self._records.run(self.table.id, self.name).state != "done":
                 raise
 
     def tidy(self) -> None:
-        """What the damaged ledgers had goes, now that nobody looks at them any more."""
+        """What the damaged ledgers had goes, now that the check reads them no more."""
         if self._untidy:
             with contextlib.suppress(LedgerLost, LedgerDamaged):  # as above
                 self._sweep(self.table)
@@ -484,8 +484,8 @@ def _lost_words(lost: Lost) -> str:
 # to what the partitions have adopted.
 #
 # A partition's own word counts: it is in its log, and reads go by it. Everything is looked at
-# before anything is written; each pointer is one conditional write, so whoever publishes meanwhile
-# wins, and a call that was interrupted is made again.
+# before anything is written; each pointer is one conditional write, so a run that publishes
+# meanwhile wins, and a call that was interrupted is made again.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

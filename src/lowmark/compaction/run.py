@@ -1,21 +1,21 @@
 """A run of compaction: plan, work, publish, adopt, trim, retire.
 
 Steps, and what is true after each. A crash anywhere leaves what the last finished step left;
-`resume` goes on from there, and the sweep removes what nobody names.
+`resume` goes on from there, and the sweep removes what nothing names.
 
-    1. the run is noted in the metastore: its name is in every file that it writes, so nobody sweeps
-       them while it can be resumed
+    1. the run is noted in the metastore: its name is in every file that it writes, so no sweep
+       removes them while it can be resumed
     2. a lease in each partition holds the backlog that is going to be read
     3. the work is carried out, somewhere. Each finished partition has written its files, its
        manifest, and an answer that says so: it is not done again
     4. the pointer is swapped, if it still is what the plan saw, and the ledger before is noted as
-       retired. Nobody reads the new one yet
-    5. the partition adopts it: from here on it is read. If somebody has come meanwhile who needs
+       retired. No reader reads the new one yet
+    5. the partition adopts it: from here on it is read. If a reader has come meanwhile that needs
        deletes that it lacks, it is refused, and the partition is planned anew; the pointer is ahead
        then, which is no harm: reads go by what was adopted
-    6. the backlog is cut up to the horizon, as far as nobody holds it
-    7. the lease is given back, the run noted as done, and what was retired goes when nobody reads
-       it
+    6. the backlog is cut up to the horizon, as far as no reader holds it
+    7. the lease is given back, the run noted as done, and what was retired goes when no reader
+       reads it
 
 With many partitions, steps 2 and 4 to 6 are made for several of them at once, wave by wave, and the
 run is noted after each wave. Each partition still goes through its own steps in this order, so a
@@ -104,8 +104,8 @@ class RunWatch:
         store, renewed_s = self._store, time.monotonic()
         folder = run_folder(record.table, record.run)
         with contextlib.suppress(LowmarkError):
-            # So that whoever has no more than the files can tell that it goes on, and ask it to
-            # end. A word from before it was resumed is not meant for it.
+            # So that a process that has no more than the files can tell that it goes on, and ask
+            # it to end. A word from before it was resumed is not meant for it.
             store.delete(f"{folder}/cancel")
             store.hint(f"{folder}/begun", b"")
         while not ended.wait(_LOOK_S if store.local else _LOOK_ELSEWHERE_S):
@@ -242,8 +242,8 @@ class Run:
         return self._backend.watermark(latest=True).value
 
     def _sound_input(self, number: int, watermark: int, *, dry: bool = False) -> PlanInput | None:
-        """Where a partition stands; None if that can't be told: it is left out, and told of when
-        the others are done. With nothing else to do, it is told at once.
+        """Where a partition stands; None if that can't be told: the run leaves it out, and says
+        so when the others are done; with nothing else to do, at once.
         """
         try:
             return self._plan_input(number, watermark, dry=dry)
@@ -485,7 +485,7 @@ class Run:
                 self._ended(record, "cancelled", "cancelled")
                 self._swept()
             else:
-                # Also if it was cancelled in Spark, by somebody who knows nothing of runs.
+                # Also if it was cancelled in Spark, by a user who knows nothing of runs.
                 said = error.one_line() if isinstance(error, LowmarkError) else str(error)
                 self._ended(record, "failed", said)
                 self._records.forget_old_runs(self.table.id)

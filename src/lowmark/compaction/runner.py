@@ -107,7 +107,7 @@ class Runner(Protocol):
 
     @property
     def slots(self) -> int:
-        """So many tasks run at once."""
+        """This many tasks run at once."""
 
     def run(
         self,
@@ -123,7 +123,7 @@ class Runner(Protocol):
         """Whether something runs."""
 
     def cancel(self) -> None:
-        """End what runs; whoever waits for it gets `Cancelled`. From any thread."""
+        """End what runs; the caller that waits for it gets `Cancelled`. From any thread."""
 
 
 _token: ContextVar[CancelToken | None] = ContextVar("token", default=None)

@@ -1,7 +1,7 @@
-"""Files of ledgers that nobody names any more go: by reference, never by age.
+"""Removes files of ledgers that nothing names any more: by reference, never by age.
 
 What names a file: the pointer's manifest, and the adopted one's, and all that they refer to; a
-manifest that somebody reads; one that was replaced less than the grace time ago; and a run that
+manifest that a reader reads; one that was replaced less than the grace time ago; and a run that
 goes on or can be resumed, whose name is part of every file it writes.
 
 The files are listed first, and what names them is looked up after that: a run that begins
@@ -34,7 +34,7 @@ def sweep(
     *,
     dry_run: bool = False,
 ) -> list[str]:
-    """Remove what nobody names of a table; gives what went, or what would go."""
+    """Remove what nothing names of a table; gives what went, or what would go."""
     store = ledgers.store
     there = [one.path for one in store.files(table_folder(table))]
     runs = [one.run for one in records.runs(table) if one.state in {"running", "failed"}]
@@ -96,7 +96,7 @@ def claim(store: Store, database: str) -> None:
 def sweep_dropped(
     backend: Backend, ledgers: Ledgers, records: Records, *, busy: Collection[int] = ()
 ) -> list[int]:
-    """Remove the ledgers of tables that were dropped, once nobody can look back to them; gives
+    """Remove the ledgers of tables that were dropped, once no read can look back to them; gives
     which tables. Those in `busy` are being compacted: they are left for another time.
 
     Their records go as well: a run that went on when its table was dropped may have written one
@@ -138,7 +138,7 @@ def _files_of(
     expected: Expected | None,
 ) -> set[str]:
     """What a manifest refers to. Of one that can't be read, or that another one has taken the place
-    of, nobody can tell: nothing of its partition goes, and the others are swept all the same.
+    of, that is not known: nothing of its partition goes, and the others are swept all the same.
     """
     try:
         return read_manifest(store, manifest, expected).paths()

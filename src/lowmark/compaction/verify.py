@@ -1,7 +1,7 @@
 """Whether the ledgers of a table are as they were written: those that partitions have adopted, and
 those that were published for them and are not adopted yet.
 
-What is looked at stays: its files are not swept until whoever looks is done.
+What the check reads stays: no sweep removes its files until the check is done.
 """
 
 from __future__ import annotations

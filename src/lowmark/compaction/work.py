@@ -39,7 +39,7 @@ from lowmark.version import __version__
 _SMALL_BYTES = 1 << 20
 """A piece that reads no more than this takes next to nothing, but for waiting for the disk."""
 _MANY = 32
-"""From so many small pieces on, several are worked on at the same time."""
+"""From this many small pieces on, several are worked on at the same time."""
 
 
 def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: Tail) -> Work:
@@ -79,7 +79,7 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
 def _schema(context: RunContext, plan: PartitionPlan, given: PlanInput) -> int:
     """The version that new files get: the one in force at the watermark.
 
-    Whoever reads as of that time or later finds every column that it may ask for. Rows that
+    A reader as of that time or later finds every column that it may ask for. Rows that
     come with a newer version were written later, but for a clock that went back.
     """
     table, view = context.table, given.view

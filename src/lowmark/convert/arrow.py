@@ -48,7 +48,7 @@ def arrow_of(kind: ColumnType) -> pa.DataType:
 def asks_inside(kind: ColumnType) -> bool:
     """Whether values have parts that must not be null, so that they must be looked into.
 
-    That an array's type says so proves nothing: Arrow holds nobody to it.
+    That an array's type says so proves nothing: Arrow does not check it.
     """
     match kind:
         case StructOf(fields):
@@ -170,7 +170,7 @@ def from_arrow(kind: ColumnType, array: pa.Array) -> pa.Array:
 
 
 def unwrapped(array: pa.Array) -> pa.Array:
-    """Without what only says how values are kept, or what they mean to somebody."""
+    """Without what only says how values are kept, or what they mean to a program."""
     while True:
         if pa.types.is_dictionary(array.type):
             array = _without_views(array.dictionary).take(array.indices)

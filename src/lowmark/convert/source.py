@@ -32,7 +32,7 @@ class FileBatch:
     bytes_done: int
     """How much of the file is read, this batch included."""
     bytes_total: int | None
-    """The size of the file; of a pipe, nobody knows it."""
+    """The size of the file; of a pipe, it is not known."""
 
 
 class Source:

@@ -1,4 +1,4 @@
-"""Ledgers: the compacted form of partitions, in immutable files that anybody can read.
+"""Ledgers: the compacted form of partitions, in immutable files that any program can read.
 
 Words
     ledger      of a partition: the last row of each key, and every row without a key, of all
@@ -35,8 +35,8 @@ Invariants
        cuts go by what was adopted.
     7. A file or manifest that is missing or damaged, or is another ledger's, is an error by name,
        never a part of an answer: what is opened is held against what was adopted or published.
-       One that was rebuilt without rows that nobody has any more says so (`lost`), and whoever
-       reads across them is told.
+       One that was rebuilt without rows that are in no file any more says so (`lost`), and a
+       reader that reads across them gets an error.
     8. Files are removed by reference, never by age: not while a pointer, an adopted ledger, a
        reader, a retired ledger in its grace time, or a run that can still be resumed names them.
 """

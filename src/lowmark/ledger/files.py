@@ -3,8 +3,8 @@
 A file has the columns of its schema version, each with its column's id as Parquet's `field_id`,
 and three of its own: `_offset`, `_time` and `_change`. The manifest has the checksums of its footer
 and of its column chunks, and nothing is parsed before its checksum was found right; pages have
-checksums, too, for other programs. Whoever writes a file reads it again before anybody else hears
-of it: every row must come back with the hash that it went in with.
+checksums, too, for other programs. The writer of a file reads it again before any
+other part hears of it: every row must come back with the hash that it went in with.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lowmark.table import CHANGE, I64, OFFSET, TIME, U64, KeyForm, Mask
 
 # Which columns of a ledger file are compressed: those that get a third smaller, by a sample.
 #
-# A ledger is written once, and everybody who comes new reads all of it. Unpacking costs a reader
+# A ledger is written once, and every new reader reads all of it. Unpacking costs a reader
 # more than anything else that it does; for what hardly gets smaller, such as keys that were drawn,
 # hashes or encrypted values, it costs four times as much as it saves on the disk. Pure.
 

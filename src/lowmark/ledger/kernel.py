@@ -35,11 +35,11 @@ from lowmark.table.fold import fold_bytes, of_one_type
 from lowmark.table.hashing import longs_of
 
 SAMPLE = 16
-"""Of the keys, one in so many is looked at by the second algorithm, if not all are."""
+"""Of the keys, one in this many is looked at by the second algorithm, if not all are."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(60)
 _SAMPLE_SHARE = 4
-"""One part in so many of the budget is for the second algorithm."""
+"""One part in this many of the budget is for the second algorithm."""
 Pace = Callable[[int], None]
 
 
@@ -50,9 +50,9 @@ class Folded:
     keep: Mask
     """Of each row, whether it survives; deletes do, if they win over all rows of their key."""
     checked: int = 0
-    """So many rows were looked at by the second algorithm."""
+    """This many rows were looked at by the second algorithm."""
     ranges: int = 1
-    """So many times the keys were read."""
+    """This many times the keys were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class _TooMuch(Exception):
 
 
 Each = Callable[[KeyRange, Survivors, "Second"], None]
-"""Told of every range; of some of them again, if the tail has to be parted further."""
+"""Called with every range; with some of them again, if the tail has to be parted further."""
 
 
 def fold_tail(
@@ -183,7 +183,7 @@ class _TailFold:
                     held = sum(one.size for one in chunks)
                     if held > self.budget_bytes // 2 and sum(len(one.keys) for one in chunks) > 1:
                         raise _TooMuch(some.high / view.count)
-        chunks = _winners(chunks)  # and nobody has those any more that were read
+        chunks = _winners(chunks)  # and those that were read are in memory no more
         return _survivors(chunks)
 
 

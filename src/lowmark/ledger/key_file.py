@@ -5,7 +5,7 @@ An Arrow IPC file with one batch, sorted by `hash`:
     hash    uint64   of the key in its canonical form (seed 0; docs/formats/keys.md)
     row     uint32   the number of the key's row in the ledger file
     key     int64 or binary, in canonical form: equal hashes are no proof
-    digest  uint64   of the row: whoever declares it dead takes that out of the ledger's digest
+    digest  uint64   of the row: a run that declares it dead takes that out of the ledger's digest
 
 A key has at most one row in a file. Rows without a key are not here.
 """

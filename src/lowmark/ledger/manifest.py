@@ -1,6 +1,6 @@
 """What a ledger consists of: its files, which of their rows are live, and how it came to be.
 
-A manifest is a JSON document, so that anybody can read it: a program without Lowmark needs no more
+A manifest is a JSON document, so that any program can read it: one without Lowmark needs no more
 than `files[].path` (docs/formats/ledger.md). It is written once and never changed. Live sets belong
 here, never to a file: the next ledger may share the file and have other rows of it live.
 
@@ -129,7 +129,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first: int
     last: int
     rows: int | None = None
-    """So many of them counted, at most; None: nobody knows."""
+    """This many of them counted, at most; None: unknown."""
     stale: bool = False
     """Whether rows before it are as they were then: a later row of their key may be among these."""
 
@@ -188,7 +188,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     release: str = ""
     """The release of Lowmark that wrote it."""
     lost: tuple[Lost, ...] = ()
-    """What it should have and has not, in the order of offsets: whoever reads across is told."""
+    """What it should have and has not, in the order of offsets: a read across it fails."""
 
     @property
     def live_rows(self) -> int:
@@ -202,7 +202,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def rows(self) -> int:
-        """So many rows are in its files."""
+        """This many rows are in its files."""
         return sum(file.rows for file in self.files)
 
     @property
@@ -328,9 +328,9 @@ def run_folder(table: int, run: str) -> str:
 #
 # A manifest's checksum tells that it is as it was written, not that it is the right one: a restored
 # backup, or a copy to the wrong name, puts a valid manifest of another partition, table or epoch in
-# its place. So whoever opens one holds it against what is noted elsewhere: by the partition that
-# has adopted it, by the pointer that has published it, or by the answer of the work that wrote it.
-# Where nothing is noted, its name still says table, partition and epoch; and all its files lie
+# its place. So the code that opens one holds it against what is noted elsewhere: by the partition
+# that has adopted it, by the pointer that has published it, or by the answer of the work that wrote
+# it. Where nothing is noted, its name still says table, partition and epoch; and all its files lie
 # beside it.
 
 

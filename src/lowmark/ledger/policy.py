@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeAlias
 from lowmark.ledger.manifest import LedgerFile
 
 FILES_MIN: Final = 4
-"""So many files are fine, however small they are."""
+"""This many files are fine, however small they are."""
 _RATIO: Final = 4
 Fate: TypeAlias = Literal["keep", "drop", "rewrite", "merge"]
 """What becomes of a file; those to merge are the last ones, and the tail goes with them."""

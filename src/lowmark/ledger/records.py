@@ -127,7 +127,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def deletes(self) -> int:
-        """Deletes that ledgers have now: a reader may still have to be told of them."""
+        """Deletes that ledgers have now: a reader may still have to see them."""
         return sum(one.deletes for one in self.partitions)
 
     @property

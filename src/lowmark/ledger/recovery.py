@@ -1,7 +1,7 @@
 """What a ledger consisted of whose manifest is gone: found again from the files beside it.
 
 All files of a partition lie in one folder, and of each key the row counts that wins by `rule`.
-Nobody can tell by the files alone which of them the manifest named: older ones may lie there, and
+The files alone do not tell which of them the manifest named: older ones may lie there, and
 deletes that were passed may be gone. But the partition has noted the digest of the ledger's live
 rows when it adopted it. Rows that come to that digest are those of the ledger; if none do, nothing
 is recovered.
@@ -236,7 +236,7 @@ def _ledger(
 # again is left out: each offset has one source.
 #
 # The base is a manifest like any other, with a horizon up to which it is folded already, and with
-# what it lacks. Nobody publishes it: a run's work begins with it, as with any ledger before.
+# what it lacks. It is never published: a run's work begins with it, as with any ledger before.
 
 
 class Salvage:

@@ -10,8 +10,8 @@ Which row wins
 Which deletes may go
     A delete that has won may go when three things are so: every reader has passed it, it lies
     below the horizon and so at or before the low watermark, and no file that stays has an older
-    row of its key. Without the third, whoever reads the files without live sets would take that
-    older row for the winner.
+    row of its key. Without the third, a program that reads the files without live sets would take
+    that older row for the winner.
 
 The rule gives the order; it finds no winner. Those who do, each in a way of its own, take the order
 from here, so that each is a proof of the others:
@@ -26,12 +26,12 @@ from here, so that each is a proof of the others:
 `table` lies below this package and can't import the rule, nor does it have to: `Fold` is handed
 ranks, and `KeyIndex` rows in their order. Both are ways to find a winner; neither says who wins. A
 partition has the last word on deletes: it refuses a ledger that lacks one that a reader holds,
-when it knows of a reader that whoever planned the run could not know of (`table/adopting.py`).
+when it knows of a reader that the planner of the run could not know of (`table/adopting.py`).
 
 A rule with a column takes no part in ledgers yet: the format of the files promises other programs
 that the highest offset of a key wins (docs/formats/ledger.md), and a later source is taken to win
-over an earlier one without being compared. Whoever relies on that asks for `Rule.sources`, which
-only a rule that goes by offsets has.
+over an earlier one without being compared. Code that relies on that asks for `Rule.sources`,
+which only a rule that goes by offsets has.
 """
 
 from __future__ import annotations

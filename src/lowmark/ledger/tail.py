@@ -1,8 +1,8 @@
 """The part of a backlog that a run reads, as another process can read it: sealed segments by name.
 
-A tail is planned by the process that has the log open, when all of it is in segments; whoever gets
-it opens those files and needs nothing else of the log. Segments may be merged meanwhile: then a
-name leads to nothing, and `SourceMoved` says to plan again.
+A tail is planned by the process that has the log open, when all of it is in segments; the process
+that gets it opens those files and needs nothing else of the log. Segments may be merged meanwhile:
+then a name leads to nothing, and `SourceMoved` says to plan again.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TailReader:
 
     @property
     def skip(self) -> int:
-        """So many rows of the first batch lie below the tail."""
+        """This many rows of the first batch lie below the tail."""
         view = self.view
         return max(0, self._tail.low - int(view.columns.first[0])) if view.count else 0
 

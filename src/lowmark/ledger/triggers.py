@@ -1,4 +1,4 @@
-"""When a table is due to be compacted without anybody asking. Pure."""
+"""When a table is due to be compacted without a request. Pure."""
 
 from __future__ import annotations
 

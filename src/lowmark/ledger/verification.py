@@ -3,7 +3,7 @@
 Of each file: the checksums of its bytes, of its footer and of its column chunks; its rows in the
 order of their offsets, its deletes where the manifest has them, and the digest of its live rows;
 the checksum of the index of its keys, and in it every key with its row and that row's hash. What
-is wrong is collected, not raised: whoever asks wants all of it, and wants to know what is left.
+is wrong is collected, not raised: the caller wants all of it, and wants to know what is left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lowmark.table import U64, KeyForm, Mask
 from lowmark.table.fold import of_one_type
 
 Pace = Callable[[int], None]
-"""Told how many bytes were read; may raise to end it."""
+"""Called with how many bytes were read; may raise to end it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,19 @@
 """One partition's part of a run: what it is told, what it does, what it answers.
 
-Steps, and what is true after each; a crash leaves files that nobody refers to, and the sweep finds
+Steps, and what is true after each; a crash leaves files that nothing refers to, and the sweep finds
 
     1. pass one says which rows of the tail survive, and whose older rows die with that
     2. rows of the ledger before that died are noted, not touched
     3. pass two writes survivors into new files, durable and read back
     4. the new manifest is written: it refers to new files, and to old ones with fewer live rows
-    5. the answer is written into the run's folder. From here on the partition is finished: whoever
-       resumes the run takes the answer instead of doing it again
+    5. the answer is written into the run's folder. From here on the partition is finished: a
+       process that resumes the run takes the answer instead of doing it again
 
-Work that fails before step 5 removes what it has written, the manifest first: whoever finds the
-manifest finds its files. Its files have the run's name, so no sweep would take them as long as the
-run can be resumed, and on a full disk each attempt would leave another copy.
+Work that fails before step 5 removes what it has written, the manifest first: a process that
+finds the manifest finds its files. Its files have the run's name, so no sweep would take them as
+long as the run can be resumed, and on a full disk each attempt would leave another copy.
 
-Nothing here changes what anybody reads: that is for whoever publishes the manifest.
+Nothing here changes what readers read: the run does, when it publishes the manifest.
 
 `budget_bytes` bounds what keys take in memory: those that pass one folds (see `kernel`), and those
 of a file that is written, which is ended when a quarter of it is spent, though not below four
@@ -77,7 +77,7 @@ from lowmark.table import (
 # Keeps work below a rate of bytes a second, and counts them.
 
 _BURST_S = 0.25
-"""So much may be owed before anybody waits: many short waits would cost more than they slow."""
+"""This much may be owed before the work waits: many short waits would cost more than they slow."""
 
 
 class _Clock(Protocol):
@@ -86,7 +86,7 @@ class _Clock(Protocol):
 
 
 class Throttle:
-    """Told of bytes after they were moved; waits until the rate is kept."""
+    """Called with bytes after they were moved; waits until the rate is kept."""
 
     def __init__(self, rate: int, clock: _Clock) -> None:
         self._rate = rate
@@ -95,7 +95,7 @@ class Throttle:
         self.total = 0
 
     def __call__(self, count: int) -> None:
-        """So many bytes more."""
+        """This many bytes more."""
         self.total += count
         if self._rate <= 0:
             return
@@ -107,7 +107,7 @@ class Throttle:
 FILE_ROWS_MAX = 1 << 22
 """A file that has so many rows is finished, and another one begun."""
 _KEYS_SHARE = 4
-"""And one whose keys have spent one part in so many of the budget."""
+"""And one whose keys have spent one part in this many of the budget."""
 _KEYS_LEAST = 4 << 20
 _KEYS_MOST = 1 << 30
 """In whatever budget: files are not too small to be worth it, and no array is too large."""
@@ -136,7 +136,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     """The schema version that new files get."""
     deletes_below: int
-    """Deletes below this offset were passed by everybody, and may go."""
+    """Deletes below this offset were passed by all readers, and may go."""
     deletes_gone: int = 0
     """Deletes below this offset may be gone already, whatever the base has."""
     watermark: int = 0
@@ -177,7 +177,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     files_written: int = 0
     files_dropped: int = 0
     rows_checked: int = 0
-    """So many rows were looked at by the second algorithm."""
+    """This many rows were looked at by the second algorithm."""
     key_ranges: int = 1
     ledger_bytes: int = 0
 
@@ -192,7 +192,7 @@ class TaskContext(Protocol):
         """Let time pass."""
 
     def draw(self) -> str:
-        """A few letters that nobody else draws: they tell two attempts apart."""
+        """A few letters that no other attempt draws: they tell two attempts apart."""
 
     def disk(self, root: str) -> Disk:
         """The disk below a root, for reading."""
@@ -370,7 +370,7 @@ class _Job:
         return done
 
     def _opened(self, file: LedgerFile) -> _Old:
-        # One that is kept is not read; but whoever cuts the backlog later relies on it.
+        # One that is kept is not read; but the cut of the backlog relies on it later.
         check_there(self.store, [file])
         keys = None
         if file.keys_path:
@@ -399,7 +399,7 @@ class _Job:
         """Declare rows dead whose keys have come again, and check that by another way: a row of the
         tail wins without being compared, since it is of a later source.
 
-        Saying so twice changes nothing: a tail that is parted further is told of again.
+        Saying so twice changes nothing: ranges of a tail that is parted further come again.
         """
         hashes = KeyForm.hashes(survivors.keys, KEY_SEED)
         for source in self.rule.sources(len(old)):

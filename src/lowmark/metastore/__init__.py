@@ -5,7 +5,7 @@ Words
     revision     every command that changes something makes one; all its changes belong together
     version      how often a key was written since it was created
     cut          the revision up to which history was compacted away (`compacted`)
-    lease        somebody is there until a time; it may hold revisions
+    lease        its holder is there until a time; it may hold revisions
     coordinator  the node that leads the metastore
 
 The state machine keeps records, not values: per key and revision the place, length and digest of

@@ -7,10 +7,10 @@ Each way has steps, and may be interrupted after any of them:
             3. its first command settles the cluster, this node and the topology; a crash before
                that is made good at the next start
     join    1. a node of the cluster is asked; its leader puts this node into the topology
-            2. the cluster's id and everybody's address are written and synced
+            2. the cluster's id and the addresses of all nodes are written and synced
             3. a copy of the metastore is made that waits for the leader, who makes it a member
     return  the copy is opened; if this node is at another address, or was taken for gone, it asks
-            to be let in again: the leader, or whomever it knows
+            to be let in again: the leader, or any node that it knows
     leave   1. a conditional write takes this node out of the cluster; its lease is given back
             2. the leader is asked until no majority needs this node any more
             3. that it has left is written; a crash before is made good at the next start
@@ -67,7 +67,7 @@ from lowmark.runtime import Disk, Runtime
 
 logger = logging.getLogger(__name__)
 
-# A node's own lease: it says that the node is up, and which revisions somebody here still needs.
+# A node's own lease: it says that the node is up, and which revisions are still needed here.
 #
 # It is renewed three times before it would run out. One that has run out can't be renewed: the node
 # takes a new one, and whatever it held meanwhile may be gone (watches are told so by themselves).
@@ -85,7 +85,7 @@ class Presence:
         self._asking = False
         self._waiting: list[Future[LeaseAnswer]] = []
         self._first_left = 0
-        """Revisions before this one are gone, whoever at this node still waits for them."""
+        """Revisions before this one are gone, also for watchers at this node that wait for them."""
         self._closed = True
         self.expires_at = 0
         """Until when this node may count on its lease."""
@@ -307,7 +307,7 @@ class Cluster:
         self.metastore.on_elected(lambda _: settle())
 
     def _stopped(self, error: LowmarkError) -> None:
-        """Damage was found only when it was read. Without other copies, nobody need wait."""
+        """Damage was found only when it was read. Without other copies, waiting is in vain."""
         if not self._closed and not self._identity.peers:
             told = self.damage or error.again()
             self._loop.call_soon(lambda: self.ready.reject(told))
@@ -433,7 +433,7 @@ class Cluster:
             self._ask_again()
 
     def _is_in(self) -> bool:
-        """Whether the leader can be heard and asked, and everybody knows where this node is.
+        """Whether the leader can be heard and asked, and all nodes know where this node is.
 
         A leader that does not know where this node is can't be heard here; and one that has moved
         is not where this node asks it.
@@ -566,7 +566,7 @@ class Cluster:
         return whole
 
     def _has_left(self) -> None:
-        """Nobody needs this node any more."""
+        """The cluster needs this node no more."""
         if self._identity.left:
             return
         self._save(left=True)

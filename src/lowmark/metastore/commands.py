@@ -212,7 +212,7 @@ class Take(_Part, frozen=True, tag=2):
 
     name: str
     holder: int
-    """Drawn by who takes it: nobody else can renew or release it."""
+    """Its holder has drawn it: no other one can renew or release the lease."""
     ttl_ms: int
     hold: int
     why: str
@@ -358,7 +358,7 @@ def check_key(key: bytes) -> None:
 
 
 def check(data: Buffer) -> None:
-    """Refuse bytes that somebody else made, unless they are a command as `encode` makes them."""
+    """Refuse bytes that another node made, unless they are a command as `encode` makes them."""
     decode_checked(data)
 
 

@@ -1,8 +1,8 @@
-"""Up to which time a node has heard everything, and those who wait for it to be so.
+"""Up to which time a node has heard everything, and the look-ups that wait for it to be so.
 
-Only the time of a command that was applied counts. Who waits for a later one has the leader put its
-time into the log; all who wait at a node share that. A time that is yet to come is refused: it can
-only be waited for.
+Only the time of a command that was applied counts. A look-up that waits for a later one has the
+leader put its time into the log; all that wait at a node share that. A time that is yet to come is
+refused: it can only be waited for.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Completeness:
             heapq.heappop(self._waiting)[-1].resolve(None)
 
     def close(self, error: LowmarkError) -> None:
-        """Nobody need wait any longer."""
+        """No look-up waits any longer."""
         self._closed = True
         self._refuse_all(error)
 
@@ -97,7 +97,7 @@ class Completeness:
                 future.reject(error.again())
 
     def _ask(self) -> None:
-        """Have the leader put its time into the log, as long as somebody waits for that."""
+        """Have the leader put its time into the log, as long as a look-up waits for that."""
         while self._waiting and self._waiting[0][-1].done:
             heapq.heappop(self._waiting)  # they have given up
         if not self._waiting or self._asking or self._closed:

@@ -73,7 +73,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     cluster: ClusterSettings
     nodes: tuple[NodeInfo, ...]
-    """Where everybody is who may speak to it."""
+    """Where all nodes are that may speak to it."""
 
 
 class Elsewhere(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -83,7 +83,7 @@ class Elsewhere(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class NotNow(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Nobody can say at the moment."""
+    """The node that was asked can't say at the moment."""
 
     why: str
 
@@ -288,7 +288,7 @@ class Coordinator:
         return whole
 
     def leave(self, number: int) -> Future[bool]:
-        """Take a node out of the cluster, for good; False if somebody else was faster."""
+        """Take a node out of the cluster, for good; False if another write was faster."""
         try:
             now = known(self._metastore)
         except LowmarkError as error:
@@ -326,7 +326,7 @@ class Coordinator:
         """Take nodes that do not renew their lease out of the topology, one at a time.
 
         By this node's own time that only grows, from when it saw the lease as it is now: a clock
-        that jumps makes nobody gone, and one that stands still keeps nobody.
+        that jumps makes no node gone, and one that stands still keeps none.
         """
         if self._closed or self._writing:
             return

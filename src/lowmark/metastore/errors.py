@@ -34,7 +34,7 @@ class InvokeRefused(Rejected):
 
 
 class LeaseTaken(Conflict):
-    """Somebody else has a lease of that name."""
+    """Another holder has a lease of that name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ class NotComplete(Unavailable):
 
 
 class TimeToCome(Rejected):
-    """A time of which nobody can say yet what will have happened by then."""
+    """A time that is yet to come: what will have happened by then is not known."""
 
     def __init__(self, *, ahead_ms: int) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
 """Carries a command from any node to the leader, and its outcome back.
 
-A command that was surely not applied is tried again until its time is up: nobody leads, the node
-that was asked does not lead any more, the question did not leave this node. When nobody can tell
+A command that was surely not applied is tried again until its time is up: no node leads, the node
+that was asked does not lead any more, the question did not leave this node. When it is not known
 whether it was applied (`OutcomeUnknown`), that is the answer: only the caller knows whether it does
 harm twice.
 """
@@ -43,7 +43,7 @@ _WAITING_BYTES_MAX = 64 << 20
 _UNTOUCHED = (NotLeader, Superseded, GroupBusy, NotAsked, NoService)
 """After these, the command was not applied and never will be."""
 _REPEATABLE = (commands.Tick, commands.Renew, commands.Release, commands.Compact)
-"""Twice does no harm: nobody need hear that the outcome is unknown."""
+"""Twice does no harm: the caller need not hear that the outcome is unknown."""
 
 
 class _Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -232,4 +232,4 @@ def _reply_of(future: Future[object]) -> _Reply:
         return _Again(error.message)
     if isinstance(error, Rejected):
         return _Refused(error.message, error.detail, error.hint)
-    return _Unknown(error.message)  # also what nobody has thought of yet
+    return _Unknown(error.message)  # also what this code does not know of

@@ -1,7 +1,7 @@
 """Who this node is, kept in its data directory: its number, its cluster, and whom it knows.
 
 The addresses are those of other nodes when they were last heard of: a node that starts must reach
-somebody before it can ask anybody where the others are.
+one of them before it can ask where the others are.
 
     1. the note is written aside and synced
     2. it is renamed over the old one     a crash before leaves the old one, whole
@@ -25,7 +25,7 @@ PATH = files.NODE
 
 
 class Identity(Note, frozen=True, kw_only=True):
-    """What a node knows about itself without asking anybody."""
+    """What a node knows about itself without asking another one."""
 
     number: int
     name: str

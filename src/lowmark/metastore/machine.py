@@ -76,7 +76,8 @@ class MetastoreMachine:
         state = self.state
         state.time = max(state.time, time)
         try:
-            # Whoever proposed it has checked it. But no bytes may stop members, or divide them.
+            # The node that proposed it has checked it. But no bytes may stop members, or divide
+            # them.
             asked, at = decode_checked(command)
         except (Corrupt, InvokeRefused) as error:
             return Refused(error.message)

@@ -72,7 +72,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     members: int = 3
-    """So many nodes vote in the metastore."""
+    """This many nodes vote in the metastore."""
     schema_sync_delay_ms: int = 500
     clock_max_skew_ms: int = 500
     watermark_availability_ms: int = 600_000

@@ -78,7 +78,7 @@ class Made(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """Somebody is there, and may need old revisions, until a time."""
+    """Its holder is there, and may need old revisions, until a time."""
 
     name: str
     holder: int

@@ -54,14 +54,14 @@ class MetastoreConfig:
     """Settings of the metastore."""
 
     members: int = 3
-    """So many nodes vote; all others follow as learners."""
+    """This many nodes vote; all others follow as learners."""
     lease_ms: int = 10_000
-    """A node that is not heard of for so long leaves the topology until it comes back."""
+    """A node that is not heard of for this long leaves the topology until it comes back."""
     watch_patience_ms: int = 60_000
-    """A watcher that does not move for so long is no longer held for."""
+    """A watcher that does not move for this long is no longer held for."""
     request_timeout_ms: int = 10_000
     snapshot_entries: int = 20_000
-    """After so many entries of its log the metastore takes a snapshot."""
+    """After this many entries of its log the metastore takes a snapshot."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.members <= 7 or self.members % 2 == 0:
@@ -91,7 +91,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Who leads the metastore, as far as a node knows; node 0: nobody. It is the coordinator."""
+    """Who leads the metastore, as far as a node knows; node 0: none. It is the coordinator."""
 
     node: int
     term: int
@@ -112,7 +112,7 @@ class Standing:
 
 
 class _Elected:
-    """Somebody who is told once a term."""
+    """A callback that is called once a term."""
 
     __slots__ = ("_callback", "_term")
 
@@ -164,7 +164,7 @@ class Metastore:
         self.when_stopped: Callable[[LowmarkError], None] = lambda _: None
         """Told when the copy goes no further."""
         self.renew_holds: Callable[[], Future[LeaseAnswer]] = lambda: Future.failed(NotInCluster())
-        """Has this node's lease renewed now; set by whoever keeps that lease."""
+        """Has this node's lease renewed now; set by `Presence`, which keeps that lease."""
 
     # -- the copy -------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class Metastore:
     def compact(self, revision: int) -> Future[Cut]:
         """Forget what was superseded at a revision or before, as far as leases allow.
 
-        The way there is made in steps, so that nobody waits long for one of them.
+        The way there is made in steps, so that no other command waits long for one of them.
         """
         whole: Future[Cut] = Future()
 
@@ -403,7 +403,7 @@ class Metastore:
         return submitted.map(lambda outcome: _a_lease(name, 0, outcome))
 
     def hold(self, revision: int) -> Future[Callable[[], None]]:
-        """Keep a revision readable for somebody at this node; call what comes back to let go.
+        """Keep a revision readable for a reader at this node; call what comes back to let go.
 
         It is held when the future resolves, and as long as this node keeps its lease.
         """
@@ -415,7 +415,7 @@ class Metastore:
             else:
                 self._hold(revision).then(whole.follow)
 
-        # This node may not have heard yet of a revision that somebody here was told of.
+        # This node may not have heard yet of a revision that a client here has seen.
         self.read(lambda state: state.check_readable(revision)).then(readable)
         return whole
 
@@ -438,7 +438,7 @@ class Metastore:
         return renewed
 
     def needed_from(self) -> int:
-        """The first revision whose changes somebody at this node needs; never 0."""
+        """The first revision whose changes are needed at this node; never 0."""
         patience = self.now_ms() - self.config.watch_patience_ms
         positions = [watch.position for watch in self._watches.all() if watch.moves(patience)]
         return min([self.state.latest + 1, *positions, *self._readers.values()])
@@ -516,7 +516,7 @@ class Metastore:
             return  # a copy that is damaged: it is still being opened
         if group.applied - group.log.row.snapshot_index >= self.config.snapshot_entries:
             group.snapshot()
-        # Whoever closes the WAL leaves a segment here, however little is in it. Only below a
+        # Each WAL file that is closed leaves a segment here, however little is in it. Only below a
         # snapshot are they put together (phase 3 of the log).
         segments = group.log.state.segments
         if len(segments) >= _SEGMENTS_MAX:
@@ -540,7 +540,7 @@ class Metastore:
             callback(Leadership(leader, term))
 
     def on_stopped(self, error: LowmarkError) -> None:
-        """The copy goes no further: nobody would be told anything any more."""
+        """The copy goes no further: no watch would get anything any more."""
         self._watches.end_all(error)
         self.when_stopped(error)
 
@@ -562,7 +562,7 @@ class Metastore:
             self.coordinator.on_change_peers_error(context)
 
     def try_catch_up_finish(self, peers: tuple[int, ...], answer: Callable[[bool], None]) -> None:
-        """Whoever is near may vote."""
+        """A member that is near may vote."""
         answer(True)
 
     # -- for watches ----------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def _entry(found: Found, command: bytes) -> Entry:
 
 
 class Interest:
-    """A prefix and keys that somebody watches. Watchers with the same one share what they are told.
+    """A prefix and keys that are watched. Watchers with the same one share what they are told.
 
     Most of them want the same revisions in the same turn, so what is made is kept for one turn.
     """
@@ -226,7 +226,7 @@ class Watch:
             self._on_end(error)
 
     def moves(self, since_ms: int) -> bool:
-        """Whether it has gone on since a time; one that waits for nobody goes on in its turn."""
+        """Whether it has gone on since a time; one that waits for no caller goes on in its turn."""
         return not self._busy or self.moved_at_ms > since_ms
 
     def go_on(self) -> None:

@@ -2,7 +2,7 @@
 
 Rendezvous hashing: every node has a score for every partition, and the highest scores have it. A
 node that comes takes only what it now scores highest for, and one that goes leaves only what it
-had; nobody else's partitions move.
+had; no other partitions move.
 
     partition.assignments.stable.<table id>.<number>     {"nodes":[1,2,3],"catalog_version":7}
 
@@ -71,12 +71,12 @@ def parse_key(key: bytes) -> tuple[str, TableId, int] | None:
 
 
 def _is_number(text: str) -> bool:
-    """Whether somebody wrote a number so as `stable_key` does."""
+    """Whether a number is written as `stable_key` writes it."""
     return text.isascii() and text.isdigit() and (text == "0" or text[0] != "0")
 
 
 def target(table: int, number: int, nodes: Iterable[NodeInfo], *, replicas: int) -> tuple[int, ...]:
-    """The nodes that should have a partition: at most so many of these, fewer if there are fewer.
+    """The nodes that should have a partition: at most this many of these, fewer if there are fewer.
 
     The same in every process and in whatever order the nodes are given.
     """

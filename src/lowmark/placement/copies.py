@@ -1,8 +1,8 @@
 """Starts this node's copies of partitions: a few in each turn of the loop, until all are there.
 
-Making a copy works on the disk in place. So nobody makes a thousand of them in one turn: other
-groups have their heartbeats to send in between. One that can't be made (the disk is full) is tried
-again by and by; the others go on.
+Making a copy works on the disk in place. So a node does not make a thousand of them in one turn:
+other groups have their heartbeats to send in between. One that can't be made (the disk is full) is
+tried again by and by; the others go on.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Steps of a new table, and what is true after each
 
-    1. the version of the catalog that has it is written. Nobody has a copy. A crash of all nodes
+    1. the version of the catalog that has it is written. No node has a copy. A crash of all nodes
        here is made good at the next start: a table of the catalog without a stable set gets it
-    2. a stable set is written. It is never computed again; who crashes before its copy is made
-       makes it at its next start
+    2. a stable set is written. It is never computed again; a node that crashes before its copy
+       is made makes it at its next start
     3. the copy's first record is durable. From here on it is opened, not made: the stable set says
        only that it is wanted
 """
@@ -65,7 +65,7 @@ from lowmark.table import Tables
 logger = logging.getLogger(__name__)
 
 WRITES_MAX = 256
-"""So many stable sets are on their way to the metastore at a time."""
+"""This many stable sets are on their way to the metastore at a time."""
 PATIENCE_MS = 10_000
 """How long a version waits until its tables are assigned; then it is told that one is not."""
 _RETRY_MS = 300
@@ -134,7 +134,7 @@ class Placement:
         return sorted({one[1] for one in parsed if one is not None})
 
     def remove(self, table: TableId, also: Iterable[Operation] = ()) -> Future[None]:
-        """Remove all assignments of a table that nobody needs any more, and what else there is of
+        """Remove all assignments of a table that is not needed any more, and what else there is of
         it, in one revision.
         """
         return self._metastore.invoke(Do((*keys_of(table), *also))).map(lambda _: None)
@@ -153,7 +153,7 @@ class Placement:
             self._cluster.on_topology(lambda _: self._complete())
 
     def _follow(self) -> None:
-        """Take all stable sets as they are now, and be told of others."""
+        """Take all stable sets as they are now, and watch for others."""
         if self._closed or self._metastore.group.stopped is not None:
             return
         try:
@@ -223,7 +223,7 @@ class Placement:
         return (table, number) in on_disk()
 
     def _on_disk(self) -> _OnDisk:
-        """What is on this node's disk, looked up once, and only when somebody asks."""
+        """What is on this node's disk, looked up once, when it is first asked for."""
         return cache(lambda: frozenset(self._tables.on_disk()))
 
     # -- new tables -----------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Placement:
                     "a table has no assignments", extra={"table": name, "zone": zone.name}
                 )
             self._homeless[table.id] = text
-            self._end_wait(table.id)  # nobody can say how long that would take
+            self._end_wait(table.id)  # it is not known how long that would take
             return
         for number in self._without_home(table):
             chosen = target(table.id, number, nodes, replicas=zone.replicas)
@@ -286,7 +286,7 @@ class Placement:
     def _write(self) -> None:
         while self._writes and self._in_flight < WRITES_MAX and not self._closed:
             table, number, assignments = self._writes.popleft()
-            if self.routes(table, number):  # somebody was faster
+            if self.routes(table, number):  # another node was faster
                 self._writing.discard((table, number))
                 continue
             key = stable_key(table, number)
@@ -328,7 +328,7 @@ class Placement:
         """As it would have been computed when the table was made, if that still can be.
 
         So a table that was made while all nodes were up gets as many replicas as it should have,
-        whoever comes back first. Nodes that have left the cluster since don't count.
+        whichever node comes back first. Nodes that have left the cluster since don't count.
         """
         first = self._first_version(table)
         zone = first.zones[table.zone_id]

@@ -1,11 +1,12 @@
 """Elections: pre-vote, vote, hand-over, and the check that a leader still has followers.
 
 A member that hears of no leader for long enough first asks whether it would be elected (pre-vote):
-nothing is recorded and no term rises, so a member that was cut off disturbs nobody when it returns.
-A member that has heard of a leader within an election timeout ignores candidates, unless the leader
-itself asked for the election. Learners vote when asked: they may be voters without knowing it yet.
+nothing is recorded and no term rises, so a member that was cut off disturbs no other when it
+returns. A member that has heard of a leader within an election timeout ignores candidates, unless
+the leader itself asked for the election. Learners vote when asked: they may be voters without
+knowing it yet.
 
-A refusal says what is committed. A candidate may need the vote of somebody who is no voter any more
+A refusal says what is committed. A candidate may need the vote of a node that is no voter any more
 but has the longer log, and can't be elected itself: the candidate must learn that the change is
 committed, apply it, and go on without that vote.
 """
@@ -89,7 +90,7 @@ def in_lease(core: Core) -> bool:
 
 
 def answer_vote(core: Core, message: Vote) -> None:
-    """Vote for whoever may lead, once per term."""
+    """Vote for a candidate that may lead, once per term."""
     can_vote = (
         core.vote == message.sender
         or (core.vote == NOBODY and core.leader == NOBODY)
@@ -125,7 +126,7 @@ def refuse_vote(core: Core, message: Vote) -> None:
 
 
 def heard_vote(core: Core, message: VoteResponse) -> None:
-    """Somebody answered a candidate."""
+    """A member answered a candidate."""
     if core.role is Role.LEADER:
         return
     # An entry that is committed elsewhere is committed here too, if it is the same one.

@@ -108,7 +108,7 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def voters(self) -> frozenset[int]:
-        """Everybody who votes, in either majority."""
+        """All that vote, in either majority."""
         return self.incoming | self.outgoing
 
     @property
@@ -134,7 +134,7 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Draft:
-    """A configuration in the making. `tracked` are nodes whose progress somebody follows."""
+    """A configuration in the making. `tracked` are nodes whose progress a leader follows."""
 
     def __init__(self, members: Members) -> None:
         self.incoming = set(members.incoming)
@@ -150,7 +150,7 @@ class _Draft:
     def apply(self, changes: Iterable[Change]) -> None:
         for change in changes:
             if change.node == 0:
-                continue  # whoever proposed it thought better of it
+                continue  # the proposer thought better of it
             match change.kind:
                 case ChangeKind.ADD_VOTER:
                     self._make_voter(change.node)

@@ -1,7 +1,7 @@
 """What goes into the core and what comes out of it: entries, snapshots, messages.
 
 Messages are structs of their own kind, small and fast to make; `term` 0 means that a message has
-none (reads and forwarded proposals are judged by whoever leads when they arrive).
+none (the leader of the moment judges reads and forwarded proposals when they arrive).
 
 Each message carries one `incarnation`: in a request, the one that the sender's configuration has
 for the receiver; in a response, the receiver's own (see `membership`).
@@ -35,7 +35,7 @@ class EntryKind(IntEnum):
 
 
 class Entry(msgspec.Struct, gc=False, array_like=True):
-    """One entry of the log. Nobody changes it once it is in the log."""
+    """One entry of the log. It never changes once it is in the log."""
 
     index: int
     term: int
@@ -121,7 +121,7 @@ class Vote(Message, tag=3):
     log_term: int
     pre: bool
     transfer: bool = False
-    """The leader itself asked for this election, so nobody need protect it."""
+    """The leader itself asked for this election, so no member need protect it."""
 
 
 class VoteResponse(Message, tag=4):

@@ -8,8 +8,8 @@ order given, and their responses are stepped (or sent) when they are done. Other
 apply, then `advance()`.
 
 A commit index need not be durable, with one exception: an order that writes a change of members
-writes the commit index with it. Whoever acknowledges a change must not forget that the one before
-it was committed, or it could be elected by members of the past.
+writes the commit index with it. A member that acknowledges a change must not forget that the one
+before it was committed, or it could be elected by members of the past.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class RaftNode:
         if core.role is Role.LEADER:
             reads.ask(core, request)
         elif core.role is Role.FOLLOWER and core.leader != NOBODY and request.sender == NOBODY:
-            # Only our own: who asked us by mistake will ask again, and nobody speaks for another.
+            # Only our own: a node that asked us by mistake asks again, and none speaks for another.
             incarnation = core.incarnation_of(core.leader)
             core.send(ReadIndex(core.leader, core.node, 0, incarnation, request.context))
 

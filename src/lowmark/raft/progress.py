@@ -114,7 +114,7 @@ class Progress(msgspec.Struct, kw_only=True):
         self.sent_commit = index
 
     def sent_entries(self, count: int, size: int) -> None:
-        """An append with so many entries is on its way."""
+        """An append with this many entries is on its way."""
         if self.state is ProgressState.REPLICATE:
             if count:
                 self.next += count

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 
 EVERYTHING = (1 << 64) - 1
-"""What an empty set of voters has committed: it holds nobody back."""
+"""What an empty set of voters has committed: it holds nothing back."""
 
 
 class VoteResult(Enum):

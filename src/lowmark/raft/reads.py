@@ -1,7 +1,7 @@
 """Linearizable reads without writing: read index (thesis, 6.4).
 
 The leader notes its commit index and asks a majority, by a round of heartbeats, whether it still
-leads; then whoever asked waits until that index is applied. Two rules keep it honest:
+leads; then the reader waits until that index is applied. Two rules keep it honest:
 
     - Rounds are numbered by the leader and never used twice, whatever callers use as their context:
       a late answer to an old round confirms no newer one.
@@ -26,7 +26,7 @@ READS_MAX = 16_384
 def ask(core: Core, request: ReadIndex) -> None:
     """The leader is asked for an index to read at."""
     if len(core.early_reads) + len(core.waiting_reads) >= READS_MAX:
-        return  # whoever asks that much without an answer will ask again
+        return  # a node that asks that much without an answer will ask again
     if not core.committed_in_term():
         core.early_reads.append(request)
     elif core.singleton or core.config.read_mode is ReadMode.LEASE:

@@ -31,7 +31,7 @@ from lowmark.raft.state import Core, Role
 def append_own(core: Core, entries: list[Entry]) -> bool:
     """Put proposals at the end of the leader's log; False if too much is uncommitted already.
 
-    The leader counts itself only when they are durable, so it answers itself like anybody else.
+    The leader counts itself only when they are durable, so it answers itself as any member does.
     """
     size = payload_bytes(entries)
     waiting = core.uncommitted_bytes
@@ -89,7 +89,7 @@ def maybe_send_append(core: Core, to: int, *, if_empty: bool) -> bool:
 
 def _maybe_send_snapshot(core: Core, to: int, progress: Progress) -> bool:
     if not progress.recent_active:
-        return False  # it would be work for nobody
+        return False  # it would be work in vain
     snapshot = core.log.unstable.snapshot or core.log.storage.snapshot()
     if snapshot is None:
         return False  # none to send just now: the next answer or heartbeat asks again
@@ -99,14 +99,14 @@ def _maybe_send_snapshot(core: Core, to: int, progress: Progress) -> bool:
 
 
 def broadcast_append(core: Core) -> None:
-    """Send everybody what they miss."""
+    """Send every member what it misses."""
     for node in core.progress:
         if node != core.node:
             send_append(core, node)
 
 
 def broadcast_heartbeat(core: Core) -> None:
-    """Tell everybody that the leader is there, and which round of reads waits for them."""
+    """Tell every member that the leader is there, and which round of reads waits for it."""
     context = core.waiting_reads[-1][0] if core.waiting_reads else 0
     for node, progress in core.progress.items():
         if node == core.node:
@@ -232,7 +232,7 @@ def _restore(core: Core, snapshot: Snapshot) -> bool:
         # The log has it all: to know that it is committed is enough.
         log.commit_to(snapshot.index)
         return False
-    # Whoever is not among these members was added later: the entry that did it follows.
+    # A node that is not among these members was added later: the entry that did it follows.
     members = membership.restore(snapshot.members)
     log.restore(snapshot)
     core.set_members(members)

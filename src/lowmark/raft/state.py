@@ -108,7 +108,7 @@ class Config(msgspec.Struct, kw_only=True):
     """Whether a leader changes members only after the first entry of its term is applied."""
     step_down_on_removal: bool = True
     commit_by_vote: bool = True
-    """Whether whoever refuses a vote says what is committed."""
+    """Whether a member that refuses a vote says what is committed."""
     rejoin_above: int = -1
     """This copy replaces one that was lost while its node had this incarnation: until the node is
     added again, with a higher one, it says nothing at all."""
@@ -234,7 +234,7 @@ class Core:
         self.election_timeout = ticks + self.config.draw(ticks)
 
     def become_follower(self, term: int, leader: int) -> None:
-        """Follow whoever leads in this term, or wait for somebody."""
+        """Follow the leader of this term, or wait for one."""
         self.reset(term)
         self.leader = leader
         self.role = Role.FOLLOWER
@@ -255,7 +255,7 @@ class Core:
             known.incarnation = members.incarnation(node)
             progress[node] = known
         self.members, self.progress = members, progress
-        # It may learn from the log that it was added again, before anybody calls it so.
+        # It may learn from the log that it was added again, before another member calls it so.
         self.incarnation = max(self.incarnation, members.incarnation(self.node))
 
     def _new_progress(self, node: int, *, next_index: int) -> Progress:

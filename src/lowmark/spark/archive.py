@@ -123,7 +123,7 @@ def make_archive() -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    # Java runs what stands in it, so nobody else may have put it there.
+    # Java runs what stands in it, so no other user may have put it there.
     try:
         found = path.stat(follow_symlinks=False)
     except OSError:

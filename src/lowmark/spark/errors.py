@@ -50,7 +50,7 @@ class SparkNotStarted(Unavailable):
 
 
 class MasterNotReached(Unavailable):
-    """Nobody answers where the master should be."""
+    """No process answers where the master should be."""
 
     def __init__(self, master: str, *, why: str) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class MasterNotReached(Unavailable):
 
 
 class NoExecutors(Unavailable):
-    """The master is there, and gives us nobody to work for us."""
+    """The master is there, and gives us no executor."""
 
     def __init__(self, master: str, *, waited_s: float) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
 """The Java process of a session of our own: started, attached to, and ended.
 
 PySpark would start it, too. But then it has our environment or none, it prints where we print, its
-settings stand in the list of processes for everybody to read, and nobody learns how it ended.
+settings stand in the list of processes for every user to read, and we do not learn how it ended.
 
 There is at most one in a process, as PySpark has it. It ends with the session, or with this
 process, whose end closes its standard input; so it can't outlive us.
@@ -208,7 +208,7 @@ def _connect(port: int, secret: str, process: subprocess.Popen[bytes]) -> Any:
     from pyspark import SparkContext  # noqa: PLC0415
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
-    # This is how PySpark is told of a process that runs already. Its lock keeps others from
+    # This is how PySpark learns of a process that runs already. Its lock keeps others from
     # starting one of theirs meanwhile.
     told = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     with SparkContext._lock:

@@ -140,7 +140,7 @@ class Job:
 
 
 _UNTOLD = "python3"
-"""What PySpark names for its workers if nobody has told it."""
+"""What PySpark names for its workers if no setting says another one."""
 _packing = threading.Lock()
 
 
@@ -225,7 +225,7 @@ class SparkRunner:
 
     @property
     def slots(self) -> int:
-        """So many tasks run at once."""
+        """This many tasks run at once."""
         context = self._context()
         try:
             return slots_of(context)
@@ -265,7 +265,7 @@ class SparkRunner:
         return answers
 
     def cancel(self) -> None:
-        """End what runs; whoever waits for it gets `Cancelled`. From any thread."""
+        """End what runs; the caller that waits for it gets `Cancelled`. From any thread."""
         with self._lock:
             jobs = list(self._jobs)
         for job in jobs:

@@ -144,7 +144,7 @@ def _context(settings: Mapping[str, str], gateway: Any) -> SparkContext:
             f"no Spark session on {settings['spark.master']} could be opened",
             detail="\n".join(str(error).splitlines()[:4]),
         ) from error
-    # It would print a traceback if Java dies; whoever waits for Java hears of it otherwise.
+    # It would print a traceback if Java dies; a call that waits for Java hears of it otherwise.
     context._accumulatorServer.handle_error = _say_nothing  # type: ignore[assignment,method-assign]
     return context
 
@@ -241,7 +241,7 @@ _SETTLED_AFTER_S = 1.0
 
 
 def slots_of(context: SparkContext) -> int:
-    """So many tasks run at once: the executors' cores, in units of what a task takes."""
+    """This many tasks run at once: the executors' cores, in units of what a task takes."""
     cores = _cores(context) // int(context.getConf().get("spark.task.cpus", "1") or 1)
     # A session whose executors come with its first job (dynamic allocation) has none yet.
     return max(1, cores or context.defaultParallelism)

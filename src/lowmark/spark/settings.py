@@ -62,7 +62,7 @@ def read_master(name: str) -> Master:
 
 
 def reach(master: Master) -> None:
-    """Raise if nobody answers at any of the master's addresses.
+    """Raise if no process answers at any of the master's addresses.
 
     Spark would ask for a minute and log stack traces meanwhile.
     """
@@ -136,7 +136,7 @@ def settings_for(
             )
         settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
     if master.in_process:
-        # Its ports are open to everybody on this machine. In this mode Spark draws a secret.
+        # Its ports are open to every user of this machine. In this mode Spark draws a secret.
         settings["spark.authenticate"] = "true"
     if master.in_process and scratch is not None:
         # All that Spark leaves behind on the disk is in one folder, which goes with the session.
@@ -152,8 +152,8 @@ def settings_for(
 def java_options(config: Mapping[str, str], archive: tuple[str, ...]) -> str:
     """What the Java process of the driver is started with.
 
-    Whoever gives `spark.driver.extraJavaOptions` tunes it themselves: ours would contradict theirs,
-    and two collectors end a Java process at once. What it says and where stays ours.
+    A user who gives `spark.driver.extraJavaOptions` tunes it: ours would contradict theirs, and two
+    collectors end a Java process at once. What it says and where stays ours.
     """
     theirs = config.get("spark.driver.extraJavaOptions", "")
     ours = [f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"]

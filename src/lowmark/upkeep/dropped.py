@@ -1,4 +1,4 @@
-"""What is left of dropped tables goes when nobody can read them any more, on every node.
+"""Removes what is left of dropped tables, on every node, when no read can see them any more.
 
 Steps, and what is true after each
 

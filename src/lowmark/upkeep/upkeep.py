@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Rows go by the age or the size of their table: of tables without a key, or with compaction=off.
 #
-# By age, a row goes when it is older than `retention_ms`: of a partition that nobody writes to, the
+# By age, a row goes when it is older than `retention_ms`: of a partition without writers, the
 # last one too. By size, the oldest batches go until the rest has no more than `retention_bytes`;
 # the newest batch stays, however large it is, so that what was just written can be read.
 #
@@ -44,14 +44,14 @@ class Retained:
     wanted: int
     """Rows below this offset are too many, or too old."""
     cut: int
-    """Where it begins now: lower than wanted if somebody holds it, or a batch straddles it."""
+    """Where it begins now: lower than wanted if a reader holds it, or a batch straddles it."""
     bytes: int
     """What went, as it was in the log."""
     held_by: tuple[Hold, ...]
 
     @property
     def rows(self) -> int:
-        """So many rows went."""
+        """This many rows went."""
         return self.cut - self.start
 
 
@@ -190,9 +190,9 @@ class Look:
     advanced: Advanced | None
     """What became of the low watermark; None: this node does not coordinate, or could not."""
     retained: tuple[Retained, ...]
-    """Partitions that were cut by retention, or that somebody holds."""
+    """Partitions that were cut by retention, or that a reader holds."""
     snapshots: int
-    """So many copies were asked to free what was cut."""
+    """This many copies were asked to free what was cut."""
     destroyed: tuple[tuple[TableId, int], ...]
     """Copies of dropped tables that went."""
     removed: tuple[TableId, ...]
@@ -324,7 +324,7 @@ class Upkeep:
         removing.then(done)
 
     def _mark_overdue(self) -> None:
-        """A partition that nobody writes to hears of no time: have it look at its cursors."""
+        """A partition without writers hears of no time: have it look at its cursors."""
         now = self._clock.now()
         for partition in self._open_copies():
             if partition.group.ready and partition.state.overdue_at(now):
