@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 _SHOWN_CHARACTERS_MAX = 100
@@ -46,3 +48,14 @@ def shown(value: object) -> str:
     except ValueError:  # an integer of more digits than Python turns into text
         text = f"a huge {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[: _SHOWN_CHARACTERS_MAX - 1]}…"
+
+
+def near(wrong: str, known: Iterable[str], *, of: str = "The table has") -> str:
+    """A hint: the name that was probably meant, or all of them."""
+    names = list(known)
+    folded = {name.casefold(): name for name in names}
+    found = difflib.get_close_matches(wrong.casefold(), folded, n=1)
+    if found:
+        return f"Did you mean {folded[found[0]]}?"
+    some = ", ".join(names[:20])
+    return f"{of} {some}{'' if len(names) <= 20 else ' and others'}."

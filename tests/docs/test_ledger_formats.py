@@ -43,9 +43,7 @@ from lowmark.ledger import (
     Retired,
     RunRecord,
     decode_manifest,
-    decode_pointer,
-    decode_retired,
-    decode_run,
+    decode_record,
     encode_manifest,
     files,
     pointer_key,
@@ -139,8 +137,7 @@ def test_the_shown_values_are_what_the_metastore_has(key: bytes) -> None:
     value = VALUES[key]
     data = shown(f"the value of {key.decode()}").strip().encode()
     assert data == msgspec.json.encode(value)
-    decode = {Pointer: decode_pointer, Retired: decode_retired, RunRecord: decode_run}[type(value)]
-    assert decode(data) == value
+    assert decode_record(data, type(value)) == value
     assert f"`{re.sub(r'[0-9].*', '<table>', key.decode())}" in TEXT
 
 

@@ -12,6 +12,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -266,16 +267,12 @@ class Compactor:
 
 
 def _as_before(options: RunOptions, record: RunRecord) -> RunOptions:
-    return RunOptions(
+    return replace(
+        options,
         verify=record.verify,
         trim=record.trim,
         rewrite=record.rewrite,
         read_rate=record.read_rate if options.read_rate is None else options.read_rate,
         write_rate=record.write_rate if options.write_rate is None else options.write_rate,
-        memory_bytes=options.memory_bytes,
         trigger=record.trigger,
-        engine=options.engine,
-        where=options.where,
-        progress=options.progress,
-        step=options.step,
     )

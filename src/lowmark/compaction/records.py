@@ -15,9 +15,7 @@ from lowmark.ledger import (
     Pointer,
     Retired,
     RunRecord,
-    decode_pointer,
-    decode_retired,
-    decode_run,
+    decode_record,
     parse_retired_key,
     pointer_key,
     pointer_prefix,
@@ -64,12 +62,12 @@ class Records:
         entry = self._backend.get(pointer_key(table, partition))
         if entry is None:
             return SeenPointer(None, 0)
-        return SeenPointer(decode_pointer(entry.value), entry.revision)
+        return SeenPointer(decode_record(entry.value, Pointer), entry.revision)
 
     def pointers(self, table: int) -> dict[int, Pointer]:
         """Of all partitions that have one."""
         return {
-            int(entry.key.rpartition(b".")[2]): decode_pointer(entry.value)
+            int(entry.key.rpartition(b".")[2]): decode_record(entry.value, Pointer)
             for entry in self._backend.range(pointer_prefix(table))
         }
 
@@ -106,7 +104,7 @@ class Records:
     def retired(self, table: int) -> list[tuple[int, int, Retired]]:
         """Ledgers that were replaced and not removed yet: partition, epoch, and which."""
         return [
-            (*parse_retired_key(entry.key), decode_retired(entry.value))
+            (*parse_retired_key(entry.key), decode_record(entry.value, Retired))
             for entry in self._backend.range(retired_prefix(table))
         ]
 
@@ -140,12 +138,12 @@ class Records:
         entry = self._backend.get(run_key(table, run))
         if entry is None:
             raise Rejected(f"there is no run {run}", hint="`lowmark runs` lists them.")
-        return decode_run(entry.value)
+        return decode_record(entry.value, RunRecord)
 
     def runs(self, table: int | None = None) -> list[RunRecord]:
         """All runs that are known, of one table or of all; the newest first."""
         prefix = RUN_PREFIX if table is None else run_prefix(table)
-        found = [decode_run(entry.value) for entry in self._backend.range(prefix)]
+        found = [decode_record(entry.value, RunRecord) for entry in self._backend.range(prefix)]
         return sorted(found, key=lambda one: (one.began_at_ms, one.run), reverse=True)
 
     def forget_old_runs(self, table: int) -> None:

@@ -528,19 +528,6 @@ def _together(function: Callable[[T], U], items: Sequence[T]) -> list[U]:
 
 def _written(plan: PartitionPlan, done: Done) -> PartitionPlan:
     """A partition's plan with what became of it."""
-    return msgspec.structs.replace(
-        plan,
-        state="written",
-        manifest=done.manifest,
-        horizon=done.horizon,
-        rows_read=done.rows_read,
-        rows_live=done.rows_live,
-        rows_died=done.rows_died,
-        deletes=done.deletes,
-        deletes_dropped=done.deletes_dropped,
-        bytes_read=done.bytes_read,
-        bytes_written=done.bytes_written,
-        files_written=done.files_written,
-        ledger_bytes=done.ledger_bytes,
-        rows_checked=done.rows_checked,
-    )
+    known = {field.name for field in msgspec.structs.fields(PartitionPlan)}
+    said = {name: value for name, value in msgspec.structs.asdict(done).items() if name in known}
+    return msgspec.structs.replace(plan, state="written", **said)

@@ -36,11 +36,12 @@ from lowmark.catalog import Column, ColumnId, TableSchema, type_text
 from lowmark.catalog.arrow import schema_to_arrow
 from lowmark.catalog.values import NO_ZONE
 from lowmark.convert.arrow import arrow_of, asks_inside, from_arrow, is_text, unwrapped
-from lowmark.convert.errors import ColumnRefused, ValueRefused, near
+from lowmark.convert.errors import ColumnRefused, ValueRefused
 from lowmark.convert.objects import from_objects
 from lowmark.convert.rows import Columns, pieces
 from lowmark.convert.text import from_text
 from lowmark.convert.values import Misfit, fit
+from lowmark.formatting import near
 
 CHANGE = "_change"
 UPSERT = 0

@@ -27,10 +27,10 @@ from lowmark.catalog import Plain, TableSchema
 from lowmark.catalog.types import INTEGER_BITS
 from lowmark.convert.arrow import arrow_of
 from lowmark.convert.coercion import CHANGE, PASSED_OVER, Coercion, Text
-from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file, near
+from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file
 from lowmark.convert.source import RECORD_BYTES_MAX, FileBatch, Source, lines_in, text_blocks
 from lowmark.errors import Rejected
-from lowmark.formatting import shown
+from lowmark.formatting import near, shown
 
 BLOCK_BYTES = 4 << 20
 """How much is read and parsed at once."""
@@ -168,15 +168,8 @@ class _Reader:
             raise self._misshapen(block, line, error) from None
         except ValueRefused as refused:
             records = enumerate(_records(block, self._delimiter, line))
-            raise LineRefused(
-                refused.why,
-                file=self._file,
-                line=next(each.line for row, each in records if row == refused.row),
-                column=refused.column,
-                value="null" if refused.value == "None" else refused.value,
-                within=refused.within,
-                hint=refused.hint,
-            ) from None
+            at = next(each.line for row, each in records if row == refused.row)
+            raise refused.at_line(at, file=self._file) from None
         except ColumnRefused as refused:
             raise in_file(refused, self._file) from None
 

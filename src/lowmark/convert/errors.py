@@ -6,9 +6,6 @@ has the place in attributes, for programs, and in its message, for people.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 from lowmark.errors import Rejected
 from lowmark.formatting import shown
 
@@ -36,6 +33,18 @@ class ValueRefused(Rejected):
         self.within = within
         place = ", ".join((f"row {row}", f"column {column}", *within))
         super().__init__(f"{place}: {self.value} {why}", hint=hint)
+
+    def at_line(self, line: int, *, file: str) -> LineRefused:
+        """The same of a file, where the row begins at this line."""
+        return LineRefused(
+            self.why,
+            file=file,
+            line=line,
+            column=self.column,
+            value="null" if self.value == "None" else self.value,
+            within=self.within,
+            hint=self.hint,
+        )
 
 
 class LineRefused(Rejected):
@@ -85,14 +94,3 @@ def in_file(error: Rejected, file: str) -> Rejected:
     fresh.message = f"{file}, {error.message}"
     fresh.args = (fresh.message,)
     return fresh
-
-
-def near(wrong: str, known: Iterable[str], *, of: str = "The table has") -> str:
-    """A hint: the name that was probably meant, or all of them."""
-    names = list(known)
-    folded = {name.casefold(): name for name in names}
-    found = difflib.get_close_matches(wrong.casefold(), folded, n=1)
-    if found:
-        return f"Did you mean {folded[found[0]]}?"
-    some = ", ".join(names[:20])
-    return f"{of} {some}{'' if len(names) <= 20 else ' and others'}."

@@ -30,11 +30,11 @@ from lowmark.catalog.types import parts_of
 from lowmark.convert.arrow import ARROW_FAILURES
 from lowmark.convert.coercion import Coercion
 from lowmark.convert.csv_files import read_csv
-from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file, near
+from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused, in_file
 from lowmark.convert.source import FileBatch, Source, text_blocks
 from lowmark.convert.values import WrittenFloat
 from lowmark.errors import Rejected
-from lowmark.formatting import shown
+from lowmark.formatting import near, shown
 
 # JSON lines: an object per line, with the columns that it has a value for.
 #
@@ -80,15 +80,8 @@ class _Reader:
         try:
             return self._coercion.dicts(rows) if rows else None
         except ValueRefused as refused:
-            raise LineRefused(
-                refused.why,
-                file=self._source.name,
-                line=_line_of(refused.row, block, line),
-                column=refused.column,
-                value="null" if refused.value == "None" else refused.value,
-                within=refused.within,
-                hint=refused.hint,
-            ) from None
+            at = _line_of(refused.row, block, line)
+            raise refused.at_line(at, file=self._source.name) from None
         except ColumnRefused as refused:
             if refused.row is None:
                 raise in_file(refused, self._source.name) from None

@@ -228,22 +228,8 @@ def run_key(table: int, run: str) -> bytes:
     return run_prefix(table) + run.encode()
 
 
-def decode_pointer(value: Buffer) -> Pointer:
-    """As it stands in the metastore."""
-    return _decoded(value, Pointer)
-
-
-def decode_retired(value: Buffer) -> Retired:
-    """As it stands in the metastore."""
-    return _decoded(value, Retired)
-
-
-def decode_run(value: Buffer) -> RunRecord:
-    """As it stands in the metastore."""
-    return _decoded(value, RunRecord)
-
-
-def _decoded(value: Buffer, kind: type[T]) -> T:
+def decode_record(value: Buffer, kind: type[T]) -> T:
+    """A pointer, a retired ledger or a run, as it stands in the metastore."""
     try:
         return msgspec.json.decode(value, type=kind)
     except msgspec.MsgspecError as error:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar, get_type_hints
 
 from lowmark.errors import Rejected, invariant
+from lowmark.formatting import near
 from lowmark.group import GroupConfig, TransportLimits
 from lowmark.log import LogConfig
 from lowmark.metastore import ClusterSettings, MetastoreConfig
@@ -156,13 +156,6 @@ def load_section(
         raise _at(_to_blame(cls, given), error) from error
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Offer the nearest name, or all of them."""
-    names = sorted(known)
-    near = difflib.get_close_matches(wrong, names, n=1)
-    return f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(names)}."
-
-
 @dataclass(frozen=True, slots=True)
 class _Given:
     """A value, and where a person would go to change it."""
@@ -191,7 +184,7 @@ class _Source:
             if key not in known:
                 raise Rejected(
                     f"{place}: there is no such setting",
-                    hint=did_you_mean(self.spell(key), map(self.spell, known)),
+                    hint=near(self.spell(key), sorted(map(self.spell, known)), of="Known here:"),
                 )
             # A field in bytes says so in its name, as every quantity here names its unit.
             is_size = "bytes" in key.split("_")
@@ -365,6 +358,6 @@ def _read_file(path: Path) -> Mapping[str, Mapping[str, object]]:
             raise Rejected(
                 f"{name} in {path}: there is no such section",
                 detail="A settings file holds sections of keys, and nothing outside of them.",
-                hint=did_you_mean(f"[{name}]", [f"[{known}]" for known in _SECTIONS]),
+                hint=near(f"[{name}]", [f"[{known}]" for known in _SECTIONS], of="Known here:"),
             )
     return content
