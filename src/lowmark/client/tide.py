@@ -10,7 +10,7 @@ import importlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -384,32 +384,31 @@ def _partition(
 def _cursor(cursor: Cursor, view: View, horizon: int) -> TideHolder:
     raw = cursor.kind == "raw"
     why = "has not read on from here" if raw else "gets every delete from here on"
-    rows, size = _kept_for(cursor.offset, view, horizon) if raw and not cursor.overdue else (0, 0)
-    return TideHolder(
-        kind="cursor" if raw else "compacted cursor",
-        name=cursor.name,
-        offset=cursor.offset,
-        behind_rows=max(0, view.end - cursor.offset),
-        behind_bytes=view.bytes_from(cursor.offset),
-        keeps_rows=rows,
-        keeps_bytes=size,
-        overdue=cursor.overdue,
-        why=why,
-    )
+    kind: HolderKind = "cursor" if raw else "compacted cursor"
+    holds = raw and not cursor.overdue
+    made = _holder(cursor, view, horizon, kind=kind, holds=holds, why=why)
+    return replace(made, overdue=cursor.overdue)
 
 
 def _lease(lease: Lease, view: View, horizon: int) -> TideHolder:
+    kind: HolderKind = "run" if lease.kind == "run" else "lease"
     holds = lease.kind != "compacted"
-    rows, size = _kept_for(lease.offset, view, horizon) if holds else (0, 0)
+    return _holder(lease, view, horizon, kind=kind, holds=holds, why=lease.why)
+
+
+def _holder(
+    one: Cursor | Lease, view: View, horizon: int, *, kind: HolderKind, holds: bool, why: str
+) -> TideHolder:
+    rows, size = _kept_for(one.offset, view, horizon) if holds else (0, 0)
     return TideHolder(
-        kind="run" if lease.kind == "run" else "lease",
-        name=lease.name,
-        offset=lease.offset,
-        behind_rows=max(0, view.end - lease.offset),
-        behind_bytes=view.bytes_from(lease.offset),
+        kind=kind,
+        name=one.name,
+        offset=one.offset,
+        behind_rows=max(0, view.end - one.offset),
+        behind_bytes=view.bytes_from(one.offset),
         keeps_rows=rows,
         keeps_bytes=size,
-        why=lease.why,
+        why=why,
     )
 
 
