@@ -26,7 +26,7 @@ from lowmark.compaction import runner as running
 from lowmark.compaction.automatic import Automatic
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.ledger import REBUILD, RunRecord
-from lowmark.ledger.triggers import Dirt, due
+from lowmark.ledger.policy import Dirt, due
 from lowmark.runtime import COUNTER_BITS, HybridTime
 
 # -- when a table is due: pure --------------------------------------------------------------------

@@ -20,7 +20,7 @@ from lowmark.compaction.plan import old_enough
 from lowmark.compaction.runner import Runners
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ledger import REBUILD
-from lowmark.ledger.triggers import Dirt, due
+from lowmark.ledger.policy import Dirt, due
 from lowmark.runtime import millis_of
 
 logger = logging.getLogger(__name__)
