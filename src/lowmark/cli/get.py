@@ -12,11 +12,10 @@ import typer
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import TableSchema
 from lowmark.cli.database import DatabaseOption, TableArgument, key_of, opened_database
-from lowmark.cli.files import opened_input, readable
+from lowmark.cli.files import cell_of, json_row, opened_input, readable
 from lowmark.cli.formatting import facts_of
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import FAILED, WrongUse
-from lowmark.cli.values import cell_of, json_row
 from lowmark.client import (
     Holder,
     KeyExplanation,

@@ -17,10 +17,9 @@ from lowmark.cli.database import (
     parse_moment,
     parse_place,
 )
-from lowmark.cli.files import FileKind, write_file
+from lowmark.cli.files import FileKind, cells, json_lines, write_file
 from lowmark.cli.output import Cell, show_table
 from lowmark.cli.session import WrongUse
-from lowmark.cli.values import cells, json_lines
 from lowmark.client import Database, Reader, Table
 from lowmark.client.table_reading import Start
 from lowmark.errors import Rejected
