@@ -37,7 +37,6 @@ from lowmark.metastore import (
     Cluster,
     ClusterSettings,
     Compare,
-    Cut,
     Do,
     Entry,
     Event,
@@ -47,6 +46,7 @@ from lowmark.metastore import (
     Revision,
     identify,
 )
+from lowmark.metastore.state import Cut
 
 PAYLOADS = 16
 FILLING = 512

@@ -23,13 +23,8 @@ from eventually import eventually
 from lowmark.cli.app import app
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.log.errors import NewerFormat
-from lowmark.metastore import (
-    MetastoreDamaged,
-    MetastoreMissing,
-    MetastoreUnreadable,
-    NodeFileDamaged,
-    NodeFileMissing,
-)
+from lowmark.metastore import MetastoreDamaged, MetastoreUnreadable
+from lowmark.metastore.identity import MetastoreMissing, NodeFileDamaged, NodeFileMissing
 from lowmark.node import Node, NodeOptions, NotADatabase
 
 SOON_S = 15.0

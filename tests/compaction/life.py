@@ -41,16 +41,8 @@ from lowmark.compaction.context import RunOptions
 from lowmark.compaction.runner import LocalRunner
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import GroupConfig
-from lowmark.ledger import (
-    RunRecord,
-    decode_manifest,
-    encode_manifest,
-    files,
-    read_manifest,
-    table_folder,
-    tail,
-    work,
-)
+from lowmark.ledger import RunRecord, files, read_manifest, table_folder, tail, work
+from lowmark.ledger.manifest import decode_manifest, encode_manifest
 from lowmark.log import LogConfig
 from lowmark.node import Settings
 from lowmark.node.settings import LedgerSettings, SchemaSync, WatermarkSettings

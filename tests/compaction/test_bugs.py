@@ -24,7 +24,8 @@ from compaction.operating import (
 from compaction.world import World, folded
 from lowmark.client import GapFound
 from lowmark.errors import Corrupt, LowmarkError
-from lowmark.ledger import LedgerDamaged, LedgerLost, LedgerMisplaced, NothingLike, Pointer
+from lowmark.ledger import LedgerDamaged, LedgerLost, NothingLike, Pointer
+from lowmark.ledger.errors import LedgerMisplaced
 from lowmark.runtime import store
 from lowmark.table.commands import Finish, TakeLease, Tick
 

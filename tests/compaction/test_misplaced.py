@@ -14,12 +14,9 @@ from compaction.damage import MISPLACED, NAMED, READS, misplace, outcome, told
 from compaction.world import COLUMNS, World
 from lowmark.client import Table
 from lowmark.errors import Corrupt
-from lowmark.ledger import (
-    LedgerMisplaced,
-    decode_manifest,
-    done_path,
-    encode_manifest,
-)
+from lowmark.ledger import done_path
+from lowmark.ledger.errors import LedgerMisplaced
+from lowmark.ledger.manifest import decode_manifest, encode_manifest
 from lowmark.table.commands import Adopt
 
 A_DAY_MS = 86_400_000

@@ -15,7 +15,8 @@ import pytest
 from compaction.world import COLUMNS, World, folded
 from lowmark.client import Table
 from lowmark.errors import Rejected
-from lowmark.ledger import FileWriter, OpenFile, Rows
+from lowmark.ledger import OpenFile
+from lowmark.ledger.files import FileWriter, Rows
 from lowmark.runtime.store import Store
 from lowmark.table.commands import (
     Control,

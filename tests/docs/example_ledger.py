@@ -8,20 +8,9 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lowmark.ledger import (
-    EMPTY,
-    Done,
-    Layout,
-    LedgerColumn,
-    LedgerFile,
-    Manifest,
-    PartitionPlan,
-    Pointer,
-    Retired,
-    RunRecord,
-    row_hashes,
-)
-from lowmark.ledger.manifest import bitmap_text, checksums_text, digest_text
+from lowmark.ledger import Done, LedgerFile, Manifest, PartitionPlan, Pointer, Retired, RunRecord
+from lowmark.ledger.digest import EMPTY, row_hashes
+from lowmark.ledger.manifest import Layout, LedgerColumn, bitmap_text, checksums_text, digest_text
 
 __all__ = ["DONE", "HASHES", "MANIFEST", "POINTER", "RETIRED", "ROWS", "RUN", "Row"]
 

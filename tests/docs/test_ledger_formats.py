@@ -32,8 +32,6 @@ from lowmark.errors import Rejected
 from lowmark.inspect import verify_log
 from lowmark.ledger import (
     Done,
-    Layout,
-    LedgerColumn,
     LedgerDamaged,
     LedgerFile,
     Lost,
@@ -42,15 +40,14 @@ from lowmark.ledger import (
     Pointer,
     Retired,
     RunRecord,
-    decode_manifest,
     decode_record,
-    encode_manifest,
     files,
     pointer_key,
     retired_key,
     run_key,
     work,
 )
+from lowmark.ledger.manifest import Layout, LedgerColumn, decode_manifest, encode_manifest
 from lowmark.log.files import LEDGERS
 from lowmark.node import load_settings
 from lowmark.runtime import RealDisk

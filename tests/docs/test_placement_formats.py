@@ -13,7 +13,7 @@ from lowmark.errors import Rejected
 from lowmark.metastore import ClusterSettings
 from lowmark.node import Settings, load_settings
 from lowmark.node.settings import WatermarkSettings
-from lowmark.placement import (
+from lowmark.placement.assignments import (
     ASSIGNMENTS_PREFIX,
     KINDS,
     Assignments,

@@ -16,8 +16,9 @@ from lowmark.group.storage import raft_entry
 from lowmark.inspect import DataInUse, open_offline
 from lowmark.inspect.offline import _Replay
 from lowmark.log import Entry as LogEntry
-from lowmark.metastore import MetastoreMachine, RevisionUnknown
+from lowmark.metastore import MetastoreMachine
 from lowmark.metastore.commands import Tick, encode
+from lowmark.metastore.errors import RevisionUnknown
 from lowmark.raft import ConfState, EntryKind
 from lowmark.raft.membership import Change, ChangeKind, ConfChange
 from node.running import QUICK, Running

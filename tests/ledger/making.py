@@ -13,7 +13,7 @@ import pyarrow as pa
 from catalog.making import execute, fresh, table_of
 from lowmark.catalog import Command, CreateTable, NewColumn, Table, TableSchema, parse_type
 from lowmark.catalog.arrow import to_arrow
-from lowmark.ledger import Rows
+from lowmark.ledger.files import Rows
 
 __all__ = ["VALUES", "altered", "array_of", "made_table", "rows_of"]
 

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from lowmark.catalog import Table
-from lowmark.ledger import TailReader
 from lowmark.ledger.kernel import Folded, KeyRange, Sample, Second, Survivors, fold_tail
 from lowmark.ledger.rule import LAST_ROW, Ranks, Rule
+from lowmark.ledger.tail import TailReader
 from lowmark.runtime import Buffer
 from lowmark.table import (
     CHANGE,

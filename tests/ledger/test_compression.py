@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ledger.making import made_table, rows_of
-from lowmark.ledger import FileWriter
+from lowmark.ledger.files import FileWriter
 from lowmark.runtime.store import Store
 
 ROWS = 5_000

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ledger.making import VALUES, array_of
 from lowmark.errors import Corrupt
-from lowmark.ledger import EMPTY, Digest, row_hashes
+from lowmark.ledger.digest import EMPTY, Digest, row_hashes
 from lowmark.table import U64
 
 EVERY_TYPE = pytest.mark.parametrize("kind", VALUES)

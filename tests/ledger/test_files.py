@@ -16,18 +16,9 @@ from ledger.making import VALUES, made_table, rows_of
 from ledger.remote import remote_store
 from lowmark.catalog import Table
 from lowmark.errors import InvariantBroken
-from lowmark.ledger import (
-    EMPTY,
-    FileWriter,
-    LedgerDamaged,
-    LedgerFile,
-    LedgerLost,
-    OpenFile,
-    Rows,
-    file_schema,
-    open_key_file,
-)
-from lowmark.ledger.files import SYSTEM_IDS
+from lowmark.ledger import LedgerDamaged, LedgerFile, LedgerLost, OpenFile, open_key_file
+from lowmark.ledger.digest import EMPTY
+from lowmark.ledger.files import SYSTEM_IDS, FileWriter, Rows, file_schema
 from lowmark.runtime import DiskFull
 from lowmark.runtime.store import Store
 from lowmark.table import OFFSET, KeyForm

@@ -13,7 +13,8 @@ import pytest
 from ledger.making import made_table
 from ledger.tails import EVERYTHING, PLENTY, Row, Tail
 from lowmark.catalog import Table
-from lowmark.ledger import KEY_SEED, ProofFailed
+from lowmark.ledger import KEY_SEED
+from lowmark.ledger.errors import ProofFailed
 from lowmark.ledger.kernel import SAMPLE, KeyRange, Sample, Second
 from lowmark.table import KeyForm
 

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from lowmark.ledger import EMPTY, LedgerFile
+from lowmark.ledger import LedgerFile
+from lowmark.ledger.digest import EMPTY
 from lowmark.ledger.manifest import digest_text
 from lowmark.ledger.policy import FILES_MIN, Fate, Room, fates
 

@@ -17,7 +17,7 @@ from ledger.making import made_table
 from ledger.tails import PLENTY, Tail
 from lowmark.catalog import ColumnId, Table
 from lowmark.errors import InvariantBroken
-from lowmark.ledger import ProofFailed
+from lowmark.ledger.errors import ProofFailed
 from lowmark.ledger.rule import (
     LAST_ROW,
     Rule,

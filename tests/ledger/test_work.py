@@ -15,7 +15,8 @@ from compaction.world import World
 from lowmark.catalog import ColumnId
 from lowmark.compaction import runner
 from lowmark.errors import Corrupt, InvariantBroken
-from lowmark.ledger import LedgerFile, Rule, TaskContext, kernel, tail, work
+from lowmark.ledger import LedgerFile, TaskContext, kernel, tail, work
+from lowmark.ledger.rule import Rule
 from lowmark.table import I64
 
 

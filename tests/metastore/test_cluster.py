@@ -18,7 +18,6 @@ from lowmark.metastore import (
     Entry,
     MetastoreConfig,
     NodeInfo,
-    NotInCluster,
     Put,
     Topology,
     identify,
@@ -26,6 +25,7 @@ from lowmark.metastore import (
     missing,
 )
 from lowmark.metastore.coordinator import JOIN_SERVICE, JoinAsk, JoinReply, Turned, Welcome
+from lowmark.metastore.errors import NotInCluster
 from lowmark.metastore.identity import MetastoreMissing
 from lowmark.metastore.nodes import ATTRIBUTES_MAX, NAME_BYTES_MAX, check_node, decode_topology
 from lowmark.runtime import DiskFull

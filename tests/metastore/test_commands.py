@@ -14,7 +14,6 @@ from lowmark.metastore import (
     Condition,
     Do,
     Exists,
-    InvokeRefused,
     MetastoreMachine,
     Not,
     Operation,
@@ -52,6 +51,7 @@ from lowmark.metastore.commands import (
     decode,
     encode,
 )
+from lowmark.metastore.errors import InvokeRefused
 from lowmark.metastore.machine import Refused
 
 

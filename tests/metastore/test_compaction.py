@@ -9,17 +9,8 @@ import pytest
 
 from lowmark.errors import Unavailable
 from lowmark.group import Future
-from lowmark.metastore import (
-    Do,
-    LeaseOver,
-    LeaseTaken,
-    Metastore,
-    MetastoreUnreachable,
-    Put,
-    RevisionCompacted,
-    store,
-)
-from lowmark.metastore.errors import NotInCluster
+from lowmark.metastore import Do, Metastore, Put, RevisionCompacted, store
+from lowmark.metastore.errors import LeaseOver, LeaseTaken, MetastoreUnreachable, NotInCluster
 from metastore.world import QUICK, Watcher, World
 
 

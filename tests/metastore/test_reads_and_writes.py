@@ -17,8 +17,6 @@ from lowmark.metastore import (
     Do,
     Entry,
     Exists,
-    InvokeRefused,
-    MetastoreUnreachable,
     Not,
     NotComplete,
     Put,
@@ -26,7 +24,6 @@ from lowmark.metastore import (
     RemoveRange,
     Revision,
     RevisionCompacted,
-    RevisionUnknown,
     Version,
     all_of,
     any_of,
@@ -35,7 +32,12 @@ from lowmark.metastore import (
     value_is,
 )
 from lowmark.metastore.commands import VALUE_BYTES_MAX
-from lowmark.metastore.errors import TimeToCome
+from lowmark.metastore.errors import (
+    InvokeRefused,
+    MetastoreUnreachable,
+    RevisionUnknown,
+    TimeToCome,
+)
 from lowmark.metastore.store import Leadership
 from lowmark.runtime import COUNTER_BITS
 from metastore.world import FAST, QUICK, Node, World

@@ -22,11 +22,8 @@ from lowmark.metastore import (
     Branch,
     Compare,
     Condition,
-    Cut,
     Do,
     Exists,
-    LeaseAnswer,
-    LeaseEnds,
     LeaseIsOver,
     MetastoreMachine,
     Not,
@@ -36,7 +33,6 @@ from lowmark.metastore import (
     RemoveRange,
     Revision,
     RevisionCompacted,
-    RevisionUnknown,
     Statement,
     ValueIs,
     Version,
@@ -45,8 +41,19 @@ from lowmark.metastore import (
     missing,
     value_is,
 )
-from lowmark.metastore.commands import Command, Compact, Invoke, Release, Renew, Take, Tick, encode
-from lowmark.metastore.state import prefix_end
+from lowmark.metastore.commands import (
+    Command,
+    Compact,
+    Invoke,
+    LeaseEnds,
+    Release,
+    Renew,
+    Take,
+    Tick,
+    encode,
+)
+from lowmark.metastore.errors import RevisionUnknown
+from lowmark.metastore.state import Cut, LeaseAnswer, prefix_end
 from lowmark.runtime import COUNTER_BITS
 
 KEYS = [b"a", b"aa", b"ab", b"b", b"\xff", b"\xff\xff"]

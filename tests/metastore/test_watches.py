@@ -10,17 +10,9 @@ import pytest
 
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future
-from lowmark.metastore import (
-    Change,
-    Do,
-    Event,
-    InvokeRefused,
-    Metastore,
-    Put,
-    Remove,
-    RemoveRange,
-    RevisionCompacted,
-)
+from lowmark.metastore import Do, Event, Metastore, Put, Remove, RemoveRange, RevisionCompacted
+from lowmark.metastore.errors import InvokeRefused
+from lowmark.metastore.watches import Change
 from metastore.world import FAST, QUICK, TINY_LOG, Node, Watcher, World
 
 

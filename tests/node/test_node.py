@@ -13,13 +13,8 @@ from pyarrow import flight
 
 from eventually import eventually
 from lowmark.errors import Rejected, Unavailable
-from lowmark.metastore import (
-    ClusterRefused,
-    InvokeRefused,
-    NotInCluster,
-    RevisionCompacted,
-    RevisionUnknown,
-)
+from lowmark.metastore import ClusterRefused, RevisionCompacted
+from lowmark.metastore.errors import InvokeRefused, NotInCluster, RevisionUnknown
 from lowmark.node import (
     Node,
     NodeClient,

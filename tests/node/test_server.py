@@ -16,7 +16,8 @@ from eventually import eventually
 from lowmark.catalog import NotInForce
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import CallLost, Future, GroupBusy, NoQuorum, OutcomeUnknown, ShuttingDown
-from lowmark.metastore import MetastoreConfig, MetastoreUnreachable, NotInCluster
+from lowmark.metastore import MetastoreConfig
+from lowmark.metastore.errors import MetastoreUnreachable, NotInCluster
 from lowmark.node import AnswerLost, NodeClient, NodeUnreachable
 from lowmark.node.actions import EXECUTE_S, MetaActions
 from lowmark.node.client import CHANGES

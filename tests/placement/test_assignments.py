@@ -6,8 +6,14 @@ import pytest
 
 from lowmark.errors import Corrupt
 from lowmark.metastore import NodeInfo
-from lowmark.placement import Assignments, decode_assignments, parse_key, stable_key
-from lowmark.placement.assignments import keys_of, target
+from lowmark.placement.assignments import (
+    Assignments,
+    decode_assignments,
+    keys_of,
+    parse_key,
+    stable_key,
+    target,
+)
 
 
 def nodes(*numbers: int) -> list[NodeInfo]:

@@ -6,8 +6,7 @@ import pytest
 
 from lowmark.catalog import AlterZone, CreateZone, DropTable, TableId
 from lowmark.metastore import MetastoreConfig
-from lowmark.placement import Assignments, decode_assignments, parse_key
-from lowmark.placement.assignments import STABLE_PREFIX
+from lowmark.placement.assignments import STABLE_PREFIX, Assignments, decode_assignments, parse_key
 from lowmark.runtime import DiskFull
 from table.world import TableNode, TableWorld, log_table
 

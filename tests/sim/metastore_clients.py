@@ -22,14 +22,10 @@ from lowmark.metastore import (
     Branch,
     Compare,
     Condition,
-    Cut,
     Do,
     Entry,
     Exists,
-    LeaseAnswer,
     LeaseIsOver,
-    LeaseOver,
-    LeaseTaken,
     Metastore,
     Not,
     Page,
@@ -38,7 +34,6 @@ from lowmark.metastore import (
     RemoveRange,
     Revision,
     RevisionCompacted,
-    RevisionUnknown,
     Statement,
     Version,
     all_of,
@@ -56,7 +51,9 @@ from lowmark.metastore.commands import (
     digest_of,
     encode,
 )
+from lowmark.metastore.errors import LeaseOver, LeaseTaken, RevisionUnknown
 from lowmark.metastore.nodes import lease_of
+from lowmark.metastore.state import Cut, LeaseAnswer
 from sim import history
 from sim.cluster_ledger import confirm
 from sim.history import Cas, Get, History

@@ -17,11 +17,8 @@ from lowmark.metastore import (
     Answer,
     AnyOf,
     Condition,
-    Cut,
     Exists,
     Lease,
-    LeaseAnswer,
-    LeaseEnds,
     LeaseIsOver,
     MetastoreMachine,
     Not,
@@ -31,6 +28,7 @@ from lowmark.metastore import (
 )
 from lowmark.metastore.commands import (
     Compact,
+    LeaseEnds,
     Release,
     RemoveRange,
     Renew,
@@ -52,7 +50,7 @@ from lowmark.metastore.nodes import (
     decode_topology,
     node_key,
 )
-from lowmark.metastore.state import State, Ticked
+from lowmark.metastore.state import Cut, LeaseAnswer, State, Ticked
 from lowmark.metastore.watches import Entry
 from lowmark.runtime import COUNTER_BITS, Buffer
 from sim.cluster_ledger import confirm

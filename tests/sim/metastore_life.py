@@ -13,7 +13,8 @@ from random import Random
 
 from lowmark.group import Future, GroupConfig
 from lowmark.log import LogConfig
-from lowmark.metastore import Cut, MetastoreConfig
+from lowmark.metastore import MetastoreConfig
+from lowmark.metastore.state import Cut
 from sim.cluster_ledger import Broken, confirm
 from sim.linearizable import Linearizable, Register, check
 from sim.metastore_clients import PREFIXES, MetastoreClients

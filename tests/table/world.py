@@ -8,7 +8,8 @@ from lowmark.metastore import ClusterSettings
 from lowmark.placement import Placement
 from lowmark.runtime import COUNTER_BITS, Runtime, millis_of
 from lowmark.table import Appended, LowWatermark, Partition, Tables, encode_batch
-from lowmark.upkeep import Look, Upkeep
+from lowmark.upkeep import Upkeep
+from lowmark.upkeep.upkeep import Look
 from metastore.world import Node
 
 __all__ = ["TableNode", "TableWorld", "log_table", "ms"]

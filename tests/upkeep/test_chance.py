@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from lowmark.catalog import Catalog, DropTable
 from lowmark.errors import LowmarkError
-from lowmark.placement import ASSIGNMENTS_PREFIX
+from lowmark.placement.assignments import ASSIGNMENTS_PREFIX
 from lowmark.table import encode_batch
 from table.world import SETTINGS, TableNode, TableWorld, log_table
 

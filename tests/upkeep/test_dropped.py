@@ -4,7 +4,7 @@ import pytest
 
 from lowmark.catalog import AlterZone, DropTable, TableId
 from lowmark.metastore import MetastoreConfig
-from lowmark.placement import ASSIGNMENTS_PREFIX
+from lowmark.placement.assignments import ASSIGNMENTS_PREFIX
 from lowmark.table import PartitionNotHere
 from lowmark.upkeep.dropped import dropped_at
 from table.world import TableNode, TableWorld, log_table

@@ -41,26 +41,14 @@ Invariants
        reader, a retired ledger in its grace time, or a run that can still be resumed names them.
 """
 
-from lowmark.ledger.digest import EMPTY, Digest, row_hashes
-from lowmark.ledger.errors import (
-    LedgerDamaged,
-    LedgerLost,
-    LedgerMisplaced,
-    NothingLike,
-    ProofFailed,
-    SourceMoved,
-)
-from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, file_schema
+from lowmark.ledger.errors import LedgerDamaged, LedgerLost, NothingLike, SourceMoved
+from lowmark.ledger.files import OpenFile, check_there
 from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
 from lowmark.ledger.manifest import (
     Expected,
-    Layout,
-    LedgerColumn,
     LedgerFile,
     Lost,
     Manifest,
-    decode_manifest,
-    encode_manifest,
     read_adopted,
     read_manifest,
     run_folder,
@@ -82,14 +70,8 @@ from lowmark.ledger.records import (
     run_prefix,
 )
 from lowmark.ledger.recovery import Salvage, recover_ledger
-from lowmark.ledger.rule import (
-    LAST_ROW,
-    Rule,
-    lacks_needed_deletes,
-    may_go_below,
-    passed_by_readers,
-)
-from lowmark.ledger.tail import Tail, TailReader, tail_of
+from lowmark.ledger.rule import LAST_ROW, lacks_needed_deletes, may_go_below, passed_by_readers
+from lowmark.ledger.tail import Tail, tail_of
 from lowmark.ledger.verification import Problem, Verified, verify_ledger
 from lowmark.ledger.work import (
     Done,
@@ -101,21 +83,15 @@ from lowmark.ledger.work import (
 )
 
 __all__ = [
-    "EMPTY",
     "KEY_SEED",
     "LAST_ROW",
     "REBUILD",
-    "Digest",
     "Done",
     "Expected",
-    "FileWriter",
     "KeyFile",
-    "Layout",
-    "LedgerColumn",
     "LedgerDamaged",
     "LedgerFile",
     "LedgerLost",
-    "LedgerMisplaced",
     "Lost",
     "Manifest",
     "NothingLike",
@@ -123,25 +99,18 @@ __all__ = [
     "PartitionPlan",
     "Pointer",
     "Problem",
-    "ProofFailed",
     "Retired",
-    "Rows",
-    "Rule",
     "RunRecord",
     "Salvage",
     "SourceMoved",
     "Tail",
-    "TailReader",
     "TaskContext",
     "Verified",
     "Work",
     "carry_out",
     "check_there",
-    "decode_manifest",
     "decode_record",
     "done_path",
-    "encode_manifest",
-    "file_schema",
     "lacks_needed_deletes",
     "may_go_below",
     "open_key_file",
@@ -155,7 +124,6 @@ __all__ = [
     "recover_ledger",
     "retired_key",
     "retired_prefix",
-    "row_hashes",
     "run_folder",
     "run_key",
     "run_prefix",

@@ -39,7 +39,6 @@ from lowmark.metastore.commands import (
     Condition,
     Do,
     Exists,
-    LeaseEnds,
     LeaseIsOver,
     Not,
     Operation,
@@ -55,34 +54,21 @@ from lowmark.metastore.commands import (
     missing,
     value_is,
 )
-from lowmark.metastore.errors import (
-    ClusterRefused,
-    InvokeRefused,
-    LeaseOver,
-    LeaseTaken,
-    MetastoreUnreachable,
-    NotComplete,
-    NotInCluster,
-    RevisionCompacted,
-    RevisionUnknown,
-)
+from lowmark.metastore.errors import ClusterRefused, NotComplete, RevisionCompacted
 from lowmark.metastore.identity import (
     GROUP,
     Identity,
     MetastoreDamaged,
-    MetastoreMissing,
     MetastoreUnreadable,
-    NodeFileDamaged,
-    NodeFileMissing,
     check_metastore,
     find_identity,
     load_identity,
 )
 from lowmark.metastore.machine import MetastoreMachine
 from lowmark.metastore.nodes import ClusterSettings, NodeInfo, Topology
-from lowmark.metastore.state import Answer, Cut, Lease, LeaseAnswer
+from lowmark.metastore.state import Answer, Lease
 from lowmark.metastore.store import Metastore, MetastoreConfig, Page
-from lowmark.metastore.watches import Change, Entry, Event, Watch
+from lowmark.metastore.watches import Entry, Event, Watch
 
 __all__ = [
     "GROUP",
@@ -90,38 +76,26 @@ __all__ = [
     "Answer",
     "AnyOf",
     "Branch",
-    "Change",
     "Cluster",
     "ClusterRefused",
     "ClusterSettings",
     "Compare",
     "Condition",
-    "Cut",
     "Do",
     "Entry",
     "Event",
     "Exists",
     "Identity",
-    "InvokeRefused",
     "Lease",
-    "LeaseAnswer",
-    "LeaseEnds",
     "LeaseIsOver",
-    "LeaseOver",
-    "LeaseTaken",
     "Metastore",
     "MetastoreConfig",
     "MetastoreDamaged",
     "MetastoreMachine",
-    "MetastoreMissing",
-    "MetastoreUnreachable",
     "MetastoreUnreadable",
-    "NodeFileDamaged",
-    "NodeFileMissing",
     "NodeInfo",
     "Not",
     "NotComplete",
-    "NotInCluster",
     "Operation",
     "Page",
     "Put",
@@ -129,7 +103,6 @@ __all__ = [
     "RemoveRange",
     "Revision",
     "RevisionCompacted",
-    "RevisionUnknown",
     "Statement",
     "Topology",
     "ValueIs",

@@ -23,22 +23,8 @@ Invariants
        by the next start of any node, or by the next change of who is up.
 """
 
-from lowmark.placement.assignments import (
-    ASSIGNMENTS_PREFIX,
-    KINDS,
-    Assignments,
-    decode_assignments,
-    parse_key,
-    stable_key,
-)
 from lowmark.placement.placement import Placement
 
 __all__ = [
-    "ASSIGNMENTS_PREFIX",
-    "KINDS",
-    "Assignments",
     "Placement",
-    "decode_assignments",
-    "parse_key",
-    "stable_key",
 ]

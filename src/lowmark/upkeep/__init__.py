@@ -14,9 +14,8 @@ Invariants
        neither the others nor the next look.
 """
 
-from lowmark.upkeep.upkeep import Look, Upkeep
+from lowmark.upkeep.upkeep import Upkeep
 
 __all__ = [
-    "Look",
     "Upkeep",
 ]
