@@ -18,16 +18,10 @@ from benchmarks.figure import Figure, Pair, Round, Side, Target
 from benchmarks.runner import Bench, Plan, Turn, measures
 from benchmarks.stopwatch import Stopwatch
 from clusters.group import Load
-from lowmark.catalog import (
-    TOKEN_BYTES,
-    Catalog,
-    CatalogVersion,
-    Command,
-    History,
-    Update,
-    apply_update,
-    evaluate,
-)
+from lowmark.catalog import Catalog, Command, History
+from lowmark.catalog.catalog import CatalogVersion
+from lowmark.catalog.commands import evaluate
+from lowmark.catalog.history import TOKEN_BYTES, Update, apply_update
 from lowmark.errors import invariant
 from lowmark.runtime import HybridTime
 

@@ -18,15 +18,8 @@ from benchmarks.catalog_workload import batches, history_of, updates
 from benchmarks.etcd_wire import KEYS
 from clusters.closed_loop import ClosedLoop
 from clusters.node import RETRY_MS, Node, run_node
-from lowmark.catalog import (
-    UPDATE_PREFIX,
-    VERSION_KEY,
-    Catalogs,
-    CutTooEarly,
-    History,
-    read_log,
-    replay,
-)
+from lowmark.catalog import UPDATE_PREFIX, VERSION_KEY, Catalogs, History, read_log, replay
+from lowmark.catalog.errors import CutTooEarly
 from lowmark.catalog.update_log import append, number_in
 from lowmark.errors import invariant
 from lowmark.group import Future, GroupConfig, Groups

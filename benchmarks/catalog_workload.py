@@ -13,13 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from lowmark.catalog import (
-    EMPTY,
-    INITIAL_COMMANDS,
-    TOKEN_BYTES,
     AddColumns,
     AlterColumn,
     Catalog,
-    CatalogVersion,
     Command,
     CreateTable,
     DropTable,
@@ -27,11 +23,11 @@ from lowmark.catalog import (
     NewColumn,
     RenameColumn,
     SetTableOptions,
-    Update,
-    apply_update,
-    evaluate,
     parse_type,
 )
+from lowmark.catalog.catalog import EMPTY, CatalogVersion
+from lowmark.catalog.commands import INITIAL_COMMANDS, evaluate
+from lowmark.catalog.history import TOKEN_BYTES, Update, apply_update
 from lowmark.errors import invariant
 from lowmark.runtime import COUNTER_BITS, HybridTime
 

@@ -19,7 +19,8 @@ from pyroaring import BitMap64
 from lowmark import errors
 from lowmark.backend import codec, port
 from lowmark.backend.codec import decode, encode
-from lowmark.catalog import Catalog, CatalogVersion, parse_type
+from lowmark.catalog import Catalog, parse_type
+from lowmark.catalog.catalog import CatalogVersion
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.metastore.commands import Not
 from lowmark.runtime import HybridTime

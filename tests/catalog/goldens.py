@@ -21,49 +21,41 @@ if __name__ == "__main__":
 from catalog.making import TOKEN
 from lowmark import __version__
 from lowmark.catalog import (
-    EMPTY,
     Catalog,
-    CatalogVersion,
-    ChangedIndex,
-    ChangedTable,
     ChangedZone,
     Column,
     ColumnId,
+    DroppedTable,
+    NewTable,
+    Snapshot,
+    Table,
+    TableId,
+    TableSchema,
+    Value,
+    Zone,
+    parse_type,
+)
+from lowmark.catalog.catalog import EMPTY, CatalogVersion
+from lowmark.catalog.descriptors import Index, IndexId, IndexStatus, Schema, SchemaId, ZoneId
+from lowmark.catalog.entries import (
+    ChangedIndex,
+    ChangedTable,
     DefaultZoneSet,
     DroppedSchema,
-    DroppedTable,
     DroppedZone,
     Entry,
     IdsTaken,
-    Index,
     IndexChange,
-    IndexId,
-    IndexStatus,
     NewIndex,
     NewSchema,
-    NewTable,
     NewZone,
-    PartedSnapshot,
     RemovedIndex,
-    Schema,
-    SchemaId,
-    Snapshot,
-    Table,
     TableChange,
-    TableId,
-    TableSchema,
-    Update,
-    Value,
-    Zone,
     ZoneChange,
-    ZoneId,
-    encode_parted,
-    encode_snapshot,
-    encode_update,
-    parse_type,
 )
+from lowmark.catalog.history import PartedSnapshot, Update
 from lowmark.catalog.serialization import Serializer
-from lowmark.catalog.serializers import REGISTRY
+from lowmark.catalog.serializers import REGISTRY, encode_parted, encode_snapshot, encode_update
 from lowmark.runtime import HybridTime
 
 __all__ = [

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from lowmark.catalog import (
-    EMPTY,
-    INITIAL_COMMANDS,
-    Catalog,
-    CatalogVersion,
-    Command,
-    CreateTable,
-    NewColumn,
-    Table,
-    Update,
-    apply_update,
-    decode_update,
-    encode_update,
-    evaluate,
-)
+from lowmark.catalog import Catalog, Command, CreateTable, NewColumn, Table
+from lowmark.catalog.catalog import EMPTY, CatalogVersion
+from lowmark.catalog.commands import INITIAL_COMMANDS, evaluate
+from lowmark.catalog.history import Update, apply_update
+from lowmark.catalog.serializers import decode_update, encode_update
 from lowmark.runtime import HybridTime
 
 __all__ = ["DELAY_MS", "STEP", "execute", "fresh", "orders", "table_of", "update_of"]

@@ -6,13 +6,10 @@ import pytest
 
 from catalog.making import DELAY_MS, STEP, execute, fresh, orders, table_of, update_of
 from lowmark.catalog import (
-    EMPTY,
-    INITIAL_COMMANDS,
     AddColumns,
     AlterColumn,
     AlterZone,
     Catalog,
-    CatalogUnreadable,
     ColumnId,
     Command,
     CreateIndex,
@@ -24,25 +21,24 @@ from lowmark.catalog import (
     DropSchema,
     DropTable,
     DropZone,
-    Index,
-    IndexStatus,
-    MakeIndexAvailable,
     NewColumn,
-    OptionValue,
     Plain,
-    RemoveIndex,
     RenameColumn,
     RenameIndex,
     RenameTable,
     RenameZone,
     SetDefaultZone,
     SetTableOptions,
-    StartBuildingIndex,
-    TrimTableSchemas,
-    apply_update,
-    evaluate,
     parse_type,
 )
+from lowmark.catalog.catalog import EMPTY
+from lowmark.catalog.commands import INITIAL_COMMANDS, evaluate
+from lowmark.catalog.descriptors import Index, IndexStatus
+from lowmark.catalog.errors import CatalogUnreadable
+from lowmark.catalog.history import apply_update
+from lowmark.catalog.index_commands import MakeIndexAvailable, RemoveIndex, StartBuildingIndex
+from lowmark.catalog.options import OptionValue
+from lowmark.catalog.table_commands import TrimTableSchemas
 from lowmark.runtime import HybridTime
 
 CITY = CreateIndex(name="by_city", table="orders", columns=("city",))

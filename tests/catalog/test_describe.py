@@ -6,13 +6,9 @@ import json
 
 from catalog.making import execute, fresh, orders, table_of, update_of
 from lowmark.catalog import (
-    EMPTY,
-    INITIAL_COMMANDS,
-    TOKEN_BYTES,
     AddColumns,
     AlterColumn,
     AlterZone,
-    CatalogVersion,
     Command,
     CreateIndex,
     CreateSchema,
@@ -22,7 +18,6 @@ from lowmark.catalog import (
     DropSchema,
     DropTable,
     DropZone,
-    IndexId,
     NewColumn,
     Plain,
     RenameColumn,
@@ -31,15 +26,16 @@ from lowmark.catalog import (
     RenameZone,
     SetDefaultZone,
     SetTableOptions,
-    StartBuildingIndex,
-    TrimTableSchemas,
-    Update,
-    apply_update,
     describe,
     diff,
-    evaluate,
     to_builtins,
 )
+from lowmark.catalog.catalog import EMPTY, CatalogVersion
+from lowmark.catalog.commands import INITIAL_COMMANDS, evaluate
+from lowmark.catalog.descriptors import IndexId
+from lowmark.catalog.history import TOKEN_BYTES, Update, apply_update
+from lowmark.catalog.index_commands import StartBuildingIndex
+from lowmark.catalog.table_commands import TrimTableSchemas
 from lowmark.runtime import HybridTime
 
 

@@ -9,23 +9,14 @@ from datetime import UTC, datetime
 import pytest
 
 from catalog.world import CatalogNode, table
-from lowmark.catalog import (
-    Catalogs,
-    CatalogToCome,
-    CatalogTooNew,
-    CatalogUnreadable,
-    CatalogVersion,
-    NewTable,
-    NotInForce,
-    RenameTable,
-    Snapshot,
-    Table,
-    Unknown,
-    Update,
-    encode_update,
-    evaluate,
-)
+from lowmark.catalog import Catalogs, NewTable, NotInForce, RenameTable, Snapshot, Table
+from lowmark.catalog.catalog import CatalogVersion
+from lowmark.catalog.commands import evaluate
+from lowmark.catalog.descriptors import Unknown
+from lowmark.catalog.errors import CatalogToCome, CatalogTooNew, CatalogUnreadable
+from lowmark.catalog.history import Update
 from lowmark.catalog.serialization import PROTOCOL
+from lowmark.catalog.serializers import encode_update
 from lowmark.catalog.update_log import append, update_key
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, OutcomeUnknown

@@ -5,18 +5,12 @@ from __future__ import annotations
 import pytest
 
 from catalog.world import table
-from lowmark.catalog import (
-    CatalogEvent,
-    CatalogVersion,
-    DropTable,
-    Entry,
-    IdsTaken,
-    NewTable,
-    RenameTable,
-    Update,
-    VersionCompacted,
-)
+from lowmark.catalog import CatalogEvent, DropTable, NewTable, RenameTable
+from lowmark.catalog.catalog import CatalogVersion
 from lowmark.catalog.catalogs import READY_MS_MAX
+from lowmark.catalog.entries import Entry, IdsTaken
+from lowmark.catalog.errors import VersionCompacted
+from lowmark.catalog.history import Update
 from lowmark.catalog.update_log import update_key
 from lowmark.errors import Unavailable
 from lowmark.group import Future, OutcomeUnknown

@@ -9,9 +9,7 @@ import pytest
 from catalog.world import table
 from lowmark.catalog import (
     AddColumns,
-    CatalogBusy,
     CatalogRefused,
-    CatalogVersion,
     Command,
     DropTable,
     Executed,
@@ -19,11 +17,12 @@ from lowmark.catalog import (
     NewTable,
     Reason,
     RenameTable,
-    Update,
-    VersionUnknown,
     catalogs,
-    evaluate,
 )
+from lowmark.catalog.catalog import CatalogVersion
+from lowmark.catalog.commands import evaluate
+from lowmark.catalog.errors import CatalogBusy, VersionUnknown
+from lowmark.catalog.history import Update
 from lowmark.catalog.update_log import append, update_key
 from lowmark.errors import Unavailable
 from lowmark.group import Future, OutcomeUnknown

@@ -10,26 +10,22 @@ import pytest
 from catalog.making import fresh
 from catalog.world import table
 from lowmark.catalog import (
-    PART_PREFIX,
     CatalogRefused,
-    CatalogUnreadable,
-    CatalogVersion,
     CreateTable,
     DropTable,
     NewColumn,
-    PartedSnapshot,
     Reason,
     Snapshot,
-    Update,
     cutting,
-    decode,
-    encode_parted,
-    encode_snapshot,
     history,
     read_log,
     update_log,
 )
-from lowmark.catalog.update_log import in_pieces, part_key, update_key
+from lowmark.catalog.catalog import CatalogVersion
+from lowmark.catalog.errors import CatalogUnreadable
+from lowmark.catalog.history import PartedSnapshot, Update
+from lowmark.catalog.serializers import decode, encode_parted, encode_snapshot
+from lowmark.catalog.update_log import PART_PREFIX, in_pieces, part_key, update_key
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.metastore import Answer, Do, Entry, Put, Remove, Statement

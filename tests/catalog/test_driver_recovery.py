@@ -7,16 +7,10 @@ from dataclasses import replace
 import pytest
 
 from catalog.world import table
-from lowmark.catalog import (
-    CatalogVersion,
-    CutRefused,
-    CutTooEarly,
-    DropTable,
-    Snapshot,
-    Update,
-    VersionCompacted,
-    VersionUnknown,
-)
+from lowmark.catalog import DropTable, Snapshot
+from lowmark.catalog.catalog import CatalogVersion
+from lowmark.catalog.errors import CutRefused, CutTooEarly, VersionCompacted, VersionUnknown
+from lowmark.catalog.history import Update
 from lowmark.metastore import missing, value_is
 from lowmark.runtime import HybridTime, millis_of
 from metastore.world import QUICK

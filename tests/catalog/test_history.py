@@ -8,7 +8,8 @@ from typing import Self
 import pytest
 
 from catalog.making import execute, fresh, orders
-from lowmark.catalog import Catalog, DropTable, History, VersionCompacted, VersionUnknown
+from lowmark.catalog import Catalog, DropTable, History
+from lowmark.catalog.errors import VersionCompacted, VersionUnknown
 
 
 def versions(count: int) -> list[Catalog]:

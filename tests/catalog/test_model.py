@@ -21,7 +21,6 @@ from lowmark.catalog import (
     AddColumns,
     Catalog,
     CatalogRefused,
-    CatalogVersion,
     Command,
     CreateIndex,
     CreateSchema,
@@ -32,27 +31,26 @@ from lowmark.catalog import (
     DropSchema,
     DropTable,
     DropZone,
-    IndexId,
-    IndexStatus,
-    MakeIndexAvailable,
     NewColumn,
     Reason,
-    RemoveIndex,
     RenameColumn,
     RenameIndex,
     RenameTable,
     RenameZone,
     SetDefaultZone,
     Snapshot,
-    StartBuildingIndex,
-    Update,
-    apply_update,
+    to_builtins,
+)
+from lowmark.catalog.catalog import CatalogVersion
+from lowmark.catalog.commands import evaluate
+from lowmark.catalog.descriptors import IndexId, IndexStatus
+from lowmark.catalog.history import Update, apply_update
+from lowmark.catalog.index_commands import MakeIndexAvailable, RemoveIndex, StartBuildingIndex
+from lowmark.catalog.serializers import (
     decode_snapshot,
     decode_update,
     encode_snapshot,
     encode_update,
-    evaluate,
-    to_builtins,
 )
 from lowmark.runtime import HybridTime
 

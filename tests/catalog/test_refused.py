@@ -19,7 +19,6 @@ import pytest
 
 from catalog.making import execute, fresh, orders, table_of
 from lowmark.catalog import (
-    EMPTY,
     AddColumns,
     AlterColumn,
     AlterZone,
@@ -34,25 +33,23 @@ from lowmark.catalog import (
     DropSchema,
     DropTable,
     DropZone,
-    IndexId,
-    MakeIndexAvailable,
     NewColumn,
     Plain,
     Reason,
-    RemoveIndex,
     RenameColumn,
     RenameIndex,
     RenameTable,
     RenameZone,
     SetDefaultZone,
     SetTableOptions,
-    StartBuildingIndex,
     TableId,
-    TrimTableSchemas,
-    evaluate,
     parse_type,
 )
+from lowmark.catalog.catalog import EMPTY
+from lowmark.catalog.commands import evaluate
+from lowmark.catalog.descriptors import IndexId
 from lowmark.catalog.errors import CatalogRefused
+from lowmark.catalog.index_commands import MakeIndexAvailable, RemoveIndex, StartBuildingIndex
 from lowmark.catalog.names import (
     COLUMNS_MAX,
     COMMANDS_PER_BATCH_MAX,
@@ -64,6 +61,7 @@ from lowmark.catalog.names import (
     REPLICAS_MAX,
     SCHEMA_VERSIONS_MAX,
 )
+from lowmark.catalog.table_commands import TrimTableSchemas
 from lowmark.errors import Rejected
 
 ID = NewColumn.of("id", "int64", required=True)

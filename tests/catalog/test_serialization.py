@@ -27,38 +27,26 @@ from lowmark.catalog import (
     AlterColumn,
     AlterZone,
     Catalog,
-    CatalogTooNew,
-    CatalogUnreadable,
-    CatalogVersion,
     Column,
     CreateIndex,
     DropIndex,
-    Entry,
-    IdsTaken,
-    Index,
     NewColumn,
     NewTable,
-    PartedSnapshot,
     RenameColumn,
     RenameIndex,
     RenameTable,
-    Schema,
     SetTableOptions,
     Snapshot,
     Table,
     TableSchema,
-    Unknown,
-    Update,
     Zone,
-    apply_update,
-    decode,
-    decode_snapshot,
-    decode_update,
-    encode_snapshot,
-    encode_update,
-    evaluate,
 )
-from lowmark.catalog.history import PARTS_MAX
+from lowmark.catalog.catalog import CatalogVersion
+from lowmark.catalog.commands import evaluate
+from lowmark.catalog.descriptors import Index, Schema, Unknown
+from lowmark.catalog.entries import Entry, IdsTaken
+from lowmark.catalog.errors import CatalogTooNew, CatalogUnreadable
+from lowmark.catalog.history import PARTS_MAX, PartedSnapshot, Update, apply_update
 from lowmark.catalog.serialization import (
     PROTOCOL,
     UINT,
@@ -69,7 +57,14 @@ from lowmark.catalog.serialization import (
     varint,
     zigzag,
 )
-from lowmark.catalog.serializers import REGISTRY
+from lowmark.catalog.serializers import (
+    REGISTRY,
+    decode,
+    decode_snapshot,
+    decode_update,
+    encode_snapshot,
+    encode_update,
+)
 from lowmark.errors import Corrupt, InvariantBroken
 from lowmark.runtime import HybridTime
 

@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from catalog.world import table
-from lowmark.catalog import PART_PREFIX, PartedSnapshot, decode, update_log
-from lowmark.catalog.update_log import update_key
+from lowmark.catalog import update_log
+from lowmark.catalog.history import PartedSnapshot
+from lowmark.catalog.serializers import decode
+from lowmark.catalog.update_log import PART_PREFIX, update_key
 from lowmark.cli.app import app
 from node.running import Running
 

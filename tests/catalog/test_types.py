@@ -25,15 +25,15 @@ from lowmark.catalog import (
     StructField,
     StructOf,
     can_be_key,
-    parse_filter,
     parse_type,
     parse_value,
     type_text,
     value_text,
-    widens,
 )
 from lowmark.catalog.arrow import from_arrow, schema_to_arrow, to_arrow
 from lowmark.catalog.names import TYPE_PARTS_MAX
+from lowmark.catalog.node_filter import parse_filter
+from lowmark.catalog.types import widens
 
 DECIMALS = st.integers(1, 38).flatmap(
     lambda precision: st.builds(DecimalOf, st.just(precision), st.integers(0, precision))

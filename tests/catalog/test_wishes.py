@@ -8,7 +8,6 @@ from decimal import Decimal
 import pytest
 
 from lowmark.catalog import (
-    COMMAND_NAMES,
     AddColumns,
     AlterColumn,
     CatalogRefused,
@@ -17,9 +16,9 @@ from lowmark.catalog import (
     DropSchema,
     NewColumn,
     Plain,
-    read_command,
     read_commands,
 )
+from lowmark.catalog.commands import COMMAND_NAMES, read_command
 
 
 def test_a_table_is_written_down_with_types_and_defaults_as_text() -> None:

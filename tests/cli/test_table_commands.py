@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import lowmark
 from cli.shop import ORDERS, Shop
-from lowmark.catalog import column_text
+from lowmark.catalog.describe import column_text
 from lowmark.cli.app import app
 from lowmark.cli.columns import parse_columns
 from lowmark.cli.session import WrongUse

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from lowmark.catalog import CatalogVersion, IdsTaken, NewZone, Update, Zone, ZoneId, encode_update
+from lowmark.catalog import Zone
+from lowmark.catalog.catalog import CatalogVersion
+from lowmark.catalog.descriptors import ZoneId
+from lowmark.catalog.entries import IdsTaken, NewZone
+from lowmark.catalog.history import Update
 from lowmark.catalog.serialization import Cursor
-from lowmark.catalog.serializers import REGISTRY
+from lowmark.catalog.serializers import REGISTRY, encode_update
 
 __all__ = ["UPDATE", "catalog_examples", "show_catalog"]
 

@@ -8,16 +8,10 @@ import pytest
 
 from docs.example_catalog import UPDATE
 from docs.pages import FORMATS, blocks, hex_lines, tables
-from lowmark.catalog import (
-    IndexChange,
-    IndexStatus,
-    TableChange,
-    ZoneChange,
-    decode_update,
-    encode_update,
-)
+from lowmark.catalog.descriptors import IndexStatus
+from lowmark.catalog.entries import IndexChange, TableChange, ZoneChange
 from lowmark.catalog.serialization import PROTOCOL, Field, Serializer
-from lowmark.catalog.serializers import REGISTRY
+from lowmark.catalog.serializers import REGISTRY, decode_update, encode_update
 
 PAGE = "catalog.md"
 NEWEST = list({serializer.kind: serializer for serializer in REGISTRY}.values())

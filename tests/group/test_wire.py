@@ -38,7 +38,6 @@ from lowmark.raft import (
     ConfState,
     Entry,
     EntryKind,
-    Forward,
     Heartbeat,
     HeartbeatResponse,
     Install,
@@ -50,6 +49,7 @@ from lowmark.raft import (
     Vote,
     VoteResponse,
 )
+from lowmark.raft.messages import Forward
 
 U63 = (1 << 63) - 1
 number = st.integers(0, U63)

@@ -14,7 +14,6 @@ from lowmark.raft import (
     ConfState,
     Entry,
     EntryKind,
-    Forward,
     HardState,
     Heartbeat,
     HeartbeatResponse,
@@ -36,7 +35,7 @@ from lowmark.raft import (
     Vote,
     VoteResponse,
 )
-from lowmark.raft.messages import StorageApply
+from lowmark.raft.messages import Forward, StorageApply
 
 __all__ = [
     "APPEND_THREAD",

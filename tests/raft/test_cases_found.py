@@ -11,7 +11,6 @@ from lowmark.raft import (
     ConfState,
     Entry,
     EntryKind,
-    Forward,
     HardState,
     HeartbeatResponse,
     MembershipRefused,
@@ -23,6 +22,7 @@ from lowmark.raft import (
     VoteResponse,
 )
 from lowmark.raft.membership import restore
+from lowmark.raft.messages import Forward
 from raft.cluster import (
     ELECTION_TICKS,
     Cluster,

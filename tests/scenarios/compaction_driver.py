@@ -17,7 +17,8 @@ import msgspec
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend, HasBackend
 from lowmark.backend.values import Moment, PartitionStatus
-from lowmark.catalog import ColumnId, SchemaId, Table, TableId, TableSchema, ZoneId
+from lowmark.catalog import ColumnId, Table, TableId, TableSchema
+from lowmark.catalog.descriptors import SchemaId, ZoneId
 from lowmark.compaction.context import CancelToken, RunContext, RunOptions
 from lowmark.compaction.plan import PlanInput
 from lowmark.compaction.records import Records

@@ -21,7 +21,6 @@ from lowmark.raft import (
     ConfState,
     Entry,
     EntryKind,
-    Forward,
     HardState,
     Heartbeat,
     HeartbeatResponse,
@@ -37,6 +36,7 @@ from lowmark.raft import (
     Vote,
     VoteResponse,
 )
+from lowmark.raft.messages import Forward
 from raft.cluster import Cluster, Member
 from scenarios.runner import Command, ScenarioBroken
 

@@ -11,21 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from lowmark.catalog import (
-    EMPTY,
-    Catalog,
-    CatalogBusy,
-    CatalogRefused,
-    Command,
-    Entry,
-    Executed,
-    NotInForce,
-    PartedSnapshot,
-    Snapshot,
-    apply_update,
-    decode,
-    evaluate,
-)
+from lowmark.catalog import Catalog, CatalogRefused, Command, Executed, NotInForce, Snapshot
+from lowmark.catalog.catalog import EMPTY
+from lowmark.catalog.commands import evaluate
+from lowmark.catalog.entries import Entry
+from lowmark.catalog.errors import CatalogBusy
+from lowmark.catalog.history import PartedSnapshot, apply_update
+from lowmark.catalog.serializers import decode
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.runtime import HybridTime

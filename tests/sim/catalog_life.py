@@ -31,10 +31,10 @@ from lowmark.catalog import (
     NewColumn,
     NotInForce,
     RenameTable,
-    VersionUnknown,
     catalogs,
     update_log,
 )
+from lowmark.catalog.errors import VersionUnknown
 from lowmark.errors import Unavailable
 from lowmark.group import Future
 from lowmark.group.wire import Answer, Ask, Item

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from lowmark.catalog import Catalog, Catalogs, Snapshot, Update, catalogs, cutting
+from lowmark.catalog import Catalog, Catalogs, Snapshot, catalogs, cutting
 from lowmark.catalog.catalogs import _Request
+from lowmark.catalog.history import Update
 from lowmark.catalog.update_log import Parts, append, read_log, save_snapshot
 from lowmark.errors import LowmarkError
 from lowmark.group import Future

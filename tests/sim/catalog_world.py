@@ -18,14 +18,14 @@ from lowmark.catalog import (
     Catalog,
     CatalogEvent,
     Catalogs,
-    Entry,
     History,
     Snapshot,
-    Update,
-    encode_snapshot,
     read_log,
     replay,
 )
+from lowmark.catalog.entries import Entry
+from lowmark.catalog.history import Update
+from lowmark.catalog.serializers import encode_snapshot
 from lowmark.catalog.update_log import number_in
 from lowmark.group import Future
 from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime

@@ -35,7 +35,7 @@ Invariants
 and the rest of the package does not.
 """
 
-from lowmark.catalog.catalog import DEFAULT_SCHEMA, EMPTY, Catalog, CatalogVersion
+from lowmark.catalog.catalog import DEFAULT_SCHEMA, Catalog
 from lowmark.catalog.catalogs import Catalogs, Executed
 from lowmark.catalog.column_commands import (
     KEEP,
@@ -45,81 +45,21 @@ from lowmark.catalog.column_commands import (
     Keep,
     RenameColumn,
 )
-from lowmark.catalog.commands import (
-    COMMAND_NAMES,
-    INITIAL_COMMANDS,
-    Command,
-    evaluate,
-    read_command,
-    read_commands,
-)
-from lowmark.catalog.describe import Difference, column_text, describe, diff, to_builtins
+from lowmark.catalog.commands import Command, read_commands
+from lowmark.catalog.describe import Difference, describe, diff, to_builtins
 from lowmark.catalog.descriptors import (
     Column,
     ColumnId,
-    Index,
-    IndexId,
-    IndexStatus,
-    Schema,
-    SchemaId,
     Table,
     TableId,
     TableSchema,
-    Unknown,
     Zone,
-    ZoneId,
 )
-from lowmark.catalog.entries import (
-    ChangedIndex,
-    ChangedTable,
-    ChangedZone,
-    DefaultZoneSet,
-    DroppedSchema,
-    DroppedTable,
-    DroppedZone,
-    Entry,
-    IdsTaken,
-    IndexChange,
-    NewIndex,
-    NewSchema,
-    NewTable,
-    NewZone,
-    RemovedIndex,
-    TableChange,
-    ZoneChange,
-)
-from lowmark.catalog.errors import (
-    CatalogBusy,
-    CatalogRefused,
-    CatalogToCome,
-    CatalogTooNew,
-    CatalogUnreadable,
-    CutRefused,
-    CutTooEarly,
-    NotInForce,
-    Reason,
-    VersionCompacted,
-    VersionUnknown,
-)
-from lowmark.catalog.history import (
-    TOKEN_BYTES,
-    History,
-    PartedSnapshot,
-    Snapshot,
-    Update,
-    apply_update,
-    replay,
-)
-from lowmark.catalog.index_commands import (
-    CreateIndex,
-    DropIndex,
-    MakeIndexAvailable,
-    RemoveIndex,
-    RenameIndex,
-    StartBuildingIndex,
-)
-from lowmark.catalog.node_filter import parse_filter
-from lowmark.catalog.options import OPTIONS, OptionValue
+from lowmark.catalog.entries import ChangedZone, DroppedTable, NewTable
+from lowmark.catalog.errors import CatalogRefused, NotInForce, Reason
+from lowmark.catalog.history import History, Snapshot, replay
+from lowmark.catalog.index_commands import CreateIndex, DropIndex, RenameIndex
+from lowmark.catalog.options import OPTIONS
 from lowmark.catalog.schema_commands import (
     AlterZone,
     CreateSchema,
@@ -129,21 +69,12 @@ from lowmark.catalog.schema_commands import (
     RenameZone,
     SetDefaultZone,
 )
-from lowmark.catalog.serializers import (
-    decode,
-    decode_snapshot,
-    decode_update,
-    encode_parted,
-    encode_snapshot,
-    encode_update,
-)
 from lowmark.catalog.table_commands import (
     CreateTable,
     DropTable,
     NewColumn,
     RenameTable,
     SetTableOptions,
-    TrimTableSchemas,
 )
 from lowmark.catalog.telling import CatalogEvent
 from lowmark.catalog.types import (
@@ -157,44 +88,24 @@ from lowmark.catalog.types import (
     can_be_key,
     parse_type,
     type_text,
-    widens,
 )
-from lowmark.catalog.update_log import (
-    PART_PREFIX,
-    SNAPSHOT_KEY,
-    UPDATE_PREFIX,
-    VERSION_KEY,
-    number_in,
-    read_log,
-)
+from lowmark.catalog.update_log import SNAPSHOT_KEY, UPDATE_PREFIX, VERSION_KEY, number_in, read_log
 from lowmark.catalog.values import Value, parse_value, value_text
 
 __all__ = [
-    "COMMAND_NAMES",
     "DEFAULT_SCHEMA",
-    "EMPTY",
-    "INITIAL_COMMANDS",
     "KEEP",
     "OPTIONS",
-    "PART_PREFIX",
     "SNAPSHOT_KEY",
-    "TOKEN_BYTES",
     "UPDATE_PREFIX",
     "VERSION_KEY",
     "AddColumns",
     "AlterColumn",
     "AlterZone",
     "Catalog",
-    "CatalogBusy",
     "CatalogEvent",
     "CatalogRefused",
-    "CatalogToCome",
-    "CatalogTooNew",
-    "CatalogUnreadable",
-    "CatalogVersion",
     "Catalogs",
-    "ChangedIndex",
-    "ChangedTable",
     "ChangedZone",
     "Column",
     "ColumnId",
@@ -204,90 +115,48 @@ __all__ = [
     "CreateSchema",
     "CreateTable",
     "CreateZone",
-    "CutRefused",
-    "CutTooEarly",
     "DecimalOf",
-    "DefaultZoneSet",
     "Difference",
     "DropColumns",
     "DropIndex",
     "DropSchema",
     "DropTable",
     "DropZone",
-    "DroppedSchema",
     "DroppedTable",
-    "DroppedZone",
-    "Entry",
     "Executed",
     "History",
-    "IdsTaken",
-    "Index",
-    "IndexChange",
-    "IndexId",
-    "IndexStatus",
     "Keep",
     "ListOf",
-    "MakeIndexAvailable",
     "MapOf",
     "NewColumn",
-    "NewIndex",
-    "NewSchema",
     "NewTable",
-    "NewZone",
     "NotInForce",
-    "OptionValue",
-    "PartedSnapshot",
     "Plain",
     "Reason",
-    "RemoveIndex",
-    "RemovedIndex",
     "RenameColumn",
     "RenameIndex",
     "RenameTable",
     "RenameZone",
-    "Schema",
-    "SchemaId",
     "SetDefaultZone",
     "SetTableOptions",
     "Snapshot",
-    "StartBuildingIndex",
     "StructField",
     "StructOf",
     "Table",
-    "TableChange",
     "TableId",
     "TableSchema",
-    "TrimTableSchemas",
-    "Unknown",
-    "Update",
     "Value",
-    "VersionCompacted",
-    "VersionUnknown",
     "Zone",
-    "ZoneChange",
-    "ZoneId",
-    "apply_update",
     "can_be_key",
-    "column_text",
-    "decode",
-    "decode_snapshot",
-    "decode_update",
     "describe",
     "diff",
-    "encode_parted",
-    "encode_snapshot",
-    "encode_update",
-    "evaluate",
     "number_in",
-    "parse_filter",
     "parse_type",
     "parse_value",
-    "read_command",
     "read_commands",
     "read_log",
     "replay",
     "to_builtins",
     "type_text",
     "value_text",
-    "widens",
 ]
