@@ -270,6 +270,8 @@ def _names_of_a_long_life() -> set[str]:
     rejoin.note_lost(example.disk, "copies", incarnation=0, ask=(2, 3))
     identify(example.disk, draw=lambda _: 0)
     example.disk.make_dir(LEDGERS)  # as the first run of compaction does
+    example.log.delete_group("sick")
+    example.settle()
     example.log.delete_group("copies")
     example.log.close()
     wal = next(path for path in example.disk.tree() if path.endswith(".wal"))

@@ -213,11 +213,26 @@ class LogLife:
         for other, folder in self.away.items():
             disk.put_back(other, folder)
         self.away = {path: disk.take_away(path)}
+        if self.has_a_vote(path) and dice.random() < 0.5:
+            self.lose_entries(disk, path, dice)
         self.world.disk, self.world.may_fail = disk, True
         self.opened += 1
         self.open_log(disk)
         self.litter = True
         return path
+
+    def has_a_vote(self, folder: str) -> bool:
+        """Whether every WAL file of this process names a group: it repeats what is not empty."""
+        known = self.world.oracle.groups.get(folder.removeprefix("groups/"))
+        return known is not None and b"" not in known.meta.values()
+
+    def lose_entries(self, disk: SimDisk, folder: str, dice: Random) -> None:
+        """Nothing but the WAL says that the group was ever there, or all the others, too."""
+        if dice.random() < 0.5 and disk.stat("roster") is not None:
+            disk.take_away("roster")
+        for entry in disk.list("roster"):
+            if f"groups/{entry.partition('@')[0]}" == folder:
+                disk.unlink(f"roster/{entry}")
 
     def start_sick(self, dice: Random) -> None:
         """The process dies; at the next start something can't be read; then it is well again."""

@@ -171,6 +171,6 @@ def _check_dead(group: GroupLog, index: int) -> None:
 
 
 def left_overs(tree: list[str]) -> list[str]:
-    """Temporaries in a list of paths, somebody's backup aside."""
-    ours = [path for path in tree if not path.startswith("backup/")]
+    """Temporaries in a list of paths, but for marks of deletions and somebody's backup."""
+    ours = [path for path in tree if not path.startswith(("backup/", "roster/~"))]
     return [path for path in ours if path.endswith(LEFT_OVERS) or "~" in path]

@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from log.world import QUIET, World
+from log.world import QUIET, Ended, World
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.inspect import dump_log, verify_log
-from lowmark.log import Damaged, GroupExists, Log, files
+from lowmark.log import Damaged, GroupExists, Log, files, wal_format
 from lowmark.log.errors import FolderMissing, FolderMistaken
 from lowmark.log.files import SharedFolder
 from lowmark.log.identity import create_folder
-from lowmark.log.roster import Roster, read_entries
+from lowmark.log.roster import Roster, read_entries, read_marks
 from lowmark.runtime import (
     DiskFailed,
 )
@@ -154,12 +154,12 @@ def test_another_group_s_folder_is_not_taken_for_a_group_s_own() -> None:
 
 
 def test_a_folder_that_is_given_up_makes_room_for_a_new_group() -> None:
-    # given a folder that is lost, and a person who removes its entry
+    # given a folder that is lost, and a person who says so in the roster
     world = two_groups()
     disk = world.disk.killed()
     disk.take_away("groups/g")
     [entry] = [name for name in disk.list("roster") if name.startswith("g@")]
-    disk.unlink(f"roster/{entry}")
+    disk.rename(f"roster/{entry}", f"roster/~{entry}")
     # then its name is free, and no WAL file stays for it
     log = open_log(disk)
     log._loop.run_until(lambda: log.idle)
@@ -167,6 +167,314 @@ def test_a_folder_that_is_given_up_makes_room_for_a_new_group() -> None:
     assert not log.segment_writer.kept
     log.create_group("g")
     check_roster(disk)
+    assert found_by_verify_of(log) == []
+
+
+def found_by_verify_of(log: Log) -> list[tuple[str, str | None, str]]:
+    log.close()
+    assert isinstance(log.disk, SimDisk)
+    return found_by_verify(log.disk)
+
+
+# -- a folder that is away, and nothing in the roster says that it was ever there -----------------
+
+
+def forget(disk: SimDisk, what: str) -> None:
+    """Lose a group's entry, or the whole roster."""
+    if what == "the roster":
+        disk.take_away("roster")
+    for name in disk.list("roster"):
+        if name.startswith("g@"):
+            disk.unlink(f"roster/{name}")
+
+
+@pytest.mark.parametrize("end", ["close", "kill", "crash"])
+@pytest.mark.parametrize("lost", ["its entry", "the roster"])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_folder_and_its_entry_that_are_away_cost_no_entry(
+    end: str, lost: str, flushed: bool
+) -> None:
+    # given a group with records in the WAL: entries, or only the record of its own
+    world = two_groups()
+    world.group.put_meta(b"a vote", finish := Ended())
+    world.loop.run_until(lambda: finish.over)
+    if flushed:
+        world.log.roll()
+        world.settle()
+    if end == "close":
+        world.log.close()
+    disk = world.disk.crashed(Random(1)) if end == "crash" else world.disk.killed()
+    # and its folder is away, and what the roster said of it, too
+    folder = disk.take_away("groups/g")
+    forget(disk, lost)
+    assert ("missing", "g", "groups/g") in found_by_verify(disk)
+    for term in (2, 3):
+        # when the log is opened, then it is not taken for deleted
+        log = open_log(disk)
+        with pytest.raises(FolderMissing, match="groups/g") as told:
+            log.group("g")
+        assert "roster/~g@" in told.value.hint
+        with pytest.raises(GroupExists):
+            log.create_group("g")
+        # and the other group goes on; its WAL files come and go
+        other = log.group("other")
+        other.append(term, [b"more"] * 5)
+        log.roll()
+        log._loop.run_until(lambda log=log: log.idle)  # type: ignore[misc]
+        assert other.written_index == other.last_index
+        log.close()
+        assert ("missing", "g", "groups/g") in found_by_verify(disk)
+    # then all of it is there when the folder is
+    disk.put_back("groups/g", folder)
+    after = world._next(disk)
+    after.check(range(1, 21))
+    assert after.group.meta == b"a vote"
+    check_roster(disk)
+    after.settle()
+    after.log.close()
+    assert found_by_verify(disk) == []
+
+
+def test_a_quarantine_outside_of_a_folder_that_is_away_stays_without_an_entry() -> None:
+    world = two_groups()
+    world.disk.go_bad("unwritable", "groups/g")
+    world.log.quarantine(world.group.state, Damaged("a file", offset=0, what="a test wanted it"))
+    world.settle()
+    world.disk.heal()
+    disk = world.disk.killed()
+    folder = disk.take_away("groups/g")
+    forget(disk, "its entry")
+    open_log(disk).close()
+    disk.put_back("groups/g", folder)
+    assert open_log(disk).group("g").quarantined
+
+
+def test_a_group_without_folder_and_entry_can_be_deleted_and_made_anew() -> None:
+    world = two_groups()
+    disk = world.disk.killed()
+    disk.take_away("groups/g")
+    forget(disk, "the roster")
+    log = open_log(disk)
+    log.delete_group("g")
+    log._loop.run_until(lambda: log.idle)
+    # then a start that finds its records knows that it was deleted
+    for image in disk.crash_images(Random(1)):
+        assert not open_log(image.disk).unreadable
+    log._loop.run_until(lambda: not log.segment_writer.kept)
+    assert log.create_group("g").last_index == 0
+    log.close()
+    assert not open_log(disk).unreadable
+
+
+def test_the_deletion_that_is_told_to_a_person_is_one_that_a_start_takes() -> None:
+    # given a group that is lost, and a person who does what the error says
+    world = two_groups()
+    disk = world.disk.killed()
+    disk.take_away("groups/g")
+    forget(disk, "the roster")
+    log = open_log(disk)
+    hint = log.unreadable["g"].hint
+    log.close()
+    [mark] = [word for word in hint.replace(":", " ").split() if word.startswith("roster/~g@")]
+    disk.open(mark, "create").close()
+    # then its name is free
+    assert not open_log(disk).unreadable
+
+
+@pytest.mark.parametrize("has_roster", [False, True])
+def test_what_an_earlier_release_deleted_is_not_missing(has_roster: bool) -> None:
+    # given a WAL of a release without a roster, whose deletions leave no mark
+    world = two_groups()
+    disk = world.disk.killed()
+    of_an_earlier_release(disk)
+    disk.take_away("groups/g")
+    forget(disk, "its entry" if has_roster else "the roster")
+    # then its records are passed over, as that release did
+    assert [one for one in found_by_verify(disk) if one[0] == "missing"] == []
+    log = open_log(disk)
+    assert not log.unreadable
+    log.create_group("g")
+
+
+def of_an_earlier_release(disk: SimDisk) -> None:
+    """Take from each WAL file what says that there is a roster."""
+    for name in disk.list("wal"):
+        file = disk.open(f"wal/{name}", "write")
+        data = file.read_at(0, wal_format.FILE_HEADER_BYTES)
+        header = wal_format.decode_header(name, data)
+        plain = wal_format.WalHeader(header.number, header.previous_number, header.previous_bytes)
+        file.write_at(0, [wal_format.encode_header(plain)])
+        file.datasync()
+        file.close()
+
+
+# -- marks of deletions come, and go --------------------------------------------------------------
+
+
+def test_a_deleted_group_leaves_a_mark_until_no_wal_file_has_records_of_it() -> None:
+    # given a group that is deleted while the WAL has records of it
+    world = two_groups()
+    world.log.delete_group("g")
+    world.settle()
+    assert read_marks(world.disk).keys() == {"g"}
+    # then a start knows that, however often
+    for _ in range(2):
+        for image in world.disk.crash_images(Random(1)):
+            log = open_log(image.disk)
+            assert not log.unreadable
+            assert [group.name for group in log.groups()] == ["other"]
+    # and the mark goes with the last of the records
+    world.log.roll()
+    world.settle()
+    assert not read_marks(world.disk)
+    for image in world.disk.crash_images(Random(1)):
+        assert not open_log(image.disk).unreadable
+
+
+def test_a_mark_goes_after_a_start_has_flushed_the_records() -> None:
+    world = two_groups()
+    world.log.delete_group("g")
+    world.settle()
+    log = open_log(world.disk.killed())
+    assert read_marks(world.disk)
+    log._loop.run_until(lambda: log.idle)
+    assert not read_marks(world.disk)
+
+
+@pytest.mark.parametrize("at", ["a start", "a roll-over"])
+def test_a_crash_while_a_mark_goes_brings_no_missing_group(at: str) -> None:
+    # given a deleted group with records in the WAL, and a crash at each call of what lets both go
+    calls = 0
+    while True:
+        world = two_groups()
+        world.log.delete_group("g")
+        world.settle()
+        disk, log = world.disk, world.log
+        calls += 1
+        disk.stop_at_call = disk.calls + calls
+        try:
+            if at == "a start":
+                disk._locks.clear()
+                log = open_log(disk)
+            log.roll()
+            log._loop.run_until(lambda: log.idle)  # noqa: B023
+        except WorldStopped:
+            pass
+        else:
+            break
+        # then no start takes it for missing
+        for image in disk.crash_images(Random(calls)):
+            again = open_log(image.disk)
+            assert not again.unreadable, image.label
+            assert [group.name for group in again.groups()] == ["other"]
+    assert calls > 10
+    assert not read_marks(disk)
+
+
+def test_a_mark_goes_at_a_start_that_finds_no_wal_file() -> None:
+    world = two_groups()
+    world.log.close()
+    world.disk.open(f"roster/~gone@{bytes(16).hex()}", "create").close()
+    for name in world.disk.list("wal"):
+        world.disk.unlink(f"wal/{name}")
+    log = open_log(world.disk)
+    log._loop.run_until(lambda: log.idle)
+    assert not read_marks(world.disk)
+
+
+def test_many_deletions_leave_no_marks() -> None:
+    world = World()
+    for _ in range(5):
+        for i in range(40):
+            world.log.create_group(f"group-{i}")
+        for i in range(40):
+            world.log.delete_group(f"group-{i}")
+        world.settle()
+        assert sum(map(len, read_marks(world.disk).values())) == 40
+        world.log.roll()
+        world.settle()
+        assert not read_marks(world.disk)
+
+
+def test_a_mark_that_can_not_be_removed_goes_at_the_next_start() -> None:
+    world = two_groups()
+    world.log.delete_group("g")
+    world.settle()
+    world.disk.fail_next("unlink", "roster/~g")
+    world.log.roll()
+    world.settle()
+    assert read_marks(world.disk)
+    log = open_log(world.disk.killed())
+    log._loop.run_until(lambda: log.idle)
+    assert not read_marks(world.disk)
+
+
+def test_a_mark_stays_while_a_kept_wal_file_names_its_group() -> None:
+    # given a WAL file that is kept for a group that can't be read, until that is deleted
+    world = two_groups()
+    disk = world.disk.killed()
+    disk.take_away("groups/g")
+    log = open_log(disk)
+    log._loop.run_until(lambda: log.idle)
+    assert log.segment_writer.kept
+    log.delete_group("g")
+    disk.fail_next("create", ".kept")  # its note can't be written again for a while
+    log._loop.run_until(lambda: not read_entries(disk).keys() & {"g"})
+    # then, whatever a crash leaves, it was deleted
+    for image in disk.crash_images(Random(1)):
+        assert not open_log(image.disk).unreadable
+    log._loop.run_until(lambda: log.idle and not log.segment_writer.kept)
+    log.roll()
+    log._loop.run_until(lambda: log.idle)
+    assert not read_marks(disk)
+
+
+@pytest.mark.parametrize("call", ["rename", "sync_dir"])
+def test_a_group_whose_deletion_can_not_be_taken_back_for_sure_takes_nothing(call: str) -> None:
+    # given a crash between the mark and the folder's end, and a roster that can't be written then
+    world = two_groups()
+    world.before("rename", "groups/~other", stop)
+    world.log.delete_group("other")
+    with pytest.raises(WorldStopped):
+        world.settle()
+    disk = world.disk.killed()
+    assert read_marks(disk).keys() == {"other"}
+    disk.fail_next(call, "roster")
+    # then it is left alone: a mark may be on the disk that says that it is gone
+    log = open_log(disk)
+    assert "other" in log.unreadable
+    with pytest.raises(GroupExists):
+        log.create_group("other")
+    log._loop.run_until(lambda: log.idle)
+    log.close()
+    # and a start that can write has all of it
+    for image in disk.crash_images(Random(1)):
+        log = open_log(image.disk)
+        assert log.group("other").last_index == 5
+        check_roster(image.disk)
+        assert not read_marks(image.disk)
+
+
+def stop() -> None:
+    raise WorldStopped
+
+
+def test_the_records_of_an_older_group_of_the_same_name_do_not_make_it_missing() -> None:
+    # given records of a group whose entry a person removed, to have another folder count
+    world, elsewhere = two_groups(), World(seed=9)
+    elsewhere.segment(1, 3, term=4)
+    elsewhere.log.close()
+    disk = world.disk.killed()
+    disk.take_away("groups/g")
+    forget(disk, "its entry")
+    disk.put_back("groups/g", elsewhere.disk.take_away("groups/g"))
+    log = open_log(disk)
+    assert log.group("g").last_index == 3
+    # when that one is deleted, then both are
+    log.delete_group("g")
+    log._loop.run_until(lambda: not log._leaving)
+    for image in disk.crash_images(Random(1)):
+        assert not open_log(image.disk).unreadable
 
 
 def test_looking_only_changes_nothing() -> None:

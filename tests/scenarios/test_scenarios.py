@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from compaction.mutants import COMPACTION_MUTANTS
-from lowmark.log import files, identity
+from lowmark.log import identity
 from lowmark.log.files import SharedFolder
+from lowmark.log.kept import Owner
 from lowmark.log.roster import Roster
 from scenarios.compaction_driver import CompactionDriver
 from scenarios.disk_driver import DiskDriver
@@ -45,11 +46,12 @@ def test_every_driver_has_files() -> None:
 
 
 def moves_a_folder_before_its_entry_goes() -> AbstractContextManager[None]:
-    def delete(self: Roster, name: str) -> None:
+    def delete(self: Roster, name: str) -> set[Owner]:
         identity.move_aside(self._disk, name, groups=self._groups, again=False)
         for incarnation in self._entries.pop(name):
-            self._strike(files.entry_path(name, incarnation))
+            self._strike(name, incarnation)
         identity.remove_aside(self._disk, name)
+        return set()
 
     return replaced(Roster, "delete", delete)
 

@@ -49,6 +49,15 @@ def takes_a_missing_folder_for_a_deleted_group() -> AbstractContextManager[None]
     return replaced(Roster, "names", lambda _self: set())
 
 
+def takes_a_group_without_an_entry_for_a_deleted_one() -> AbstractContextManager[None]:
+    """A group is there if its folder or its entry is, whatever the WAL says."""
+
+    def was_deleted(self: Opening, _file: WalFile, owner: Owner) -> bool:
+        return owner[0] not in self.unreadable
+
+    return replaced(Opening, "_was_deleted", was_deleted)
+
+
 def goes_on_with_what_it_could_not_read() -> AbstractContextManager[None]:
     """What leaves a gap is not kept: a segment could not be read, and the WAL goes on behind it."""
     original = Opening.closed_files
@@ -102,6 +111,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "gives a sick folder up": gives_a_sick_folder_up,
     "takes an unreadable group for a deleted one": takes_an_unreadable_group_for_a_deleted_one,
     "takes a missing folder for a deleted group": takes_a_missing_folder_for_a_deleted_group,
+    "takes a group without an entry for a deleted one": (
+        takes_a_group_without_an_entry_for_a_deleted_one
+    ),
     "goes on with what it could not read": goes_on_with_what_it_could_not_read,
     "replays a kept file for all": replays_a_kept_file_for_all,
     "replays a file that came back": replays_a_file_that_came_back,

@@ -41,6 +41,7 @@ FOUND_BY = {
     "gives a sick folder up": 1,
     "takes an unreadable group for a deleted one": 0,
     "takes a missing folder for a deleted group": 3,
+    "takes a group without an entry for a deleted one": 11,
     "goes on with what it could not read": 0,
     "replays a kept file for all": 1,
     "replays a file that came back": 58,

@@ -39,6 +39,7 @@ _ROOT_NAMES = {
     files.LEDGERS,
     "lost+found",
 }
+_MISSING = "the folder is missing"
 
 
 def verify_log(
@@ -90,8 +91,7 @@ def _check_root(disk: Disk) -> Iterator[Finding]:
     for folder in (files.WAL, files.GROUPS):
         stat = disk.stat(folder)
         if stat is None or stat.kind != "folder":
-            what = "the folder is missing"
-            yield Finding("missing", None, disk.describe(folder), None, what, COPY_NEEDED)
+            yield Finding("missing", None, disk.describe(folder), None, _MISSING, COPY_NEEDED)
     for name in disk.list(files.WAL):
         path = f"{files.WAL}/{name}"
         if name.endswith(files.TEMPORARY):
@@ -107,7 +107,7 @@ def _check_root(disk: Disk) -> Iterator[Finding]:
 def _check_roster(disk: Disk, there: dict[str, GroupState]) -> Iterator[Finding]:
     """Whether the groups that are written down are those whose folders lie there."""
     for entry in disk.list(files.ROSTER):
-        if files.entry_of(entry) is None:
+        if files.entry_of(entry) is None and files.mark_of(entry) is None:
             yield _unknown(disk, f"{files.ROSTER}/{entry}")
     roster = Roster(disk)
     roster.read()
@@ -119,7 +119,7 @@ def _check_roster(disk: Disk, there: dict[str, GroupState]) -> Iterator[Finding]
             yield Finding("damage", name, where, None, what, mistaken.hint)
         elif name not in there and not disk.list(files.group_dir(name)):
             empty = disk.stat(files.group_dir(name)) is not None
-            what = f"the folder is {'empty' if empty else 'missing'}"
+            what = "the folder is empty" if empty else _MISSING
             yield Finding("missing", name, where, None, what, roster.missing(name).hint)
     if disk.stat(files.ROSTER) is not None:
         for name in sorted(there.keys() - roster.names()):
@@ -139,6 +139,10 @@ def _unknown(disk: Disk, path: str) -> Finding:
 def _check_wals(disk: Disk, groups: dict[str, GroupPieces], meter: Meter) -> Iterator[Finding]:
     found: list[WalFile] = []
     aside: dict[str, list[Run]] = {}
+    lost: set[str] = set()
+    roster = Roster(disk)
+    roster.read()
+    known = {*groups, *disk.list(files.GROUPS), *roster.names()}
     wal = at = 0
     try:
         wanted = {file.number: file for file in wal_recovery.find_wals(disk)}
@@ -149,8 +153,17 @@ def _check_wals(disk: Disk, groups: dict[str, GroupPieces], meter: Meter) -> Ite
             at = at if record.wal == wal else 0
             meter.looked_at(file.path, record.offset - at)
             wal, at = record.wal, record.offset
-            if file.counts_for(record):
-                yield from _check_record(disk, groups, file, record, aside)
+            if not file.counts_for(record):
+                continue
+            yield from _check_record(disk, groups, file, record, aside)
+            owner = (record.group, record.incarnation)
+            if file.rostered and record.group and record.group not in known | lost:
+                if not roster.was_deleted(owner):
+                    lost.add(record.group)
+                    where, hint = files.group_dir(record.group), roster.lost(owner, file.path).hint
+                    yield Finding(
+                        "missing", record.group, disk.describe(where), None, _MISSING, hint
+                    )
         if wal:
             yield from _check_aside(disk, groups, wanted[wal], aside)
     except LowmarkError as error:

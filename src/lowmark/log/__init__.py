@@ -38,7 +38,8 @@ Invariants
        where it belongs is written into the node's own folders (`wal/<number>.kept`,
        `quarantine/<group>`), or the file stays.
    10. A folder that is missing is no deleted group: the node's own folder `roster/` says which
-       groups there are. Its WAL files are kept for it, and no empty group takes its place.
+       groups there are, and which were deleted; and what has records in the WAL, and is not spoken
+       of there, is missing, too. Its WAL files are kept for it, and no empty group takes its place.
    11. A disk that refuses to read or write is no damage: it puts no group into quarantine, and
        whoever asks hears its reason.
    12. Every entry that was taken, and every callback that waits for an end, has exactly one end,

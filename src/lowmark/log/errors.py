@@ -48,16 +48,33 @@ def check_u63(number: int, what: str) -> None:
 
 
 class FolderMissing(Corrupt):
-    """The folder of a group that this node has is not there."""
+    """The folder of a group that this node has is not there.
 
-    def __init__(self, group: str, *, folder: str, entry: str, empty: bool = False) -> None:
+    The roster says that it has the group (`entry`); or else a WAL file has records of it, and the
+    roster says neither that it is there nor that it was deleted.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        folder: str,
+        mark: str,
+        entry: str = "",
+        wal: str = "",
+        how: str = "missing",
+    ) -> None:
+        given_up = f"rename {entry} to {mark}" if entry else f"make an empty file {mark}"
+        why = f"{entry} says so"
+        if not entry:
+            why = f"{wal} has records of it, and no file {mark} says that it was deleted"
         super().__init__(
-            f"the folder {folder} of group {group} is {'empty' if empty else 'missing'}",
-            detail=f"This node has the group: {entry} says so. What the WAL holds of it is kept,"
+            f"the folder {folder} of group {group} is {how}",
+            detail=f"This node has the group: {why}. What the WAL holds of it is kept,"
             " and no empty group was made in its place.",
             hint="Put the folder back, or mount its disk, then start again. If it is lost for good,"
             " put the whole directory back from a backup; or, if no other node has a copy of the"
-            f" group, remove {entry}: the group then begins anew, and its rows are gone.",
+            f" group, {given_up}: the group then begins anew, and its rows are gone.",
         )
         self.group = group
         self.folder = folder

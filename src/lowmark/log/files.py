@@ -14,6 +14,7 @@
     groups/<group>/runs                      the last compactions, for people
     quarantine/<group>                       the same, of a group whose folder can't be written
     roster/<group>@<incarnation>             empty: this node has that group
+    roster/~<group>@<incarnation>            empty: this node had it, and deleted it
     rejoin/<group>                           a copy that this node gave up; not the log's own
     node                                     who this node is; not the log's own
     ledgers/                                 what compaction has made of tables; not the log's own
@@ -62,6 +63,7 @@ IDENTITY = "group"
 QUARANTINE = "quarantine"
 SNAPSHOTS = "snapshots"
 DIGITS = 16
+MARK = "~"
 _ENTRY = re.compile(r"([a-z0-9][a-z0-9._-]*)@([0-9a-f]{32})")
 _SNAPSHOT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})")
 
@@ -90,6 +92,16 @@ def entry_of(name: str) -> tuple[str, bytes] | None:
     """The group and the incarnation that a name in the roster stands for."""
     match = _ENTRY.fullmatch(name)
     return (match[1], bytes.fromhex(match[2])) if match else None
+
+
+def mark_path(group: str, incarnation: bytes) -> str:
+    """The file that says that this node has deleted a group."""
+    return f"{ROSTER}/{MARK}{group}@{incarnation.hex()}"
+
+
+def mark_of(name: str) -> tuple[str, bytes] | None:
+    """The group and the incarnation that a name in the roster says were deleted."""
+    return entry_of(name.removeprefix(MARK)) if name.startswith(MARK) else None
 
 
 def segment_name(number: int) -> str:

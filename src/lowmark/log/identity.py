@@ -83,11 +83,15 @@ def remove_aside(disk: Disk, name: str) -> None:
     discard(disk, f"{files.QUARANTINE}/{name}")
 
 
-def sweep_folders(disk: Disk, *, known: set[str]) -> None:
-    """Remove what an interrupted creation or deletion left; `known` groups may be away only."""
+def sweep_folders(disk: Disk) -> None:
+    """Remove what an interrupted creation or deletion left."""
     for name in disk.list(files.GROUPS):
         if name.startswith(ASIDE):
             remove_folder(disk, f"{files.GROUPS}/{name}")
+
+
+def sweep_quarantines(disk: Disk, *, known: set[str]) -> None:
+    """Remove quarantines of groups that there are no more; `known` groups may be away only."""
     for name in disk.list(files.QUARANTINE):
         gone = name not in known and disk.stat(files.group_dir(name)) is None
         if name.startswith(ASIDE) or gone:

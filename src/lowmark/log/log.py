@@ -137,7 +137,7 @@ class Log:
             groups=self._states.values,
             is_here=self._is_here,
             on_flushed=self._flushed,
-            on_wal_gone=self.wal.flushed,
+            on_wal_gone=self._wal_gone,
             on_error=self.wal.look_for_room,
             on_well=lambda: self._loop.call_soon(self._tell_writable),
         )
@@ -239,15 +239,21 @@ class Log:
         left = self._leaving[name] = set(_LANES)
         self.segment_writer.look_again()
 
+        newest = 0
+
         def through(lane: str) -> None:
+            nonlocal newest
             left.discard(lane)
             if not left:
+                newest = self.wal.newest_number  # nothing of the group is written from here on
                 self._tasks.run(lambda: self._roster.delete(name), gone)
 
-        def gone(outcome: Outcome[None]) -> None:
+        def gone(outcome: Outcome[set[Owner]]) -> None:
             del self._leaving[name]
             self._loop.call_soon(self.segment_writer.look_again)
-            if isinstance(outcome.error, Exception):
+            if outcome.error is None:
+                self._roster.mark(outcome.value(), wal=newest)
+            else:
                 # It is still there, and can be deleted again.
                 self.unreadable[name] = Damaged(
                     self.disk.describe(files.group_dir(name)),
@@ -369,12 +375,15 @@ class Log:
         sound = [f for f in opening.wals if f.durable_bytes and not (f.aside or f.unused)]
         previous = sound[-1] if sound else WalFile(0)
         self._found = {file.number: file for file in opening.closed_files()}
+        self._roster.mark_found(wal=max(self._found, default=0))
         self.wal.start(
             number=newest + 1,
             previous=previous.number,
             previous_bytes=previous.durable_bytes,
             waiting=list(self._found),
         )
+        if not opening.wals:
+            self._remove_marks(0)
         for state in self._states.values():
             if state.quarantine is not None and not state.quarantine_saved:
                 self._save_quarantine(state)
@@ -450,6 +459,17 @@ class Log:
         found = self._found.pop(number, None)
         closed = found or ClosedFile(number, bytes=self.wal.closed_bytes(number))
         self.segment_writer.take(closed)
+
+    def _wal_gone(self, number: int) -> None:
+        self.wal.flushed(number)
+        self._remove_marks(number)
+
+    def _remove_marks(self, number: int) -> None:
+        """WAL files up to that one are finished: forget deletions of which no file speaks."""
+        owed = (file.noted.owners for file in self.segment_writer.kept if file.noted is not None)
+        spent = self._roster.take_spent(wal=number, owed=frozenset().union(*owed))
+        if spent:
+            self._tasks.run(lambda: self._roster.remove_marks(spent), lambda _: None)
 
     def _is_here(self, owner: Owner) -> bool:
         """Whether a group that is owed a WAL file may still come and ask for it."""

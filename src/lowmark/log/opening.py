@@ -7,11 +7,12 @@ else happens: the WAL file that shows the damage may go only after.
 A group is one of these at a start:
     there        its folder is read; its records are replayed
     unreadable   its folder is there, but who it is, or what it has, can't be read just now; or the
-                 roster has it, and its folder is missing, empty, or another one's (`roster`). It is
+                 roster has it, and its folder is missing, empty, or another one's (`roster`); or
+                 the WAL has records of it, and nothing else says that it is or was there. It is
                  not taken for deleted: its records, votes included, stay in their WAL files, it is
                  left alone, and a caller that asks for it hears which file can't be read, and why
-    deleted      it has neither a folder nor an entry in the roster, or another incarnation has:
-                 its records are passed over
+    deleted      the roster has a mark that says so, or another incarnation has its name: its
+                 records are passed over. So are those of a release that made no marks
 So a WAL file ends only as `flush` says: this file finds out who is owed which file (`strangers`),
 because its records were not taken into memory: those of unreadable groups, and those that leave a
 gap, which no quarantine mends. An unreadable group is owed also a file that is lost, or damaged so
@@ -117,6 +118,8 @@ class Opening:
     """Per WAL file, everybody who has records in it that may count."""
     strangers: dict[int, set[Owner]] = field(default_factory=lambda: defaultdict(set))
     """Per WAL file, those of them whose records were not taken into memory."""
+    _unread_folders: set[str] = field(default_factory=set)
+    """Groups whose folder is there, and can't be read."""
     _held: dict[str, int] = field(default_factory=dict)
     """Per group, the WAL file that was last found to hold records of it."""
     _gaps: dict[str, Damaged] = field(default_factory=dict)
@@ -141,6 +144,9 @@ class Opening:
             self._quarantine(self.states[name], damage)
             for wal in self._behind_gap[name]:
                 self.strangers[wal].add((name, self.states[name].incarnation))
+        if not self.read_only:
+            known = {*self.states, *self.unreadable, *self.roster.names()}
+            identity.sweep_quarantines(self.disk, known=known)
         self._rely_on_names()
         for state in self.states.values():
             self._settle(state)
@@ -197,7 +203,7 @@ class Opening:
             if disk.stat(folder) is None:
                 disk.make_dir(folder)
         disk.sync_dir("")
-        identity.sweep_folders(disk, known=self.roster.names())
+        identity.sweep_folders(disk)
         for name in disk.list(files.WAL):
             if name.endswith(files.TEMPORARY):
                 disk.unlink(f"{files.WAL}/{name}")
@@ -207,10 +213,14 @@ class Opening:
         folders = [n for n in self.disk.list(files.GROUPS) if not n.startswith(identity.ASIDE)]
         for name in folders:
             self._recover_group(name)
+        self._unread_folders = set(self.unreadable)
         for name in sorted(self.roster.names() - set(folders)):
             self._leave_alone(name, self.roster.missing(name))
         if not self.read_only:
-            self.roster.settle({name: state.incarnation for name, state in self.states.items()})
+            there = {name: state.incarnation for name, state in self.states.items()}
+            for name, unsettled in self.roster.settle(there).items():
+                del self.states[name]
+                self._leave_alone(name, unsettled)
 
     def _leave_alone(self, name: str, unreadable: LowmarkError) -> None:
         logger.error("a group can't be read", extra={"group": name, "reason": str(unreadable)})
@@ -229,7 +239,7 @@ class Opening:
         except (Corrupt, DiskFailed) as unreadable:
             away = name in roster.names() and isinstance(unreadable, Damaged)
             if away and self._is_empty(name):
-                unreadable = roster.missing(name, empty=True)
+                unreadable = roster.missing(name, how="empty")
             self._leave_alone(name, unreadable)
             return
         self.states[name] = state
@@ -293,15 +303,27 @@ class Opening:
 
     def _replay_stranger(self, file: WalFile, found: WalRecord) -> None:
         """A record of a group that is not there: unreadable, deleted, or unknown."""
+        owner = (found.group, found.incarnation)
         if not found.incarnation:
             if not file.aside:
                 where = self.disk.describe(file.path)
                 unknown = Damaged(where, offset=found.offset, what="a writer is unknown")
                 self.damaged_wals.add(found.wal)
                 self._quarantine_all(found.damage or unknown, file)
-        elif found.group in self.unreadable:
-            self.strangers[found.wal].add((found.group, found.incarnation))
-        # Else the group was deleted, and perhaps made anew.
+        elif not self._was_deleted(file, owner):
+            self.roster.notice(owner)
+            if found.group in self.states:
+                return  # it was made anew: a person has put another folder in its place
+            if found.group not in self.unreadable:
+                self._leave_alone(found.group, self.roster.lost(owner, file.path))
+            self.strangers[found.wal].add(owner)
+
+    def _was_deleted(self, file: WalFile, owner: Owner) -> bool:
+        """Whether a group with records in a file is gone on purpose (see `roster`)."""
+        if owner[0] in self.unreadable:
+            # A folder that can't be read may be that of a group whose deletion was interrupted.
+            return self.roster.was_deleted(owner) and owner[0] not in self._unread_folders
+        return self.roster.was_deleted(owner) or not file.rostered
 
     def _extend_all(self, file: WalFile) -> None:
         """A file that was set aside is read: take what only it has, group by group."""

@@ -256,6 +256,11 @@ class Wal:
         """Whether nothing is written before the segment writer is through with a file."""
         return self.files_waiting >= self._config.wal_files_waiting_max and self._full
 
+    @property
+    def newest_number(self) -> int:
+        """The highest number of a file that may be on the disk under its name."""
+        return max(self.number, self._first_number - 1) + self._burned
+
     def closed_bytes(self, number: int) -> int:
         """How many bytes of a closed file count; 0 if it never got any."""
         return self._waiting_bytes.get(number, 0)
@@ -565,7 +570,8 @@ class Wal:
         for writer, state in enumerate(carried, start=1):
             who = wal_format.writer_record(writer, incarnation=state.incarnation, group=state.name)
             records += [who, wal_format.meta_record(writer, state.meta)]
-        header = WalHeader(number, self.number, self.durable_bytes)
+        flags = wal_format.ROSTERED
+        header = WalHeader(number, self.number, self.durable_bytes, flags)
         buffers: list[Buffer] = [wal_format.encode_header(header)]
         buffers += wal_format.encode_batch(number, 0, records)
         return _NewFile(number, buffers, [state.incarnation for state in carried])

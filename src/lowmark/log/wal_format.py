@@ -1,7 +1,8 @@
 """The bytes of a WAL file (docs/formats/wal.md).
 
     file   = header, batch*
-    header = magic, version, number, number and durable length of the file before it, checksum
+    header = magic, version, flags, number, number and durable length of the file before it,
+             checksum
     batch  = head, directory (one fixed-size row per record), bodies, padding to 8 bytes
 
 A batch is what one sync made durable. Its head and directory share one checksum, so that damage in
@@ -33,6 +34,10 @@ _LARGE = struct.Struct("<QQI")
 _CHECKSUM = struct.Struct("<I")
 
 FILE_HEADER_BYTES = 40
+ROSTERED = 1
+"""A flag of a file: its log marks each deletion of a group in the roster (see `roster`). So a group
+with records in it is there, marked, or missing. Releases without a roster wrote zero there, and
+read past it."""
 _HEAD_BYTES = 40
 _COPIED_BYTES_MAX = 16 << 10
 ROW_BYTES = _ROW.size
@@ -91,13 +96,13 @@ class WalHeader:
     number: int
     previous_number: int
     previous_bytes: int
+    flags: int = 0
 
 
 def encode_header(header: WalHeader) -> bytes:
     """A file's first bytes."""
-    head = _FILE_HEADER.pack(
-        FILE_MAGIC, VERSION, 0, header.number, header.previous_number, header.previous_bytes
-    )
+    before = (header.number, header.previous_number, header.previous_bytes)
+    head = _FILE_HEADER.pack(FILE_MAGIC, VERSION, header.flags, *before)
     return (head + _CHECKSUM.pack(crc32c(head))).ljust(FILE_HEADER_BYTES, b"\0")
 
 
@@ -106,7 +111,7 @@ def decode_header(path: str, data: Buffer) -> WalHeader:
     head = bytes(data[:FILE_HEADER_BYTES])
     if len(head) < FILE_HEADER_BYTES:
         raise Damaged(path, offset=0, what=f"a WAL header is {FILE_HEADER_BYTES} bytes long")
-    magic, version, _, number, previous_number, previous_bytes = _FILE_HEADER.unpack_from(head)
+    magic, version, flags, number, previous_number, previous_bytes = _FILE_HEADER.unpack_from(head)
     if magic != FILE_MAGIC:
         raise Damaged(path, offset=0, what="this is not a WAL file of Lowmark")
     stored = _CHECKSUM.unpack_from(head, _FILE_HEADER.size)[0]
@@ -116,7 +121,7 @@ def decode_header(path: str, data: Buffer) -> WalHeader:
     check_version(path, version, newest=VERSION)
     if crc32c(head[: _FILE_HEADER.size]) != stored:
         raise Damaged(path, offset=0, what="the header fails its checksum")
-    return WalHeader(number, previous_number, previous_bytes)
+    return WalHeader(number, previous_number, previous_bytes, flags)
 
 
 def writer_record(writer: int, *, incarnation: bytes, group: str) -> Record:

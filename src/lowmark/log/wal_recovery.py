@@ -71,6 +71,8 @@ class WalFile:
     """It was set aside: it lies there as `.damaged`."""
     kept: Kept | None = None
     """What the note beside it says, if there is one."""
+    rostered: bool = False
+    """Its log had a roster: of a group that it deleted there is a mark (see `roster`)."""
 
     @property
     def path(self) -> str:
@@ -134,6 +136,7 @@ def read_wals(
             if headers[number].number != number:
                 what = f"this is WAL file {headers[number].number} under another name"
                 raise Damaged(disk.describe(path), offset=8, what=what)
+            one.rostered = bool(headers[number].flags & wal_format.ROSTERED)
         except Corrupt as damage:
             headers.pop(number, None)
             one.damage.append(damage)

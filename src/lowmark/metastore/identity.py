@@ -188,7 +188,8 @@ def check_metastore(disk: Disk, log: Log, identity: Identity) -> None:
         if isinstance(error, Unavailable):
             raise MetastoreUnreadable(disk, error.message) from error
         if isinstance(error, FolderMissing):
-            raise MetastoreMissing(disk, alone=alone, empty=True) from error
+            empty = disk.stat(files.group_dir(GROUP)) is not None
+            raise MetastoreMissing(disk, alone=alone, empty=empty) from error
         newer = isinstance(error, NewerFormat)
         raise MetastoreDamaged(disk, error.message, alone=alone, newer=newer) from error
     others = any(one.name != GROUP for one in log.groups()) or bool(log.unreadable)
