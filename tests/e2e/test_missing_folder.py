@@ -72,7 +72,7 @@ def ids(db: Database, table: str) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "close"])
-@pytest.mark.parametrize("leaves", ["nothing", "an empty folder"])
+@pytest.mark.parametrize("leaves", ["nothing", "an empty folder", "no roster either"])
 def test_a_folder_that_is_away_for_one_start_costs_no_row(
     tmp_path: Path, end: str, leaves: str
 ) -> None:
@@ -82,6 +82,8 @@ def test_a_folder_that_is_away_for_one_start_costs_no_row(
     shutil.move(folder, away)
     if leaves == "an empty folder":
         folder.mkdir()
+    if leaves == "no roster either":
+        shutil.rmtree(data / "roster")
     # when the database is opened, each caller of that table hears which folder is missing
     with open_again(data) as db:
         orders = db.table("orders")
