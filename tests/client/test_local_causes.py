@@ -238,6 +238,7 @@ def test_a_node_that_is_silent_for_a_cause_names_it(db: Database, data: Path) ->
     # given a node that gives no answer, and a disk that has failed again and again
     wal = backend_of(db).node.log.wal
     nothing: Future[None] = Future()
+    eventually(lambda: wal.idle)  # what the start wrote shows that the disk works
     wal._failures, wal.stopped = 5, DiskFailed("wal/1.wal", call="write", reason="gone")
     try:
         with pytest.raises(DiskFailed, match="gone") as caught:

@@ -20,8 +20,8 @@ from eventually import eventually
 from inside import backend_of, commands_of, lose_history, on_loop, partition_of, proposed
 from lowmark.catalog import AddColumns, NewColumn, RenameColumn, parse_type
 from lowmark.client import Database, RowsLost, Table
+from lowmark.client.looking_back import AsOfReader
 from lowmark.client.lookup import Lookup
-from lowmark.client.table_reading import AsOfReader
 from lowmark.errors import Corrupt
 from lowmark.log import EntryGone, LogConfig
 from lowmark.node import Settings

@@ -47,7 +47,7 @@ def test_a_crash_never_commits_a_stale_tail(seed: int) -> None:
         install=lambda *_: None,
         release=lambda _: None,
         failed=lambda error: pytest.fail(str(error)),
-        may_use_reserve=lambda _: True,
+        may_use_reserve=lambda *_: True,
     )
     log.on_written = lambda event: writes.written(event) if event.group == "g" else None
     log.on_writable = writes.retry

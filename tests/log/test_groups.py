@@ -269,7 +269,7 @@ def test_an_empty_append_changes_nothing() -> None:
 def test_more_than_may_wait_is_refused() -> None:
     world = World(wal_queue_bytes_max=10_000)
     # up to the limit, an append is taken, and the one that crosses it is the last
-    while world.log.queued_bytes() <= 10_000:
+    while world.log.wal.queued_bytes <= 10_000:
         world.put(world.group.last_index + 1, world.group.last_index + 1, size=1_000)
     last = world.group.last_index
     assert last == 10

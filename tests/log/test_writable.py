@@ -90,7 +90,7 @@ def test_a_log_says_when_less_waits_again() -> None:
     world = World(wal_queue_bytes_max=10_000, wal_batch_bytes_max=8_000)
     heard = listen(world)
     # given more than may wait
-    while world.log.queued_bytes() <= 10_000:
+    while world.log.wal.queued_bytes <= 10_000:
         world.put(world.group.last_index + 1, world.group.last_index + 1, size=1_000)
     with pytest.raises(LogBusy):
         world.put(world.group.last_index + 1, world.group.last_index + 1)

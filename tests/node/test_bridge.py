@@ -7,7 +7,7 @@ import pytest
 
 from lowmark.errors import InvariantBroken, Rejected, invariant
 from lowmark.group import Future
-from lowmark.node.server import Bridge, NodeClosing, NodeSilent
+from lowmark.node.bridge import Bridge, NodeClosing, NodeSilent
 from lowmark.runtime import RealLoop
 
 

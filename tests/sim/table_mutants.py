@@ -228,7 +228,7 @@ def takes_its_snapshot_later() -> AbstractContextManager[None]:
 def numbers_a_batch_anew_that_may_be_stored() -> AbstractContextManager[None]:
     original = _Lane._answered
 
-    def answered(self: _Lane, sent: Any, done: Future[Appended]) -> None:
+    def answered(self: _Lane, sent: Any, done: Future[object]) -> None:
         original(self, sent, done)
         sent.unknown = False
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from pyroaring import BitMap64
 
@@ -36,12 +35,12 @@ from lowmark.backend.values import (
     ReadRange,
 )
 from lowmark.catalog import Catalog, Command, Executed, TableId
-from lowmark.errors import InvariantBroken, LowmarkError, Unavailable
-from lowmark.group import Future, open_command, when_all
+from lowmark.errors import LowmarkError, Unavailable
+from lowmark.group import Future, open_command, together, when_all
 from lowmark.ledger import Tail, tail_of
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
-from lowmark.node import Settings
+from lowmark.node import Settings, ThreadAnswer
 from lowmark.runtime import Buffer, HybridTime, millis_of
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store
@@ -97,43 +96,29 @@ class _Kept:
     history: AsOfHold | None = None
 
 
-class EmbeddedSent:
+class EmbeddedSent(ThreadAnswer[list[Future[Appended]]]):
     """See `Sent`. The loop settles it, once."""
 
-    __slots__ = ("_answers", "_embedded", "_latch", "_parts", "bytes")
+    __slots__ = ("_embedded", "_parts", "bytes")
 
     def __init__(self, embedded: Embedded, parts: Sequence[tuple[int, Outgoing]]) -> None:
+        super().__init__()
         self._embedded = embedded
         self._parts = len(parts)
-        self.bytes = sum(len(batch.message) for _, batch in parts)
-        self._answers: list[Answer] | None = None
-        # A bare lock that the loop opens: waking by a future costs ten times as much.
-        self._latch = threading.Lock()
-        self._latch.acquire()
-
-    def settle(self, answers: list[Answer]) -> None:
-        """The answers are there; on the loop, once (there, unless nothing was sent)."""
-        self._answers = answers
-        self._latch.release()
-
-    @property
-    def done(self) -> bool:
-        """See `Sent`."""
-        return self._answers is not None
+        self.bytes = 0
+        for _, batch in parts:
+            self.bytes += len(batch.message)
 
     def answers(self, timeout_s: float | None = None) -> list[Answer] | None:
         """See `Sent`."""
         ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._answers is None:
-            left = _ANSWER_S if ends_at is None else min(_ANSWER_S, ends_at - time.monotonic())
-            if left <= 0:
-                return None
-            if self._latch.acquire(timeout=left):
-                self._latch.release()  # for the next thread that waits
-            elif not self._embedded.running and self._answers is None:
+        while not self.wait(_ANSWER_S if ends_at is None else min(_ANSWER_S, _left(ends_at))):
+            if not self._embedded.running and not self.done:
                 # What waits when the loop ends is never answered.
                 return [self._embedded.ended()] * self._parts
-        return self._answers
+            if ends_at is not None and not _left(ends_at):
+                return None
+        return [done.error or done.result() for done in self.result(0)]
 
 
 class EmbeddedAppender:
@@ -144,7 +129,7 @@ class EmbeddedAppender:
         self._table = table
         node = embedded.node
         self._tables = embedded.tables
-        self._groups = node.groups
+        self._bridge = node.bridge
         self._producing = Producing(
             node.runtime,
             producer=producer,
@@ -156,34 +141,21 @@ class EmbeddedAppender:
         """See `Appender`."""
         self._embedded.check()
         sent = EmbeddedSent(self._embedded, parts)
-        if not parts:
+        if parts:
+            self._bridge.call(partial(self._send, parts, sent))
+        else:
             sent.settle([])
-            return sent
-        self._embedded.tell(lambda: self._send(parts, sent))
         return sent
 
     def _send(self, parts: Sequence[tuple[int, Outgoing]], sent: EmbeddedSent) -> None:
         """On the loop."""
-        answers: list[Answer | None] = [None] * len(parts)
-        left = len(answers)
-
-        def answered(at: int, future: Future[Appended]) -> None:
-            nonlocal left
-            left -= 1
-            answers[at] = future.error if future.error is not None else future.result()
-            if not left:
-                whole = [answer for answer in answers if answer is not None]
-                if len(whole) != len(answers):
-                    raise InvariantBroken("every part has its answer")
-                sent.settle(whole)
-
-        for at, (number, batch) in enumerate(parts):
+        futures: list[Future[Appended]] = []
+        for number, batch in parts:
             try:
-                future = self._producing.send(self._tables.get(self._table, number), batch)
+                futures.append(self._producing.send(self._tables.get(self._table, number), batch))
             except LowmarkError as error:
-                future = Future.failed(error)
-            future.then(lambda done, at=at: answered(at, done))  # type: ignore[misc]
-        self._groups.turn()  # what was proposed goes to the log in this turn, not in the next
+                futures.append(Future.failed(error))
+        together(futures).then(lambda _: sent.settle(futures))
 
 
 class Embedded(NodeThread):
@@ -210,7 +182,6 @@ class Embedded(NodeThread):
         self.tables = node.tables
         self.mark = node.watermark
         self._metastore = node.cluster.metastore
-        self._groups = node.groups
         self._latest: Catalog | None = None
         self._readers = count()
         self._kept: dict[int, _Kept] = {}
@@ -299,7 +270,7 @@ class Embedded(NodeThread):
     def catalog(self, *, fresh: bool = False) -> Catalog:
         """See `Backend`."""
         del fresh  # it always is
-        latest = self.catalogs.latest
+        latest = self.catalogs.history.latest
         if latest is self._latest:
             return latest
         # The last one that all listeners here have got, not the one of a time: clocks may jump,
@@ -406,11 +377,11 @@ class Embedded(NodeThread):
         """On the loop."""
         for one in numbered:
             try:
-                future = self.tables.get(one.table, one.partition).append_in_place(one.room)
+                group = self.tables.get(one.table, one.partition).group
+                future = group.propose(one.room, in_place=True)
             except LowmarkError as error:
                 future = Future.failed(error)
             future.then(partial(_answer, one))
-        self._groups.turn()
 
     def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
         """See `Backend`."""
@@ -848,8 +819,9 @@ class Embedded(NodeThread):
         return True
 
 
-def _answer(one: Numbered, future: Future[Appended]) -> None:
-    one.done(future.error if future.error is not None else future.result())
+def _answer(one: Numbered, future: Future[object]) -> None:
+    # What the machine refuses is its answer; what kept it from being asked is the future's.
+    one.done(cast("Answer", future.error or future.result()))
 
 
 def _proposed(copy: Partition, command: Control) -> Future[Outcome]:

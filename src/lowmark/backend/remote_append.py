@@ -88,26 +88,21 @@ class RemoteSent:
         return self._answers
 
 
-class _Group:
-    """The name of a partition's group, for errors."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 class _Way:
-    """The way to one partition; see `table.producing.Destination`."""
+    """The way to one partition; see `table.producing.Destination`. It stands for the group, too."""
 
     def __init__(self, appends: RemoteAppends, table: TableId, number: int) -> None:
         self._appends = appends
         self.table = table
         self.number = number
-        self.group = _Group(f"table.{table}.{number}")
+        self.name = f"table.{table}.{number}"
 
-    def append(self, command: Buffer) -> Future[Appended]:
-        return self._appends.submit(self, pa.py_buffer(_ROOM + bytes(command)))
+    @property
+    def group(self) -> _Way:
+        return self
 
-    def append_in_place(self, room: memoryview) -> Future[Appended]:
+    def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
+        room = command if in_place else _ROOM + bytes(command)
         return self._appends.submit(self, pa.py_buffer(room))
 
 
@@ -170,7 +165,7 @@ class RemoteAppends:
         self._numbers = count()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._outbox: deque[tuple[int, _Way, pa.Buffer]] = deque()
-        self._under_way: dict[int, tuple[_Way, Future[Appended]]] = {}
+        self._under_way: dict[int, tuple[_Way, Future[object]]] = {}
         """Everything that has no answer; the outbox has those that were not written yet."""
         self._stream: Any = None
         """What is written to; None: there is no stream."""
@@ -201,9 +196,9 @@ class RemoteAppends:
         """Why there will be no answer any more, if so."""
         return Ended(self._connection.address) if self._closed else None
 
-    def submit(self, way: _Way, room: pa.Buffer) -> Future[Appended]:
+    def submit(self, way: _Way, room: pa.Buffer) -> Future[object]:
         """Have a batch sent; holding the lock."""
-        future: Future[Appended] = Future()
+        future: Future[object] = Future()
         number = next(self._numbers)
         self._under_way[number] = (way, future)
         self._outbox.append((number, way, room))
@@ -314,7 +309,7 @@ class RemoteAppends:
                 if number in waiting or stream is None:
                     future.reject(named)  # it was never sent
                 else:
-                    future.reject(OutcomeUnknown(way.group.name, why=named.message))
+                    future.reject(OutcomeUnknown(way.name, why=named.message))
             self._work.notify()
         if stream is not None:
             threading.Thread(target=_end, args=(stream,), daemon=True).start()

@@ -61,6 +61,12 @@ class Pending(NamedTuple):
         """Whether the answers are there."""
         return self.sent.done
 
+    def answers(self) -> list[Answer]:
+        """Wait for the answers."""
+        answers = self.sent.answers()
+        assert answers is not None  # there is no time limit
+        return answers
+
 
 class TableAppender:
     """Appends to one table, as one producer."""
@@ -83,7 +89,7 @@ class TableAppender:
 
     def wait(self, pending: Pending) -> list[Part]:
         """Where the rows went; raises if not all of them were stored."""
-        return self._parts([(pending.partitions, _answers(pending))])
+        return self._parts([(pending.partitions, pending.answers())])
 
     def _parts(self, all_of: Iterable[tuple[list[int], list[Answer]]]) -> list[Part]:
         stored: list[Part] = []
@@ -112,41 +118,28 @@ class TableAppender:
     def append(self, many: Iterable[Parts]) -> Result:
         """Have all of it stored; a bounded amount is under way at a time."""
         under_way: deque[Pending] = deque()
-        size = 0
+        size, well = 0, True
         answered: list[tuple[list[int], list[Answer]]] = []
-
-        def take_first() -> bool:
-            nonlocal size
-            first = under_way.popleft()
-            answers = _answers(first)
-            size -= first.sent.bytes
-            answered.append((first.partitions, answers))
-            return not any(isinstance(answer, LowmarkError) for answer in answers)
-
-        well = True
         try:
             for parts in many:
-                pending = self.submit(parts)
+                pending = Pending([number for number, _ in parts], self._appender.send(parts))
                 under_way.append(pending)
                 size += pending.sent.bytes
                 while well and size > IN_FLIGHT_BYTES_MAX and len(under_way) > 1:
-                    well = take_first()
+                    first = under_way.popleft()
+                    answers = first.answers()
+                    size -= first.sent.bytes
+                    answered.append((first.partitions, answers))
+                    well = not any(isinstance(answer, LowmarkError) for answer in answers)
                 if not well:
                     break  # nothing more is sent; what is under way is waited for
         except Exception:
             # The caller's rows can't be read on. What was sent has its answer before it hears that.
-            while under_way:
-                take_first()
+            for pending in under_way:
+                pending.answers()
             raise
-        while under_way:
-            take_first()
+        answered += [(pending.partitions, pending.answers()) for pending in under_way]
         return Result(tuple(self._parts(answered)))
-
-
-def _answers(pending: Pending) -> list[Answer]:
-    answers = pending.sent.answers()
-    assert answers is not None  # there is no time limit
-    return answers
 
 
 def _is_unknown(error: LowmarkError) -> bool:

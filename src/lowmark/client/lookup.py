@@ -242,6 +242,11 @@ class Lookup:
                 continue
             return found[0]
 
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The key's columns, in the key's order."""
+        return self._form.names
+
     def partition_of(self, values: Sequence[object]) -> int:
         """Where a key belongs."""
         return self._form.bucket_one(self._form.one(values), self.table.partitions)

@@ -115,7 +115,10 @@ class Table:
 
     def _current(self) -> TableDescriptor:
         """The table as it is now; refused if it was dropped."""
-        self._session.backend.check()
+        backend = self._session.backend
+        backend.check()
+        if backend.catalog() is self._seen and self._there:
+            return self._first
         if not self._refresh():
             known = [table.name for table in self._backend.catalog().all_tables()]
             raise TableUnknown(self._first.name, known=known)

@@ -88,9 +88,10 @@ class TableWriter:
         table = self._current()
         schema = written_with(table, schema_version)
         coercion = self._coercion(table, schema)
+        batches: Iterable[pa.RecordBatch]
         batches = _checked(coercion.batches(rows), made_here=_are_dicts(rows))
         if not isinstance(rows, Iterator):
-            batches = iter(list(batches))  # all of it is checked before any of it is stored
+            batches = list(batches)  # all of it is checked before any of it is stored
         return self._appender().append(self._parted(table, schema, batches))
 
     def delete(self, keys: object) -> Result:
@@ -100,7 +101,7 @@ class TableWriter:
         made = key_batches(table, keys, "delete")
         batches = list(_checked(made, made_here=False) if is_frame(keys) else made)
         schema = key_schema(table)
-        return self._appender().append(self._parted(table, schema, iter(batches), Change.DELETE))
+        return self._appender().append(self._parted(table, schema, batches, Change.DELETE))
 
     def sink(self, table: Table, name: str | None) -> Sink:
         """Where the rows of a producer go; with a name, it fences older ones of that name off."""
@@ -139,13 +140,18 @@ class TableWriter:
         self,
         table: Table,
         schema: TableSchema,
-        batches: Iterator[pa.RecordBatch],
+        batches: Iterable[pa.RecordBatch],
         change: Change = Change.UPSERT,
     ) -> Iterator[Parts]:
-        """What goes to which partition, slice by slice."""
+        """What goes to which partition, slice by slice. Batches that are not a list come by and by:
+        that may take hours, and nothing goes into a table that was dropped meanwhile.
+        """
         form, compression = self._way(table, schema)
+        looked = isinstance(batches, list)
         for batch in batches:
-            self._current()  # rows may come for hours: not into a table that was dropped
+            if not looked:
+                self._current()
+            looked = False
             kind = Change.MIXED if batch.schema.names[-1:] == [CHANGE] else change
             if kind is Change.MIXED and form is not None:
                 batch = _bare_deletes(batch, form.names)
@@ -176,7 +182,7 @@ class TableWriter:
         """Rows as they are handed over, for a producer."""
         table = self._current()
         batches = list(self._coercion(table, table.latest).batches(rows))
-        return list(self._parted(table, table.latest, iter(batches)))
+        return list(self._parted(table, table.latest, batches))
 
 
 class _Sink:
@@ -208,7 +214,7 @@ class _Sink:
 
 
 def _are_dicts(rows: object) -> bool:
-    return isinstance(rows, list | tuple) and all(isinstance(row, dict) for row in rows[:1])
+    return isinstance(rows, list | tuple) and (not rows or isinstance(rows[0], dict))
 
 
 def _checked(batches: Iterable[pa.RecordBatch], *, made_here: bool) -> Iterator[pa.RecordBatch]:

@@ -58,7 +58,6 @@ from lowmark.group.errors import (
     ShuttingDown,
     Superseded,
 )
-from lowmark.group.future import Future, together, when_all
 from lowmark.group.group import Group
 from lowmark.group.groups import Groups, SilentListener
 from lowmark.group.machine import Machine, Observer
@@ -66,6 +65,7 @@ from lowmark.group.peers import ChangeAnswer, ChangeError, ChangeFailed, PeerLis
 from lowmark.group.status import GroupStatus, PeerStatus
 from lowmark.group.transport import TransportLimits
 from lowmark.group.wire import BadFrame
+from lowmark.runtime import Future, together, when_all
 
 __all__ = [
     "COMMAND_BYTES",

@@ -74,7 +74,8 @@ class Applier:
         """Apply entries and answer for each; False if this copy stopped on the way."""
         host, machine, leader = self._host, self.machine, self._host.leader
         for entry in entries:
-            invariant(entry.index == self.applied + 1, "entries are applied one after another")
+            if entry.index != self.applied + 1:
+                invariant(False, "entries are applied one after another")
             result: object = None
             data = entry.data
             if entry.kind is not EntryKind.NORMAL:

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from lowmark.errors import Unavailable
-from lowmark.group.future import Future
 from lowmark.group.transport import Transport
 from lowmark.group.wire import ANSWER_OUTCOMES, Answer, Ask, Item
-from lowmark.runtime import Buffer
+from lowmark.runtime import Buffer, Future
 
 _ANSWERED, _NO_SERVICE, _BUSY = range(ANSWER_OUTCOMES)
 _WAITING_MAX = 4_096

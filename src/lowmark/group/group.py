@@ -11,7 +11,6 @@ from lowmark.group import envelope
 from lowmark.group.applier import Applier
 from lowmark.group.envelope import Command
 from lowmark.group.errors import GroupStopped, MachineTooOld, NotAMember, QuarantinedHere
-from lowmark.group.future import Future
 from lowmark.group.leadership import Leadership
 from lowmark.group.machine import Machine, Observer
 from lowmark.group.peers import ChangeAnswer, PeerListener, Stage
@@ -54,7 +53,7 @@ from lowmark.raft import (
     StorageAppended,
 )
 from lowmark.raft.messages import Response
-from lowmark.runtime import Buffer, DiskFailed, DiskFull
+from lowmark.runtime import DiskFailed, DiskFull, Future
 
 if TYPE_CHECKING:
     from lowmark.group.groups import Groups
@@ -93,7 +92,11 @@ class Group:
         self._storage = GroupStorage(log, meta.founders)
         self._applier = Applier(self, log, machine, meta.founders)
         self._applier.restore()
+        self.elapsed_us = services.elapsed_us
+        self.now_ms = services.now_ms
         self._requests = Requests(self, services.random.randbytes(8))
+        self.propose = self._requests.propose
+        self.read = self._requests.read
         self._snapshots = Snapshots(log, self._applier, services.config, services.now_ms())
         self._versions = Versions(self, self._applier)
         self._leadership = Leadership(
@@ -120,6 +123,8 @@ class Group:
         self.resting = Resting(self.config)
         self._ticks = 0
         self._own: list[Response] = []
+        self._at_work = False
+        """Whether it is in `work`, which goes on until there is nothing left to do."""
         self.raft: RaftNode = self._new_raft()
         self._heard_leader, self._heard_term = self.leader, self.term
         """What the observer knows."""
@@ -139,12 +144,12 @@ class Group:
             may_use_reserve=self._may_use_reserve,
         )
 
-    def _may_use_reserve(self, entries: list[Entry]) -> bool:
-        """Whether these may be written though the disk is full.
+    def _may_use_reserve(self, entries: list[Entry], size: int) -> bool:
+        """Whether these may be written though the disk may be full.
 
         A leader has refused what may not, before it was in its log; there, all must be written.
         """
-        if self.leads:
+        if self.leads or self.log.fits(size):
             return True
         commands = [envelope.command_in(e.data) for e in entries if e.kind is EntryKind.NORMAL]
         return all(one is None or self.machine.may_use_reserve(one) for one in commands)
@@ -169,7 +174,9 @@ class Group:
     @property
     def ready(self) -> bool:
         """Whether this member leads and has applied the first entry of its term."""
-        return self.leads and self._applier.applied >= self.raft.core.term_start
+        core = self.raft.core
+        leads = self.stopped is None and core.role is Role.LEADER
+        return leads and self._applier.applied >= core.term_start
 
     @property
     def alone(self) -> bool:
@@ -206,24 +213,6 @@ class Group:
     def machine_newest(self) -> int:
         """The newest version of the machine that this process knows."""
         return self.machine.newest_version
-
-    def propose(self, command: Buffer, *, timeout_ms: int | None = None) -> Future[object]:
-        """Have a command applied by all members; the future gives the machine's result.
-
-        It always resolves: with the result, or with the reason (see `errors`).
-        """
-        return self._requests.propose(command, timeout_ms)
-
-    def propose_in_place(self, room: memoryview) -> Future[object]:
-        """As `propose`, for a large command: the first `COMMAND_BYTES` are room for the group.
-
-        The buffer is the group's from here on: it goes into the log as it is, without a copy.
-        """
-        return self._requests.propose(room, None, in_place=True)
-
-    def read(self, query: object, *, timeout_ms: int | None = None) -> Future[object]:
-        """Ask the machine, linearizably: the answer reflects all that was answered before."""
-        return self._requests.read(query, timeout_ms)
 
     def read_local(self, query: object) -> object:
         """Ask the machine as it is here: the answer may be old. Works without any other member."""
@@ -288,14 +277,14 @@ class Group:
                 # A heartbeat and its answer are no sign of work: they are what rest is to end.
                 if self.resting.resting or not isinstance(item, Heartbeat | HeartbeatResponse):
                     self.resting.wake()
-                self._act(lambda: self._step(sender, item))
+                self._act(self._step, sender, item)
             case Knows():
                 if self._versions.known.get(sender) != item.version:
                     # No reason to end a rest.
-                    self._act(lambda: self._versions.heard(sender, item))
+                    self._act(self._versions.heard, sender, item)
             case _:
                 self.resting.wake()
-                self._act(lambda: self._received_own(sender, item))
+                self._act(self._received_own, sender, item)
 
     def _step(self, sender: int, message: Message) -> None:
         core = self.raft.core
@@ -349,7 +338,7 @@ class Group:
     def written(self, event: Written) -> None:
         """Entries are durable."""
         if self.stopped is None:
-            self._act(lambda: self._writes.written(event))
+            self._act(self._writes.written, event)
 
     def dropped(self, event: Dropped) -> None:
         """The log dropped entries that it could not write: they were never acknowledged."""
@@ -411,10 +400,10 @@ class Group:
         """There is something to do."""
         self._services.wake(self)
 
-    def _act(self, step: Callable[[], None]) -> None:
+    def _act(self, step: Callable[..., None], *given: object) -> None:
         """Do something with the core; if that shows damage, this copy stops."""
         try:
-            step()
+            step(*given)
         except Corrupt as damage:
             self._damaged(damage)
             return
@@ -429,14 +418,18 @@ class Group:
         """Do everything there is to do now."""
         if self.stopped is not None:
             return
+        handled, reads, proposals = 0, self._requests.reads, self._requests.proposals
+        self._at_work = True
         try:
-            handled, reads = 0, self._requests.reads
-            self._count_appended()  # an order that had to wait may have gone through
+            if proposals.promised:
+                self._count_appended()  # an order that had to wait may have gone through
             if reads.new and self.leader != NOBODY:  # else there is nobody to ask yet
                 self.raft.read_index(reads.ask(self._services.now_ms()))
             while self.stopped is None:
-                self._deliver_own()
-                self._leadership.enter_proposals()
+                if self._own:
+                    self._deliver_own()
+                if proposals.queued:
+                    self._leadership.enter_proposals()
                 if not self.raft.has_ready():
                     return
                 if handled == _BATCHES_PER_TURN:
@@ -450,6 +443,8 @@ class Group:
             self._start_over(error)
         except EntryTooLarge as error:
             self.stop(error)
+        finally:
+            self._at_work = False
 
     def _handle(self, ready: Ready) -> None:
         core, reads = self.raft.core, self._requests.reads
@@ -466,18 +461,19 @@ class Group:
                 self.send(message)
         if ready.append is not None:
             self._writes.order(ready.append)
-            self._count_appended()
+            if self._requests.proposals.promised:
+                self._count_appended()
         for state in ready.read_states:
             reads.confirmed(state.context, state.index)
         if ready.apply is not None and self.stopped is None:
             self._apply(ready.apply.entries)
-        self._applier.answer(reads.answerable(self._applier.applied))
+        if reads.agreed:
+            self._applier.answer(reads.answerable(self._applier.applied))
 
     def _count_appended(self) -> None:
         """What entered the log is counted there, and not as promised any more."""
-        proposals = self._requests.proposals
-        if proposals.promised and not self._writes.waits:
-            proposals.appended()
+        if not self._writes.waits:
+            self._requests.proposals.appended()
 
     def _tell_leader(self) -> None:
         self._heard_leader, self._heard_term = self.leader, self.term
@@ -490,7 +486,8 @@ class Group:
                 self._own.append(response)
             else:
                 self.send(response)
-        self._services.wake(self)
+        if not self._at_work:  # else it is seen to there
+            self._services.wake(self)
 
     def _deliver_own(self) -> None:
         while self._own:
@@ -506,7 +503,7 @@ class Group:
         self._leadership.became_ready()
         if self.stopped is None:
             self._observer.on_applied()
-        self._maybe_snapshot(self._services.now_ms())
+        self._maybe_snapshot(self.elapsed_us() // 1_000)
 
     def _replay_sound(self) -> None:
         before, answer = self._applier.applied, self._requests.proposals.applied
@@ -625,10 +622,6 @@ class Group:
                 self._services.wake(self)
 
         self._services.later(delay_ms, call)
-
-    def now_ms(self) -> int:
-        """Time that only grows."""
-        return self._services.now_ms()
 
     def draw_session(self) -> int:
         """A number that nobody has used."""

@@ -10,7 +10,6 @@ from lowmark.errors import LowmarkError, Rejected
 from lowmark.group.calls import Calls
 from lowmark.group.config import GroupConfig
 from lowmark.group.errors import GroupStopped, GroupUnfinished
-from lowmark.group.future import Future
 from lowmark.group.group import Group
 from lowmark.group.machine import Machine, Observer, SilentObserver
 from lowmark.group.peers import ChangeFailed, PeerListener
@@ -20,7 +19,7 @@ from lowmark.group.transport import Transport, TransportLimits
 from lowmark.group.wire import Answer, Ask, Item, NotHere
 from lowmark.log import Dropped, GroupLeaving, GroupLog, GroupUnknown, Log, Written
 from lowmark.raft import ConfState
-from lowmark.runtime import Runtime
+from lowmark.runtime import Future, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +90,7 @@ class Groups:
         )
         self.clock = runtime.clock
         self.random = runtime.random
+        self.elapsed_us = runtime.loop.elapsed_us
         self._loop = runtime.loop
         self._disk = runtime.disk
         self._log = log
@@ -316,7 +316,7 @@ class Groups:
 
     def now_ms(self) -> int:
         """Time that only grows."""
-        return self._loop.elapsed_us() // 1_000
+        return self.elapsed_us() // 1_000
 
     def later(self, delay_ms: float, callback: Callable[[], None]) -> None:
         """Call back, unless everything is closed by then."""
@@ -330,7 +330,8 @@ class Groups:
     def wake(self, group: Group) -> None:
         """A group has work."""
         self._busy[group.name] = group
-        self._schedule()
+        if not self._scheduled:
+            self._schedule()
 
     def cut(self, node: int, reason: str) -> None:
         """A node sent what no sound one sends."""
@@ -345,20 +346,31 @@ class Groups:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
-    def turn(self) -> None:
-        """Do now what there is to do; for whoever has just proposed, from a turn of its own."""
-        if self._busy:
-            self._turn()
+    def run(self, step: Callable[[], None]) -> None:
+        """Do a step of a caller outside, and then at once what it gave groups to do.
+
+        What it proposes goes to the log in this turn of the loop, not in the next.
+        """
+        self._scheduled = True  # a turn comes, and need not be planned
+        try:
+            step()
+        except BaseException:
+            self._scheduled = False
+            self._schedule()
+            raise
+        self._turn()
 
     def _turn(self) -> None:
-        self._scheduled = False
-        if self._closed:
-            return
-        while self._busy:
-            busy, self._busy = self._busy, {}
-            for group in busy.values():
-                group.work()
-        self.transport.flush()
+        try:
+            while self._busy and not self._closed:
+                busy, self._busy = self._busy, {}
+                for group in busy.values():
+                    group.work()
+        finally:
+            # Not before: what wakes a group meanwhile is done here, and needs no other turn.
+            self._scheduled = False
+        if not self._closed:
+            self.transport.flush()
 
     # -- time -----------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import envelope
 from lowmark.group.applier import Applier
 from lowmark.group.errors import GroupBusy, NotLeader
-from lowmark.group.future import Future
 from lowmark.group.peers import ChangeAnswer, PeerChange, PeerListener
 from lowmark.group.requests import Requests
 from lowmark.group.rewrite import Rewrite
@@ -31,7 +30,7 @@ from lowmark.raft import (
     ProposalDropped,
     Role,
 )
-from lowmark.runtime import Buffer, HybridClock
+from lowmark.runtime import Buffer, Future, HybridClock
 
 if TYPE_CHECKING:
     from lowmark.group.group import Group
@@ -104,7 +103,7 @@ class Leadership:
 
     def became_ready(self) -> None:
         """The first entry of this leader's term is applied: now it may do everything."""
-        if not self._host.ready or self._ready_told == self._host.term:
+        if self._ready_told == self._host.raft.core.term or not self._host.ready:
             return
         self._ready_told = self._host.term
         self._found()
@@ -171,13 +170,13 @@ class Leadership:
 
     def enter_proposals(self) -> None:
         """Let what is queued enter the log, as far as there is room."""
-        proposals = self._requests.proposals
-        if not proposals.queued or not self._host.ready:
+        proposals, host = self._requests.proposals, self._host
+        if not proposals.queued or not host.ready:
             return
-        core = self._host.raft.core
+        core = host.raft.core
         if core.transferee != NOBODY:
             return  # until it is known who leads
-        room = self._host.config.waiting_bytes_max - core.uncommitted_bytes
+        room = self.config.waiting_bytes_max - core.uncommitted_bytes
         count = size = 0
         for proposal in proposals.queued:
             whole = proposal.raw or proposal.in_place
@@ -202,7 +201,7 @@ class Leadership:
                     datas.append(envelope.wrap_command(self._stamped, proposal.data))
         first = core.log.last_index + 1
         try:
-            self._host.raft.propose(datas)
+            host.raft.propose(datas)
         except ProposalDropped:
             for proposal in taken:
                 proposal.future.reject(self._not_leader())
@@ -407,7 +406,7 @@ class Leadership:
                 self.when_kept(callback)  # it only took too long
 
         future.then(applied)
-        self._requests.queue(b"", raw=True, future=future, timeout_ms=None)
+        self._requests.queue_wrapped(b"", future)
 
 
 _SAMPLE_MS = 1_000

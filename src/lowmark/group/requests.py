@@ -28,8 +28,8 @@ from lowmark.group.errors import (
     ShuttingDown,
     Superseded,
 )
-from lowmark.group.future import Future
-from lowmark.runtime import Buffer
+from lowmark.raft import Role
+from lowmark.runtime import Buffer, Future
 
 if TYPE_CHECKING:
     from lowmark.group.group import Group
@@ -65,10 +65,7 @@ class Proposals:
         """How much of the promise is this group's: 0 only if nothing is queued either."""
         self.queued: list[Proposal] = []
         self.queued_bytes = 0
-        self._pending: dict[int, tuple[int, Proposal]] = {}
-
-    def __len__(self) -> int:
-        return len(self.queued) + len(self._pending)
+        self.pending: dict[int, tuple[int, Proposal]] = {}
 
     def queue(self, proposal: Proposal) -> None:
         """Wait for a leader that is ready."""
@@ -89,21 +86,22 @@ class Proposals:
         """The first proposals of the queue."""
         taken = self.queued[:count]
         del self.queued[:count]
-        self.queued_bytes -= sum(len(proposal.data) for proposal in taken)
+        for proposal in taken:
+            self.queued_bytes -= len(proposal.data)
         return taken
 
     def entered(self, first: int, term: int, proposals: list[Proposal]) -> None:
         """They are in the log from an index on."""
         for index, proposal in enumerate(proposals, start=first):
-            old = self._pending.get(index)
+            old = self.pending.get(index)
             if old is not None:
                 # This node led before, lost its entry here, and leads again.
                 old[1].future.reject(Superseded(self._group, index=index, leader=None))
-            self._pending[index] = (term, proposal)
+            self.pending[index] = (term, proposal)
 
     def applied(self, index: int, term: int, result: object, leader: int) -> None:
         """An entry was applied."""
-        found = self._pending.pop(index, None)
+        found = self.pending.pop(index, None)
         if found is None:
             return
         if found[0] == term:
@@ -115,7 +113,7 @@ class Proposals:
     def skipped(self, index: int) -> None:
         """A snapshot was installed: what became of entries up to its index is not known here."""
         # Out first, told second: whoever is told may close the group.
-        skipped = [self._pending.pop(at)[1] for at in list(self._pending) if at <= index]
+        skipped = [self.pending.pop(at)[1] for at in list(self.pending) if at <= index]
         for proposal in skipped:
             proposal.future.reject(
                 OutcomeUnknown(self._group, why="a snapshot replaced the log around it")
@@ -130,7 +128,7 @@ class Proposals:
 
     def refuse_pending(self, error: Callable[[], LowmarkError]) -> None:
         """What becomes of these will not be known here."""
-        pending, self._pending = self._pending, {}
+        pending, self.pending = self.pending, {}
         for _, proposal in pending.values():
             proposal.future.reject(error())
 
@@ -143,8 +141,8 @@ class Proposals:
             self.queued_bytes -= size
             self.promised -= size + _ADDED_BYTES * len(unheard)
             self._promise(-size - _ADDED_BYTES * len(unheard))
-        expired = [at for at, (_, p) in self._pending.items() if p.deadline_ms <= now_ms]
-        late = [self._pending.pop(at)[1] for at in expired]
+        expired = [at for at, (_, p) in self.pending.items() if p.deadline_ms <= now_ms]
+        late = [self.pending.pop(at)[1] for at in expired]
         for proposal in unheard:
             why = f"its leader was not ready within {now_ms - proposal.since_ms} ms"
             busy = GroupBusy(self._group, why=why)
@@ -182,47 +180,47 @@ class Reads:
         """Of this process: an answer to a question of an earlier life is nobody's."""
         self._round = 0
         self.new: list[Read] = []
-        self._asked: dict[bytes, tuple[int, list[Read]]] = {}
-        self._confirmed: list[tuple[int, list[Read]]] = []
+        self.asked: dict[bytes, tuple[int, list[Read]]] = {}
+        self.agreed: list[tuple[int, list[Read]]] = []
 
     def __len__(self) -> int:
-        if not self._asked and not self._confirmed:
+        if not self.asked and not self.agreed:
             return len(self.new)
-        waiting = sum(len(reads) for _, reads in self._asked.values())
-        return len(self.new) + waiting + sum(len(reads) for _, reads in self._confirmed)
+        waiting = sum(len(reads) for _, reads in self.asked.values())
+        return len(self.new) + waiting + sum(len(reads) for _, reads in self.agreed)
 
     def ask(self, now_ms: int) -> bytes:
         """All new questions share one round; give its context. It is never used again."""
         self._round += 1
         context = self._nonce + self._round.to_bytes(8, "big")
-        self._asked[context] = (now_ms, self.new)
+        self.asked[context] = (now_ms, self.new)
         self.new = []
         return context
 
     def confirmed(self, context: bytes, index: int) -> None:
         """They may be answered once an index is applied."""
-        found = self._asked.pop(context, None)
+        found = self.asked.pop(context, None)
         if found is not None:
-            self._confirmed.append((index, found[1]))
+            self.agreed.append((index, found[1]))
 
     def answerable(self, applied: int) -> Iterator[Read]:
         """Questions whose index is applied."""
-        if not self._confirmed:
+        if not self.agreed:
             return
-        ready = [reads for index, reads in self._confirmed if index <= applied]
-        self._confirmed = [known for known in self._confirmed if known[0] > applied]
+        ready = [reads for index, reads in self.agreed if index <= applied]
+        self.agreed = [known for known in self.agreed if known[0] > applied]
         for reads in ready:
             yield from reads
 
     def ask_again(self, now_ms: int, after_ms: int) -> None:
         """What was asked long ago was probably lost: ask anew."""
-        for context in [c for c, (at, _) in self._asked.items() if now_ms - at >= after_ms]:
-            self.new += self._asked.pop(context)[1]
+        for context in [c for c, (at, _) in self.asked.items() if now_ms - at >= after_ms]:
+            self.new += self.asked.pop(context)[1]
 
     def expire(self, now_ms: int, *, trouble: LowmarkError | None) -> None:
         """Answer those that waited long enough."""
-        batches = [self.new, *(reads for _, reads in self._asked.values())]
-        batches += [reads for _, reads in self._confirmed]
+        batches = [self.new, *(reads for _, reads in self.asked.values())]
+        batches += [reads for _, reads in self.agreed]
         for reads in batches:
             if any(read.deadline_ms <= now_ms for read in reads):
                 late = [read for read in reads if read.deadline_ms <= now_ms]
@@ -231,14 +229,14 @@ class Reads:
                     waited = now_ms - read.since_ms
                     late_by = ReadTimedOut(self._group, waited_ms=waited)
                     read.future.reject(late_by if trouble is None else trouble.again())
-        self._asked = {c: known for c, known in self._asked.items() if known[1]}
-        self._confirmed = [known for known in self._confirmed if known[1]]
+        self.asked = {c: known for c, known in self.asked.items() if known[1]}
+        self.agreed = [known for known in self.agreed if known[1]]
 
     def refuse(self, error: Callable[[], LowmarkError]) -> None:
         """There will be no answers."""
-        batches = [self.new, *(reads for _, reads in self._asked.values())]
-        batches += [reads for _, reads in self._confirmed]
-        self.new, self._asked, self._confirmed = [], {}, []
+        batches = [self.new, *(reads for _, reads in self.asked.values())]
+        batches += [reads for _, reads in self.agreed]
+        self.new, self.asked, self.agreed = [], {}, []
         for reads in batches:
             for read in reads:
                 read.future.reject(error())
@@ -249,6 +247,9 @@ class Requests:
 
     def __init__(self, host: Group, nonce: bytes) -> None:
         self._host = host
+        self._log = host.log
+        self._config = host.config
+        self._elapsed_us = host.elapsed_us
         self.proposals = Proposals(host.name, host.log.promise)
         self.reads = Reads(host.name, nonce)
         self.short_of: int | None = None
@@ -257,34 +258,48 @@ class Requests:
     @property
     def waiting(self) -> int:
         """How many requests are not answered."""
-        return len(self.proposals) + len(self.reads)
+        proposals, reads = self.proposals, self.reads
+        count = len(proposals.queued) + len(proposals.pending)
+        return count + len(reads) if reads.new or reads.asked or reads.agreed else count
 
     def propose(
-        self, command: Buffer, timeout_ms: int | None, *, in_place: bool = False
+        self, command: Buffer, *, timeout_ms: int | None = None, in_place: bool = False
     ) -> Future[object]:
-        """Have a command applied."""
+        """Have a command applied by all members; the future gives the machine's result.
+
+        It always resolves: with the result, or with the reason (see `errors`). `in_place`, for a
+        large command: it is a writable `memoryview` whose first `COMMAND_BYTES` are room for the
+        group. The buffer is the group's from here on: it goes into the log as it is, without a
+        copy.
+        """
         if not isinstance(command, bytes | bytearray | memoryview):
             raise TypeError(f"a command is bytes, not {type(command).__name__}")
-        future: Future[object] = Future()
-        refusal = self._refusal(len(command)) or self._no_space(command, in_place=in_place)
+        size = len(command)
+        refusal = self._refusal(size)
+        if refusal is None and not self._log.fits(size):
+            refusal = self._no_space(command, in_place=in_place)
         if refusal is not None:
-            future.reject(refusal)
-            return future
-        self.queue(command, raw=False, future=future, timeout_ms=timeout_ms, in_place=in_place)
+            return Future.failed(refusal)
+        future: Future[object] = Future()
+        now = self._elapsed_us() // 1_000
+        wait = self._config.request_timeout_ms if timeout_ms is None else timeout_ms
+        self.proposals.queue(Proposal(command, False, future, now, now + wait, in_place))
+        self._host.wake()
         return future
 
     def _refusal(self, size: int) -> LowmarkError | None:
-        host, config, proposals = self._host, self._host.config, self.proposals
+        host, config, proposals = self._host, self._config, self.proposals
         if host.stopped is not None:
             return host.stopped.again()
-        trouble = host.trouble
-        if trouble is not None:
-            return trouble
-        if not host.leads:
+        if self._log.trouble is not None:
+            trouble = host.trouble
+            if trouble is not None:
+                return trouble
+        if host.raft.core.role is not Role.LEADER:
             return NotLeader(host.name, leader=host.leader or None)
         if size > config.command_bytes_max:
             return CommandTooLarge(size=size, limit=config.command_bytes_max)
-        if len(proposals) + len(self.reads) >= config.waiting_requests_max:
+        if self.waiting >= config.waiting_requests_max:
             return self._full()
         waiting = proposals.queued_bytes
         if waiting and waiting + size > config.waiting_bytes_max:
@@ -294,8 +309,6 @@ class Requests:
     def _no_space(self, command: Buffer, *, in_place: bool) -> LowmarkError | None:
         """Refuse before it is in the log what would use the reserve: there it can't be refused."""
         host, size = self._host, len(command)
-        if host.log.fits(size):
-            return None
         if host.machine.may_use_reserve(memoryview(command)[COMMAND_BYTES if in_place else 0 :]):
             return None
         try:
@@ -311,19 +324,11 @@ class Requests:
         limit = self._host.config.waiting_requests_max
         return GroupBusy(self._host.name, why=f"{limit} requests wait")
 
-    def queue(
-        self,
-        data: Buffer,
-        *,
-        raw: bool,
-        future: Future[object],
-        timeout_ms: int | None,
-        in_place: bool = False,
-    ) -> None:
-        """Have something enter the log when this member leads and is ready."""
-        now = self._host.now_ms()
-        wait = self._host.config.request_timeout_ms if timeout_ms is None else timeout_ms
-        self.proposals.queue(Proposal(data, raw, future, now, now + wait, in_place))
+    def queue_wrapped(self, data: bytes, future: Future[object]) -> None:
+        """Have an entry of the group's own enter the log when this member leads and is ready."""
+        now = self._elapsed_us() // 1_000
+        wait = self._config.request_timeout_ms
+        self.proposals.queue(Proposal(data, True, future, now, now + wait))
         self._host.wake()
 
     def propose_wrapped(self, datas: list[bytes]) -> list[Future[object]]:
@@ -334,11 +339,11 @@ class Requests:
         self._host.log.check_space(sum(map(len, datas)))  # copies free nothing by themselves
         futures: list[Future[object]] = [Future() for _ in datas]
         for data, future in zip(datas, futures, strict=True):
-            self.queue(data, raw=True, future=future, timeout_ms=None)
+            self.queue_wrapped(data, future)
         return futures
 
-    def read(self, query: object, timeout_ms: int | None) -> Future[object]:
-        """Have a question answered, linearizably."""
+    def read(self, query: object, *, timeout_ms: int | None = None) -> Future[object]:
+        """Ask the machine, linearizably: the answer reflects all that was answered before."""
         host, future = self._host, Future[object]()
         if host.stopped is not None:
             future.reject(host.stopped.again())
@@ -346,7 +351,7 @@ class Requests:
         if self.waiting >= host.config.waiting_requests_max:
             future.reject(self._full())
             return future
-        now = host.now_ms()
+        now = self._elapsed_us() // 1_000
         wait = host.config.request_timeout_ms if timeout_ms is None else timeout_ms
         self.reads.new.append(Read(query, future, now, now + wait))
         host.wake()

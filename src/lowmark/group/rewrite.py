@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from lowmark.errors import LowmarkError
 from lowmark.group import envelope
-from lowmark.group.future import Future
 from lowmark.group.machine import Machine
 from lowmark.log import GroupLog
+from lowmark.runtime import Future
 
 if TYPE_CHECKING:
     from lowmark.group.leadership import Leadership

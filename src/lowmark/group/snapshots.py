@@ -82,7 +82,7 @@ class Snapshots:
         patience = _PATIENCE if follower_close else 1
         if entries >= config.snapshot_entries * patience:
             return True
-        if self._log.log_bytes >= config.snapshot_bytes * patience:
+        if self._log.has_bytes(config.snapshot_bytes * patience):
             return entries >= config.snapshot_entries_min
         return now_ms - self._taken_at_ms >= config.snapshot_age_ms
 

@@ -18,7 +18,6 @@ from lowmark.group.config import GroupConfig
 from lowmark.log import Entry as LogEntry
 from lowmark.log import GroupLog
 from lowmark.raft import Config, ConfState, Entry, EntryKind, HardState, RaftNode, Snapshot
-from lowmark.runtime import Buffer
 
 
 class GroupMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -73,13 +72,6 @@ def raft_entry(stored: LogEntry) -> Entry:
     if kind is not EntryKind.NORMAL:
         data = bytes(memoryview(data)[1:])
     return Entry(stored.index, stored.term, kind, data)
-
-
-def entry_data(entry: Entry) -> Buffer:
-    """An entry of the core as the log stores it."""
-    if entry.kind is EntryKind.NORMAL:
-        return entry.data
-    return envelope.wrap_change(entry.kind, entry.data)
 
 
 class GroupStorage:

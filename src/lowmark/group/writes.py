@@ -20,16 +20,20 @@ committed is written in pieces, with the record between them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from itertools import groupby
+from collections.abc import Callable
+from operator import attrgetter
 
 import msgspec
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
-from lowmark.group.storage import GroupMeta, entry_data
+from lowmark.group.envelope import wrap_change
+from lowmark.group.storage import GroupMeta
 from lowmark.log import EntryTooLarge, GroupLog, GroupQuarantined, InstallRefused, Written
 from lowmark.raft import Entry, EntryKind, HardState, Snapshot, StorageAppend
 from lowmark.raft.messages import Response
+from lowmark.runtime import Buffer
+
+_data_of = attrgetter("data")
 
 Install = Callable[[Snapshot, Callable[[LowmarkError | None], None]], None]
 
@@ -59,10 +63,6 @@ class _Write:
         self.last = order.entries[-1].index if order.entries else 0
         self.last_term = order.entries[-1].term if order.entries else 0
 
-    @property
-    def done(self) -> bool:
-        return self.snapshot_done and not self.records_due and self.entries_done
-
 
 class Writes:
     """The orders of one group."""
@@ -75,7 +75,7 @@ class Writes:
         install: Install,
         release: Callable[[list[Response]], None],
         failed: Callable[[LowmarkError], None],
-        may_use_reserve: Callable[[list[Entry]], bool],
+        may_use_reserve: Callable[[list[Entry], int], bool],
     ) -> None:
         self._may_use_reserve = may_use_reserve
         self._log = log
@@ -89,7 +89,8 @@ class Writes:
         """Where changes of members are that the record does not call committed."""
         self._unknown_to = log.last_index
         """Any entry up to here may be one: it was there before this life."""
-        self._waiting: deque[_Write] = deque()
+        self.waits: deque[_Write] = deque()
+        """Orders that the log has not taken yet, or not whole."""
         self._ordered: deque[_Write] = deque()
         self._closed = False
         self._submitting = False
@@ -97,17 +98,12 @@ class Writes:
     @property
     def idle(self) -> bool:
         """Whether everything that was ordered is durable."""
-        return not self._waiting and not self._ordered
-
-    @property
-    def waits(self) -> bool:
-        """Whether the log has not taken everything that was ordered."""
-        return bool(self._waiting)
+        return not self.waits and not self._ordered
 
     @property
     def stuck_order(self) -> object:
         """The order that the log does not take, if any."""
-        return self._waiting[0] if self._waiting and self._waiting[0].snapshot_done else None
+        return self.waits[0] if self.waits and self.waits[0].snapshot_done else None
 
     @property
     def hard(self) -> HardState:
@@ -116,7 +112,7 @@ class Writes:
 
     def order(self, order: StorageAppend) -> None:
         """Carry an order out."""
-        self._waiting.append(_Write(order))
+        self.waits.append(_Write(order))
         self.retry()
 
     def retry(self) -> None:
@@ -125,11 +121,19 @@ class Writes:
             return
         self._submitting = True
         try:
-            while self._waiting and not self._closed:
-                write = self._waiting[0]
-                if not self._submit(write):
+            while self.waits and not self._closed:
+                write = self.waits[0]
+                if not write.snapshot_done:
+                    self._begin_install(write)
                     break
-                self._waiting.popleft()
+                try:
+                    if not write.voted:
+                        self._submit_vote(write)
+                    if write.order.entries:
+                        self._submit_entries(write)
+                except (Unavailable, InstallRefused):
+                    break  # it waits
+                self.waits.popleft()
                 self._ordered.append(write)
         except (Corrupt, EntryTooLarge, GroupQuarantined) as error:
             self._fail(error)
@@ -158,24 +162,10 @@ class Writes:
     def close(self) -> None:
         """Answer nothing any more."""
         self._closed = True
-        self._waiting.clear()
+        self.waits.clear()
         self._ordered.clear()
 
     # -- one order ------------------------------------------------------------------------------
-
-    def _submit(self, write: _Write) -> bool:
-        """Give an order to the log; False if it must wait."""
-        if not write.snapshot_done:
-            self._begin_install(write)
-            return False
-        try:
-            self._submit_vote(write)
-            self._submit_entries(write)
-        except (GroupQuarantined, Corrupt):
-            raise
-        except (Unavailable, InstallRefused):
-            return False
-        return True
 
     def _begin_install(self, write: _Write) -> None:
         snapshot = write.order.snapshot
@@ -196,8 +186,6 @@ class Writes:
 
     def _submit_vote(self, write: _Write) -> None:
         """Write the term, the vote and the incarnation, if they are new, ahead of the entries."""
-        if write.voted:
-            return
         self._hard = write.order.hard or self._hard
         hard, old = self._hard, self._meta.hard
         if (hard.term, hard.vote, hard.incarnation) != (old.term, old.vote, old.incarnation):
@@ -230,33 +218,34 @@ class Writes:
         self._changes_at = [at for at in self._changes_at if at > hard.commit]
 
     def _submit_entries(self, write: _Write) -> None:
-        entries = write.order.entries
-        if not entries:
-            return
-        for piece in _pieces(entries[write.appended :]):
-            first = piece[0].index
-            if self._has_committed_change(
-                self._meta.hard.commit, min(self._hard.commit, first - 1)
-            ):
-                self._record(write, below=first)
-            for term, run in groupby(piece, lambda entry: entry.term):
-                same = list(run)
-                datas = [entry_data(entry) for entry in same]
-                fits = self._log.fits(sum(map(len, datas)))
-                reserve = fits or self._may_use_reserve(same)
-                self._log.append(term, datas, first=same[0].index, reserve=reserve)
-                self._unknown_to = min(self._unknown_to, same[0].index - 1)
-                self._changes_at = [at for at in self._changes_at if at < same[0].index]
-                self._changes_at += _changes_in(same)
-                write.appended += len(same)
+        for piece in _pieces(write.order.entries[write.appended :]):
+            first, kind, known = piece[0].index, piece[0].kind, self._meta.hard.commit
+            if self._changes_at or known < self._unknown_to:  # else there is none to look for
+                if self._has_committed_change(known, min(self._hard.commit, first - 1)):
+                    self._record(write, below=first)
+            datas: list[Buffer] = list(map(_data_of, piece))
+            if kind is not EntryKind.NORMAL:
+                datas = [wrap_change(kind, data) for data in datas]
+            reserve = self._may_use_reserve(piece, sum(map(len, datas)))
+            self._log.append(piece[0].term, datas, first=first, reserve=reserve)
+            self._unknown_to = min(self._unknown_to, first - 1)
+            if self._changes_at:
+                self._changes_at = [at for at in self._changes_at if at < first]
+            if kind is not EntryKind.NORMAL:
+                self._changes_at.append(first)
+            write.appended += len(piece)
         if self._log.written_index >= write.last and not self._ordered:
             write.entries_done = True
 
     def _settle(self) -> None:
-        while self._ordered and self._ordered[0].done and not self._closed:
-            self._release(self._ordered.popleft().order.responses)
-        if self._waiting and not self._ordered and not self._submitting:
-            if self._waiting[0].order.snapshot is not None:
+        while self._ordered and not self._closed:
+            first = self._ordered[0]
+            if not first.snapshot_done or first.records_due or not first.entries_done:
+                break
+            self._ordered.popleft()
+            self._release(first.order.responses)
+        if self.waits and not self._ordered and not self._submitting:
+            if self.waits[0].order.snapshot is not None:
                 self.retry()  # it waited for everything before it
 
     def _fail(self, error: LowmarkError) -> None:
@@ -264,18 +253,14 @@ class Writes:
         self._failed(error)
 
 
-def _changes_in(entries: list[Entry]) -> list[int]:
-    return [entry.index for entry in entries if entry.kind is not EntryKind.NORMAL]
-
-
-def _pieces(entries: list[Entry]) -> Iterator[list[Entry]]:
-    """The entries, cut before and behind each change of members."""
-    start = 0
-    for at, entry in enumerate(entries):
-        if entry.kind is not EntryKind.NORMAL:
-            if at > start:
-                yield entries[start:at]
-            yield entries[at : at + 1]
-            start = at + 1
-    if start < len(entries):
-        yield entries[start:]
+def _pieces(entries: list[Entry]) -> list[list[Entry]]:
+    """The entries, cut before and behind each change of members, and where the term changes."""
+    pieces: list[list[Entry]] = []
+    for entry in entries:
+        before = pieces[-1][-1] if pieces else None
+        both_normal = before is not None and before.kind is entry.kind is EntryKind.NORMAL
+        if before is not None and both_normal and before.term == entry.term:
+            pieces[-1].append(entry)
+        else:
+            pieces.append([entry])
+    return pieces

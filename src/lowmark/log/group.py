@@ -36,6 +36,7 @@ from lowmark.log.snapshot_format import SnapshotMeta
 from lowmark.log.snapshots import Snapshot, SnapshotSender, needed_by, read_state
 from lowmark.log.state import CompactionRun, GroupState, LiveRow
 from lowmark.log.tasks import OnDone
+from lowmark.log.wal import RunWrite
 from lowmark.runtime import Buffer
 
 if TYPE_CHECKING:
@@ -53,6 +54,13 @@ class GroupLog:
     def __init__(self, services: Log, state: GroupState) -> None:
         self._services = services
         self._state = state
+        self._wal = services.wal
+        self.fits = services.wal.fits
+        """Whether so much would be taken without `reserve`, as far as is known."""
+        self.promise = services.promise
+        """Count so much as taken that will be appended; less than 0 when it is, or never will be.
+        The sum is the node's: what one group has promised, another does not get.
+        """
 
     # -- where it stands ------------------------------------------------------------------------
 
@@ -111,6 +119,10 @@ class GroupLog:
         """About how much data the normal section has: what a snapshot at its end would cover."""
         return read_plan.log_bytes(self._state)
 
+    def has_bytes(self, limit: int) -> bool:
+        """Whether it has so much data; cheaper than `log_bytes`."""
+        return read_plan.has_bytes(self._state, limit)
+
     @property
     def quarantined(self) -> str | None:
         """Why the group takes no writes here, if so."""
@@ -137,24 +149,15 @@ class GroupLog:
 
     # -- writing --------------------------------------------------------------------------------
 
-    def fits(self, size: int) -> bool:
-        """Whether so much would be taken without `reserve`, as far as is known."""
-        return self._services.fits(size)
-
     def check_space(self, size: int) -> None:
         """Raise `DiskFull` if so much is not taken without `reserve`."""
         self._services.check_space(size)
 
-    def promise(self, size: int) -> None:
-        """Count so much as taken that will be appended; less than 0 when it is, or never will be.
-
-        The sum is the node's: what one group has promised, another does not get.
-        """
-        self._services.promise(size)
-
     @property
     def trouble(self) -> LowmarkError | None:
         """What keeps all that is appended from becoming durable, and not just this once."""
+        if self._state.sick is None and self._wal.well:
+            return None  # asked with every proposal
         return self.unwritable or self._services.trouble
 
     def append(
@@ -177,7 +180,7 @@ class GroupLog:
         if first > state.last_index + 1 or first < 1:
             raise NotContiguous(self.name, first=first, last=state.last_index)
         check_u63(term, "a term")
-        datas = [own(data) for data in datas]
+        datas = list(map(own, datas))
         largest = max(map(len, datas), default=0)
         if largest > config.entry_bytes_max:
             raise EntryTooLarge(size=largest, limit=config.entry_bytes_max)
@@ -195,17 +198,19 @@ class GroupLog:
             raise TermFell(self.name, term=term, previous=previous)
         if not reserve:
             self._services.check_space(sum(map(len, datas)))
-        waiting = self._services.queued_bytes()
+        waiting = self._wal.queued_bytes
         if waiting > config.wal_queue_bytes_max:
             raise LogBusy(waiting=waiting, limit=config.wal_queue_bytes_max)
         runs = _cut_into_runs(at, term, datas, largest=largest, config=config)
         for run in runs:
+            state.appended_bytes += run.data_bytes
             state.memtable.append(run)
             if run.count == 1 and len(run.payload) >= config.large_entry_bytes_min:
                 state.loaded.append(run)
         state.written_index = min(state.written_index, at - 1)
-        state.last_index, state.last_term = runs[-1].last, term
-        self._services.write(state, runs)
+        state.last_index, state.last_term = at + len(datas) - 1, term
+        for run in runs:
+            self._wal.write(RunWrite(state, run))
         return first
 
     def let_go(self, index: int) -> None:
@@ -244,17 +249,16 @@ class GroupLog:
             state.last_term = 0  # the group is broken already, and takes nothing that could follow
 
     def _check_writes(self, *, while_installing: bool = False) -> None:
+        state = self._state
         self._services.check_writable()
-        self._check_sound()
-        if self._state.sick is not None:
-            self._check_folder()
-        if self._state.installing and not while_installing:
+        if state.deleted or state.quarantine is not None:
+            self._check_sound()
+        if state.sick is not None:
+            unwritable = self.unwritable
+            if unwritable is not None:
+                raise unwritable
+        if state.installing and not while_installing:
             raise InstallRefused(f"group {self.name} is taking a snapshot over just now")
-
-    def _check_folder(self) -> None:
-        unwritable = self.unwritable
-        if unwritable is not None:
-            raise unwritable
 
     def _check_there(self) -> None:
         if self._state.deleted:
@@ -470,7 +474,9 @@ class GroupLog:
         self._services.check_writable()
         self._services.check_space(0)
         self._check_sound()
-        self._check_folder()
+        unwritable = self.unwritable
+        if unwritable is not None:
+            raise unwritable
         check_u63(meta.index, "an index")
         check_u63(meta.term, "a term")
         if meta.index <= self._state.row.snapshot_index or last_applied > meta.index:

@@ -328,13 +328,10 @@ class Log:
             raise LogClosed("it was closed")
         if self._read_only:
             raise LogClosed("it was opened for reading only")
-        refusal = self.wal.refusal
-        if refusal is not None:
-            raise refusal.again()
-
-    def fits(self, size: int) -> bool:
-        """Whether so much would be taken that may not use the reserve, as far as is known."""
-        return self.wal.fits(size)
+        if not self.wal.well:
+            refusal = self.wal.refusal
+            if refusal is not None:
+                raise refusal.again()
 
     def check_space(self, size: int) -> None:
         """Raise `DiskFull` if so much may not be taken that may not use the reserve."""
@@ -349,10 +346,6 @@ class Log:
     def now_ms(self) -> int:
         """The wall clock, for records."""
         return self._loop.wall_ms()
-
-    def queued_bytes(self) -> int:
-        """How much waits for the WAL."""
-        return self.wal.queued_bytes
 
     # -- starting -------------------------------------------------------------------------------
 
@@ -416,7 +409,7 @@ class Log:
             match write:
                 case RunWrite(state=state, run=run):
                     if run.kept and not state.deleted:
-                        state.written_index = max(state.written_index, run.kept_last)
+                        state.written_index = max(state.written_index, run.first + run.kept - 1)
                         answers.append(partial(self._tell_written, state, run))
                 case MetaWrite(state=state, data=data, on_done=on_done):
                     if not state.deleted:
@@ -430,7 +423,8 @@ class Log:
     def _tell_written(self, state: GroupState, run: Run) -> None:
         # Whoever was told before may have overwritten this, or deleted its group.
         if run.kept and not state.deleted:
-            self.on_written(Written(state.name, run.term, run.first, run.kept_last))
+            last = run.first + run.kept - 1
+            self.on_written(Written(state.name, run.term, run.first, last))
 
     def _tell_dropped(self, event: Dropped) -> None:
         if not self._closed:
@@ -545,11 +539,6 @@ class Log:
             raise
 
     # -- services for groups --------------------------------------------------------------------
-
-    def write(self, state: GroupState, runs: list[Run]) -> None:
-        """Give runs to the WAL."""
-        for run in runs:
-            self.wal.write(RunWrite(state, run))
 
     def write_meta(self, state: GroupState, data: bytes, on_done: OnDone) -> None:
         """Give a group's own record to the WAL."""

@@ -258,6 +258,19 @@ def log_bytes(state: GroupState) -> int:
     return size + state.segment_bytes_known[1]
 
 
+def has_bytes(state: GroupState, limit: int) -> bool:
+    """Whether there are so many (`log_bytes`). They are counted only if that can be: the log grows
+    by what is appended, and what was in memory is weighed anew as a segment.
+    """
+    size, appended, segment = state.bytes_known
+    newest = state.segments[-1].number if state.segments else 0
+    if segment != newest or size + state.appended_bytes - appended >= limit:
+        size = log_bytes(state)
+        state.bytes_known = size, state.appended_bytes, newest
+        return size >= limit
+    return False
+
+
 def _in_segments(state: GroupState, first: int, last: int) -> Iterator[tuple[SegmentRef, int, int]]:
     """The segments that hold a range, each with the first and last index of it that is there."""
     if state.memtable.first is not None:

@@ -131,6 +131,10 @@ class GroupState:
     """Large files that may have no user any more; phase 1 looks."""
     surveyed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """Per segment what phase 3 counted last: expected, kept entries, kept bytes."""
+    appended_bytes: int = 0
+    """How much data was appended in this life."""
+    bytes_known: tuple[int, int, int] = (0, 0, -1)
+    """What `read_plan.log_bytes` gave last, how much was appended then, and the newest segment."""
     segment_bytes_known: tuple[tuple[int, int, int], int] = ((0, 0, 0), 0)
     """What `read_plan.log_bytes` counted last, and for which segments."""
     links: dict[int, int] = field(default_factory=dict)

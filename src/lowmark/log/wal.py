@@ -31,8 +31,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
-from lowmark.errors import LowmarkError, invariant
+from lowmark.errors import InvariantBroken, LowmarkError
 from lowmark.log import files, large_format, wal_format
 from lowmark.log.config import LogConfig
 from lowmark.log.entries import LargePlace, Run
@@ -68,11 +69,12 @@ class RunWrite:
 
     state: GroupState
     run: Run
-    size: int = field(init=False)
+    size: int
     """About how many bytes it will take."""
 
-    def __post_init__(self) -> None:
-        self.size = len(self.run.payload) + 8 * self.run.count + wal_format.ROW_BYTES
+    def __init__(self, state: GroupState, run: Run) -> None:
+        self.state, self.run = state, run
+        self.size = len(run.payload) + 8 * run.count + wal_format.ROW_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -167,6 +169,7 @@ class Wal:
         self._disk = runtime.disk
         self._lane = runtime.loop.lane("wal")
         self._config = config
+        self._files_waiting_max = config.wal_files_waiting_max
         self._groups = groups
         self._on_written = on_written
         self._on_closed = on_closed
@@ -211,7 +214,7 @@ class Wal:
         self._first_number = number
         new = self._plan_file(number)
         try:
-            free = self._write_file(new)()
+            free = self._write_file(new)
         except DiskFull as full:
             self._stop(full)  # reads, deletes and compaction need no WAL
             return
@@ -221,8 +224,15 @@ class Wal:
         """Take a write; it is made durable with whatever else is waiting."""
         self._queue.append(write)
         self.queued_bytes += write.size
-        self.look_for_room()
-        self._plan_pump()
+        if not (self._had_room and self.queued_bytes < self._room_bytes and self.well):
+            self.look_for_room()
+        if not self._pump_planned:
+            self._plan_pump()
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing at all keeps it from writing. Asked with every append: two looks."""
+        return self.stopped is None and self.files_waiting < self._files_waiting_max
 
     def drop(self, state: GroupState) -> list[Write]:
         """Forget what waits of a group that was deleted, or is broken; give it back."""
@@ -240,12 +250,9 @@ class Wal:
     @property
     def refusal(self) -> LowmarkError | None:
         """The disk's error that keeps it from writing, its own or the segment writer's."""
-        # Asked with every append: most often two looks are enough.
         if self.stopped is not None:
             return self.stopped
-        if self.files_waiting < self._config.wal_files_waiting_max or not self._full:
-            return None
-        return self._flush_error()
+        return self._flush_error() if self.waits_for_flush else None
 
     @property
     def _full(self) -> bool:
@@ -254,7 +261,7 @@ class Wal:
     @property
     def waits_for_flush(self) -> bool:
         """Whether nothing is written before the segment writer is through with a file."""
-        return self.files_waiting >= self._config.wal_files_waiting_max and self._full
+        return self.files_waiting >= self._files_waiting_max and self._full
 
     @property
     def newest_number(self) -> int:
@@ -267,7 +274,7 @@ class Wal:
 
     def look_for_room(self) -> None:
         """Plan to tell when there is room again; the one who hears looks for himself."""
-        has_room = self.queued_bytes < self._room_bytes and self.refusal is None
+        has_room = self.queued_bytes < self._room_bytes and (self.well or self.refusal is None)
         if has_room and not self._had_room:
             self._loop.call_soon(self._on_room)
         self._had_room = has_room
@@ -375,7 +382,9 @@ class Wal:
 
     def _plan_pump(self) -> None:
         # One turn later, so that everything appended in this turn shares a batch.
-        if not self._pump_planned and not self._busy and not self.closed:
+        if self._pump_planned or self._busy or self.closed:
+            return
+        if self._queue or self._roll_asked:
             self._pump_planned = True
             self._loop.call_soon(self._pump)
 
@@ -384,7 +393,7 @@ class Wal:
         if self._busy or self.closed or self.stopped is not None:
             return
         if self._roll_asked or (self._full and self._queue):
-            if self.files_waiting < self._config.wal_files_waiting_max:
+            if self.files_waiting < self._files_waiting_max:
                 self._roll_asked = False
                 self._roll()
                 return
@@ -407,7 +416,7 @@ class Wal:
             return
         self._busy = True
         self._writing_bytes = before - self.queued_bytes
-        self._lane.submit(self._write_batch(batch), lambda done: self._finish_batch(batch, done))
+        self._lane.submit(partial(self._write_batch, batch), partial(self._finish_batch, batch))
 
     def _plan_look(self) -> None:
         """Pump again later, once, however often it is asked for."""
@@ -421,7 +430,7 @@ class Wal:
 
     def _make_batch(self) -> _Batch:
         batch = _Batch(self.number, self.sequence, self.durable_bytes, [], {}, [])
-        size = 0
+        size, large_bytes_min = 0, self._config.large_entry_bytes_min
         while self._queue and (not batch.writes or size < self._config.wal_batch_bytes_max):
             write = self._queue.popleft()
             self.queued_bytes -= write.size
@@ -431,8 +440,10 @@ class Wal:
                     if run.kept == 0:
                         continue  # overwritten before it was ever written
                     # What a snapshot overtook, and does not need, counts as written without it.
-                    if run.last >= state.row.smallest_live:
-                        self._place(batch, state, run)
+                    if run.first + run.count > state.row.smallest_live:
+                        if run.count == 1 and len(run.payload) >= large_bytes_min:
+                            self._place_large(batch, state, run)
+                        state.memtable.stored(run, self.number)
                         record = wal_format.run_record(self._writer(batch, state), run)
                         batch.records.append(record)
                 case MetaWrite(state=state, data=data):
@@ -453,45 +464,37 @@ class Wal:
             )
         return writer
 
-    def _place(self, batch: _Batch, state: GroupState, run: Run) -> None:
-        if run.count == 1 and len(run.payload) >= self._config.large_entry_bytes_min:
-            number, offset = state.place_large(
-                wal=self.number,
-                frame_bytes=large_format.frame_bytes(len(run.payload)),
-                header_bytes=large_format.HEADER_BYTES,
-                bytes_max=self._config.segment_bytes_max,
-            )
-            key = (state.folder, number)
-            if key not in batch.large:
-                path = f"{state.folder}/{files.large_name(number)}"
-                header = large_format.encode_header(number, state.incarnation)
-                batch.large[key] = _LargeWrite(path, header, state.shared_folder)
-            batch.large[key].frames.append((offset, run))
-            run.large = LargePlace(number, offset + large_format.FRAME_BYTES)
-        state.memtable.stored(run, self.number)
+    def _place_large(self, batch: _Batch, state: GroupState, run: Run) -> None:
+        number, offset = state.place_large(
+            wal=self.number,
+            frame_bytes=large_format.frame_bytes(len(run.payload)),
+            header_bytes=large_format.HEADER_BYTES,
+            bytes_max=self._config.segment_bytes_max,
+        )
+        key = (state.folder, number)
+        if key not in batch.large:
+            path = f"{state.folder}/{files.large_name(number)}"
+            header = large_format.encode_header(number, state.incarnation)
+            batch.large[key] = _LargeWrite(path, header, state.shared_folder)
+        batch.large[key].frames.append((offset, run))
+        run.large = LargePlace(number, offset + large_format.FRAME_BYTES)
 
-    def _write_batch(self, batch: _Batch) -> Callable[[], tuple[int, int, int]]:
+    def _write_batch(self, batch: _Batch) -> tuple[int, int, int]:
         """The lane's step: how many bytes went to the WAL and to large files, and are free."""
-
-        def step() -> tuple[int, int, int]:
-            large_bytes = 0
-            for (folder, _), large in batch.large.items():
-                try:
-                    large_bytes += self._handles.write_large(large)
-                except LowmarkError as error:
-                    raise _LargeFailed(folder, error) from error
-            buffers = wal_format.encode_batch(batch.number, batch.sequence, batch.records)
-            file = self._handles.wal
-            invariant(file is not None, "the WAL has an open file")
-            file.write_at(batch.offset, buffers)  # type: ignore[union-attr]
-            file.datasync()  # type: ignore[union-attr]
-            return sum(map(len, buffers)), large_bytes, self._free_now()
-
-        return step
-
-    def _free_now(self) -> int:
-        """On the lane."""
-        return self._disk.free_bytes() if self._config.disk_reserved_bytes else 0
+        large_bytes = 0
+        for (folder, _), large in batch.large.items():
+            try:
+                large_bytes += self._handles.write_large(large)
+            except LowmarkError as error:
+                raise _LargeFailed(folder, error) from error
+        buffers = wal_format.encode_batch(batch.number, batch.sequence, batch.records)
+        file = self._handles.wal
+        if file is None:
+            raise InvariantBroken("the WAL has an open file")
+        file.write_at(batch.offset, buffers)
+        file.datasync()
+        free = self._disk.free_bytes() if self._config.disk_reserved_bytes else 0
+        return sum(map(len, buffers)), large_bytes, free
 
     def _finish_batch(self, batch: _Batch, done: Outcome[tuple[int, int, int]]) -> None:
         self._busy = False
@@ -561,7 +564,7 @@ class Wal:
     def _roll(self) -> None:
         new = self._plan_file(max(self.number + 1, self._first_number) + self._burned)
         self._busy = True
-        self._lane.submit(self._write_file(new), lambda done: self._roll_done(new, done))
+        self._lane.submit(partial(self._write_file, new), partial(self._roll_done, new))
 
     def _plan_file(self, number: int) -> _NewFile:
         """A new file begins with what older ones said and no segment holds: the groups' metas."""
@@ -576,14 +579,10 @@ class Wal:
         buffers += wal_format.encode_batch(number, 0, records)
         return _NewFile(number, buffers, [state.incarnation for state in carried])
 
-    def _write_file(self, new: _NewFile) -> Callable[[], int]:
+    def _write_file(self, new: _NewFile) -> int:
         """The lane's step: how many bytes are free."""
-
-        def step() -> int:
-            self._handles.open_wal(new.number, new.buffers)
-            return self._disk.free_bytes()
-
-        return step
+        self._handles.open_wal(new.number, new.buffers)
+        return self._disk.free_bytes()
 
     def _roll_done(self, new: _NewFile, done: Outcome[int]) -> None:
         self._busy = False

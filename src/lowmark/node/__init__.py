@@ -24,6 +24,7 @@ limit that does not exist.
 nothing else. Quiet unless something needs a person.
 """
 
+from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent, ThreadAnswer
 from lowmark.node.client import AnswerLost, NodeClient, NodeUnreachable
 from lowmark.node.directory import NotADatabase, check_directory, data_path, make_directory
 from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
@@ -40,7 +41,6 @@ from lowmark.node.messages import (
     WatchStarted,
 )
 from lowmark.node.node import Node, NodeOptions
-from lowmark.node.server import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.settings import Settings, load_settings
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "Settings",
     "Status",
     "StoredEntry",
+    "ThreadAnswer",
     "WatchEvent",
     "WatchStarted",
     "check_directory",

@@ -13,6 +13,7 @@ from lowmark.group import Future
 from lowmark.metastore import Answer, Entry, Event, Metastore, Watch
 from lowmark.metastore.nodes import CLUSTER_KEY, NODE_PREFIX, TOPOLOGY_KEY
 from lowmark.metastore.state import Found, Record, State, prefix_end
+from lowmark.node.bridge import Bridge
 from lowmark.node.messages import (
     CatalogStatus,
     ExecuteAsk,
@@ -32,7 +33,7 @@ from lowmark.node.messages import (
     WatchStarted,
     WrittenReply,
 )
-from lowmark.node.server import Action, Bridge, Gone, reply, stream
+from lowmark.node.server import Action, Gone, reply, stream
 from lowmark.runtime import Timer, millis_of
 
 PAGE_ENTRIES_MAX = 512

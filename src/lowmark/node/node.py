@@ -38,6 +38,7 @@ from lowmark.metastore import (
     load_identity,
 )
 from lowmark.node.actions import CatalogActions, MetaActions
+from lowmark.node.bridge import Bridge
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
@@ -46,7 +47,7 @@ from lowmark.node.messages import (
     check_loopback,
     peers_beside,
 )
-from lowmark.node.server import Bridge, Server, reply
+from lowmark.node.server import Server, reply
 from lowmark.node.settings import Settings
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Placement
@@ -152,6 +153,7 @@ class Node:
                 limits=self.settings.transport,
             )
             undo.callback(self.groups.close)
+            self.bridge.turn = self.groups.run
             self._server = None if options.embedded else Server(options.endpoint)
             if self._server is not None:
                 undo.callback(self._server.close)

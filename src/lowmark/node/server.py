@@ -15,149 +15,24 @@ What every action promises
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow
 from pyarrow import flight
 
 from lowmark.catalog import NotInForce
-from lowmark.errors import InvariantBroken, LowmarkError, Rejected, Unavailable
+from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.fault import encode_fault
-from lowmark.group import CallLost, Future, OutcomeUnknown
+from lowmark.group import CallLost, OutcomeUnknown
+from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.messages import BODY_BYTES_MAX, check_free, joined
-from lowmark.runtime import AddressUnusable, RealLoop, Timer, host_and_port
+from lowmark.runtime import AddressUnusable, host_and_port
 
 logger = logging.getLogger(__name__)
-
-# From other threads to the loop and back: how the server asks what knows one thread.
-
-T = TypeVar("T")
-
-
-class NodeClosing(Unavailable):
-    """A node that is being stopped."""
-
-    def __init__(self) -> None:
-        super().__init__("this node is closing", hint="Ask another node.")
-
-
-class NodeClosed(NodeClosing):
-    """A node that was stopped between a question and its answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.detail = "What was asked may have been done all the same."
-        self.hint = "Look at another node whether it happened before you ask again."
-
-
-class NodeSilent(Unavailable):
-    """A node whose loop gave no answer."""
-
-    def __init__(self, *, waited_s: float) -> None:
-        super().__init__(
-            f"this node gave no answer within {waited_s:.3g} seconds",
-            detail="What was asked may have been done all the same.",
-            hint="See what the node says on stderr; ask another node meanwhile.",
-        )
-
-
-class _Answer(Generic[T]):
-    """What one caller waits for. A bare lock is its latch: Ctrl-C in the waiting ends the waiting,
-    and leaves no lock behind that the loop would then wait for.
-    """
-
-    __slots__ = ("_error", "_latch", "_settled", "_value")
-
-    def __init__(self) -> None:
-        self._settled = False
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._latch = threading.Lock()
-        self._latch.acquire()
-
-    def settle(self, value: T | None = None, error: BaseException | None = None) -> None:
-        """Answer it; only the first time counts."""
-        if not self._settled:
-            self._settled = True
-            self._value, self._error = value, error
-            with contextlib.suppress(RuntimeError):  # a close came at the same moment
-                self._latch.release()
-
-    def result(self, timeout_s: float) -> T:
-        """The value; raises the error, or `TimeoutError`."""
-        if not self._latch.acquire(timeout=timeout_s):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
-
-
-class Bridge:
-    """Asks functions on the loop from any other thread."""
-
-    def __init__(self, loop: RealLoop) -> None:
-        self._loop = loop
-        # No lock guards it: adding, discarding and copying are each one step of the interpreter.
-        self._waiting: set[_Answer[Any]] = set()
-        self._closed = False
-
-    def call(self, callback: Callable[[], None]) -> None:
-        """Have something done on the loop; the caller does not wait for it."""
-        self._loop.call_from_thread(callback)
-
-    def call_later(self, delay_ms: float, callback: Callable[[], None]) -> Timer:
-        """Have something done on the loop after a while. To be called on the loop."""
-        return self._loop.call_later(delay_ms, callback)
-
-    def ask(self, function: Callable[[], Future[T]], *, timeout_s: float) -> T:
-        """What the future comes to that the function gives on the loop; raises its error."""
-        answer: _Answer[T] = _Answer()
-        try:
-            self._waiting.add(answer)
-            if self._closed:  # looked at after that: a close that comes now finds the answer
-                raise NodeClosing
-            self._loop.call_from_thread(lambda: _run(function, answer))
-            return answer.result(timeout_s)
-        except TimeoutError:
-            raise NodeSilent(waited_s=timeout_s) from None
-        finally:
-            self._waiting.discard(answer)
-
-    def ask_now(self, function: Callable[[], T], *, timeout_s: float) -> T:
-        """What the function gives on the loop, in one turn."""
-        return self.ask(lambda: Future.of(function()), timeout_s=timeout_s)
-
-    def close(self) -> None:
-        """End the waiting of all callers."""
-        self._closed = True
-        for answer in list(self._waiting):
-            answer.settle(error=NodeClosed())
-
-
-def _run(function: Callable[[], Future[T]], answer: _Answer[T]) -> None:
-    try:
-        future = function()
-    except InvariantBroken as broken:
-        answer.settle(error=broken)
-        raise  # it ends the loop, as it does wherever it happens
-    except Exception as error:
-        answer.settle(error=error)  # of one request, so it is its asker's
-    else:
-        future.then(lambda done: _pass_on(done, answer))
-
-
-def _pass_on(future: Future[T], answer: _Answer[T]) -> None:
-    error: LowmarkError | None = future.error
-    if error is not None:
-        answer.settle(error=error.again())
-    else:
-        answer.settle(future.result())
-
 
 CALLS_MAX = 512
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from lowmark.errors import Corrupt, invariant
+from lowmark.errors import Corrupt, InvariantBroken, invariant
 from lowmark.raft.messages import (
     ConfState,
     Entry,
@@ -112,11 +112,6 @@ class _Tail:
         self.snapshot: Snapshot | None = None
         self.snapshot_in_progress = False
 
-    @property
-    def end(self) -> int:
-        """The index behind the last."""
-        return self.start + len(self.entries)
-
     def term(self, index: int) -> int | None:
         at = index - self.start
         if at >= 0:
@@ -126,11 +121,8 @@ class _Tail:
         snapshot = self.snapshot
         return snapshot.term if snapshot is not None and snapshot.index == index else None
 
-    def next_entries(self) -> list[Entry]:
-        return self.entries[self.in_progress - self.start :]
-
     def accept(self) -> None:
-        self.in_progress = max(self.in_progress, self.end)
+        self.in_progress = max(self.in_progress, self.start + len(self.entries))
         if self.snapshot is not None:
             self.snapshot_in_progress = True
 
@@ -160,11 +152,8 @@ class _Tail:
         self.snapshot = snapshot
         self.snapshot_in_progress = False
 
-    def append(self, entries: list[Entry]) -> None:
+    def overwrite(self, entries: list[Entry]) -> None:
         first = entries[0].index
-        if first == self.end:
-            self.entries += entries
-            return
         if first <= self.start:
             self.entries = list(entries)
             self.start = first
@@ -202,11 +191,14 @@ class LogView:
     @property
     def last_index(self) -> int:
         """The last index, durable or not."""
-        return self.unstable.end - 1
+        tail = self.unstable
+        return tail.start + len(tail.entries) - 1
 
     @property
     def last_term(self) -> int:
         """The term of the last entry."""
+        if self.unstable.entries:
+            return self.unstable.entries[-1].term
         term = self.term(self.last_index)
         invariant(term is not None, "the last entry of a log has a term")
         return term or 0
@@ -268,11 +260,16 @@ class LogView:
 
     def append(self, entries: list[Entry]) -> int:
         """Put entries at the end, or over what follows; give the last index."""
+        tail = self.unstable
         if entries:
             first = entries[0].index
-            invariant(first > self.committed, "nothing that is committed is overwritten")
-            self.unstable.append(entries)
-        return self.last_index
+            if first <= self.committed:
+                invariant(False, "nothing that is committed is overwritten")
+            if first == tail.start + len(tail.entries):
+                tail.entries += entries
+            else:
+                tail.overwrite(entries)
+        return tail.start + len(tail.entries) - 1
 
     def maybe_append(
         self, index: int, log_term: int, commit: int, entries: list[Entry]
@@ -335,7 +332,8 @@ class LogView:
     @property
     def all_durable(self) -> bool:
         """Whether all entries are known to be durable."""
-        return self.unstable.offset == self.unstable.end
+        tail = self.unstable
+        return tail.offset == tail.start + len(tail.entries)
 
     def stable_to(self, index: int, term: int) -> None:
         """A write is done that ended with this entry."""
@@ -367,8 +365,9 @@ class LogView:
             return []
         low, high = self.applying + 1, self._appliable(allow_unstable) + 1
         entries = self.slice(low, high, self._applying_bytes_max - self._applying_bytes)
-        invariant(entries, "entries that are not applied are not compacted away")
-        return entries or []
+        if not entries:
+            raise InvariantBroken("entries that are not applied are not compacted away")
+        return entries
 
     def accept_applying(self, index: int, size: int, allow_unstable: bool) -> None:
         """Everything up to an index was handed out to be applied."""
@@ -381,7 +380,8 @@ class LogView:
 
     def applied_to(self, index: int, size: int) -> None:
         """Everything up to an index is applied."""
-        invariant(self.applied <= index <= self.committed, "only committed entries are applied")
+        if not self.applied <= index <= self.committed:
+            invariant(False, "only committed entries are applied")
         self.applied = index
         self.applying = max(self.applying, index)
         self._applying_bytes = max(0, self._applying_bytes - size)

@@ -53,7 +53,7 @@ def payload_bytes(entries: list[Entry]) -> int:
 
 def entries_bytes(entries: list[Entry]) -> int:
     """How much they take in a message or in memory, about."""
-    return payload_bytes(entries) + _ENTRY_BYTES * len(entries)
+    return sum(map(len, map(_data_of, entries))) + _ENTRY_BYTES * len(entries)
 
 
 class ConfState(msgspec.Struct, frozen=True, array_like=True):

@@ -125,7 +125,11 @@ class RaftNode:
 
     def propose(self, datas: Sequence[Buffer]) -> None:
         """Propose entries, all or none; raises `ProposalDropped`."""
-        self._propose([Entry(0, 0, EntryKind.NORMAL, data) for data in datas])
+        entries = [Entry(0, 0, EntryKind.NORMAL, data) for data in datas]
+        if self.core.role is Role.LEADER:
+            changes.propose(self.core, entries)
+        else:
+            self._propose(entries)
 
     def propose_change(self, change: ConfChange, *, single: bool = False) -> None:
         """Propose a change of members; raises `ProposalDropped`."""
@@ -362,9 +366,12 @@ class RaftNode:
             core.outbox
             or core.after_append
             or core.read_states
-            or tail.in_progress < tail.end
+            or tail.in_progress < tail.start + len(tail.entries)
             or (tail.snapshot is not None and not tail.snapshot_in_progress)
-            or core.log.has_next_committed(not self._async)
+            or (
+                core.log.applying < core.log.committed
+                and core.log.has_next_committed(not self._async)
+            )
             or self._state_changed()
         )
 
@@ -384,8 +391,10 @@ class RaftNode:
         """What to persist, send and apply now."""
         core, unstable = self.core, self.core.log.unstable
         soft, hard = core.soft_state, core.hard_state
-        entries = unstable.next_entries()
-        committed = core.log.next_committed(not self._async)
+        entries = unstable.entries[unstable.in_progress - unstable.start :]
+        committed: list[Entry] = []
+        if core.log.applying < core.log.committed:
+            committed = core.log.next_committed(not self._async)
         snapshot = None if unstable.snapshot_in_progress else unstable.snapshot
         before = self._hard
         durable_part = (hard.term, hard.vote, hard.incarnation)

@@ -41,6 +41,7 @@ from lowmark.runtime.disk import (
     Locked,
     NoHandles,
 )
+from lowmark.runtime.future import Future, together, when_all
 from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
 from lowmark.runtime.machine import real_runtime
 from lowmark.runtime.network import (
@@ -72,6 +73,7 @@ __all__ = [
     "File",
     "FileMissing",
     "FrameTooLong",
+    "Future",
     "HybridClock",
     "HybridTime",
     "Lane",
@@ -91,4 +93,6 @@ __all__ = [
     "host_and_port",
     "millis_of",
     "real_runtime",
+    "together",
+    "when_all",
 ]

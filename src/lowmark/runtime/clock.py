@@ -66,7 +66,8 @@ class HybridClock:
         """A time above every one that this clock has given or observed."""
         # A counter that overflows carries into the milliseconds: still monotone, and 65,536 times
         # within one millisecond only ever run ahead of the wall by what was really asked for.
-        return self._advance(max(self._last + 1, self._wall_ms() << COUNTER_BITS))
+        time, least = self._wall_ms() << COUNTER_BITS, self._last + 1
+        return self._advance(max(least, time))
 
     def observe(self, remote: HybridTime) -> HybridTime:
         """Take note of a peer's time, and give one above it; refuse one too far ahead."""
@@ -84,7 +85,9 @@ class HybridClock:
         self._last = max(self._last, time)
 
     def _advance(self, time: int) -> HybridTime:
-        invariant(time > self._last, "a hybrid clock never goes back")
-        invariant(time >> (COUNTER_BITS + MILLIS_BITS) == 0, "a hybrid time fits into 64 bits")
+        if time <= self._last:
+            invariant(False, "a hybrid clock never goes back")
+        if time >> (COUNTER_BITS + MILLIS_BITS):
+            invariant(False, "a hybrid time fits into 64 bits")
         self._last = time
         return HybridTime(time)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from lowmark.errors import invariant
@@ -43,7 +43,8 @@ class _RealLane:
         self._thread.start()
 
     def submit(self, step: Callable[[], T], on_done: Callable[[Outcome[T]], None]) -> None:
-        invariant(not self._stopped, "nothing is submitted to a loop that was closed")
+        if self._stopped:
+            invariant(False, "nothing is submitted to a loop that was closed")
         self._steps.put((step, on_done))
 
     def stop(self) -> None:
@@ -62,7 +63,7 @@ class _RealLane:
                 # Not the step's business to report: it ends the loop, as it would end a program.
                 self._finish(_raising(failure))
                 continue
-            self._finish(lambda on_done=on_done, outcome=outcome: on_done(outcome))  # type: ignore[misc]
+            self._finish(partial(on_done, outcome))
             # Nothing may hang on to the last step's buffers while this thread waits for the next.
             del item, step, on_done, outcome
 
@@ -102,13 +103,10 @@ class RealLoop:
         """As `call_soon`, from any thread; on a loop that was closed, nothing is called."""
         # In one call, with the callback in it: Ctrl-C may come between any two, and a callback
         # without a turn of its own would make each later one wait for the turn after it.
-        # The loop may be gone when the last step of a lane ends: then nobody waits for it.
-        with contextlib.suppress(RuntimeError):
-            self.asyncio.call_soon_threadsafe(self._take_turn, callback)
-
-    def _take_turn(self, callback: Callback) -> None:
-        self._ready.append(callback)
-        self._turn()
+        try:
+            self.asyncio.call_soon_threadsafe(self._turn, callback)
+        except RuntimeError:
+            return  # the loop is gone, as when the last step of a lane ends: no caller waits for it
 
     def call_later(self, delay_ms: float, callback: Callback) -> _RealTimer:
         timer = _RealTimer(callback)
@@ -167,13 +165,15 @@ class RealLoop:
         await self.asyncio.shutdown_default_executor()
         await asyncio.sleep(0)
 
-    def _turn(self) -> None:
-        """Call the first of those that wait.
+    def _turn(self, callback: Callback | None = None) -> None:
+        """Call the first of those that wait; a callback from another thread comes behind them.
 
         asyncio finishes its round after `stop`. We must not: what comes after a failure, or after
         the condition came true, waits for the next `run_until`, and keeps its place until then.
         That is why the callbacks stand in a queue of our own; each one there owns one turn.
         """
+        if callback is not None:
+            self._ready.append(callback)
         if self._closed:
             return
         if self._stopping:

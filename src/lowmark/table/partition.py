@@ -81,19 +81,15 @@ class Partition:
     # -- changing -------------------------------------------------------------------------------
 
     def append(self, command: Buffer) -> Future[Appended]:
-        """Have a batch stored (see `commands.encode_batch`); where it went, or why it did not."""
-        return cast("Future[Appended]", self._propose(command))
+        """Have a batch stored (see `commands.encode_batch`); where it went, or why it did not.
 
-    def append_in_place(self, room: memoryview) -> Future[Appended]:
-        """As `append`, without a copy: the group has room in front of the command."""
-        return cast("Future[Appended]", self.group.propose_in_place(room).map(_accepted))
+        A producer's batches are numbered and go by `Producing`.
+        """
+        return cast("Future[Appended]", self.group.propose(command).map(_accepted))
 
     def ask(self, command: Control) -> Future[Outcome]:
         """Have anything else done; gives the outcome, or fails with what was refused."""
-        return self._propose(encode_control(command))
-
-    def _propose(self, command: Buffer) -> Future[Outcome]:
-        return self.group.propose(command).map(_accepted)
+        return self.group.propose(encode_control(command)).map(_accepted)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -151,7 +147,8 @@ class Partition:
         if self.machine.applied_bytes >= self._snapshot_bytes and self._group is not None:
             self._snapshot_bytes = self.machine.applied_bytes + SNAPSHOT_BYTES
             self._group.snapshot()
-        self._tell()
+        if self._followers:
+            self._tell()
 
     def on_restored(self) -> None:
         """The state was replaced."""

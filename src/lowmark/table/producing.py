@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypedDict
+from functools import partial
+from typing import NamedTuple, Protocol, TypedDict, cast
 
 from lowmark.errors import LowmarkError, NoMemory, Unavailable
 from lowmark.group import (
@@ -48,12 +49,17 @@ _FOR_LONG = (
 """These do not pass by themselves while a caller waits: it gets the error at once."""
 
 
-class Named(Protocol):
-    """Has a name, for errors."""
+class Proposer(Protocol):
+    """Takes commands for one partition: its group, or the way to it."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """What it is called, for errors."""
+
+    def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
+        """Have a command stored; gives what the machine answers, or an error that it refuses it
+        with. `in_place`: it has room in front of it.
+        """
 
 
 class Destination(Protocol):
@@ -68,14 +74,8 @@ class Destination(Protocol):
         """Its number in the table."""
 
     @property
-    def group(self) -> Named:
+    def group(self) -> Proposer:
         """Its group."""
-
-    def append(self, command: Buffer) -> Future[Appended]:
-        """Have a batch stored."""
-
-    def append_in_place(self, room: memoryview) -> Future[Appended]:
-        """As `append`; the command has room in front of it."""
 
 
 class Timers(Protocol):
@@ -141,7 +141,7 @@ class _Lane:
         self._producer = producer
         self._loop = runtime.loop
         self._next = 0
-        self._waiting: deque[_Sent] = deque()
+        self.waiting: deque[_Sent] = deque()
         self._under_way = 0
         self._failed: list[_Sent] = []
         self._pauses = False
@@ -150,47 +150,51 @@ class _Lane:
         self.spent = False
         """Whether its epochs are used up: nothing is stored any more."""
 
-    def send(self, sent: _Sent) -> None:
-        self._waiting.append(sent)
-        self._work()
-
-    def _work(self) -> None:
-        """Do all there is to do now. An answer may come at once: it must not begin this again."""
+    def work(self) -> None:
+        """Do all there is to do before another answer comes. An answer may come at once: it must
+        not begin this again.
+        """
         if self._at_work:
             return
         self._at_work = True
         try:
-            while self._step():
-                pass
+            while True:
+                if self._failed and not self.spent:
+                    # Nothing overtakes a batch that failed: its number comes first.
+                    if self._under_way or self._pauses or not self._see_to_failed():
+                        return
+                elif not self.waiting or (self._under_way >= WINDOW and not self.spent):
+                    return
+                elif self.spent:
+                    error = ProducerFenced(epoch=self.epoch, current=self.epoch + 1)
+                    self.waiting.popleft().future.reject(error)
+                else:
+                    sent = self.waiting.popleft()
+                    sent.sequence = self._next
+                    self._next += 1
+                    self._propose(sent)
         finally:
             self._at_work = False
 
-    def _step(self) -> bool:
-        """One thing; False if there is nothing to do before another answer comes."""
-        if self.spent:
-            return self._refuse_one()
-        if self._failed:
-            # Nothing overtakes a batch that failed: its number comes first.
-            return self._under_way == 0 and not self._pauses and self._see_to_failed()
-        if not self._waiting or self._under_way >= WINDOW:
-            return False
-        sent = self._waiting.popleft()
-        sent.sequence = self._next
-        self._next += 1
-        self._propose(sent)
-        return True
-
-    def _refuse_one(self) -> bool:
-        if not self._waiting:
-            return False
-        error = ProducerFenced(epoch=self.epoch, current=self.epoch + 1)
-        self._waiting.popleft().future.reject(error)
-        return True
-
     def _propose(self, sent: _Sent) -> None:
+        """Have the group store a batch, without a copy if nothing can have its bytes yet."""
         self._under_way += 1
+        batch, again, sent.tried = sent.batch, sent.tried, True
         try:
-            future = self._append(sent)
+            header: _Header = {
+                "rows": batch.rows,
+                "schema": batch.schema,
+                "change": batch.change,
+                "producer": self._producer,
+                "epoch": self.epoch,
+                "sequence": sent.sequence,
+            }
+            if batch.room is None or again:
+                # An earlier attempt's bytes may be in the log, where nothing may change them.
+                future = self.partition.group.propose(encode_batch(batch.message, **header))
+            else:
+                encode_header_in_place(batch.room, **header)
+                future = self.partition.group.propose(batch.room, in_place=True)
         except LowmarkError as error:
             future = Future.failed(error)
         except BaseException as error:
@@ -199,36 +203,22 @@ class _Lane:
             sent.error = OutcomeUnknown(self.partition.group.name, why=repr(error))
             sent.unknown = True
             self._failed.append(sent)
-            self._loop.call_later(_RETRY_MS, self._work)
+            self._loop.call_later(_RETRY_MS, self.work)
             raise
-        future.then(lambda done: self._answered(sent, done))
+        future.then(partial(self._answered, sent))
 
-    def _append(self, sent: _Sent) -> Future[Appended]:
-        batch, again = sent.batch, sent.tried
-        sent.tried = True
-        header: _Header = {
-            "rows": batch.rows,
-            "schema": batch.schema,
-            "change": batch.change,
-            "producer": self._producer,
-            "epoch": self.epoch,
-            "sequence": sent.sequence,
-        }
-        if batch.room is None or again:
-            # An earlier attempt's bytes may be in the log, where nothing may change them.
-            return self.partition.append(encode_batch(batch.message, **header))
-        encode_header_in_place(batch.room, **header)
-        return self.partition.append_in_place(batch.room)
-
-    def _answered(self, sent: _Sent, done: Future[Appended]) -> None:
+    def _answered(self, sent: _Sent, done: Future[object]) -> None:
         self._under_way -= 1
-        if done.error is None:
-            sent.future.resolve(done.result())
-        else:
-            sent.error = done.error
-            sent.unknown |= isinstance(done.error, OutcomeUnknown)
+        # What the machine refuses is its answer; what kept it from being asked is the future's.
+        answer = done.error or done.result()
+        if isinstance(answer, LowmarkError):
+            sent.error = answer
+            sent.unknown |= isinstance(answer, OutcomeUnknown)
             self._failed.append(sent)
-        self._work()
+        else:
+            sent.future.resolve(cast("Appended", answer))
+        if self.waiting or self._failed:
+            self.work()
 
     def _see_to_failed(self) -> bool:
         """All answers are there, and some are errors: send them again, or give up."""
@@ -253,7 +243,7 @@ class _Lane:
         else:
             self._next = first.sequence
         given_up = [first, *(sent for sent in failed[1:] if sent.unknown)]
-        self._waiting.extendleft(
+        self.waiting.extendleft(
             sent for sent in reversed(failed) if sent is not first and not sent.unknown
         )
         for sent in given_up:
@@ -278,7 +268,7 @@ class _Lane:
         finally:
             self._failed.extend(left)  # their numbers can't be taken before that of one that failed
             self._at_work = False
-        self._work()
+        self.work()
 
 
 class Producing:
@@ -286,6 +276,7 @@ class Producing:
 
     def __init__(self, runtime: Timed, *, producer: bytes, timeout_ms: int, epoch: int = 0) -> None:
         self._runtime = runtime
+        self._elapsed_us = runtime.loop.elapsed_us
         self._producer = producer
         self._epoch = epoch
         self._timeout_ms = timeout_ms
@@ -297,9 +288,10 @@ class Producing:
         lane = self._lanes.get(key)
         if lane is None or lane.partition is not partition:
             lane = self._lanes[key] = self._lane(partition, before=lane)
-        now_ms = self._runtime.loop.elapsed_us() // 1_000
+        now_ms = self._elapsed_us() // 1_000
         sent = _Sent(batch, Future(), now_ms + self._timeout_ms)
-        lane.send(sent)
+        lane.waiting.append(sent)
+        lane.work()
         return sent.future
 
     def _lane(self, partition: Destination, *, before: _Lane | None) -> _Lane:

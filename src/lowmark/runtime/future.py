@@ -1,4 +1,4 @@
-"""An answer that will come, exactly once."""
+"""An answer that will come, exactly once: the one way to say "later" on the loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Future(Generic[T]):
 
     def result(self) -> T:
         """The value; raises the error if there is one."""
-        invariant(self.done, "a result is asked for when it is there")
+        if not self.done:
+            invariant(False, "a result is asked for when it is there")
         if self.error is not None:
             raise self.error.again()
         return self._value  # type: ignore[return-value]
@@ -73,20 +74,18 @@ class Future(Generic[T]):
     def resolve(self, value: T) -> None:
         """Answer with a value; only the first answer counts."""
         if not self.done:
-            self._value = value
-            self._finish()
+            self.done, self._value = True, value
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback(self)
 
     def reject(self, error: LowmarkError) -> None:
         """Answer with an error; only the first answer counts."""
         if not self.done:
-            self.error = error
-            self._finish()
-
-    def _finish(self) -> None:
-        self.done = True
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+            self.done, self.error = True, error
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback(self)
 
 
 def when_all(futures: Sequence[Future[T]]) -> Future[list[T]]:
