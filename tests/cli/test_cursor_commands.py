@@ -125,6 +125,16 @@ def test_a_cursor_that_lets_rows_wait_is_warned_of(
 # -- the low watermark --------------------------------------------------------------------------
 
 
+def test_how_long_the_past_stays_exact_is_shown_and_altered(shop: Shop) -> None:
+    assert shop.json("watermark", "history") == {"history": "10 minutes", "history_ms": 600_000}
+    assert "exact for 1 day" in shop.run("watermark", "history", "24 hours")
+    assert shop.json("watermark", "history")["history_ms"] == 86_400_000
+    assert "length of time" in shop.refused("watermark", "history", "soon")
+    # and a table keeps its own past for longer
+    shop.run("table", "alter", "orders", "--set", "history=7 days")
+    assert "7 days (history)" in shop.json("explain", "orders")["kept_because"]
+
+
 def test_the_watermark_is_shown_and_moved(shop: Shop) -> None:
     found = shop.json("watermark")
     assert found["watermark"] is None

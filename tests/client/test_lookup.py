@@ -307,6 +307,7 @@ def test_who_looks_back_is_told_that_the_time_was_not_held(db: Database, limit: 
     (second,) = table.append([{"k": 1, "v": 2}]).parts
     reader = table.read(as_of=first.time, limit=limit)
     assert isinstance(reader, AsOfReader)
+    assert reader._history is not None
     lose_history(db, reader._history)
     assert db.advance_watermark(second.time).after == second.time
     # when it has given its last row, then it says so

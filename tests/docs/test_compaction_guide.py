@@ -83,7 +83,7 @@ def test_the_triggers_and_their_defaults_are_those_of_the_catalog() -> None:
     said = {row[0].strip("`"): row[1] for row in rows("option of the table")}
     assert said == {
         name: OPTIONS[name].default or "none"
-        for name in ("dirty_bytes", "dirty_percent", "max_lag_ms", "min_lag_ms")
+        for name in ("dirty_bytes", "dirty_percent", "max_lag_ms", "min_lag_ms", "history")
     }
     assert [row[0].strip("`") for row in rows("`compaction`")] == list(OPTIONS["compaction"].words)
     assert OPTIONS["compaction"].default == "manual"

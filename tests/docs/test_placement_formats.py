@@ -22,9 +22,11 @@ from lowmark.placement.assignments import (
     stable_key,
 )
 from lowmark.table.watermark import (
+    HISTORY_KEY,
     HOLD_PREFIX,
     HOLDS_KEY,
     WATERMARK_KEY,
+    HistoryValue,
     HoldValue,
     WatermarkValue,
     hold_key,
@@ -35,12 +37,14 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "Assignments": Assignments,
     "WatermarkValue": WatermarkValue,
     "HoldValue": HoldValue,
+    "HistoryValue": HistoryValue,
 }
 _TIME = 1_735_652_600_000 << 16
 EXAMPLES: dict[bytes, msgspec.Struct] = {
     stable_key(12, 0): Assignments((1, 2, 3), 7),
     WATERMARK_KEY: WatermarkValue(_TIME, _TIME + (600_000 << 16)),
     hold_key(2): HoldValue(_TIME, _TIME + (600_000 << 16), "table orders is read as of then"),
+    HISTORY_KEY: HistoryValue(86_400_000),
 }
 
 
@@ -60,6 +64,7 @@ def test_the_page_has_every_key() -> None:
         WATERMARK_KEY.decode(),
         f"{HOLD_PREFIX.decode()}<node>",
         HOLDS_KEY.decode(),
+        HISTORY_KEY.decode(),
     ]
     assert KINDS == ("stable", "pending", "planned", "change.trigger.revision", "pending.lock")
 

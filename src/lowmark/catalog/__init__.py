@@ -55,6 +55,8 @@ from lowmark.catalog.descriptors import (
     TableSchema,
     Zone,
 )
+from lowmark.catalog.durations import TAKES as DURATION_TAKES
+from lowmark.catalog.durations import duration_text, parse_duration
 from lowmark.catalog.entries import ChangedZone, DroppedTable, NewTable
 from lowmark.catalog.errors import CatalogRefused, NotInForce, Reason
 from lowmark.catalog.history import History, Snapshot, replay
@@ -94,6 +96,7 @@ from lowmark.catalog.values import Value, parse_value, value_text
 
 __all__ = [
     "DEFAULT_SCHEMA",
+    "DURATION_TAKES",
     "KEEP",
     "OPTIONS",
     "SNAPSHOT_KEY",
@@ -150,7 +153,9 @@ __all__ = [
     "can_be_key",
     "describe",
     "diff",
+    "duration_text",
     "number_in",
+    "parse_duration",
     "parse_type",
     "parse_value",
     "read_commands",

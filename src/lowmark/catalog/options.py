@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from lowmark.catalog.durations import TAKES, duration_text, parse_duration
 from lowmark.catalog.errors import CatalogRefused, Reason
 
 OptionValue = str | int
@@ -18,16 +19,20 @@ _NUMBER_MAX = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What one option takes: one of some words, or a whole number."""
+    """What one option takes: one of some words, a length of time, or a whole number."""
 
     name: str
     words: tuple[str, ...] = ()
+    duration: bool = False
+    """Whether it takes a length of time."""
     default: str | None
     help: str
 
     @property
     def takes(self) -> str:
         """What may be given, for people."""
+        if self.duration:
+            return TAKES
         return " | ".join(self.words) if self.words else "a whole number from 0 on"
 
 
@@ -55,6 +60,12 @@ OPTIONS: Mapping[str, Option] = {
             name="dirty_percent",
             default="50",
             help="and until they are this many percent of backlog and ledger together",
+        ),
+        Option(
+            name="history",
+            duration=True,
+            default=None,
+            help="the table stays exact for this long, if that is longer than the database's",
         ),
         Option(
             name="keyless_rows",
@@ -99,7 +110,11 @@ def option_text(name: str, value: OptionValue, *, table: str) -> str:
     """A value in the one form that is kept, or a refusal that says what the option takes."""
     option = check_option(name, table=table)
     text = str(value).strip()
-    if option.words:
+    if option.duration:
+        millis = parse_duration(value)
+        if millis is not None:
+            return duration_text(millis)
+    elif option.words:
         if text in option.words:
             return text
     elif (
@@ -120,6 +135,15 @@ def check_together(options: Iterable[tuple[str, str]], *, table: str, has_key: b
             detail="With a key, compaction decides which rows go.",
             hint="Set compaction=off too, or unset retention_ms and retention_bytes.",
         )
+    if values.history_ms is not None and values.retention_ms is not None:
+        if values.retention_ms < values.history_ms:
+            raise _refused(
+                table,
+                f"history={duration_text(values.history_ms)} is longer than"
+                f" retention_ms={values.retention_ms}",
+                detail="Rows that went by retention are missing in the past, too.",
+                hint="Shorten history, or raise retention_ms.",
+            )
     if values.max_lag_ms is not None and values.max_lag_ms < values.min_lag_ms:
         raise _refused(
             table,
@@ -136,6 +160,7 @@ class TableOptions:
     compression: Literal["none", "lz4", "zstd"]
     dirty_bytes: int
     dirty_percent: int
+    history_ms: int | None
     keyless_rows: Literal["keep", "refuse"]
     max_lag_ms: int | None
     min_lag_ms: int
@@ -152,6 +177,7 @@ class TableOptions:
             compression=cast("Literal['none', 'lz4', 'zstd']", texts["compression"]),
             dirty_bytes=_number(texts["dirty_bytes"]) or 0,
             dirty_percent=_number(texts["dirty_percent"]) or 0,
+            history_ms=parse_duration(texts["history"] or ""),
             keyless_rows=cast("Literal['keep', 'refuse']", texts["keyless_rows"]),
             max_lag_ms=_number(texts["max_lag_ms"]),
             min_lag_ms=_number(texts["min_lag_ms"]) or 0,

@@ -229,7 +229,7 @@ def _show_young(record: RunRecord) -> None:
     print(
         f"{counted(rows, 'row')} {verb} too young: the first of them waits until the"
         f" low watermark has passed {record.held_until} (`lowmark watermark`), or for the table's"
-        " min_lag_ms, if it has one"
+        " history or min_lag_ms, if it has one"
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
+from lowmark.catalog import duration_text
 from lowmark.cli.database import DatabaseOption, opened_database, parse_moment
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.formatting import time_text, times_text
@@ -75,6 +76,37 @@ def advance(
         return
     show_facts(facts, as_json=False)
     _show_holders(held_by, "Nothing held it back.")
+
+
+@app.command()
+def history(
+    ctx: typer.Context,
+    length: Annotated[
+        str | None,
+        typer.Argument(metavar="[LENGTH]", help="Such as '1 day' or '90 minutes'."),
+    ] = None,
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show how long the past of all tables stays exact; with a LENGTH, alter it.
+
+    A longer one counts from now on. With a shorter one, the low watermark moves on within seconds,
+    and what it passes can't be read as of any more. A table keeps its own past for longer by its
+    option history: lowmark table alter orders --set "history=7 days"
+
+    With --json, one object: history, history_ms.
+
+    Example: lowmark watermark history "1 day" --data ./shop
+    """
+    parent = ctx.parent.params if ctx.parent is not None else {}
+    with opened_database(ctx, data if data is not None else parent.get("data")) as database:
+        if length is not None:
+            database.set_history(length)
+        millis = database.history // timedelta(milliseconds=1)
+    if as_json or parent.get("as_json"):
+        show_json({"history": duration_text(millis), "history_ms": millis})
+    else:
+        print(f"the past stays exact for {duration_text(millis)}")
 
 
 def _time(time: int) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Self
 
 from lowmark.backend.embedded import Embedded
@@ -15,12 +15,14 @@ from lowmark.backend.port import Backend
 from lowmark.backend.remote import RemoteBackend
 from lowmark.catalog import (
     DEFAULT_SCHEMA,
+    DURATION_TAKES,
     Catalog,
     Command,
     CreateTable,
     DropTable,
     Executed,
     TableId,
+    parse_duration,
 )
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.edges import edge, raise_by_name
@@ -38,7 +40,7 @@ from lowmark.log import files
 from lowmark.node import Settings, check_directory, data_path, load_settings, make_directory
 from lowmark.runtime import DiskFull, RealDisk
 from lowmark.runtime.store import Store
-from lowmark.table import Advanced, WatermarkStanding
+from lowmark.table import HISTORY_KEY, Advanced, WatermarkStanding, read_history, write_history
 
 _MIB = 1 << 20
 _START_BYTES = 4 * _MIB
@@ -64,8 +66,8 @@ def open_database(
     when done, best by `with`; at exit it is closed by itself.
 
     Settings come from `lowmark.toml` and the environment, unless given. How long history stays
-    exact (`watermark_availability_ms`, ten minutes if not given) is settled when the database is
-    made.
+    exact (`watermark_availability_ms`, ten minutes if not given) is said when the database is made;
+    `Database.set_history` alters it, and a table may keep its own for longer (option `history`).
 
     With `engine` or `spark`, tables with the option `compaction=auto` are compacted when they are
     due, by a thread of this process: `spark` is a Spark session of yours, or the master of one of
@@ -156,13 +158,19 @@ def _check_settled(backend: Backend, availability_ms: int | None, location: str)
             detail="That was settled when it was made.",
             hint="Leave ledger.location out.",
         )
-    settled = info.watermark_availability_ms
-    if availability_ms not in {None, settled}:
+    if availability_ms is not None and availability_ms != (settled := _history_ms(backend)):
         raise Rejected(
             f"the database {info.name} keeps history exact for {settled} ms, not {availability_ms}",
-            detail="That was settled when it was made.",
-            hint="Leave watermark_availability_ms out.",
+            detail="That was said when it was made, or altered since.",
+            hint="Leave watermark_availability_ms out, and call db.set_history.",
         )
+
+
+def _history_ms(backend: Backend) -> int:
+    """How long history stays exact."""
+    altered = backend.get(HISTORY_KEY)
+    founded_ms = backend.info.watermark_availability_ms
+    return founded_ms if altered is None else read_history(altered.value)
 
 
 @edge(but=("close",))
@@ -306,6 +314,26 @@ class Database:
         """Move it to where it should be by now, or to a time, as far as its holders allow."""
         time = None if to is None else parse_time(to, now=self._now())
         return self._backend.advance_watermark(time)
+
+    @property
+    def history(self) -> timedelta:
+        """How long the past stays exact: the low watermark follows the clock that far behind. A
+        table may keep its own past for longer, by its option `history`.
+        """
+        self._backend.check()
+        return timedelta(milliseconds=_history_ms(self._backend))
+
+    def set_history(self, history: str | timedelta) -> None:
+        """Alter how long the past stays exact, for all tables: `"1 day"`, `"90 minutes"`.
+
+        A longer one counts from now on: the low watermark waits until it is that far behind. With a
+        shorter one, it moves on at its next move, within seconds, and what it passes can't be read
+        as of any more.
+        """
+        millis = parse_duration(history)
+        if millis is None:
+            raise Rejected(f"{history!r} is not a length of time", hint=f"Give {DURATION_TAKES}.")
+        self._backend.write([write_history(millis)])
 
     # -- closing --------------------------------------------------------------------------------
 

@@ -9,14 +9,15 @@ from typing import Any
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.backend.values import PartitionStatus
-from lowmark.catalog import Table
+from lowmark.catalog import Table, duration_text
 from lowmark.client.lookup import Lookup
 from lowmark.convert.times import time_text
 from lowmark.errors import LowmarkError
 from lowmark.formatting import counted
 from lowmark.holds import Hold
 from lowmark.ledger import read_adopted
-from lowmark.table import Adopted
+from lowmark.runtime import HybridTime, millis_of
+from lowmark.table import Adopted, table_mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,11 @@ def explain_table(
 ) -> TableExplanation:
     """What is kept of a table, and for whom."""
     found = backend.status(table.id, partitions)
-    explained = tuple(_partition(found[number], ledgers) for number in partitions)
+    watermark = backend.watermark().value
+    explained = tuple(
+        _partition(found[number], ledgers, _own_history(table, found[number], watermark))
+        for number in partitions
+    )
     return TableExplanation(
         table.name,
         explained,
@@ -204,9 +209,36 @@ def explain_table(
     )
 
 
-def _partition(status: PartitionStatus, ledgers: Ledgers) -> PartitionExplanation:
+def _own_history(table: Table, status: PartitionStatus, watermark: int) -> list[Holder]:
+    """The table's own history, where it keeps rows that a run could compact without it."""
+    view, history_ms = status.view, table.settings.history_ms
+    if history_ms is None:
+        return []
+    mark = table_mark(table, watermark=watermark, wall_ms=status.wall_ms)
+    offset = max(view.offset_after(mark), status.horizon, view.start)
+    free = view.offset_after(watermark)
+    if offset >= free:
+        return []
+    kept = duration_text(history_ms)
+    written = millis_of(HybridTime(int(view.columns.time[view.batch_at(offset)])))
+    return [
+        Holder(
+            "history",
+            kept,
+            status.partition,
+            offset,
+            max(0, status.wall_ms - written),
+            f"the table's option history keeps its past exact for {kept}",
+            view.bytes_from(offset) - view.bytes_from(free),
+        )
+    ]
+
+
+def _partition(
+    status: PartitionStatus, ledgers: Ledgers, own: list[Holder]
+) -> PartitionExplanation:
     view = status.view
-    holders = [
+    holders = own + [
         _holder(status, hold, view.bytes_from(hold.lowest() or 0))
         for hold in status.backlog_holders()
     ]
@@ -261,4 +293,9 @@ def why_kept(table: Table) -> str:
         return f"Rows are kept {' and '.join(limits)} (retention)."
     if not table.key or settings.compaction == "off":
         return "Rows are kept for good: the table has no retention."
+    if settings.history_ms is not None:
+        return (
+            f"Rows are kept for {duration_text(settings.history_ms)} (history), and until a"
+            " compaction has put them into a ledger."
+        )
     return "Rows are kept until a compaction has put them into a ledger."

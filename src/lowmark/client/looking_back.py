@@ -7,7 +7,9 @@ those count whose key does not come again in the backlog up to then. Over that p
 two passes are made, as compaction makes them: the first reads keys and changes and finds out which
 rows are the last of their key; the second reads those. The time is held from before the
 first pass until the reader is closed, so that what it reads can't be compacted away meanwhile. If
-the hold was lost all the same, because the node was taken for gone, the last call says so.
+the hold was lost all the same, because the node was taken for gone, the last call says so. If the
+low watermark had passed the time before, and the table keeps its own past, what the reader holds of
+the backlog and of ledgers has to do: it says whether it is exact (`lowmark.table.history`).
 
 The keys of one partition's backlog at a time are kept in memory, all of them; rows are not.
 """
@@ -43,12 +45,17 @@ class AsOfReader(Reader):
     apply: batches are those that were appended, without the rows that did not last.
     """
 
-    def __init__(self, backend: Backend, reading: Reading, *, time: int, history: Hold) -> None:
+    def __init__(
+        self, backend: Backend, reading: Reading, *, time: int, history: Hold | None
+    ) -> None:
         self.time = time
         self._history = history
-        """Keeps answers as of the time exact."""
+        """Keeps answers as of the time exact; None: the low watermark has passed it, and the table
+        keeps its own past. Then what is held here says whether it is exact."""
         super().__init__(backend, reading)
         try:
+            for part in self._parts if history is None else ():
+                self._check_own_history(part)
             for part in self._parts:
                 expired = part.view.start if part.view.readable is None else self._expired(part)
                 if expired:
@@ -66,7 +73,17 @@ class AsOfReader(Reader):
         return "below"
 
     def _holds(self) -> list[Hold]:
-        return [*super()._holds(), self._history]
+        return [*super()._holds(), *([] if self._history is None else [self._history])]
+
+    def _check_own_history(self, part: PartitionReader) -> None:
+        """Raise if its ledger has rows later than the time, or may have."""
+        ledger = self._ledger(part)
+        if ledger is None or not ledger.horizon:
+            return
+        exact_from = ledger.manifest.watermark or self._backend.watermark().value
+        if exact_from > self.time:
+            name = self._reading.shape.table.name
+            raise BelowWatermark(time=self.time, watermark=exact_from, table=name)
 
     def _expired(self, part: PartitionReader) -> int:
         """Rows below this offset went by retention before they were in a ledger, or after it."""
@@ -121,6 +138,8 @@ class AsOfReader(Reader):
 
     def _check_held(self) -> None:
         """Raise if what was given may not be all: the watermark has passed the time meanwhile."""
+        if self._history is None:
+            return
         try:
             passed_by = self._backend.history_lost(self._history)
         except HoldUnknown:

@@ -25,7 +25,7 @@ from lowmark.client.session import Session
 from lowmark.convert.times import TimeLike, datetime_of, is_hybrid, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.runtime import COUNTER_BITS
-from lowmark.table import CursorOverdue, Shape, TimeInFuture, View
+from lowmark.table import BelowWatermark, CursorOverdue, Shape, TimeInFuture, View, table_mark
 
 Start: TypeAlias = str | int | Mapping[int, int] | dt.datetime
 """`earliest`, `latest`, a time, or offsets by partition."""
@@ -155,9 +155,15 @@ class TableReaders:
         chosen = None if where is None else Where(where, shape)
         why = f"table {self._described().name} is read as of then"
         backend = self._backend  # the one that has the hold reads, too
-        history = Hold.drawn()  # before it is taken: Ctrl-C at any moment from here on releases it
+        # Drawn before it is taken: Ctrl-C at any moment from here on releases it.
+        history = Hold.drawn()
+        held: Hold | None = history
         try:
-            backend.hold_history(time, why, hold=history)
+            try:
+                backend.hold_history(time, why, hold=history)
+            except BelowWatermark as below:
+                self._check_own_history(backend, time, below)
+                held = None  # what it reads, it holds itself; see `lowmark.table.history`
             views = backend.views(self._id, wanted, closed_at=time)
             ends = {number: view.offset_after(time) for number, view in views.items()}
             starts = {number: horizon_of(view) for number, view in views.items()}
@@ -173,10 +179,20 @@ class TableReaders:
                 described=self._described,
                 where=chosen,
             )
-            return AsOfReader(backend, reading, time=time, history=history)
+            return AsOfReader(backend, reading, time=time, history=held)
         except BaseException:
             backend.release(history)
             raise
+
+    def _check_own_history(self, backend: Backend, time: int, below: BelowWatermark) -> None:
+        """Raise if the table does not keep its own past as far back as that."""
+        table = self._described()
+        if table.settings.history_ms is None or backend.dropped_at(self._id) is not None:
+            raise below
+        wall_ms = backend.now().wall_ms
+        mark = table_mark(table, watermark=below.watermark, wall_ms=wall_ms)
+        if time < mark:
+            raise BelowWatermark(time=time, watermark=mark, table=table.name)
 
     def snapshot(self, wanted: Sequence[int]) -> Snapshot:
         """Where partitions end at one moment."""

@@ -1,8 +1,8 @@
 """What a run would do to a partition: from which ledger on, up to which offset, and what it reads.
 
 The same for a dry run and for a run. The horizon goes up to the first row that is later than the
-low watermark, or younger than the table's least lag: what lies after it may still be asked for as
-of an earlier time.
+low watermark, or younger than the table's history or its least lag: what lies after it may still be
+asked for as of an earlier time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from lowmark.backend.port import Backend
 from lowmark.backend.values import PartitionStatus
-from lowmark.catalog import Table
+from lowmark.catalog import Table, duration_text
 from lowmark.compaction.records import SeenPointer
 from lowmark.convert.times import time_text
 from lowmark.ledger import (
@@ -24,7 +24,7 @@ from lowmark.ledger import (
     passed_by_readers,
 )
 from lowmark.runtime import COUNTER_BITS
-from lowmark.table import Adopted, View
+from lowmark.table import Adopted, View, table_mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class PlanInput:
     status: PartitionStatus
     seen: SeenPointer
     watermark: int
+    """Of the table: its history may keep it behind the low watermark (`lowmark.table.history`)."""
     deletes_below: int
     """Deletes below this offset were passed by all readers."""
 
@@ -94,10 +95,15 @@ def plan_input(
     watermark: int,
     compare: bool = True,
 ) -> PlanInput:
-    """Ask a partition where it stands, and compare that with what was published."""
+    """Ask a partition where it stands, and compare that with what was published.
+
+    Without comparing, it is for a ledger that is made again: it ends where it ended, and is not
+    said to be exact before the low watermark.
+    """
     status = backend.status(table.id, [partition])[partition]
     if compare:
         _compare(status, seen)
+        watermark = table_mark(table, watermark=watermark, wall_ms=status.wall_ms)
     return PlanInput.of(status, seen, watermark=watermark)
 
 
@@ -115,9 +121,9 @@ def _compare(status: PartitionStatus, seen: SeenPointer) -> None:
 
 def old_enough(view: View, table: Table, *, watermark: int, wall_ms: int) -> int:
     """Below this offset rows may be compacted: no later one may be asked for as of an earlier
-    time, and none is younger than the table's least lag, by the wall clock.
+    time, and none is younger than the table's history or its least lag, by the wall clock.
     """
-    before = view.offset_after(watermark)
+    before = view.offset_after(table_mark(table, watermark=watermark, wall_ms=wall_ms))
     if table.settings.min_lag_ms:
         since_ms = max(wall_ms - table.settings.min_lag_ms, 0)
         before = min(before, view.offset_from(since_ms << COUNTER_BITS))
@@ -153,6 +159,9 @@ def plan_partition(
         return _skipped(plan, "nothing is new")
     if view.offset_after(given.watermark) > low:
         return _skipped(plan, "every row is younger than min_lag_ms")
+    if table.settings.history_ms is not None:
+        kept = duration_text(table.settings.history_ms)
+        return _skipped(plan, f"every row is within the table's history ({kept})")
     return _skipped(plan, "every row is later than the low watermark")
 
 

@@ -49,6 +49,7 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
     if not info.data_path and plan.low < plan.horizon:
         raise SegmentsElsewhere(info.name, plan.partition)
     base = _base(context.store, given)
+    mark = _mark(plan, given, base)
     return Work(
         run=context.run,
         store=context.store.location,
@@ -61,9 +62,9 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
         base_is=_base_is(table, plan, given),
         tail=tail,
         horizon=plan.horizon,
-        schema=_schema(context, plan, given),
+        schema=_schema(context, plan, given, mark=mark),
         deletes_below=may_go_below(given.deletes_below, horizon=plan.horizon),
-        watermark=given.watermark,
+        watermark=mark,
         base_bytes=base.bytes if base is not None else 0,
         expired=base.expired if base is not None else given.status.expired,
         made_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -76,8 +77,20 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
     )
 
 
-def _schema(context: RunContext, plan: PartitionPlan, given: PlanInput) -> int:
-    """The version that new files get: the one in force at the watermark.
+def _mark(plan: PartitionPlan, given: PlanInput, base: Manifest | None) -> int:
+    """At or after the time of every row below the horizon, of the base's, too: a table's history
+    may have been lengthened since these were planned (`lowmark.table.history`).
+    """
+    view, mark = given.view, given.watermark
+    if base is not None:
+        mark = max(mark, base.watermark)
+    if view.count and plan.horizon > view.start:
+        mark = max(mark, int(view.columns.time[view.batch_at(plan.horizon - 1)]))
+    return mark
+
+
+def _schema(context: RunContext, plan: PartitionPlan, given: PlanInput, *, mark: int) -> int:
+    """The version that new files get: the one in force at the table's mark.
 
     A reader as of that time or later finds every column that it may ask for. Rows that
     come with a newer version were written later, but for a clock that went back.
@@ -88,7 +101,7 @@ def _schema(context: RunContext, plan: PartitionPlan, given: PlanInput) -> int:
     newest = int(versions.max()) if len(versions) and plan.rows else 0
     in_force = table.schemas[0].number
     with contextlib.suppress(LowmarkError):  # the watermark is older than the catalog's history
-        then = context.backend.catalog_at(given.watermark).table(table.id)
+        then = context.backend.catalog_at(mark).table(table.id)
         in_force = max(in_force, then.latest.number if then is not None else 0)
     return max(newest, in_force)
 

@@ -72,7 +72,7 @@ from lowmark.raft import EntryKind, MembershipRefused, membership
 from lowmark.runtime import DiskFailed, Locked, RealDisk, millis_of, real_runtime
 from lowmark.table import PartitionMachine, parse_group_name
 from lowmark.table import State as PartitionState
-from lowmark.table.watermark import WATERMARK_KEY, read_watermark
+from lowmark.table.watermark import HISTORY_KEY, WATERMARK_KEY, read_history, read_watermark
 
 _READ_BYTES = 4 << 20
 _REVISIONS_AT_ONCE = 1_024
@@ -305,7 +305,10 @@ class OfflineStore:
             return None
         time_ms = 0 if found is None else millis_of(read_watermark(found.value))
         known_ms = millis_of(self.state.time)
-        goal_ms = max(known_ms - settings.watermark_availability_ms, time_ms)
+        altered = self._read(HISTORY_KEY, self.state.latest)
+        founded_ms = settings.watermark_availability_ms
+        behind_ms = founded_ms if altered is None else read_history(altered.value)
+        goal_ms = max(known_ms - behind_ms, time_ms)
         return WatermarkStatus(time_ms=time_ms, goal_ms=goal_ms, holders=())
 
     def _tables(self, trying: Trying) -> list[TablePart]:

@@ -182,7 +182,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     made_at: str
     """When, for people."""
     watermark: int = 0
-    """The low watermark that it was planned at."""
+    """No row below the horizon is later: the low watermark that it was planned at or, of a table
+    with a history of its own, a time before that (`lowmark.table.history`)."""
     based_on: str = ""
     """The manifest that the run began with."""
     release: str = ""

@@ -102,6 +102,7 @@ from lowmark.table.errors import (
 )
 from lowmark.table.fold import Fold
 from lowmark.table.hashing import I64, U64
+from lowmark.table.history import table_mark
 from lowmark.table.key_index import KeyIndex
 from lowmark.table.keys import KeyForm
 from lowmark.table.keys_of import KeyReader, Keys
@@ -113,13 +114,22 @@ from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, deletes_he
 from lowmark.table.splitting import check_row_sizes, outgoing, split
 from lowmark.table.state import Finished, Outcome, State, Ticked, Trimmed
 from lowmark.table.tables import Tables
-from lowmark.table.watermark import Advanced, AsOfHold, LowWatermark, WatermarkStanding
+from lowmark.table.watermark import (
+    HISTORY_KEY,
+    Advanced,
+    AsOfHold,
+    LowWatermark,
+    WatermarkStanding,
+    read_history,
+    write_history,
+)
 
 __all__ = [
     "CHANGE",
     "CHANGE_TYPE",
     "DIGEST_BYTES",
     "EPOCH_BITS",
+    "HISTORY_KEY",
     "I64",
     "MANIFEST_CHARACTERS_MAX",
     "NAME_CHARACTERS_MAX",
@@ -204,6 +214,9 @@ __all__ = [
     "holds_of",
     "outgoing",
     "parse_group_name",
+    "read_history",
     "split",
     "stored_schema",
+    "table_mark",
+    "write_history",
 ]

@@ -217,12 +217,16 @@ class PartitionNotHere(Unavailable):
 class BelowWatermark(Rejected):
     """A time before the low watermark: what was removed since may have changed the answer."""
 
-    def __init__(self, *, time: int, watermark: int) -> None:
+    def __init__(self, *, time: int, watermark: int, table: str = "") -> None:
+        before = "the low watermark, which is at"
+        if table:  # it has a history of its own
+            before = f"the history of table {table}, which is exact from"
         super().__init__(
-            f"{_shown(time)} is before the low watermark, which is at {_shown(watermark)}",
+            f"{_shown(time)} is before {before} {_shown(watermark)}{' on' if table else ''}",
             detail="Rows that were replaced or deleted before it may be gone.",
-            hint=f"Read as of {_shown(watermark)} or later; to have history stay for longer, found"
-            " a cluster with a larger watermark.availability_ms.",
+            hint=f"Read as of {_shown(watermark)} or later. To have a table stay exact for longer"
+            ' from now on: table.alter(options={"history": "7 days"}) (lowmark table alter --set'
+            ' "history=7 days"); all tables: db.set_history("1 day").',
         )
         self.time, self.watermark = time, watermark
 

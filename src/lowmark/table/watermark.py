@@ -3,6 +3,9 @@
     watermark               the time, and when it was moved there
     watermark.hold.<node>   the earliest time that a reader at that node needs
     watermark.holds         written whenever a hold is taken, or goes back to an earlier time
+    watermark.history       how far behind the clock it follows, if that was altered since the
+                            cluster was founded; read anew for each move. A shorter one lets the
+                            next move go further; a longer one moves nothing back
 
 Invariants
     1. It never falls: a move is written only if the value is the one that the move was made from.
@@ -58,6 +61,7 @@ logger = logging.getLogger(__name__)
 WATERMARK_KEY = b"watermark"
 HOLD_PREFIX = b"watermark.hold."
 HOLDS_KEY = b"watermark.holds"
+HISTORY_KEY = b"watermark.history"
 ATTEMPTS_MAX = 10
 """How often a move, or a hold, is tried against others that get there first."""
 _LET_GO_MS = 500
@@ -84,6 +88,12 @@ class HoldValue(msgspec.Struct, frozen=True):
     time: int
     since: int
     why: str
+
+
+class HistoryValue(msgspec.Struct, frozen=True):
+    """What stands under `watermark.history`."""
+
+    availability_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +193,9 @@ class LowWatermark:
         self._clock = runtime.clock
         self._metastore = metastore
         self._node = node
-        self._behind_ms = availability_ms + max_skew_ms
+        self._founded_ms = availability_ms
+        self._history = (0, availability_ms)
+        """How far behind the clock it follows, by the revision that says so; 0: none does."""
         self._max_skew_ms = max_skew_ms
         self._known = (0, WatermarkValue(0, 0))
         """The value by its revision."""
@@ -212,7 +224,21 @@ class LowWatermark:
     @property
     def goal(self) -> int:
         """Where it would be now without holders."""
-        return max(millis_of(self._clock.now()) - self._behind_ms, 0) << COUNTER_BITS
+        behind_ms = self.availability_ms + self._max_skew_ms
+        return max(millis_of(self._clock.now()) - behind_ms, 0) << COUNTER_BITS
+
+    @property
+    def availability_ms(self) -> int:
+        """How far back history stays exact, as far as this node knows."""
+        found = self._metastore.state.find(HISTORY_KEY)
+        revision = 0 if found is None else found.record.revision
+        if revision != self._history[0]:
+            value = self._founded_ms
+            if found is not None:
+                [entry] = self._metastore.entries([found])
+                value = read_history(entry.value)
+            self._history = revision, value
+        return self._history[1]
 
     def read(self) -> Future[int]:
         """The watermark, linearizably."""
@@ -519,6 +545,16 @@ def _holds_of(seen: _Seen, nodes: AbstractSet[int]) -> tuple[Hold, ...]:
 def read_watermark(value: bytes) -> int:
     """The time that stands under `WATERMARK_KEY`."""
     return _decode(value, WatermarkValue).time
+
+
+def write_history(availability_ms: int) -> Put:
+    """What alters how far back history stays exact."""
+    return Put(HISTORY_KEY, msgspec.json.encode(HistoryValue(availability_ms)))
+
+
+def read_history(value: bytes) -> int:
+    """How far back history stays exact, as it stands under `HISTORY_KEY`."""
+    return _decode(value, HistoryValue).availability_ms
 
 
 def _decode(value: bytes, kind: type[T]) -> T:
