@@ -259,7 +259,7 @@ def test_an_append_under_way_at_the_end_says_that_its_outcome_is_unknown(
         inner._thread.join(60)
         call(callback)
 
-    inner.node.bridge.call = too_late  # type: ignore[method-assign]
+    inner.node.bridge.call = too_late
     # then the caller hears that they may have been stored, and why that is not known
     with pytest.raises(errors.AppendFailed) as failed:
         orders.append(rows(1, 2))

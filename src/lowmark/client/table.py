@@ -62,7 +62,7 @@ MEMORY_BYTES = 1 << 30
 """What the keys of one partition may take in a task, if not told otherwise."""
 
 
-@edge(but=("get",))
+@edge(but=("get", "append"))
 class Table:
     """One table of a database. Safe to use from any thread; not after a fork."""
 
@@ -181,7 +181,11 @@ class Table:
 
         A column `_change` may say of each row whether it is an `upsert` or a `delete`.
         """
-        return self._writer.append(rows, schema_version=schema_version)
+        try:  # and no `edge`: an append of one row is too quick for one call more
+            parts = self._writer.parts(rows, schema_version=schema_version)
+            return self._writer.appender().append(parts)
+        except RAN_OUT as error:
+            raise_by_name(error, self._backend.info.name)
 
     def upsert(self, rows: object, *, schema_version: int | None = None) -> Result:
         """Store rows of which each takes the place of the last one with its key: `append`, by the
@@ -197,7 +201,7 @@ class Table:
         Deleting is a change like any other: it has an offset, and readers see it. A key that was
         never there can be deleted, too.
         """
-        return self._writer.delete(keys)
+        return self._writer.appender().append(self._writer.deletes(keys))
 
     def producer(
         self,

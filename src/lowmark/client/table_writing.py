@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.catalog import Table, TableSchema
-from lowmark.client.appending import Part, Parts, Pending, Result, TableAppender
+from lowmark.client.appending import Part, Parts, Pending, TableAppender
 from lowmark.client.checking import check_key, check_values, key_batches, key_schema
 from lowmark.client.producer import Sink
 from lowmark.client.session import Session
@@ -74,7 +74,7 @@ class TableWriter:
         self._ways: dict[int, tuple[Table, tuple[KeyForm | None, Compression]]] = {}
         self._keyless_turn = 0
 
-    def _appender(self) -> TableAppender:
+    def appender(self) -> TableAppender:
         """One for the backend of now."""
         backend, appender = self._appends
         if self._session.backend is not backend:
@@ -83,8 +83,8 @@ class TableWriter:
             self._appends = backend, appender
         return appender
 
-    def append(self, rows: object, *, schema_version: int | None) -> Result:
-        """Store rows; see `Table.append`."""
+    def parts(self, rows: object, *, schema_version: int | None) -> Iterator[Parts]:
+        """What goes to which partition; see `Table.append`. A list is checked whole before that."""
         table = self._current()
         schema = written_with(table, schema_version)
         coercion = self._coercion(table, schema)
@@ -92,21 +92,21 @@ class TableWriter:
         batches = _checked(coercion.batches(rows), made_here=_are_dicts(rows))
         if not isinstance(rows, Iterator):
             batches = list(batches)  # all of it is checked before any of it is stored
-        return self._appender().append(self._parted(table, schema, batches))
+        return self._parted(table, schema, batches)
 
-    def delete(self, keys: object) -> Result:
-        """Delete rows by their keys; see `Table.delete`."""
+    def deletes(self, keys: object) -> Iterator[Parts]:
+        """What goes to which partition; see `Table.delete`."""
         table = self._current()
         check_key(table)
         made = key_batches(table, keys, "delete")
         batches = list(_checked(made, made_here=False) if is_frame(keys) else made)
         schema = key_schema(table)
-        return self._appender().append(self._parted(table, schema, batches, Change.DELETE))
+        return self._parted(table, schema, batches, Change.DELETE)
 
     def sink(self, table: Table, name: str | None) -> Sink:
         """Where the rows of a producer go; with a name, it fences older ones of that name off."""
         if name is None:
-            return _Sink(self._session, self._prepared, self._appender)
+            return _Sink(self._session, self._prepared, self.appender)
         appender = self._fencing(table, name)
         return _Sink(self._session, self._prepared, lambda: appender)
 

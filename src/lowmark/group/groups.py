@@ -344,31 +344,25 @@ class Groups:
     def _schedule(self) -> None:
         if not self._scheduled and not self._closed:
             self._scheduled = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self.turn)
 
-    def run(self, step: Callable[[], None]) -> None:
-        """Do a step of a caller outside, and then at once what it gave groups to do.
+    def turn(self, step: Callable[[], None] | None = None) -> None:
+        """Have groups do all they have to do; first of all a step of a caller outside.
 
-        What it proposes goes to the log in this turn of the loop, not in the next.
+        So what the step proposes goes to the log in this turn of the loop, not in the next.
         """
-        self._scheduled = True  # a turn comes, and need not be planned
+        self._scheduled = True  # what wakes a group from here on is done below: no turn is planned
         try:
-            step()
-        except BaseException:
-            self._scheduled = False
-            self._schedule()
-            raise
-        self._turn()
-
-    def _turn(self) -> None:
-        try:
+            if step is not None:
+                step()
             while self._busy and not self._closed:
                 busy, self._busy = self._busy, {}
                 for group in busy.values():
                     group.work()
         finally:
-            # Not before: what wakes a group meanwhile is done here, and needs no other turn.
             self._scheduled = False
+            if self._busy:  # something was raised: the others' work is not forgotten
+                self._schedule()
         if not self._closed:
             self.transport.flush()
 

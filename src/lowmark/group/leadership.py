@@ -397,16 +397,15 @@ class Leadership:
         if not host.leads:
             callback()
             return
-        term, future = host.term, Future[object]()
+        term = host.term
 
-        def applied(_: Future[object]) -> None:
+        def applied(future: Future[object]) -> None:
             if future.error is None:
                 callback()
             elif host.leads and host.term == term:
                 self.when_kept(callback)  # it only took too long
 
-        future.then(applied)
-        self._requests.queue_wrapped(b"", future)
+        self._requests.propose(b"", raw=True).then(applied)
 
 
 _SAMPLE_MS = 1_000

@@ -60,26 +60,18 @@ class Proposals:
 
     def __init__(self, group: str, promise: Callable[[int], None]) -> None:
         self._group = group
-        self._promise = promise
+        self.promise = promise
         self.promised = 0
         """How much of the promise is this group's: 0 only if nothing is queued either."""
         self.queued: list[Proposal] = []
         self.queued_bytes = 0
         self.pending: dict[int, tuple[int, Proposal]] = {}
 
-    def queue(self, proposal: Proposal) -> None:
-        """Wait for a leader that is ready."""
-        self.queued.append(proposal)
-        size = len(proposal.data)
-        self.queued_bytes += size
-        self.promised += size + _ADDED_BYTES
-        self._promise(size + _ADDED_BYTES)
-
     def appended(self) -> None:
         """The log has all that entered it, or never will: only the queue is promised."""
         promised = self.queued_bytes + _ADDED_BYTES * len(self.queued)
         if promised != self.promised:
-            self._promise(promised - self.promised)
+            self.promise(promised - self.promised)
             self.promised = promised
 
     def take(self, count: int) -> list[Proposal]:
@@ -140,7 +132,7 @@ class Proposals:
             size = sum(len(p.data) for p in unheard)
             self.queued_bytes -= size
             self.promised -= size + _ADDED_BYTES * len(unheard)
-            self._promise(-size - _ADDED_BYTES * len(unheard))
+            self.promise(-size - _ADDED_BYTES * len(unheard))
         expired = [at for at, (_, p) in self.pending.items() if p.deadline_ms <= now_ms]
         late = [self.pending.pop(at)[1] for at in expired]
         for proposal in unheard:
@@ -263,27 +255,37 @@ class Requests:
         return count + len(reads) if reads.new or reads.asked or reads.agreed else count
 
     def propose(
-        self, command: Buffer, *, timeout_ms: int | None = None, in_place: bool = False
+        self,
+        command: Buffer,
+        *,
+        timeout_ms: int | None = None,
+        in_place: bool = False,
+        raw: bool = False,
     ) -> Future[object]:
         """Have a command applied by all members; the future gives the machine's result.
 
         It always resolves: with the result, or with the reason (see `errors`). `in_place`, for a
         large command: it is a writable `memoryview` whose first `COMMAND_BYTES` are room for the
         group. The buffer is the group's from here on: it goes into the log as it is, without a
-        copy.
+        copy. `raw`, for entries of the group's own: they are neither checked nor stamped.
         """
         if not isinstance(command, bytes | bytearray | memoryview):
             raise TypeError(f"a command is bytes, not {type(command).__name__}")
-        size = len(command)
-        refusal = self._refusal(size)
-        if refusal is None and not self._log.fits(size):
-            refusal = self._no_space(command, in_place=in_place)
-        if refusal is not None:
-            return Future.failed(refusal)
+        size, proposals = len(command), self.proposals
+        if not raw:
+            refusal = self._refusal(size)
+            if refusal is None and not self._log.fits(size):
+                refusal = self._no_space(command, in_place=in_place)
+            if refusal is not None:
+                return Future.failed(refusal)
+        # From here on it waits for a leader that is ready, and space is kept for it.
         future: Future[object] = Future()
         now = self._elapsed_us() // 1_000
         wait = self._config.request_timeout_ms if timeout_ms is None else timeout_ms
-        self.proposals.queue(Proposal(command, False, future, now, now + wait, in_place))
+        proposals.queued.append(Proposal(command, raw, future, now, now + wait, in_place))
+        proposals.queued_bytes += size
+        proposals.promised += size + _ADDED_BYTES
+        proposals.promise(size + _ADDED_BYTES)
         self._host.wake()
         return future
 
@@ -324,23 +326,13 @@ class Requests:
         limit = self._host.config.waiting_requests_max
         return GroupBusy(self._host.name, why=f"{limit} requests wait")
 
-    def queue_wrapped(self, data: bytes, future: Future[object]) -> None:
-        """Have an entry of the group's own enter the log when this member leads and is ready."""
-        now = self._elapsed_us() // 1_000
-        wait = self._config.request_timeout_ms
-        self.proposals.queue(Proposal(data, True, future, now, now + wait))
-        self._host.wake()
-
     def propose_wrapped(self, datas: list[bytes]) -> list[Future[object]]:
         """Propose entries of the group's own; raises if nothing can be proposed here."""
         refusal = self._refusal(0)
         if refusal is not None:
             raise refusal
         self._host.log.check_space(sum(map(len, datas)))  # copies free nothing by themselves
-        futures: list[Future[object]] = [Future() for _ in datas]
-        for data, future in zip(datas, futures, strict=True):
-            self.queue_wrapped(data, future)
-        return futures
+        return [self.propose(data, raw=True) for data in datas]
 
     def read(self, query: object, *, timeout_ms: int | None = None) -> Future[object]:
         """Ask the machine, linearizably: the answer reflects all that was answered before."""

@@ -20,7 +20,7 @@ committed is written in pieces, with the record between them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 import msgspec
@@ -129,8 +129,8 @@ class Writes:
                 try:
                     if not write.voted:
                         self._submit_vote(write)
-                    if write.order.entries:
-                        self._submit_entries(write)
+                    for term, datas, first, reserve in self._entries_of(write):
+                        self._log.append(term, datas, first=first, reserve=reserve)
                 except (Unavailable, InstallRefused):
                     break  # it waits
                 self.waits.popleft()
@@ -217,7 +217,13 @@ class Writes:
         self._meta = meta
         self._changes_at = [at for at in self._changes_at if at > hard.commit]
 
-    def _submit_entries(self, write: _Write) -> None:
+    def _entries_of(self, write: _Write) -> Iterator[tuple[int, list[Buffer], int, bool]]:
+        """What the log is to append, piece by piece, each with the record that must be before it.
+
+        A piece counts as taken when the next one is asked for.
+        """
+        if not write.order.entries:
+            return
         for piece in _pieces(write.order.entries[write.appended :]):
             first, kind, known = piece[0].index, piece[0].kind, self._meta.hard.commit
             if self._changes_at or known < self._unknown_to:  # else there is none to look for
@@ -227,7 +233,7 @@ class Writes:
             if kind is not EntryKind.NORMAL:
                 datas = [wrap_change(kind, data) for data in datas]
             reserve = self._may_use_reserve(piece, sum(map(len, datas)))
-            self._log.append(piece[0].term, datas, first=first, reserve=reserve)
+            yield piece[0].term, datas, first, reserve
             self._unknown_to = min(self._unknown_to, first - 1)
             if self._changes_at:
                 self._changes_at = [at for at in self._changes_at if at < first]

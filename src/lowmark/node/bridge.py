@@ -3,7 +3,7 @@ process, ask what knows one thread.
 
 On the loop an answer that comes later is a `Future`; a thread waits for it by a `ThreadAnswer`.
 What a call from outside gives the groups of this node to do, they do right behind it, in the same
-turn of the loop: `turn` is the way in that their scheduler has for that (`Groups.run`).
+turn of the loop: that is the loop's business, and their scheduler's (`RealLoop.around`).
 """
 
 from __future__ import annotations
@@ -93,19 +93,13 @@ class ThreadAnswer(Generic[T]):
 class Bridge:
     """Asks functions on the loop from any other thread."""
 
-    def __init__(
-        self, loop: RealLoop, turn: Callable[[Callable[[], None]], None] | None = None
-    ) -> None:
+    def __init__(self, loop: RealLoop) -> None:
         self._loop = loop
-        self.turn = turn or _alone
-        """Calls what comes from outside, and then what that gave others to do."""
+        self.call = loop.call_from_thread
+        """Have something done on the loop; the caller does not wait for it."""
         # No lock guards it: adding, discarding and copying are each one step of the interpreter.
         self._waiting: set[ThreadAnswer[Any]] = set()
         self._closed = False
-
-    def call(self, callback: Callable[[], None]) -> None:
-        """Have something done on the loop; the caller does not wait for it."""
-        self._loop.call_from_thread(partial(self.turn, callback))
 
     def call_later(self, delay_ms: float, callback: Callable[[], None]) -> Timer:
         """Have something done on the loop after a while. To be called on the loop."""
@@ -134,10 +128,6 @@ class Bridge:
         self._closed = True
         for answer in list(self._waiting):
             answer.settle(error=NodeClosed())
-
-
-def _alone(callback: Callable[[], None]) -> None:
-    callback()
 
 
 def _run(function: Callable[[], Future[T]], answer: ThreadAnswer[T]) -> None:

@@ -153,7 +153,7 @@ class Node:
                 limits=self.settings.transport,
             )
             undo.callback(self.groups.close)
-            self.bridge.turn = self.groups.run
+            self.loop.around = self.groups.turn
             self._server = None if options.embedded else Server(options.endpoint)
             if self._server is not None:
                 undo.callback(self._server.close)

@@ -410,7 +410,17 @@ class RaftNode:
             or durable_part != (before.term, before.vote, before.incarnation),
         )
         self._soft, self._hard = soft, hard
-        self._order_storage(ready)
+        own = self._storage_appended(ready)
+        if not self._async:
+            self._order_in_step(ready, own)
+        elif entries or ready.hard is not None or snapshot is not None or core.after_append:
+            # An order is never made for `own` alone: it would be made again and again.
+            responses: list[Response] = [*core.after_append]
+            if own is not None:
+                responses.append(own)
+            ready.append = StorageAppend(entries, ready.hard, snapshot, responses)
+        if committed and self._async:
+            ready.apply = StorageApply(committed)
         core.outbox, core.after_append, core.read_states = [], [], []
         unstable.accept()
         if committed:
@@ -418,25 +428,15 @@ class RaftNode:
             core.log.accept_applying(committed[-1].index, size, not self._async)
         return ready
 
-    def _order_storage(self, ready: Ready) -> None:
+    def _order_in_step(self, ready: Ready, own: StorageAppended | None) -> None:
+        """For owners that write and apply all of it before `advance`."""
         core = self.core
-        own = self._storage_appended(ready)
-        responses: list[Response] = [*core.after_append]
-        if not self._async:
-            ready.messages += [m for m in core.after_append if m.to != core.node]
-            self._on_advance += [m for m in core.after_append if m.to == core.node]
-            if own is not None:
-                self._on_advance.append(own)
-            if ready.committed:
-                self._on_advance.append(StorageApplied(ready.committed))
-            return
-        if ready.entries or ready.hard is not None or ready.snapshot is not None or responses:
-            # An order is never made for `own` alone: it would be made again and again.
-            if own is not None:
-                responses.append(own)
-            ready.append = StorageAppend(ready.entries, ready.hard, ready.snapshot, responses)
+        ready.messages += [m for m in core.after_append if m.to != core.node]
+        self._on_advance += [m for m in core.after_append if m.to == core.node]
+        if own is not None:
+            self._on_advance.append(own)
         if ready.committed:
-            ready.apply = StorageApply(ready.committed)
+            self._on_advance.append(StorageApplied(ready.committed))
 
     def _storage_appended(self, ready: Ready) -> StorageAppended | None:
         """What to say when this write is durable: how the log ended when it was ordered."""

@@ -88,6 +88,10 @@ class RealLoop:
         self._failure: BaseException | None = None
         self._stopping = False
         self._closed = False
+        self.around: Callable[[Callback], None] | None = None
+        """Calls what comes from other threads, lanes among them, and then what that gave it to do:
+        so one turn does for both. `Groups.turn` is one.
+        """
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -173,7 +177,8 @@ class RealLoop:
         That is why the callbacks stand in a queue of our own; each one there owns one turn.
         """
         if callback is not None:
-            self._ready.append(callback)
+            around = self.around
+            self._ready.append(callback if around is None else partial(around, callback))
         if self._closed:
             return
         if self._stopping:

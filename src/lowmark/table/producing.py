@@ -169,17 +169,27 @@ class _Lane:
                     error = ProducerFenced(epoch=self.epoch, current=self.epoch + 1)
                     self.waiting.popleft().future.reject(error)
                 else:
-                    sent = self.waiting.popleft()
-                    sent.sequence = self._next
-                    self._next += 1
-                    self._propose(sent)
+                    self.propose(self.waiting.popleft())
         finally:
             self._at_work = False
 
-    def _propose(self, sent: _Sent) -> None:
-        """Have the group store a batch, without a copy if nothing can have its bytes yet."""
+    @property
+    def free(self) -> bool:
+        """Whether a batch need not wait."""
+        waits = self.waiting or self._failed or self._under_way >= WINDOW
+        return not (waits or self._at_work or self.spent)
+
+    def propose(self, sent: _Sent, *, again: bool = False) -> None:
+        """Have the group store a batch, under the next number, or `again` under the one it has.
+
+        It goes there without a copy, unless an earlier attempt's bytes may be in the log, where
+        nothing may change them.
+        """
+        if not again:
+            sent.sequence = self._next
+            self._next += 1
         self._under_way += 1
-        batch, again, sent.tried = sent.batch, sent.tried, True
+        batch, tried, sent.tried = sent.batch, sent.tried, True
         try:
             header: _Header = {
                 "rows": batch.rows,
@@ -189,8 +199,7 @@ class _Lane:
                 "epoch": self.epoch,
                 "sequence": sent.sequence,
             }
-            if batch.room is None or again:
-                # An earlier attempt's bytes may be in the log, where nothing may change them.
+            if batch.room is None or tried:
                 future = self.partition.group.propose(encode_batch(batch.message, **header))
             else:
                 encode_header_in_place(batch.room, **header)
@@ -264,7 +273,7 @@ class _Lane:
         self._at_work = True  # no answer is seen to before all of them are sent
         try:
             while left and not self._failed:
-                self._propose(left.popleft())
+                self.propose(left.popleft(), again=True)
         finally:
             self._failed.extend(left)  # their numbers can't be taken before that of one that failed
             self._at_work = False
@@ -290,8 +299,11 @@ class Producing:
             lane = self._lanes[key] = self._lane(partition, before=lane)
         now_ms = self._elapsed_us() // 1_000
         sent = _Sent(batch, Future(), now_ms + self._timeout_ms)
-        lane.waiting.append(sent)
-        lane.work()
+        if lane.free:
+            lane.propose(sent)
+        else:
+            lane.waiting.append(sent)
+            lane.work()
         return sent.future
 
     def _lane(self, partition: Destination, *, before: _Lane | None) -> _Lane:
