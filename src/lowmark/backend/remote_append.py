@@ -217,6 +217,8 @@ class RemoteAppends:
         with self.lock:
             self._closed = True
             self._work.notify_all()
+        if self._pump is not None:
+            self._pump.join(_LOOK_S)
 
     # -- what is sent, on the pump's thread -------------------------------------------------------
 
@@ -234,9 +236,11 @@ class RemoteAppends:
                 stream = self._stream
             if some:
                 self._write(stream, some)
-        if self._stream is not None:
+        stream = self._stream
+        if stream is not None:
             with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
-                self._stream.done_writing()
+                stream.done_writing()
+            _end(stream)
 
     def _call_due(self) -> None:
         """Holding the lock."""

@@ -45,6 +45,7 @@ CALM_S: Final = 1.0
 """What is under way when a server is closed may take so long, before it is cut off."""
 END_S: Final = 3.0
 _LOOK_S: Final = 0.25
+_MOMENT_S: Final = 0.01
 _UNIX: Final = "unix:"
 
 
@@ -213,6 +214,11 @@ class Server:
                         extra={"peer": peer, "seconds": stall_s, "connections": count},
                     )
 
+    def _busy(self) -> bool:
+        """Whether something is under way that ends by itself, and soon."""
+        under_way = self._service.calls + self._append_bytes.taken + self._reads.taken
+        return under_way > len(self._watched)
+
     def refuse(self) -> None:
         """Take nothing new; what is under way goes on."""
         self._service.closing = True
@@ -227,7 +233,10 @@ class Server:
         self._over.set()
         ending = threading.Thread(target=self._server.shutdown, name="lowmark-end", daemon=True)
         ending.start()
-        ending.join(CALM_S)
+        ends_at = time.monotonic() + CALM_S
+        while ending.is_alive() and self._busy() and time.monotonic() < ends_at:
+            ending.join(_MOMENT_S)
+        # What is left waits for rows, or for its client: that would not end by itself.
         ends_at = time.monotonic() + END_S
         while ending.is_alive() and time.monotonic() < ends_at:
             cut(port=self.port, path=self.path)

@@ -81,6 +81,11 @@ class Service:
             "wait": self._wait,
         }
 
+    @property
+    def calls(self) -> int:
+        """How many are under way, but for those that wait for rows."""
+        return self._calls.taken
+
     def check(self) -> None:
         """Refuse to begin anything when the end has come."""
         if self.closing or self.backend.closed:

@@ -1,0 +1,223 @@
+"""A server that goes away and comes back: nothing is lost, nothing comes twice, readers go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowmark
+from eventually import eventually
+from lowmark import errors
+from lowmark.catalog import DropTable
+from lowmark.client import Database
+from server.world import COLUMNS, Served, ServedProcess
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    address = "127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/socket"
+    with Served(tmp_path / "data", address) as one:
+        yield one
+
+
+@pytest.fixture
+def db(served: Served) -> Iterator[Database]:
+    with lowmark.connect(served.address) as database:
+        yield database
+
+
+def rows(first: int, end: int) -> list[dict[str, object]]:
+    return [{"id": number, "status": "new"} for number in range(first, end)]
+
+
+def test_a_client_goes_on_when_its_server_is_started_again(served: Served, db: Database) -> None:
+    # given a table that was used in every way
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=2)
+    orders.append(rows(0, 5))
+    producer = orders.producer(linger_ms=0)
+    producer.send_many(rows(5, 7))
+    producer.flush()
+    reader = orders.read(batch_bytes=1)
+    first = next(reader)
+    # when the server is started again
+    served.restart()
+    # then the same objects go on: appends, producers, look-ups, the catalog, a read under way
+    orders.append(rows(7, 10))
+    producer.send_many(rows(10, 12))
+    producer.flush()
+    assert orders.get(11) == {"id": 11, "status": "new"}
+    assert sorted([*first["id"].to_pylist(), *reader.to_arrow()["id"].to_pylist()]) == [*range(7)]
+    db.create_table("other", COLUMNS, key="id")
+    assert db.tables() == ["orders", "other"]
+    assert len(orders.read().to_pylist()) == 12
+
+
+def test_a_reader_that_follows_goes_on_without_gap_or_repeat(served: Served, db: Database) -> None:
+    orders = db.create_table("orders", COLUMNS, partitions=2)
+    seen: list[int] = []
+    reader = orders.read(follow=True, columns=["id"])
+
+    def follow() -> None:
+        for batch in reader:
+            seen.extend(batch["id"].to_pylist())
+            if len(seen) >= 60:
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    # given a reader that waits for more, when the server is started again and again
+    for first in range(0, 60, 20):
+        orders.append(rows(first, first + 20))
+        eventually(lambda first=first: len(seen) == first + 20)  # type: ignore[misc]
+        if first < 40:
+            served.restart()
+    # then it has every row once
+    thread.join(30)
+    assert sorted(seen) == list(range(60))
+    assert served.backend._kept
+    reader.close()
+    eventually(lambda: not served.backend._kept)
+
+
+def test_rows_in_flight_are_stored_once_whenever_the_server_goes(
+    served: Served, db: Database
+) -> None:
+    # given a producer with much under way
+    events = db.create_table("events", COLUMNS, partitions=3)
+    producer = events.producer(linger_ms=0, batch_rows=20, in_flight=16)
+    over = threading.Event()
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        while not over.is_set():
+            producer.send_many(rows(sent, sent + 50))
+            sent += 50
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    # when the server goes away in the middle, with and without its database
+    for again in (served.restart, served.server.close, served.restart):
+        before = producer.rows
+        eventually(lambda before=before: producer.rows > before + 200)  # type: ignore[misc]
+        again()
+        if again == served.server.close:
+            served.serve()
+    over.set()
+    thread.join(60)
+    producer.close()
+    # then every row is there, once, in order
+    assert producer.rows == sent
+    found = events.read(columns=["id", "_partition", "_offset"]).to_pylist()
+    assert Counter(row["id"] for row in found) == Counter(range(sent))
+
+
+def test_what_may_have_been_done_is_not_done_again(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a server whose answers are lost after it did what it was asked
+    db.create_table("orders", COLUMNS, key="id")
+    done = 0
+    call = served.server._service.call
+
+    def lost(body: bytes) -> bytes:
+        nonlocal done
+        answer = call(body)
+        if b"execute" in body or b"watermark" in body:
+            done += 1
+            raise OSError("the connection broke")
+        return answer
+
+    monkeypatch.setattr(served.server._service, "call", lost)
+    # then a change has an unknown outcome, and was tried once
+    with pytest.raises(errors.OutcomeUnknown, match="execute"):
+        db.execute([DropTable(name="orders")])
+    assert done == 1
+    assert served.db.tables() == []
+    # and a question is asked again for as long as it may take
+    with pytest.raises(errors.NodeUnreachable):
+        db.backend.watermark(timeout_s=0.3)
+    assert done > 2
+
+
+def test_a_call_waits_for_a_server_that_is_away_no_longer_than_it_may(
+    served: Served, db: Database
+) -> None:
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 1))
+    served.stop()
+    began = time.monotonic()
+    with pytest.raises(errors.NodeUnreachable):
+        db.backend.now(timeout_s=0.2)
+    assert time.monotonic() - began < 5
+    # and a change that was not even sent is no unknown outcome
+    with pytest.raises(errors.NodeUnreachable):
+        db.backend.write([], timeout_s=0.2)
+
+
+def test_another_database_at_the_same_address_is_refused(served: Served, tmp_path: Path) -> None:
+    with lowmark.connect(served.address) as db:
+        orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+        orders.append(rows(0, 1))
+        served.stop()
+        with Served(tmp_path / "another", served.address) as another:
+            theirs = another.db.create_table("orders", COLUMNS, key="id", partitions=1)
+            with pytest.raises(errors.OtherDatabase):
+                db.watermark()
+            with pytest.raises(errors.LowmarkError):
+                orders.append(rows(1, 2))
+            assert theirs.read().to_pylist() == []
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    # given a server in a process of its own, two writers and a reader that follows
+    with ServedProcess(tmp_path / "data") as served, lowmark.connect(served.address) as db:
+        events = db.create_table("events", COLUMNS, partitions=2)
+        over, stored, failed = threading.Event(), Counter[int](), list[Any]()
+        seen: Counter[int] = Counter()
+
+        def write(base: int) -> None:
+            at = base
+            while not over.is_set():
+                try:
+                    events.append(rows(at, at + 25))
+                except errors.LowmarkError as error:
+                    failed.append(error)
+                    return
+                stored.update(range(at, at + 25))
+                at += 25
+
+        def follow() -> None:
+            for batch in reader:
+                seen.update(batch["id"].to_pylist())
+
+        reader = events.read(follow=True, columns=["id"])
+        threads = [threading.Thread(target=write, args=(base,)) for base in (0, 10_000_000)]
+        following = threading.Thread(target=follow, daemon=True)
+        for thread in [*threads, following]:
+            thread.start()
+        # when it is killed with -9, again and again
+        for _ in range(2):
+            before = len(stored)
+            eventually(lambda before=before: len(stored) > before + 500 or bool(failed))  # type: ignore[misc]
+            served.kill()
+            served.start()
+        before = len(stored)
+        eventually(lambda: len(stored) > before + 100 or bool(failed))
+        over.set()
+        for thread in threads:
+            thread.join(60)
+        # then no append failed, and every row is there once, for the reader, too
+        assert failed == []
+        found = Counter(events.read().to_arrow()["id"].to_pylist())
+        assert found == stored
+        eventually(lambda: seen == stored)
+        reader.close()
+        following.join(30)
