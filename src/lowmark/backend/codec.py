@@ -8,7 +8,7 @@ raw numbers, little endian; a catalog, its commands and errors have encodings of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
@@ -179,7 +179,7 @@ def _value(plain: Any) -> Any:
     fields = dict(zip(_fields(kind), map(_value, rest), strict=True))
     hints = _hints(kind)
     for field, value in fields.items():
-        if not _fits(value, hints[field]):
+        if not fits(value, hints[field]):
             raise TypeError(f"{name} has a {type(value).__name__} as {field}")
     return kind(**fields)
 
@@ -189,20 +189,24 @@ def _hints(kind: type[Any]) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of a type, all the way down."""
     if isinstance(hint, NewType):
-        return _fits(value, hint.__supertype__)
+        return fits(value, hint.__supertype__)
+    if hint is float:
+        return type(value) in {int, float}
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Literal:
         return value in inner
     if origin in {Union, UnionType}:
-        return any(_fits(value, one) for one in inner)
+        return any(fits(value, one) for one in inner)
+    if origin in {Collection, Sequence}:  # of an argument
+        return isinstance(value, tuple | frozenset) and all(fits(one, inner[0]) for one in value)
     if origin is tuple:  # of any length: there is no other among the fields
-        return isinstance(value, tuple) and all(_fits(one, inner[0]) for one in value)
+        return isinstance(value, tuple) and all(fits(one, inner[0]) for one in value)
     if origin is not None:
         return isinstance(value, origin) and all(
-            _fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items()
+            fits(key, inner[0]) and fits(one, inner[1]) for key, one in value.items()
         )
     if hint is int:
         return type(value) is int

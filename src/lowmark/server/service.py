@@ -11,11 +11,11 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from lowmark.backend.codec import encode
+from lowmark.backend.codec import encode, fits
 from lowmark.backend.connection import machine
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import (
@@ -37,6 +37,7 @@ from lowmark.backend.protocol import (
 )
 from lowmark.backend.values import Hold
 from lowmark.errors import LowmarkError, Unavailable
+from lowmark.metastore.commands import Not
 from lowmark.node import NodeClosing
 from lowmark.server.limits import Limits, Slots
 from lowmark.server.sessions import Sessions
@@ -208,8 +209,19 @@ def _signature(name: str) -> inspect.Signature:
     return inspect.signature(getattr(Backend, name))
 
 
+@cache
+def _hints(name: str) -> dict[str, Any]:
+    # A condition may have conditions in it: its type is a name, which the fields of Not resolve.
+    known = {"Condition": get_type_hints(Not)["condition"]}
+    return get_type_hints(getattr(Backend, name), localns=known)
+
+
 def _check_arguments(name: str, request: Request) -> None:
     try:
-        _signature(name).bind(None, *request.arguments, **request.named)
+        bound = _signature(name).bind(None, *request.arguments, **request.named)
     except TypeError as error:
         raise RequestRefused(f"{name} was not called with what it takes: {error}") from error
+    hints = _hints(name)
+    for argument, value in bound.arguments.items():
+        if argument != "self" and not fits(value, hints[argument]):
+            raise RequestRefused(f"{name} was called with a {type(value).__name__} as {argument}")

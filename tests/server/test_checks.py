@@ -1,0 +1,229 @@
+"""Nothing that a client sends is believed: what is wrong is refused by name, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import lowmark
+from lowmark import errors
+from lowmark.backend.connection import location_of
+from lowmark.backend.protocol import CALL, HELLO, Hello, Request, encode_request
+from lowmark.catalog import AddColumns, NewColumn, parse_type
+from lowmark.client import Database, Table
+from lowmark.server import Server
+from lowmark.table import Change, KeyForm, Outgoing, outgoing
+from server.world import Served
+
+COLUMNS = {"id": "int64", "status": "string", "at": "date"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("served") / "data") as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def db(served: Served) -> Iterator[Database]:
+    with lowmark.connect(served.address) as database:
+        yield database
+
+
+@pytest.fixture
+def orders(db: Database) -> Table:
+    name = f"orders_{os.urandom(4).hex()}"
+    return db.create_table(name, COLUMNS, key="id", partitions=3)
+
+
+def batch(*ids: int | None, status: object = "new") -> pa.RecordBatch:
+    columns = [pa.array(ids, pa.int64()), pa.array([status] * len(ids)), pa.nulls(len(ids))]
+    return pa.record_batch(
+        [columns[0], columns[1].cast(pa.string()), columns[2].cast(pa.date32())],
+        names=["id", "status", "at"],
+    )
+
+
+def encoded(rows: pa.RecordBatch, *, schema: int = 1, change: Change = Change.UPSERT) -> Outgoing:
+    (out,) = outgoing(rows, schema=schema, change=change, compression="none")
+    return out._replace(room=None)
+
+
+def belonging(table: Table, partition: int, count: int = 3) -> list[int]:
+    form = KeyForm.of(table.descriptor)
+    return [one for one in range(100) if form.bucket_one(one, 3) == partition][:count]
+
+
+def sent(table: Table, partition: int, out: Outgoing) -> Any:
+    backend = table._backend
+    appender = backend.appender(table.descriptor.id, producer=os.urandom(16))
+    answers = appender.send([(partition, out)]).answers(30)
+    assert answers is not None
+    return answers[0]
+
+
+def test_a_row_of_another_partition_is_refused_with_its_batch(orders: Table) -> None:
+    # given rows of one partition, and one more of another
+    mine, other = belonging(orders, 1), belonging(orders, 2, 1)
+    # when they are sent together, then it is said which row it is
+    answer = sent(orders, 1, encoded(batch(*mine, *other)))
+    assert isinstance(answer, errors.RowMisplaced)
+    assert (answer.row, answer.partition, answer.belongs) == (3, 1, 2)
+    assert orders.read().to_pylist() == []
+    # and without it they are stored
+    assert sent(orders, 1, encoded(batch(*mine))).rows == 3
+    assert orders.get(mine[0]) is not None
+
+
+def _date_beyond(ids: list[int]) -> pa.RecordBatch:
+    rows = batch(*ids)
+    far = pa.array([2**31 - 1] * len(ids), pa.int32()).view(pa.date32())
+    return rows.set_column(2, "at", far)
+
+
+def _no_text(ids: list[int]) -> pa.RecordBatch:
+    rows = batch(*ids)
+    text = pa.array([b"\xff\xfe"] * len(ids), pa.binary()).view(pa.string())
+    return rows.set_column(1, "status", text)
+
+
+def _cut(out: Outgoing, at: int) -> Outgoing:
+    return out._replace(message=bytes(out.message)[:at])
+
+
+WRONG: dict[str, Callable[[list[int]], Outgoing]] = {
+    "no Arrow at all": lambda ids: encoded(batch(*ids))._replace(message=b"rubbish" * 20),
+    "half of it": lambda ids: _cut(encoded(batch(*ids)), 150),
+    "nothing": lambda ids: encoded(batch(*ids))._replace(message=b""),
+    "another count": lambda ids: encoded(batch(*ids))._replace(rows=7),
+    "no text": lambda ids: encoded(_no_text(ids)),
+    "a date beyond the calendar": lambda ids: encoded(_date_beyond(ids)),
+    "no key": lambda ids: encoded(batch(*ids, None)),
+    "a column less": lambda ids: encoded(batch(*ids).select(["id"])),
+    "columns in another order": lambda ids: encoded(batch(*ids).select(["status", "id", "at"])),
+    "a schema version to come": lambda ids: encoded(batch(*ids), schema=9),
+    "version 0": lambda ids: encoded(batch(*ids), schema=0),
+    "neither upsert nor delete": lambda ids: encoded(
+        batch(*ids).append_column("_change", pa.array([5] * len(ids), pa.int8())),
+        change=Change.MIXED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_rubbish_is_refused_by_name(orders: Table, name: str) -> None:
+    ids = belonging(orders, 0)
+    answer = sent(orders, 0, WRONG[name](ids))
+    assert isinstance(answer, errors.Rejected), answer
+    assert isinstance(answer, errors.BatchRefused | errors.ValueRefused)
+    assert orders.read().to_pylist() == []
+
+
+def test_a_schema_version_that_lacks_what_is_required_is_not_in_force(
+    db: Database, orders: Table
+) -> None:
+    # given a required column that was added since, without a default
+    out = encoded(batch(*belonging(orders, 0)))
+    assert sent(orders, 0, out).rows == 3
+    with_default = NewColumn(name="note", type=parse_type("string"), required=True, default="-")
+    db.execute([AddColumns(table=orders.name, columns=(with_default,))])
+    assert sent(orders, 0, out).rows == 3
+    # when rows come with a version that the table never had
+    answer = sent(orders, 0, out._replace(schema=7))
+    # then that is said
+    assert isinstance(answer, errors.SchemaNotInForce)
+    assert answer.version == 7
+
+
+def test_what_is_no_partition_and_no_table_is_refused(db: Database, orders: Table) -> None:
+    out = encoded(batch(*belonging(orders, 0)))
+    assert isinstance(sent(orders, 3, out), errors.RequestRefused)
+    db.drop_table(orders.name)
+    assert isinstance(sent(orders, 0, out), errors.TableUnknown)
+
+
+# -- requests -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(served: Served) -> Iterator[flight.FlightClient]:
+    with flight.FlightClient(location_of(served.address)) as client:
+        yield client
+
+
+def said(error: flight.FlightError) -> str:
+    fault: dict[str, str] = msgspec.json.decode(error.extra_info)
+    return fault["class"]
+
+
+def test_a_client_of_another_protocol_is_refused_by_name(plain: flight.FlightClient) -> None:
+    hello = msgspec.json.encode(Hello(protocol=99, release="9.0"))
+    with pytest.raises(flight.FlightError, match="protocol 99") as refused:
+        list(plain.do_action(flight.Action(HELLO, hello)))
+    assert said(refused.value) == "ProtocolRefused"
+    # and so is a request that does not wait for the answer
+    request = bytearray(encode_request(Request("x", 1, "now", (), {})))
+    request[1] = 99
+    with pytest.raises(flight.FlightError) as refused:
+        list(plain.do_action(flight.Action(CALL, bytes(request))))
+    assert said(refused.value) == "ProtocolRefused"
+
+
+def _request(cluster: str, call: str, *arguments: object, **named: object) -> bytes:
+    return encode_request(Request(cluster, 1, call, arguments, named))
+
+
+REQUESTS: dict[str, Callable[[str], bytes]] = {
+    "nothing": lambda _: b"",
+    "rubbish": lambda _: b"L\x01\x00\xff\xff",
+    "no tuple": lambda _: b"L\x01\x00\x01",
+}
+ASKED: dict[str, Callable[[str], bytes]] = {
+    "a call that there is not": lambda cluster: _request(cluster, "__init__"),
+    "closing": lambda cluster: _request(cluster, "close"),
+    "too many arguments": lambda cluster: _request(cluster, "now", 1, 2, 3),
+    "an unknown name": lambda cluster: _request(cluster, "now", depth=3),
+    "a hold without its number": lambda cluster: _request(cluster, "hold_files", ("one",)),
+    "a wait for a number": lambda cluster: _request(cluster, "wait", 7, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_that_is_none_is_refused(
+    served: Served, plain: flight.FlightClient, name: str
+) -> None:
+    with pytest.raises(flight.FlightError) as refused:
+        list(plain.do_action(flight.Action(CALL, REQUESTS[name]("x"))))
+    assert said(refused.value) == "RequestRefused"
+    with pytest.raises(flight.FlightError):
+        plain.do_get(flight.Ticket(REQUESTS[name]("x"))).read_all()
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_call_that_is_none_is_refused(db: Database, name: str) -> None:
+    backend = db.backend
+    body = ASKED[name](backend.info.cluster)
+    client = backend._connection._flight  # type: ignore[attr-defined]
+    (answer,) = client.do_action(flight.Action(CALL, body))
+    with pytest.raises(errors.RequestRefused):
+        backend._connection._value(answer.body.to_pybytes())  # type: ignore[attr-defined]
+
+
+def test_a_call_with_values_of_the_wrong_kind_harms_no_other(db: Database) -> None:
+    backend = db.backend
+    for call, *given in (("get", "no bytes"), ("view", "orders", 0), ("views", 1, ("a",))):
+        with pytest.raises(errors.RequestRefused, match="was called with a"):
+            backend._call(call, *given)  # type: ignore[attr-defined]
+    assert backend.now().time
+
+
+def test_only_a_database_of_this_process_can_be_served(db: Database, tmp_path: Path) -> None:
+    with pytest.raises(errors.Rejected, match="this process"):
+        Server(db)
