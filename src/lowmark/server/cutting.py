@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 _HANDLES = "/proc/self/fd"
 
@@ -63,4 +64,5 @@ def _is_of(one: socket.socket, peer: str | None) -> bool:
     if peer is None or one.family == socket.AF_UNIX:
         return True
     host, port = one.getpeername()[:2]
-    return peer in {f"ipv4:{host}:{port}", f"ipv6:[{host}]:{port}", f"ipv6:%5B{host}%5D:{port}"}
+    host = host.removeprefix("::ffff:")  # gRPC listens for both families at once
+    return unquote(peer) in {f"ipv4:{host}:{port}", f"ipv6:[{host}]:{port}"}

@@ -1,0 +1,164 @@
+"""What a server keeps for its clients: as long as they are heard of, and not longer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import lowmark
+from eventually import eventually
+from lowmark import errors
+from lowmark.backend.errors import BatchesMoved
+from lowmark.backend.remote import RemoteBackend
+from lowmark.backend.values import BatchRange, Hold, ReadRange
+from lowmark.client import Database
+from lowmark.server.sessions import Sessions
+from server.world import COLUMNS, Served
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "data", hold_ms=400) as one:
+        yield one
+
+
+@pytest.fixture
+def db(served: Served) -> Iterator[Database]:
+    with lowmark.connect(served.address) as database:
+        yield database
+
+
+def rows(first: int, end: int) -> list[dict[str, object]]:
+    return [{"id": number, "status": "new"} for number in range(first, end)]
+
+
+def fall_silent(db: Database) -> None:
+    """As if its process was stopped."""
+    backend = db.backend
+    assert isinstance(backend, RemoteBackend)
+    backend._renew = lambda: None  # type: ignore[method-assign]
+
+
+def test_a_client_that_is_heard_of_keeps_what_it_holds(served: Served, db: Database) -> None:
+    # given a reader that holds rows, and reads none of them
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 5))
+    reader = orders.read()
+    (hold,) = served.backend._kept
+    # when far more time has passed than a silent client has, then it is still there
+    over = threading.Event()
+    over.wait(1.2)
+    assert list(served.backend._kept) == [hold]
+    assert len(reader.to_pylist()) == 5
+    eventually(lambda: not served.backend._kept)
+
+
+def test_a_silent_client_holds_nothing_after_its_time_and_hears_of_it(
+    served: Served, db: Database
+) -> None:
+    # given a client that holds a view, history and files, and has fallen silent
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 5))
+    table, backend = orders.descriptor.id, db.backend
+    fall_silent(db)
+    view, history, files = (Hold.drawn() for _ in range(3))
+    backend.hold(table, {0: ReadRange(0, None)}, holder="a test", why="it reads", hold=view)
+    backend.hold_history(backend.now().time, "it looks back", hold=history)
+    backend.hold_files(["one"], hold=files)
+    assert len(served.backend._kept) == 2
+    # when its time is over, then nothing is kept
+    eventually(lambda: not served.backend._kept and not served.backend.files_in_use())
+    # and the client hears it by name
+    with pytest.raises(errors.HoldUnknown):
+        backend.wait(view, 1)
+    with pytest.raises(errors.HoldUnknown):
+        backend.history_lost(history)
+    backend.release(files)
+
+
+def test_rows_that_went_while_a_client_was_silent_are_named_so(
+    served: Served, db: Database
+) -> None:
+    # given rows that were compacted and cut, and a client that holds something
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 10))
+    orders.append(rows(0, 10))
+    db.advance_watermark("now")
+    assert orders.compact(engine="local").state == "done"
+    gone, backend = [BatchRange(0, (10_000,))], db.backend
+    table = orders.descriptor.id
+    hold = backend.hold_files(["one"])
+    # then it is told that such rows have moved, which is a fault if they were held
+    with pytest.raises(BatchesMoved):
+        next(backend.batches(table, 0, gone, held=True))
+    # when it has been silent for too long, then it is told that its hold is not known any more
+    fall_silent(db)
+    eventually(lambda: not served.backend.files_in_use())
+    with pytest.raises(errors.HoldUnknown, match=str(hold.number)):
+        next(backend.batches(table, 0, gone, held=True))
+
+
+def test_two_that_wait_for_the_same_hold_both_hear_of_a_change(db: Database) -> None:
+    # given two threads that wait with one hold
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    backend = db.backend
+    held = backend.hold(
+        orders.descriptor.id, {0: ReadRange(0, None)}, holder="a test", why="it follows"
+    )
+    before = backend.wait(held.hold, 0)
+    heard: list[int] = []
+
+    def wait() -> None:
+        seen = before
+        while seen == before:
+            seen = backend.wait(held.hold, 5, seen=before)
+        heard.append(seen)
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    # when a row comes, then each of them hears of it
+    orders.append(rows(0, 1))
+    for thread in threads:
+        thread.join(30)
+    assert len(heard) == 2
+    # and one whose answer was lost hears of it when it asks again
+    assert backend.wait(held.hold, 5, seen=before) > before
+    backend.release(held.hold)
+
+
+def test_a_client_that_closes_leaves_nothing_behind(served: Served) -> None:
+    with lowmark.connect(served.address) as db:
+        orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+        orders.append(rows(0, 5))
+        readers = [orders.read(), orders.read(follow=True)]
+        assert len(served.backend._kept) == 2
+    eventually(lambda: not served.backend._kept)
+    del readers
+
+
+def test_a_client_is_silent_from_its_last_call_on() -> None:
+    # given a clock that is turned by hand
+    now, released = 0.0, list[int]()
+    take: Callable[[Hold], None] = lambda hold: released.append(hold.number)  # noqa: E731
+    sessions = Sessions(take, hold_ms=1_000, clock=lambda: now)
+    sessions.hear(7)
+    sessions.add(7, Hold(1))
+    sessions.add(7, Hold(2))
+    sessions.discard(7, Hold(2))
+    # when it is heard of at the last moment
+    now = 1.0
+    assert sessions.expire() == 0
+    sessions.hear(7)
+    now = 2.0
+    assert sessions.expire() == 0
+    assert sessions.lost(7) is None
+    # then its time begins anew, and ends
+    now = 2.01
+    assert sessions.expire() == 1
+    assert released == [1]
+    assert sessions.lost(7) == 1
+    sessions.close()

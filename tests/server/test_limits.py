@@ -1,0 +1,192 @@
+"""What clients may have under way, and what becomes of those that do not let go."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import lowmark
+from eventually import eventually
+from lowmark import errors
+from lowmark.backend.connection import location_of
+from lowmark.backend.protocol import Request, encode_request
+from lowmark.backend.values import BatchRange, ReadRange
+from lowmark.client import Database, Table
+from lowmark.server import Limits
+from server.world import COLUMNS, Served
+
+SMALL = Limits(calls=2, waits=1, reads=1, streams=1, append_bytes=300_000, stall_ms=300)
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/socket"
+
+
+@pytest.fixture
+def served(tmp_path: Path, address: str) -> Iterator[Served]:
+    with Served(tmp_path / "data", address, limits=SMALL) as one:
+        yield one
+
+
+@pytest.fixture
+def db(served: Served) -> Iterator[Database]:
+    with lowmark.connect(served.address) as database:
+        yield database
+
+
+def _wait_for(event: threading.Event) -> None:
+    event.wait(30)
+
+
+def rows(first: int, end: int, status: str = "new") -> list[dict[str, object]]:
+    return [{"id": number, "status": status} for number in range(first, end)]
+
+
+def much(db: Database, name: str = "orders") -> Table:
+    """A table with 24 MB in it."""
+    table = db.create_table(name, {"id": "int64", "body": "binary"}, partitions=1)
+    for number in range(12):
+        body = pa.array([bytes(1 << 20)] * 2, pa.binary())
+        table.append(pa.table({"id": [number, number], "body": body}))
+    return table
+
+
+def stalled(served: Served, table: Table) -> tuple[flight.FlightClient, flight.FlightStreamReader]:
+    """A client that asks for all of a table, takes a little, and then nothing more."""
+    client = flight.FlightClient(location_of(served.address))
+    view = served.backend.view(table.descriptor.id, 0)
+    wanted = tuple(BatchRange.of(view, at, at + 1) for at in range(view.count))
+    named = {"held": False, "timeout_s": 60.0}
+    cluster = served.backend.info.cluster
+    request = Request(cluster, 1, "batches", (table.descriptor.id, 0, wanted), named)
+    reader = client.do_get(flight.Ticket(encode_request(request)))
+    reader.read_chunk()
+    return client, reader
+
+
+def test_more_waits_than_allowed_are_refused_by_name(served: Served, db: Database) -> None:
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    backend = db.backend
+    held = backend.hold(
+        orders.descriptor.id, {0: ReadRange(0, None)}, holder="a test", why="it follows"
+    )
+    seen = backend.wait(held.hold, 0)
+    waiting = threading.Thread(target=lambda: backend.wait(held.hold, 3, seen=seen))
+    waiting.start()
+    eventually(lambda: served.server._service._waits.taken == 1)
+    with pytest.raises(errors.ServerFull, match="waits") as full:
+        backend._connection.call("wait", held.hold, 0.1, timeout_s=0.1)  # type: ignore[attr-defined]
+    assert (full.value.what, full.value.limit) == ("waits for rows", 1)
+    orders.append(rows(0, 1))
+    waiting.join(30)
+
+
+def test_a_client_that_stops_to_read_is_cut_off_and_others_go_on(
+    served: Served, db: Database
+) -> None:
+    # given a client that takes nothing more of what it asked for, and the only read there may be
+    table = much(db)
+    client, reader = stalled(served, table)
+    assert served.server._reads.taken == 1
+    with pytest.raises(errors.ServerFull, match="1 reads"):
+        next(
+            db.backend.batches(
+                table.descriptor.id, 0, [_first(served, table)], held=False, timeout_s=0.05
+            )
+        )
+    # when that has taken too long, then it costs nothing any more
+    eventually(lambda: served.server._reads.taken == 0)
+    with pytest.raises(flight.FlightError):
+        reader.read_all()
+    client.close()
+    # and others read on: they connect again by themselves
+    assert table.read(columns=["id"]).to_arrow().num_rows == 24
+
+
+def _first(served: Served, table: Table) -> BatchRange:
+    return BatchRange.of(served.backend.view(table.descriptor.id, 0), 0, 1)
+
+
+def test_a_server_closes_in_time_beside_clients_that_do_not_let_go(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given clients that read no more, that wait for rows, and that could append
+    monkeypatch.setattr(served.server, "limits", Limits())
+    served.server._reads._limit = 8
+    table = much(db)
+    stuck = [stalled(served, table) for _ in range(3)]
+    reader = table.read(follow=True, start="latest")
+    following = threading.Thread(target=lambda: list(reader), daemon=True)
+    following.start()
+    eventually(lambda: served.server._service._waits.taken == 1)
+    # when the server is closed, then it ends within five seconds
+    began = time.monotonic()
+    served.server.close()
+    assert time.monotonic() - began < 5
+    assert served.server._reads.taken == 0
+    # and its address can be used at once by another one, which all but those use
+    served.serve()
+    assert db.backend.now().time
+    reader.close()
+    following.join(30)
+    for client, _ in stuck:
+        client.close()
+
+
+def test_bytes_under_way_are_limited_and_go_on_when_there_is_room(
+    served: Served, db: Database
+) -> None:
+    # given a server that takes little at a time, and a database that stores nothing for a moment
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 1))
+    busy = threading.Event()
+    served.backend.tell(partial(_wait_for, busy))
+    done = threading.Event()
+
+    def append() -> None:
+        for first in range(0, 4_000, 1_000):
+            orders.append(rows(first, first + 1_000, "x" * 200))
+        done.set()
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    eventually(lambda: served.server._append_bytes.taken > 0)
+    busy.set()
+    # then all of it is stored in the end, and nothing is under way
+    thread.join(60)
+    assert done.is_set()
+    assert len(orders.read().to_pylist()) == 4_001
+    eventually(lambda: served.server._append_bytes.taken == 0)
+
+
+def test_a_batch_beyond_the_bytes_in_flight_is_refused_by_name(
+    served: Served, db: Database
+) -> None:
+    slots = served.server._append_bytes
+    slots.take(250_000)
+    with pytest.raises(errors.ServerFull, match="300,000 bytes of rows"):
+        slots.take(60_000, wait_s=0.01)
+    slots.give(250_000)
+    slots.take(900_000)  # one always may: else it would wait for ever
+    slots.give(900_000)
+    assert db.backend.now().time
+
+
+def test_more_streams_than_allowed_are_refused_by_name(served: Served, db: Database) -> None:
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 1))
+    with lowmark.connect(served.address) as other:
+        theirs = other.table("orders")
+        appender = other.backend.appender(theirs.descriptor.id, producer=b"p" * 16)
+        appender._producing._timeout_ms = 200  # type: ignore[attr-defined]
+        theirs._writer._appends[1]._appender = appender
+        with pytest.raises(errors.LowmarkError, match="streams of appends"):
+            theirs.append(rows(1, 2))
