@@ -34,6 +34,7 @@ from lowmark.server.appending import AppendStream
 from lowmark.server.checking import Checker
 from lowmark.server.cutting import cut
 from lowmark.server.limits import Limits, Slots
+from lowmark.server.plain import PlainTables, is_plain
 from lowmark.server.reading import check_read, read
 from lowmark.server.service import ServerFailed, Service
 
@@ -93,6 +94,25 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         with in_flight_s_words("a read"):
             return self._server.get(context, ticket.ticket)
 
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
+        del context, criteria
+        with in_flight_s_words("ListFlights"):
+            yield from self._server.flights()
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        del context
+        with in_flight_s_words("GetFlightInfo"):
+            return self._server.info(descriptor)
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        del context
+        with in_flight_s_words("GetSchema"):
+            return flight.SchemaResult(self._server.schema(descriptor))
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with in_flight_s_words("DoPut"):
+            self._server.put(context, descriptor, reader, writer)
+
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         del context
         with in_flight_s_words("a stream of appends"):
@@ -128,6 +148,7 @@ class Server:
         self._service = Service(backend, limits=self.limits, hold_ms=hold_ms)
         self._backend = backend
         self._checker = Checker()
+        self._plain = PlainTables(database)
         self._streams = Slots("streams of appends", self.limits.streams)
         self._reads = Slots("reads", self.limits.reads)
         self._append_bytes = Slots("bytes of rows", self.limits.append_bytes)
@@ -164,10 +185,42 @@ class Server:
 
     def get(self, context: Any, ticket: bytes) -> Any:
         """A read."""
+        if is_plain(ticket):
+            self._service.check()
+            schema, rows = self._plain.read(ticket)
+            return self._streamed(context, schema, rows)
         request = self._service.request(ticket)
         check_read(request)
         messages = read(self._backend, self._service.sessions, request)
         return self._streamed(context, COMMANDS, messages)
+
+    def flights(self) -> Iterator[Any]:
+        """All tables."""
+        self._service.check()
+        return self._plain.flights(location_of(self.address))
+
+    def info(self, descriptor: Any) -> Any:
+        """One table."""
+        self._service.check()
+        return self._plain.info(descriptor, location_of(self.address))
+
+    def schema(self, descriptor: Any) -> pa.Schema:
+        """Its columns."""
+        self._service.check()
+        return self._plain.schema(descriptor)
+
+    def put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Rows of a client with none of our code."""
+        self._service.check()
+        number, peer = next(self._numbers), context.peer()
+        with self._streams.one():
+            for said in self._plain.put(descriptor, reader):
+                self._service.check()
+                self._watched[number] = (time.monotonic(), peer)
+                try:
+                    writer.write(pa.py_buffer(said))
+                finally:
+                    self._watched.pop(number, None)
 
     def exchange(self, descriptor: Any, reader: Any, writer: Any) -> None:
         """A stream of appends."""

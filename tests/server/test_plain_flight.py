@@ -1,0 +1,198 @@
+"""A Flight client with none of our code: it lists tables, reads one in parallel, appends to one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from lowmark.client import Table
+from server.world import COLUMNS, Served
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("served") / "data") as one:
+        yield one
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[flight.FlightClient]:
+    with flight.FlightClient(f"grpc+tcp://{served.address}") as one:
+        yield one
+
+
+@pytest.fixture
+def orders(served: Served, request: pytest.FixtureRequest) -> Iterator[Table]:
+    yield served.db.create_table("orders", COLUMNS, key="id", partitions=3)
+    served.db.drop_table("orders")
+
+
+def rows(first: int, end: int, status: str = "new") -> pa.Table:
+    return pa.table({"id": range(first, end), "status": [status] * (end - first)})
+
+
+def path(name: str) -> flight.FlightDescriptor:
+    return flight.FlightDescriptor.for_path(name)
+
+
+def command(**wanted: Any) -> flight.FlightDescriptor:
+    return flight.FlightDescriptor.for_command(json.dumps(wanted))
+
+
+def read(client: flight.FlightClient, info: flight.FlightInfo) -> pa.Table:
+    """All endpoints, each on a thread and by a client of its own."""
+
+    def one(endpoint: flight.FlightEndpoint) -> pa.Table:
+        with flight.FlightClient(endpoint.locations[0]) as there:
+            return there.do_get(endpoint.ticket).read_all()
+
+    with ThreadPoolExecutor(4) as pool:
+        return pa.concat_tables(pool.map(one, info.endpoints))
+
+
+def by_id(table: pa.Table) -> dict[int, str]:
+    return dict(zip(table["id"].to_pylist(), table["status"].to_pylist(), strict=True))
+
+
+def said(error: flight.FlightError) -> str:
+    fault: dict[str, str] = msgspec.json.decode(error.extra_info)
+    return fault["class"]
+
+
+def test_tables_are_listed_with_their_columns(
+    served: Served, client: flight.FlightClient, orders: Table
+) -> None:
+    (info,) = client.list_flights()
+    assert info.descriptor.path == [b"orders"]
+    assert info.schema == orders.schema
+    assert len(info.endpoints) == 3
+    assert client.get_schema(path("orders")).schema == orders.schema
+
+
+def test_a_table_is_read_in_parallel_as_it_was_at_one_moment(
+    client: flight.FlightClient, orders: Table
+) -> None:
+    # given rows of which some were replaced and deleted
+    orders.append(rows(0, 100))
+    orders.append(rows(0, 50, "paid"))
+    orders.delete([99])
+    # when it is asked for, and changed before it is read
+    info = client.get_flight_info(path("orders"))
+    orders.append(rows(0, 100, "late"))
+    # then all partitions are as they were then
+    expected = dict.fromkeys(range(50), "paid") | dict.fromkeys(range(50, 99), "new")
+    assert by_id(read(client, info)) == expected
+    # and the next one is of its own time
+    later = read(client, client.get_flight_info(path("orders")))
+    assert by_id(later) == dict.fromkeys(range(100), "late")
+
+
+def test_a_table_is_read_as_of_a_time(client: flight.FlightClient, orders: Table) -> None:
+    orders.append(rows(0, 10))
+    then = orders.snapshot().time
+    orders.append(rows(0, 10, "paid"))
+    info = client.get_flight_info(command(table="orders", as_of=then, columns=["status", "id"]))
+    assert info.schema.names == ["status", "id"]
+    assert by_id(read(client, info)) == dict.fromkeys(range(10), "new")
+
+
+def test_changes_are_given_with_their_places(client: flight.FlightClient, orders: Table) -> None:
+    orders.append(rows(0, 10))
+    orders.delete([3])
+    info = client.get_flight_info(command(table="orders", changes=True))
+    assert info.total_records == 11
+    found = read(client, info)
+    assert info.schema == found.schema
+    assert sorted(found["_change"].to_pylist()) == ["delete"] + ["upsert"] * 10
+    places = zip(found["_partition"].to_pylist(), found["_offset"].to_pylist(), strict=True)
+    assert len(set(places)) == 11
+
+
+def test_rows_are_put_in_whole_batches_and_acknowledged_one_by_one(
+    client: flight.FlightClient, orders: Table
+) -> None:
+    # when batches are put
+    schema = rows(0, 1).schema
+    writer, answers = client.do_put(path("orders"), schema)
+    acks = []
+    for first in (0, 100, 200):
+        for batch in rows(first, first + 100).to_batches():
+            writer.write_batch(batch)
+            acks.append(json.loads(answers.read().to_pybytes()))
+    writer.close()
+    # then each has its answer, with what went where, and when
+    assert [ack["rows"] for ack in acks] == [100, 100, 100]
+    places = {
+        (part["partition"], part["first"] + at)
+        for ack in acks
+        for part in ack["parts"]
+        for at in range(part["rows"])
+    }
+    found = orders.read(columns=["_partition", "_offset", "_time"]).to_pylist()
+    assert places == {(row["_partition"], row["_offset"]) for row in found}
+    assert {part["time"] for ack in acks for part in ack["parts"]} == {
+        row["_time"] for row in found
+    }
+    assert orders.get(299) == {"id": 299, "status": "new"}
+
+
+def test_what_can_t_be_stored_is_refused_with_its_batch(
+    client: flight.FlightClient, orders: Table
+) -> None:
+    writer, answers = client.do_put(path("orders"), pa.schema({"id": pa.int64(), "x": pa.int64()}))
+    writer.write_batch(pa.record_batch({"id": [1], "x": [2]}))
+    assert answers.read() is None  # there is no answer: it ends
+    with pytest.raises(flight.FlightError, match="no column x") as refused:
+        writer.close()
+    assert said(refused.value) == "ColumnRefused"
+    assert orders.read().to_pylist() == []
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "error"),
+    [
+        (path("ordres"), "TableUnknown"),
+        (command(tabel="orders"), "RequestRefused"),
+        (flight.FlightDescriptor.for_command(b"{"), "RequestRefused"),
+        (command(table="orders", columns=["nothing"]), "RequestRefused"),
+        (command(table="orders", as_of="3000-01-01T00:00:00Z"), "TimeInFuture"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(
+    client: flight.FlightClient, orders: Table, descriptor: flight.FlightDescriptor, error: str
+) -> None:
+    with pytest.raises(flight.FlightError) as refused:
+        read(client, client.get_flight_info(descriptor))
+    assert said(refused.value) == error
+
+
+def test_a_ticket_that_is_none_is_refused(client: flight.FlightClient, orders: Table) -> None:
+    for ticket in (b"", b"{}", b'{"table":"orders","partition":7,"as_of":1}', b"\x00"):
+        with pytest.raises(flight.FlightError):
+            client.do_get(flight.Ticket(ticket)).read_all()
+
+
+def test_many_put_at_once(served: Served, orders: Table) -> None:
+    def put(base: int) -> None:
+        with flight.FlightClient(f"grpc+tcp://{served.address}") as one:
+            writer, answers = one.do_put(path("orders"), rows(0, 1).schema)
+            for first in range(base, base + 500, 50):
+                writer.write_table(rows(first, first + 50))
+            for _ in range(10):
+                answers.read()
+            writer.close()
+
+    threads = [threading.Thread(target=put, args=(base,)) for base in range(0, 2_000, 500)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(orders.read().to_arrow()["id"].to_pylist()) == list(range(2_000))
