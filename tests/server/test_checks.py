@@ -218,7 +218,7 @@ def test_a_call_that_is_none_is_refused(db: Database, name: str) -> None:
 
 def test_a_call_with_values_of_the_wrong_kind_harms_no_other(db: Database) -> None:
     backend = db.backend
-    for call, *given in (("get", "no bytes"), ("view", "orders", 0), ("views", 1, ("a",))):
+    for call, *given in (("get", "no bytes"), ("view_since", "orders", 0), ("views", 1, ("a",))):
         with pytest.raises(errors.RequestRefused, match="was called with a"):
             backend._call(call, *given)  # type: ignore[attr-defined]
     assert backend.now().time

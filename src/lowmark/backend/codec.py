@@ -69,6 +69,7 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
         "BatchRange",
         "PartitionStatus",
         "Held",
+        "Found",
     ),
     **_listed(
         table,
@@ -208,6 +209,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, origin) and all(
             fits(key, inner[0]) and fits(one, inner[1]) for key, one in value.items()
         )
+    if hint is Any:
+        return True
     if hint is int:
         return type(value) is int
     if hint is memoryview:

@@ -270,7 +270,7 @@ LIMITED: Final = frozenset(
         "hold_history",
         "history_lost",
         "fence",
-        "view",
+        "view_since",
         "views",
         "status",
         "hold",

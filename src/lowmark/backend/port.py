@@ -18,12 +18,13 @@ happens to a call whose answer is lost is its retry class:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from lowmark.backend.values import (
     Answer,
     BatchRange,
     DatabaseInfo,
+    Found,
     Held,
     Hold,
     Moment,
@@ -292,6 +293,18 @@ class Backend(Protocol):
         timeout_s: float | None = None,
     ) -> bool:
         """Write all of it in one revision, if the condition holds; says whether it did."""
+
+
+@runtime_checkable
+class LooksUp(Protocol):
+    """A database at a distance finds keys where the rows are: its client has no index of them."""
+
+    def look_up(
+        self, table: TableId, keys: Sequence[int | bytes], *, timeout_s: float | None = None
+    ) -> Sequence[Found | None]:
+        """The last change of each key, with all that was acknowledged before; keys are given in
+        their form (`KeyForm.one`). None: there is no change of it.
+        """
 
 
 class HasBackend(Protocol):

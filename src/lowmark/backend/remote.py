@@ -29,12 +29,14 @@ from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
 from lowmark.backend.values import (
     BatchRange,
     DatabaseInfo,
+    Found,
     Held,
     Hold,
     Moment,
     PartitionStatus,
     ReadRange,
 )
+from lowmark.backend.view_parts import Known, joined
 from lowmark.catalog import Catalog, Command, Executed, TableId
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Tail
@@ -52,6 +54,7 @@ _SLACK_S = 5.0
 _EXECUTE_S = 60.0
 _RELEASE_S = 2.0
 _ERRANDS_MAX = 10_000
+_VIEWS_MAX = 1_024
 
 _open: weakref.WeakSet[RemoteBackend] = weakref.WeakSet()
 
@@ -74,6 +77,8 @@ class RemoteBackend:
         self._holds: dict[int, tuple[str, tuple[Any, ...], dict[str, Any]]] = {}
         """The holds that this client has, and how each was taken."""
         self._restarts = 0
+        self._views: dict[tuple[TableId, int], View] = {}
+        """The last views that were asked for."""
         self._errands: deque[Callable[[], object]] = deque(maxlen=_ERRANDS_MAX)
         self._busy = threading.Event()
         self._caring: threading.Thread | None = None
@@ -239,8 +244,24 @@ class RemoteBackend:
         timeout_s: float | None = None,
     ) -> View:
         """See `Backend`."""
-        view: View = self._call("view", table, partition, latest=latest, timeout_s=timeout_s)
-        return view
+        known = self._views.get((table, partition))
+        last = Known.of(known)
+        first, view = self._call(
+            "view_since",
+            table,
+            partition,
+            latest=latest,
+            known=None if last is None else tuple(last),
+            timeout_s=timeout_s,
+        )
+        if first is not None and known is not None:
+            view = joined(known, first, view)
+        self._views[table, partition] = view
+        while len(self._views) > _VIEWS_MAX:
+            with contextlib.suppress(StopIteration, KeyError, RuntimeError):
+                self._views.pop(next(iter(self._views)))
+        whole: View = view
+        return whole
 
     def views(
         self,
@@ -352,6 +373,15 @@ class RemoteBackend:
             # It was held at an earlier start of the server, and cut before it was held again.
             return HoldUnknown(next(iter(self._holds), 0))
         return error
+
+    def look_up(
+        self, table: TableId, keys: Sequence[int | bytes], *, timeout_s: float | None = None
+    ) -> Sequence[Found | None]:
+        """See `LooksUp`."""
+        found: tuple[Found | None, ...] = self._call(
+            "look_up", table, tuple(keys), timeout_s=timeout_s
+        )
+        return found
 
     # -- holds ----------------------------------------------------------------------------------
 

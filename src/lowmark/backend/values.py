@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
@@ -157,3 +157,16 @@ class Held:
     """By partition, what keeps the files of its ledger: a reader is through with a ledger long
     before its end. Releasing `hold` releases these, too.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The last change of a key."""
+
+    partition: int
+    offset: int
+    time: int
+    deleted: bool
+    row: dict[str, Any] | None
+    in_ledger: bool = False
+    """Whether it was found in the ledger: the backlog does not have it any more."""

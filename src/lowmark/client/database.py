@@ -285,6 +285,14 @@ class Database:
                 self._tables[descriptor.id] = table
             return table
 
+    def table_of(self, number: TableId) -> Table:
+        """A table by its id: for a server."""
+        catalog = self._backend.catalog()
+        found = catalog.table(number)
+        if found is None:
+            raise TableUnknown(f"with the id {number}", known=_names(catalog))
+        return self._table(found)
+
     def tables(self) -> list[str]:
         """The names of all tables; those outside of the default schema with their schema's."""
         catalog = self.catalog

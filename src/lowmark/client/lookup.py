@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from lowmark.backend.errors import BatchesMoved, RowsLost
 from lowmark.backend.ledgers import Ledgers, OpenLedger
 from lowmark.backend.port import Backend
-from lowmark.backend.values import BatchRange
+from lowmark.backend.values import BatchRange, Found
 from lowmark.catalog import Table
 from lowmark.convert.pythonic import convert_rows, converts_of
 from lowmark.errors import Rejected
@@ -51,19 +51,6 @@ _BUILD_BYTES = 8 << 20
 _COLUMN_BYTES = 1_024
 """What a column of a batch takes besides its values, about: of one row, that is nearly all."""
 _SEED = int.from_bytes(os.urandom(8), "little")
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The last change of a key."""
-
-    partition: int
-    offset: int
-    time: int
-    deleted: bool
-    row: dict[str, Any] | None
-    in_ledger: bool = False
-    """Whether it was found in the ledger: the backlog does not have it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +211,11 @@ class Lookup:
         return None if found is None else found.row
 
     def find(self, values: Sequence[object]) -> Found | None:
-        """The last change of a key, if there is one in the backlog."""
-        key = self._form.one(values)
+        """The last change of a key, if there is one."""
+        return self.find_key(self._form.one(values))
+
+    def find_key(self, key: int | bytes) -> Found | None:
+        """The last change of a key that is in its form already."""
         number = self._form.bucket_one(key, self.table.partitions)
         indexed = self._at(number)
         while True:

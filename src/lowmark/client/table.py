@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lowmark.backend.errors import TableUnknown
-from lowmark.backend.port import Backend
+from lowmark.backend.port import Backend, LooksUp
+from lowmark.backend.values import Found
 from lowmark.catalog import Catalog, Executed
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.altering import alterations
@@ -29,6 +30,7 @@ from lowmark.client.checking import (
     whole,
 )
 from lowmark.client.cursors import Cursors
+from lowmark.client.distant_lookup import DistantLookup
 from lowmark.client.edges import edge, raise_by_name
 from lowmark.client.explaining import (
     Explanation,
@@ -387,7 +389,8 @@ class Table:
             known = self._lookup
             backend = self._backend
             if known is None or known.backend is not backend or known.table.latest != table.latest:
-                self._lookup = known = Lookup(
+                kind = DistantLookup if isinstance(backend, LooksUp) else Lookup
+                self._lookup = known = kind(
                     backend,
                     table,
                     known=known,
@@ -397,6 +400,11 @@ class Table:
             known.table = table
             self._looks_in = self._seen
             return known
+
+    def find_keys(self, keys: Sequence[int | bytes]) -> list[Found | None]:
+        """The last change of each key, given in its form (`KeyForm.one`): for a server."""
+        lookup = self._looking_up()
+        return [lookup.find_key(key) for key in keys]
 
     @property
     def index_size(self) -> IndexSize | None:

@@ -145,7 +145,7 @@ class Server:
         if self.path is None:
             address = check_loopback(address)
             check_free(address)
-        self._service = Service(backend, limits=self.limits, hold_ms=hold_ms)
+        self._service = Service(database, backend, limits=self.limits, hold_ms=hold_ms)
         self._backend = backend
         self._checker = Checker()
         self._plain = PlainTables(database)

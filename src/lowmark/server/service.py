@@ -35,19 +35,24 @@ from lowmark.backend.protocol import (
     decode_request,
     encode_reply,
 )
-from lowmark.backend.values import Hold
+from lowmark.backend.values import Found, Hold
+from lowmark.backend.view_parts import Known, since
+from lowmark.catalog import TableId
+from lowmark.client import Database
+from lowmark.client.distant_lookup import KEYS_MAX
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.metastore.commands import Not
 from lowmark.node import NodeClosing
 from lowmark.server.limits import Limits, Slots
 from lowmark.server.sessions import Sessions
+from lowmark.table import View
 from lowmark.version import __version__
 
 logger = logging.getLogger(__name__)
 
 WAIT_S_MAX: Final = 5.0
 """A call that waits for more rows answers at least so often."""
-_ELSEWHERE: Final = frozenset({"appender", "batches", "catalog", "release", "wait"})
+_ELSEWHERE: Final = frozenset({"appender", "batches", "catalog", "release", "view", "wait"})
 """Calls that have a way of their own."""
 _TAKE: Final = frozenset({"hold", "hold_history", "hold_files"})
 PLAIN_CALLS: Final = frozenset(RETRY) - _ELSEWHERE
@@ -67,7 +72,10 @@ class ServerFailed(Unavailable):
 class Service:
     """Answers for one database."""
 
-    def __init__(self, backend: Embedded, *, limits: Limits, hold_ms: int) -> None:
+    def __init__(
+        self, database: Database, backend: Embedded, *, limits: Limits, hold_ms: int
+    ) -> None:
+        self._db = database
         self.backend = backend
         self.instance = secrets.randbits(62) + 1
         self.closing = False
@@ -77,8 +85,10 @@ class Service:
         self._waits = Slots("waits for rows", limits.waits)
         self._own: Mapping[str, Callable[[Request], Any]] = {
             "catalog": self._catalog,
+            "look_up": self._look_up,
             "release": self._release,
             "renew": lambda _: None,
+            "view_since": self._view_since,
             "wait": self._wait,
         }
 
@@ -178,6 +188,24 @@ class Service:
         (hold,) = _of_types(request, Hold)
         self.sessions.discard(request.session, hold)
         self.backend.release(hold)
+
+    def _look_up(self, request: Request) -> tuple[Found | None, ...]:
+        table, keys = _of_types(request, int, tuple)
+        if len(keys) > KEYS_MAX or not all(type(key) in {int, bytes} for key in keys):
+            raise RequestRefused(f"keys are up to {KEYS_MAX} numbers or bytes")
+        return tuple(self._db.table_of(TableId(table)).find_keys(keys))
+
+    def _view_since(self, request: Request) -> tuple[int | None, View]:
+        """A view, or what is new of it."""
+        named = dict(request.named)
+        known = named.pop("known", None)
+        if known is not None:
+            well = isinstance(known, tuple) and [type(one) for one in known] == [int, int]
+            if not well or min(known) < 0:
+                raise RequestRefused("what is known of a view are two numbers")
+            known = Known(*known)
+        _check_arguments("view", request._replace(named=named))
+        return since(self.backend.view(*request.arguments, **named), known)
 
     def _wait(self, request: Request) -> int:
         hold, timeout_s = _of_types(request, Hold, (int, float))
