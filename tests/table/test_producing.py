@@ -93,8 +93,8 @@ class Sending:
 
 def loses_answers(node: PartitionNode, lost: Callable[[int], bool]) -> None:
     """Have the answers to some appends of a node lost: nobody knows what came of them."""
-    group, count = node.here.group, 0
-    propose = group.propose
+    partition, count = node.here, 0
+    propose = partition.propose
 
     def lossy(command: bytes) -> Future[object]:
         nonlocal count
@@ -104,7 +104,7 @@ def loses_answers(node: PartitionNode, lost: Callable[[int], bool]) -> None:
             return answer
         return Future.failed(OutcomeUnknown("g", why="its answer was lost"))
 
-    group.propose = lossy  # type: ignore[assignment]
+    partition.propose = lossy  # type: ignore[method-assign,assignment]
 
 
 # -- all is well ----------------------------------------------------------------------------------
@@ -187,14 +187,14 @@ def test_trying_again_costs_no_more_the_longer_it_takes() -> None:
     world.isolate(1)
     world.run_until(lambda: node.group is not None and not node.group.leads)
     tries = 0
-    propose = node.here.group.propose
+    propose = node.here.propose
 
     def counted(command: bytes) -> Future[object]:
         nonlocal tries
         tries += 1
         return propose(command)
 
-    node.here.group.propose = counted  # type: ignore[assignment]
+    node.here.propose = counted  # type: ignore[method-assign,assignment]
     # when they are tried for seconds
     world.run_until(lambda: sending.done)
     # then one at a time, until their time was over
@@ -360,7 +360,7 @@ def test_an_error_that_nobody_expects_is_told_and_the_batches_go_on(at: int) -> 
     world = world_of(1)
     node = world.wait_leader()
     loses_answers(node, lambda number: number <= 2)
-    propose, calls = node.here.group.propose, 0
+    propose, calls = node.here.propose, 0
 
     def fails(command: bytes) -> Future[object]:
         nonlocal calls
@@ -369,7 +369,7 @@ def test_an_error_that_nobody_expects_is_told_and_the_batches_go_on(at: int) -> 
             raise RuntimeError("nobody expects this")
         return propose(command)
 
-    node.here.group.propose = fails  # type: ignore[assignment]
+    node.here.propose = fails  # type: ignore[method-assign,assignment]
     sending = Sending(node)
     # when batches are sent, it is told to whoever called
     told = 0

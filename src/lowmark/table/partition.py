@@ -54,6 +54,7 @@ class Partition:
     def opened(self, group: Group) -> None:
         """Its group is there."""
         self._group = group
+        self.propose = group.propose  # type: ignore[method-assign]  # no call in between
 
     @property
     def group(self) -> Group:
@@ -80,16 +81,21 @@ class Partition:
 
     # -- changing -------------------------------------------------------------------------------
 
-    def append(self, command: Buffer) -> Future[Appended]:
+    def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
+        """Have a command applied (see `Group.propose`); what the machine refuses is its answer."""
+        return self.group.propose(command, in_place=in_place)
+
+    def append(self, command: Buffer, *, in_place: bool = False) -> Future[Appended]:
         """Have a batch stored (see `commands.encode_batch`); where it went, or why it did not.
 
         A producer's batches are numbered and go by `Producing`.
         """
-        return cast("Future[Appended]", self.group.propose(command).map(_accepted))
+        proposed = self.propose(command, in_place=in_place)
+        return cast("Future[Appended]", proposed.map(_accepted))
 
     def ask(self, command: Control) -> Future[Outcome]:
         """Have anything else done; gives the outcome, or fails with what was refused."""
-        return self.group.propose(encode_control(command)).map(_accepted)
+        return self.propose(encode_control(command)).map(_accepted)
 
     # -- reading --------------------------------------------------------------------------------
 

@@ -200,10 +200,10 @@ class _Lane:
                 "sequence": sent.sequence,
             }
             if batch.room is None or tried:
-                future = self.partition.group.propose(encode_batch(batch.message, **header))
+                future = self.partition.propose(encode_batch(batch.message, **header))
             else:
                 encode_header_in_place(batch.room, **header)
-                future = self.partition.group.propose(batch.room, in_place=True)
+                future = self.partition.propose(batch.room, in_place=True)
         except LowmarkError as error:
             future = Future.failed(error)
         except BaseException as error:
