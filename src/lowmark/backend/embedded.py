@@ -20,6 +20,7 @@ from typing import Literal, cast
 from pyroaring import BitMap64
 
 from lowmark.backend.changes import Changes
+from lowmark.backend.embedded_append import EmbeddedAppender
 from lowmark.backend.errors import BatchesMoved, HoldUnknown
 from lowmark.backend.node_thread import NodeThread
 from lowmark.backend.uses import FileUses
@@ -36,25 +37,22 @@ from lowmark.backend.values import (
 )
 from lowmark.catalog import Catalog, Command, Executed, TableId
 from lowmark.errors import LowmarkError, Unavailable
-from lowmark.group import Future, open_command, together, when_all
+from lowmark.group import Future, open_command, when_all
 from lowmark.ledger import Tail, tail_of
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
-from lowmark.node import Settings, ThreadAnswer
+from lowmark.node import Settings
 from lowmark.runtime import Buffer, HybridTime, millis_of
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store
 from lowmark.table import (
     EPOCH_BITS,
     Advanced,
-    Appended,
     AsOfHold,
     Control,
     Fence,
     Outcome,
-    Outgoing,
     Partition,
-    Producing,
     State,
     Trimmed,
     View,
@@ -64,10 +62,7 @@ from lowmark.upkeep.dropped import dropped_at
 
 logger = logging.getLogger(__name__)
 
-_READY_S = 60.0
-_COPIES_S = 30.0
-_LOOK_S = 0.05
-_ANSWER_S = 1.0
+_EXECUTE_S = 60.0
 _FLUSH_S = 60.0
 _STUCK_S = 3.0
 """How long the segment writer may lack space, handles or memory before a run says so."""
@@ -94,68 +89,6 @@ class _Kept:
     held: Held | None = None
     """What its caller was given."""
     history: AsOfHold | None = None
-
-
-class EmbeddedSent(ThreadAnswer[list[Future[Appended]]]):
-    """See `Sent`. The loop settles it, once."""
-
-    __slots__ = ("_embedded", "_parts", "bytes")
-
-    def __init__(self, embedded: Embedded, parts: Sequence[tuple[int, Outgoing]]) -> None:
-        super().__init__()
-        self._embedded = embedded
-        self._parts = len(parts)
-        self.bytes = 0
-        for _, batch in parts:
-            self.bytes += len(batch.message)
-
-    def answers(self, timeout_s: float | None = None) -> list[Answer] | None:
-        """See `Sent`."""
-        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self.wait(_ANSWER_S if ends_at is None else min(_ANSWER_S, _left(ends_at))):
-            if not self._embedded.running and not self.done:
-                # What waits when the loop ends is never answered.
-                return [self._embedded.ended()] * self._parts
-            if ends_at is not None and not _left(ends_at):
-                return None
-        return [done.error or done.result() for done in self.result(0)]
-
-
-class EmbeddedAppender:
-    """See `Appender`."""
-
-    def __init__(self, embedded: Embedded, table: TableId, *, producer: bytes, epoch: int) -> None:
-        self._embedded = embedded
-        self._table = table
-        node = embedded.node
-        self._tables = embedded.tables
-        self._bridge = node.bridge
-        self._producing = Producing(
-            node.runtime,
-            producer=producer,
-            epoch=epoch,
-            timeout_ms=node.settings.group.request_timeout_ms,
-        )
-
-    def send(self, parts: Sequence[tuple[int, Outgoing]]) -> EmbeddedSent:
-        """See `Appender`."""
-        self._embedded.check()
-        sent = EmbeddedSent(self._embedded, parts)
-        if parts:
-            self._bridge.call(partial(self._send, parts, sent))
-        else:
-            sent.settle([])
-        return sent
-
-    def _send(self, parts: Sequence[tuple[int, Outgoing]], sent: EmbeddedSent) -> None:
-        """On the loop."""
-        futures: list[Future[Appended]] = []
-        for number, batch in parts:
-            try:
-                futures.append(self._producing.send(self._tables.get(self._table, number), batch))
-            except LowmarkError as error:
-                futures.append(Future.failed(error))
-        together(futures).then(lambda _: sent.settle(futures))
 
 
 class Embedded(NodeThread):
@@ -191,15 +124,10 @@ class Embedded(NodeThread):
         self.uses = FileUses()
         self._known: dict[tuple[TableId, int], weakref.ref[Partition]] = {}
         """Copies that were found, as long as the node has them."""
-        try:
-            self.ask(lambda: self.catalogs.when_ready(1), timeout_s=_READY_S)
-        except LowmarkError:
-            self._check_metastore()
-            raise
+        self.wait_for_catalog()
         self.info = self._info()
         self.store = Store(self.info.ledger_location)
-        self._wait_for_copies()
-        self.ask_now(self._catch_up)
+        self.wait_for_copies()
 
     def _info(self) -> DatabaseInfo:
         settled, settings = self.node.cluster.settings, self.node.settings
@@ -213,45 +141,6 @@ class Embedded(NodeThread):
             grace_ms=settings.ledger.grace_ms,
             request_timeout_ms=settings.group.request_timeout_ms,
         )
-
-    def _check_metastore(self) -> None:
-        """Raise if it is damaged: that may be found only when it is read."""
-        damage = self.ask_now(lambda: self.node.cluster.damage)
-        if damage is not None:
-            raise damage
-
-    def _wait_for_copies(self) -> None:
-        """What is there can be used when it is open; what can't be started, its caller hears."""
-        ends_at, pause_s = time.monotonic() + _COPIES_S, 0.001
-        while not self.ask_now(self._copies_are_there) and time.monotonic() < ends_at:
-            self.check_writes()  # else they would not be there either
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LOOK_S)
-
-    def _copies_are_there(self) -> bool:
-        """On the loop."""
-        node = self.node
-        damage = node.cluster.damage
-        if damage is not None:
-            raise damage
-        assert node.placement is not None
-        ready = {
-            (one.table, one.number)
-            for one in self.tables.all()
-            if one.group.ready or one.group.stopped is not None
-        }
-        wanted = {
-            (table.id, number)
-            for table in self.catalogs.latest.all_tables()
-            for number in range(table.partitions)
-        }
-        return wanted <= ready or bool(node.placement.problem)
-
-    def _catch_up(self) -> None:
-        """On the loop: what is in the log was given by this clock, though it may be behind now."""
-        times = [one.view.closed for one in self.tables.all()]
-        latest = max([self._metastore.state.time, *times])
-        self.node.runtime.clock.catch_up(HybridTime(latest))
 
     def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
         """See `Backend`."""
@@ -286,7 +175,7 @@ class Embedded(NodeThread):
 
     def execute(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> Executed:
         """See `Backend`."""
-        wait_s = _READY_S if timeout_s is None else timeout_s
+        wait_s = _EXECUTE_S if timeout_s is None else timeout_s
         return self.ask(lambda: self.catalogs.execute(commands), timeout_s=wait_s)
 
     def dropped_at(self, table: TableId) -> int | None:
@@ -364,7 +253,7 @@ class Embedded(NodeThread):
 
     def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> EmbeddedAppender:
         """See `Backend`."""
-        return EmbeddedAppender(self, table, producer=producer, epoch=epoch)
+        return EmbeddedAppender(self, self.tables, table, producer=producer, epoch=epoch)
 
     def put(self, numbered: Sequence[Numbered]) -> None:
         """Have batches stored under the numbers that they have: for a server, whose clients number
@@ -377,8 +266,8 @@ class Embedded(NodeThread):
         """On the loop."""
         for one in numbered:
             try:
-                group = self.tables.get(one.table, one.partition).group
-                future = group.propose(one.room, in_place=True)
+                copy = self.tables.get(one.table, one.partition)
+                future = copy.propose(one.room, in_place=True)
             except LowmarkError as error:
                 future = Future.failed(error)
             future.then(partial(_answer, one))

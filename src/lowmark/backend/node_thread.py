@@ -1,4 +1,5 @@
-"""A node inside this process: a thread of its own, and the ways for others to ask it.
+"""A node inside this process: a thread of its own, its start until what is there can be used, and
+the ways for others to ask it.
 
 The node's packages know one thread, the loop's; callers come from any. What a caller waits for, it
 waits for here, and Ctrl-C ends the waiting. The thread is not one that keeps the interpreter alive:
@@ -21,7 +22,7 @@ from lowmark.backend.errors import Closed, Ended, Forked
 from lowmark.errors import LowmarkError, NoMemory, NoThreads, Unavailable
 from lowmark.group import Future
 from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, NodeSilent, Settings
-from lowmark.runtime import by_name
+from lowmark.runtime import HybridTime, by_name
 
 T = TypeVar("T")
 
@@ -30,6 +31,9 @@ _STOP_S = 30.0
 _BEGIN_S = 2.0
 _SLACK_S = 5.0
 _LOOK_S = 0.1
+_READY_S = 60.0
+_COPIES_S = 30.0
+_COPIES_LOOK_S = 0.05
 
 _open: weakref.WeakSet[NodeThread] = weakref.WeakSet()
 
@@ -120,6 +124,64 @@ class NodeThread:
                 f"the node in {self.data} has failed: {self._failure!r}",
                 hint="Close the database and open it again.",
             ) from self._failure
+
+    # -- until it can be used -------------------------------------------------------------------
+
+    def wait_for_catalog(self) -> None:
+        """Wait for the catalog, which says what there is; raise if the metastore is damaged."""
+        catalogs = self.node.catalogs
+        assert catalogs is not None
+        try:
+            self.ask(lambda: catalogs.when_ready(1), timeout_s=_READY_S)
+        except LowmarkError:
+            self._check_metastore()
+            raise
+
+    def _check_metastore(self) -> None:
+        """Raise if it is damaged: that may be found only when it is read."""
+        damage = self.ask_now(lambda: self.node.cluster.damage)
+        if damage is not None:
+            raise damage
+
+    def wait_for_copies(self) -> None:
+        """What is there can be used when it is open; what can't be started, its caller hears."""
+        ends_at, pause_s = time.monotonic() + _COPIES_S, 0.001
+        while not self.ask_now(self._copies_are_there) and time.monotonic() < ends_at:
+            self.check_writes()  # else they would not be there either
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _COPIES_LOOK_S)
+        self.ask_now(self._catch_up)
+
+    def _copies_are_there(self) -> bool:
+        """On the loop."""
+        node = self.node
+        damage = node.cluster.damage
+        if damage is not None:
+            raise damage
+        assert node.placement is not None
+        assert node.catalogs is not None
+        assert node.tables is not None
+        ready = {
+            (one.table, one.number)
+            for one in node.tables.all()
+            if one.group.ready or one.group.stopped is not None
+        }
+        wanted = {
+            (table.id, number)
+            for table in node.catalogs.latest.all_tables()
+            for number in range(table.partitions)
+        }
+        return wanted <= ready or bool(node.placement.problem)
+
+    def _catch_up(self) -> None:
+        """On the loop: what is in the log was given by this clock, though it may be behind now."""
+        node = self.node
+        assert node.tables is not None
+        times = [one.view.closed for one in node.tables.all()]
+        latest = max([node.cluster.metastore.state.time, *times])
+        node.runtime.clock.catch_up(HybridTime(latest))
+
+    # -- asking ---------------------------------------------------------------------------------
 
     def ask(self, function: Callable[[], Future[T]], *, timeout_s: float | None = None) -> T:
         """What the future comes to that the function gives on the loop; raises its error."""

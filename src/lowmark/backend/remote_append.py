@@ -89,7 +89,7 @@ class RemoteSent:
 
 
 class _Way:
-    """The way to one partition; see `table.producing.Destination`. It stands for the group, too."""
+    """The way to one partition; see `table.producing.Destination`. Errors name it as the group."""
 
     def __init__(self, appends: RemoteAppends, table: TableId, number: int) -> None:
         self._appends = appends

@@ -49,17 +49,12 @@ _FOR_LONG = (
 """These do not pass by themselves while a caller waits: it gets the error at once."""
 
 
-class Proposer(Protocol):
-    """Takes commands for one partition: its group, or the way to it."""
+class Named(Protocol):
+    """Has a name, for errors."""
 
     @property
     def name(self) -> str:
-        """What it is called, for errors."""
-
-    def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
-        """Have a command stored; gives what the machine answers, or an error that it refuses it
-        with. `in_place`: it has room in front of it.
-        """
+        """What it is called."""
 
 
 class Destination(Protocol):
@@ -74,8 +69,13 @@ class Destination(Protocol):
         """Its number in the table."""
 
     @property
-    def group(self) -> Proposer:
+    def group(self) -> Named:
         """Its group."""
+
+    def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
+        """Have a command stored; gives what the machine answers, or an error that it refuses it
+        with. `in_place`: it has room in front of it.
+        """
 
 
 class Timers(Protocol):
