@@ -44,6 +44,38 @@ def test_a_command_is_answered_with_the_machines_result_and_applied_everywhere()
     assert all(m.machine.rows == cluster[1].machine.rows for m in cluster.members.values())
 
 
+def test_what_a_caller_outside_proposes_is_in_the_log_in_the_same_turn() -> None:
+    # given a leader with nothing to do
+    cluster = Cluster()
+    leader = cluster.wait_leader()
+    cluster.wait_even()
+    group, futures = leader.group(), list[Future[object]]()
+    before = group.log.last_index
+    # when a step proposes, within a turn of the groups
+    leader.here.turn(lambda: futures.append(group.propose(put("a", b"1"))))
+    # then the log has it, though the loop has not gone on; and it is answered as any other
+    assert group.log.last_index == before + 1
+    cluster.run_until(lambda: futures[0].done)
+    assert futures[0].result() == 1
+
+
+def test_a_step_that_fails_leaves_the_work_of_groups_to_the_next_turn() -> None:
+    # given a step that proposes, and fails then
+    cluster = Cluster()
+    leader = cluster.wait_leader()
+    group, futures = leader.group(), list[Future[object]]()
+
+    def step() -> None:
+        futures.append(group.propose(put("a", b"1")))
+        raise RuntimeError("a bug")
+
+    # when it is done, then its error is told, and what it proposed is stored all the same
+    with pytest.raises(RuntimeError, match="a bug"):
+        leader.here.turn(step)
+    cluster.run_until(lambda: futures[0].done)
+    assert futures[0].result() == 1
+
+
 def test_a_command_can_be_read_back_from_its_entry() -> None:
     cluster = Cluster()
     cluster.propose(put("a", b"a value"))

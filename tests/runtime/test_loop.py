@@ -364,6 +364,29 @@ def test_a_call_wakes_a_loop_that_has_nothing_to_do(real_loop: RealLoop) -> None
     caller.join()
 
 
+def test_what_comes_from_other_threads_and_lanes_is_called_within_what_is_around(
+    real_loop: RealLoop,
+) -> None:
+    # given something that goes around such calls
+    heard: list[str] = []
+
+    def around(callback: Callable[[], None]) -> None:
+        heard.append("before")
+        callback()
+        heard.append("behind")
+
+    real_loop.around = around
+    # when a thread calls, a lane has finished a step, and the loop itself calls
+    real_loop.call_from_thread(lambda: heard.append("thread"))
+    real_loop.run_until(lambda: len(heard) == 3, timeout_ms=SOON_MS)
+    real_loop.lane("one").submit(lambda: None, lambda _: heard.append("lane"))
+    real_loop.run_until(lambda: len(heard) == 6, timeout_ms=SOON_MS)
+    real_loop.call_soon(lambda: heard.append("loop"))
+    real_loop.run_until(lambda: len(heard) == 7, timeout_ms=SOON_MS)
+    # then it is around those from outside alone
+    assert heard == ["before", "thread", "behind", "before", "lane", "behind", "loop"]
+
+
 def test_a_closed_loop_hears_no_other_thread() -> None:
     loop = RealLoop()
     loop.close()
