@@ -91,4 +91,4 @@ def test_an_example_is_one_line_that_can_be_copied() -> None:
 
 def test_only_the_options_of_a_command_are_offered() -> None:
     for path in COMMANDS:
-        assert "completion" not in helped(path), path
+        assert "-completion" not in helped(path), path

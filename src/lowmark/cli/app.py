@@ -40,6 +40,7 @@ COMMANDS = {
     "meta": "meta",
     "log": "log",
     "bench": "bench",
+    "completion": "completion",
 }
 """The commands in the order of the help text, each with its module. There it is a function of the
 command's name or, if it has commands of its own, `app`.
