@@ -71,16 +71,19 @@ def test_people_get_a_table_of_the_first_hundred_rows(shop: Shop) -> None:
     assert rows[0].split() == ["o-0", "new", "-", "upsert"]
     assert len(rows) == 100
     assert "--all" in done.stderr
+    # and the position is behind what was shown
+    assert done.stderr.endswith("position: 0:100\n")
     # and whoever says how much, gets that
     for words, count in ((("--all",), 101), (("--limit", "101"), 101), (("--limit", "3"), 3)):
         done = shop.invoke("read", "orders", *words)
-        assert (len(done.stdout.splitlines()), done.stderr) == (count + 1, "")
+        assert len(done.stdout.splitlines()) == count + 1
+        assert done.stderr == f"position: 0:{count}\n"
 
 
 def test_exactly_a_hundred_rows_are_all(shop: Shop) -> None:
     fill(shop, 100)
     done = shop.invoke("read", "orders")
-    assert (len(done.stdout.splitlines()), done.stderr) == (101, "")
+    assert (len(done.stdout.splitlines()), done.stderr) == (101, "position: 0:100\n")
 
 
 def test_a_table_without_rows_has_a_head(shop: Shop) -> None:
@@ -122,7 +125,10 @@ def test_what_was_read_can_be_appended_to_another_table(
         path.write_text(wide.run("read", "wide", "--json"))
     else:
         done = wide.invoke("read", "wide", f"--{form}", str(path))
-        assert (done.exit_code, done.stdout, done.stderr) == (0, "", "wrote 2 rows\n")
+        assert (done.exit_code, done.stdout) == (0, "")
+        wrote, position = done.stderr.splitlines()
+        assert wrote == "wrote 2 rows"
+        assert position.startswith("position: 0:")
     # when they are appended elsewhere
     wide.run("table", "create", "copy", "--columns", EVERYTHING)
     words = ("--format", {"json": "jsonl"}.get(form, form))
@@ -338,7 +344,9 @@ def test_an_interrupt_ends_who_follows(shop: Shop, words: list[str]) -> None:
         finally:
             process.kill()
     # then it ends as a watch does, and the directory is free
-    assert (process.returncode, out, said) == (130, "", "interrupted\n")
+    assert (process.returncode, out) == (130, "")
+    # and says where it was, unless it was interrupted before it knew that its rows were out
+    assert said in {"interrupted\n", "position: 0:2\ninterrupted\n"}
     assert "o-1" in seen[-1]
     assert len(shop.lines("orders")) == 2
 
@@ -396,7 +404,7 @@ def test_whoever_wants_the_last_of_each_key_gets_the_ledger_and_then_the_backlog
     rows = [tuple(json.loads(line).values()) for line in done.stdout.splitlines()]
     last = [(f"o-{n}", "state 4") for n in range(9)]
     assert rows == [*last, ("o-0", "later"), ("o-1", "later")]
-    assert (done.exit_code, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "position: 0:53\n")
     # and people get the same
     shown = compacted.run("read", "orders", "--compacted").splitlines()
     assert [line.split()[0] for line in shown[1:]] == [row[0] for row in rows]
@@ -413,7 +421,7 @@ def test_whoever_reads_every_change_is_told_that_earlier_ones_were_compacted(
     assert "note: 51 earlier changes were compacted; --compacted has the last" in done.stderr
     # but not who says where to begin, or wants the table as of a time
     for words in (("--start", "latest"), ("--as-of", "now"), ("--compacted",)):
-        assert compacted.invoke("read", "orders", *words).stderr == ""
+        assert compacted.invoke("read", "orders", *words).stderr == "position: 0:53\n"
     # and who wants what is gone is refused, or gets a note of the gap
     said = compacted.refused("read", "orders", "--start", "3")
     assert "offsets 3 to 50 of partition 0 are" in said
@@ -430,11 +438,11 @@ def test_who_says_what_is_to_happen_at_a_gap_means_all_changes(compacted: Shop) 
     done = compacted.invoke("read", "orders", "--on-gap", "skip", "--columns", "id", "--json")
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["o-0", "o-1"]
     assert done.exit_code == 0
-    assert done.stderr == "note: offsets 0 to 50 of partition 0 are superseded\n"
+    said = "note: offsets 0 to 50 of partition 0 are superseded\nposition: 0:53\n"
+    assert done.stderr == said
     # and who says where to begin is taken at their word
-    assert (
-        compacted.invoke("read", "orders", "--start", "earliest", "--on-gap", "raise").stderr == ""
-    )
+    done = compacted.invoke("read", "orders", "--start", "earliest", "--on-gap", "raise")
+    assert done.stderr == "position: 0:53\n"
 
 
 def test_a_table_that_was_compacted_is_read_from_a_cursor_on(compacted: Shop) -> None:
@@ -450,3 +458,125 @@ def test_a_table_that_was_compacted_is_read_from_a_cursor_on(compacted: Shop) ->
         ("--cursor", "search", "--as-of", "now"),
     ):
         assert compacted.refused("read", "orders", *wrong, code=2)
+
+
+# -- consuming ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [["--json"], ["--all"], ["--csv", "-"], ["--follow", "--limit", "7", "--json"]]
+)
+def test_a_cursor_follows_what_was_written(shop: Shop, words: list[str]) -> None:
+    # given a cursor, and rows for it
+    fill(shop, 7)
+    shop.run("cursor", "create", "orders", "billing")
+    consume = ("read", "orders", "--cursor", "billing", "--commit", "--columns", "id")
+    # when they are consumed
+    done = shop.invoke(*consume, *words)
+    # then they were written, and the cursor stands behind them
+    assert done.exit_code == 0, done.output
+    assert [f"o-{n}" in done.stdout for n in range(7)] == [True] * 7
+    assert done.stderr.endswith("position: 0:7\n")
+    [cursor] = shop.json("cursor", "list", "orders")
+    assert (cursor["lag_rows"], cursor["position"]) == (0, {"0": 7})
+    # and the next one gets what came since, and no more than it asked for
+    fill(shop, 3, first=7)
+    assert "o-7" in shop.run(*consume, "--limit", "1", "--json")
+    assert "o-8" in shop.run(*consume, "--limit", "1", "--json")
+    assert [json.loads(line)["id"] for line in shop.run(*consume, "--json").splitlines()] == ["o-9"]
+    assert shop.run(*consume, "--json") == ""
+
+
+def test_people_consume_what_they_were_shown(shop: Shop) -> None:
+    fill(shop, 150)
+    shop.run("cursor", "create", "orders", "billing")
+    done = shop.invoke("read", "orders", "--cursor", "billing", "--commit")
+    assert len(done.stdout.splitlines()) == 101
+    assert "for more" in done.stderr
+    [cursor] = shop.json("cursor", "list", "orders")
+    assert cursor["position"] == {"0": 100}
+
+
+def test_without_commit_a_cursor_stays(shop: Shop) -> None:
+    fill(shop, 2)
+    shop.run("cursor", "create", "orders", "billing")
+    shop.run("read", "orders", "--cursor", "billing")
+    [cursor] = shop.json("cursor", "list", "orders")
+    assert cursor["position"] == {"0": 0}
+    assert "--cursor NAME" in shop.refused("read", "orders", "--commit", code=2)
+
+
+def test_rows_that_were_not_written_are_not_consumed(shop: Shop) -> None:
+    # given more rows than a pipe takes, and a cursor
+    rows = "".join(f"o-{n},{'new' * 100}\n" for n in range(500))
+    shop.run("append", "orders", "-", stdin=f"id,status\n{rows}")
+    shop.run("cursor", "create", "orders", "billing")
+    words = ["read", "orders", "--cursor", "billing", "--commit", "--json"]
+    # when whoever takes them goes away after a line
+    command = [sys.executable, "-m", "lowmark", *words, "--data", str(shop.data)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.stdout.close()
+            process.wait(60)
+        finally:
+            process.kill()
+    # then the cursor has not moved
+    [cursor] = shop.json("cursor", "list", "orders")
+    assert cursor["position"] == {"0": 0}
+
+
+# -- conditions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "left"),
+    [
+        ("status = 'new'", [1, 4]),
+        ("amount > 5", [2, 3]),
+        ("amount <= 9.50 and not status = 'paid'", [1]),
+        ("status in ('paid', 'it''s') or amount is null", [2, 3, 4]),
+        ("(status = 'new' or status = 'paid') and amount is not null", [1, 2]),
+        ("id <> 'o-1'", [2, 3, 4]),
+        ("STATUS NOT IN ('new')", None),
+        ("status NOT IN ('new')", [2, 3]),
+        ("`status` = 'new' AND \"id\" != 'o-4'", [1]),
+        ("_offset >= 2 and _change = 'upsert'", [3, 4]),
+        ("amount = -1 or amount = 1e0", [1]),
+    ],
+)
+def test_rows_are_read_by_a_condition(shop: Shop, where: str, left: list[int] | None) -> None:
+    rows = "o-1,new,1\no-2,paid,9.50\no-3,it's,12\no-4,new,\n"
+    shop.run("append", "orders", "-", stdin=f"id,status,amount\n{rows}")
+    if left is None:
+        assert "which is not there" in shop.refused("read", "orders", "--where", where, code=2)
+        return
+    for more in ((), ("--as-of", "now")):
+        found = shop.lines("orders", "--columns", "id", "--where", where, *more)
+        assert [row["id"] for row in found] == [f"o-{n}" for n in left]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "",
+        "status",
+        "status =",
+        "status = new",
+        "status = 'new' and",
+        "status = 'new' 'x'",
+        "(status = 'new'",
+        "status = 'new')",
+        "'new' = status",
+        "status = 'new",
+        "status in ()",
+        "amount > 'much'",
+        "amount is 5",
+        "status = 'new'; drop table orders",
+        "not " * 200 + "status = 'new'",
+        "__import__('os')",
+    ],
+)
+def test_a_condition_that_is_none_is_refused(shop: Shop, where: str) -> None:
+    assert "--where" in shop.refused("read", "orders", "--where", where, code=2)

@@ -64,6 +64,26 @@ def test_the_table_of_equivalents_names_what_is_there() -> None:
         assert hasattr(getattr(settings, section), name)
 
 
+def test_the_commands_that_are_named_beside_those_of_others_are_there() -> None:
+    # given the table of their commands and ours
+    [found] = re.findall(r"^\| you would run \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", GUIDE, re.MULTILINE)
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in found.splitlines()]
+    assert all(len(row) == 2 for row in rows)
+    for system in ("Kafka", "Pulsar", "Delta"):
+        assert sum(system in theirs for theirs, _ in rows) > 8
+    named = re.findall(r"`lowmark ([^`]+)`", " ".join(ours for _, ours in rows))
+    assert len(named) > 20
+    root: Any = typer.main.get_command(app)
+    for words in named:
+        # then each of ours is a command, with options that it has
+        command = root
+        for word in words.split():
+            command = getattr(command, "commands", {}).get(word, command)
+        assert command is not root, words
+        options = {one for parameter in command.params for one in parameter.opts}
+        assert set(re.findall(r" (--[a-z-]+)", words)) <= options, words
+
+
 def test_ten_minutes_of_history_are_the_default() -> None:
     assert load_settings(environment={}).watermark.availability_ms == 10 * 60 * 1_000
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -57,6 +60,32 @@ def show_facts(facts: Mapping[str, Cell], *, as_json: bool) -> None:
 def show_json(value: object) -> None:
     """Print one JSON value on stdout."""
     print(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def write_whole(text: str) -> None:
+    """Write text on stdout, all of it or an error. Where Python's output is not buffered
+    (PYTHONUNBUFFERED), its own `write` forgets what did not fit in one piece.
+    """
+    out = getattr(sys.stdout, "buffer", None)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    sys.stdout.flush()
+    left = memoryview(text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
+    while left:
+        left = left[out.write(left) or 0 :]
+
+
+def check_taken() -> None:
+    """Raise if stdout is a pipe that is closed at its other end: what is in it goes nowhere."""
+    try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # a test's, or none
+    pipe = select.poll()
+    pipe.register(number, 0)
+    if any(event & select.POLLERR for _, event in pipe.poll(0)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def show_error(error: LowmarkError, *, as_json: bool) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import Annotated, Literal, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Self, cast
 
+import pyarrow as pa
 import typer
 
 from lowmark.cli.database import (
@@ -18,8 +20,9 @@ from lowmark.cli.database import (
     parse_place,
 )
 from lowmark.cli.files import FileKind, cells, json_lines, write_file
-from lowmark.cli.output import Cell, show_table
+from lowmark.cli.output import Cell, check_taken, show_table, write_whole
 from lowmark.cli.session import WrongUse
+from lowmark.cli.where import parse_where
 from lowmark.client import Database, Reader, Table
 from lowmark.client.table_reading import Start
 from lowmark.errors import Rejected
@@ -44,6 +47,8 @@ class _Wanted:
     on_gap: str | None
     compacted: bool
     cursor: str | None
+    commit: bool
+    where: str | None
 
     def check(self) -> None:
         if self.on_gap not in {None, "raise", "skip"}:
@@ -60,19 +65,37 @@ class _Wanted:
             )
         if self.cursor is not None and self.start is not None:
             raise WrongUse("a reader has one start", hint="Leave --start or --cursor out.")
+        if self.commit and self.cursor is None:
+            raise WrongUse("--commit moves a cursor, and none is named", hint="Say --cursor NAME.")
         if self.follow and self.end is not None:
             raise WrongUse("a reader that follows has no end", hint="Leave --follow or --end out.")
         if self.columns is not None and not listed(self.columns):
             raise WrongUse("--columns names no column", hint="Leave it out for all of them.")
 
-    def reader(self, database: Database, limit: int | None) -> Reader:
+    def begin(self, database: Database, limit: int | None) -> _Reading:
         moment = None if self.as_of is None else parse_moment(self.as_of)
         # One that was dropped or renamed since is found by the name that it had.
         table = database.table(self.table, as_of=moment)
         self._note(table)
+        reader = self._reader(table, limit, moment=moment, start=self._start(table))
+        return _Reading(table, reader, self.cursor if self.commit else None)
+
+    def has_more(self, table: Table, position: dict[int, int]) -> bool:
+        """Whether a reader that goes on there would get a row."""
+        goes_on = replace(self, cursor=None, on_gap="skip")
+        with goes_on._reader(table, 1, moment=None, start=position) as reader:
+            return any(batch.num_rows for batch in reader)
+
+    def _reader(
+        self, table: Table, limit: int | None, *, moment: int | str | None, start: Start | None
+    ) -> Reader:
+        where = None
+        if self.where is not None:
+            where = parse_where(self.where, _columns_of(table, moment))
         return table.read(
             columns=listed(self.columns) or None,
-            start=self._start(table),
+            where=where,
+            start=start,
             end=None
             if self.end is None
             else check_place(parse_place(self.end, option="--end"), table, option="--end"),
@@ -118,6 +141,54 @@ class _Wanted:
         return list(dict.fromkeys(self.partition))
 
 
+def _columns_of(table: Table, moment: int | str | None) -> pa.Schema:
+    """Those that the table has now, or had then."""
+    if moment is None:
+        return table.schema
+    with table.read(as_of=moment, limit=0, on_gap="skip") as reader:
+        return reader.schema
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A reader, how far its rows are out, and the cursor that is to follow it."""
+
+    table: Table
+    reader: Reader
+    cursor: str | None
+    out: dict[int, int] | None = None
+    """Every row before this position was written, and flushed."""
+
+    def flushed(self) -> None:
+        """All that was read so far is written: see that it is out, and only then commit it."""
+        sys.stdout.flush()
+        check_taken()
+        before, self.out = self.out, self.reader.position
+        if self.cursor is not None and self.out != before:
+            self.table.cursors.commit(self.cursor, self.out)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.reader.close()
+        if kind is not None and issubclass(kind, OSError):
+            return  # the reader of the output has seen enough, or it can't be written
+        for gap in self.reader.gaps:
+            print(
+                f"note: offsets {gap.first} to {gap.last} of partition {gap.partition} are"
+                f" {gap.kind}",
+                file=sys.stderr,
+            )
+        if self.out:
+            print(f"position: {position_text(self.out)}", file=sys.stderr)
+
+
+def position_text(position: Mapping[int, int]) -> str:
+    """As --start takes it."""
+    return ",".join(f"{number}:{offset}" for number, offset in sorted(position.items()))
+
+
 def read(
     ctx: typer.Context,
     table: TableArgument,
@@ -148,7 +219,14 @@ def read(
     ] = False,
     cursor: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Begin where this cursor stands; it is not moved."),
+        typer.Option(metavar="NAME", help="Begin where this cursor stands."),
+    ] = None,
+    commit: Annotated[
+        bool, typer.Option("--commit", help="Move the cursor behind what was written.")
+    ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="CONDITION", help="Only rows like \"status = 'new' and n > 5\"."),
     ] = None,
     columns: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Only these, with commas between them.")
@@ -191,6 +269,11 @@ def read(
     Rows that a run has compacted and cut from the backlog are gone for readers of every change;
     with --compacted the ledger gives the last one of each key, and the backlog goes on from there.
 
+    With --cursor and --commit rows are consumed: when they are out, the cursor moves behind them;
+    with --follow, batch by batch. A reader that is interrupted before that gets them again.
+
+    At its end, the position is on stderr: --start takes it, to go on from there.
+
     Shown to people are the first 100 rows, unless --limit or --all says otherwise. With --json,
     one object a line, all rows: decimals are text, times ISO 8601, bytes hexadecimal digits.
 
@@ -208,6 +291,8 @@ def read(
         on_gap,
         compacted,
         cursor,
+        commit,
+        where,
     )
     wanted.check()
     kinds: dict[FileKind, str | None] = {"parquet": parquet, "arrow": arrow, "csv": csv}
@@ -221,32 +306,45 @@ def read(
     with opened_database(ctx, data) as database:
         if files:
             [(kind, path)] = files
-            with wanted.reader(database, limit) as reader:
-                rows = write_file(reader, kind, path)
-            print(f"wrote {counted(rows, 'row')}", file=sys.stderr)
+            with wanted.begin(database, limit) as reading:
+                rows = write_file(reading.reader, kind, path)
+                reading.flushed()
+                print(f"wrote {counted(rows, 'row')}", file=sys.stderr)
         elif as_json:
-            with wanted.reader(database, limit) as reader:
-                for batch in reader:
-                    sys.stdout.write(json_lines(batch))
+            with wanted.begin(database, limit) as reading:
+                for batch in reading.reader:
+                    write_whole(json_lines(batch))
                     if follow:
-                        sys.stdout.flush()
+                        reading.flushed()
+                reading.flushed()
         elif follow:
-            with wanted.reader(database, limit) as reader:
-                _show_lines(reader)
+            with wanted.begin(database, limit) as reading:
+                _show_lines(reading)
+        elif everything or limit is not None:
+            with wanted.begin(database, limit) as reading:
+                _show(reading.reader, None)
+                reading.flushed()
         else:
-            unbounded = everything or limit is not None
-            # One more than is shown says whether there are more.
-            with wanted.reader(database, limit if unbounded else SHOWN_ROWS + 1) as reader:
-                _show(reader, None if unbounded else SHOWN_ROWS)
-        for gap in reader.gaps:
-            print(
-                f"note: offsets {gap.first} to {gap.last} of partition {gap.partition} are"
-                f" {gap.kind}",
-                file=sys.stderr,
-            )
+            _show_first(wanted, database)
 
 
-def _show(reader: Reader, most: int | None) -> None:
+def _show_first(wanted: _Wanted, database: Database) -> None:
+    """As many rows as people want to see at once, and whether there are more."""
+    # As of a time the position is the end of the table, so one row more does no harm, and says it.
+    past = wanted.as_of is not None
+    with wanted.begin(database, SHOWN_ROWS + past) as reading:
+        rows = _show(reading.reader, SHOWN_ROWS)
+        reading.flushed()
+        assert reading.out is not None
+        if rows > SHOWN_ROWS or (
+            rows == SHOWN_ROWS and not past and wanted.has_more(reading.table, reading.out)
+        ):
+            more = "for more: --all, or --limit N"
+            print(f"these are the first {SHOWN_ROWS} rows; {more}", file=sys.stderr)
+
+
+def _show(reader: Reader, most: int | None) -> int:
+    """Show rows; gives how many there were."""
     names = reader.schema.names
     rows: list[list[str]] = []
     for batch in reader:
@@ -255,20 +353,20 @@ def _show(reader: Reader, most: int | None) -> None:
         dict(zip(names, row, strict=True)) for row in rows[: len(rows) if most is None else most]
     ]
     show_table(shown, columns=names, as_json=False, names_as_they_are=True)
-    if most is not None and len(rows) > most:
-        print(f"these are the first {most} rows; for more: --all, or --limit N", file=sys.stderr)
+    return len(rows)
 
 
-def _show_lines(reader: Reader) -> None:
+def _show_lines(reading: _Reading) -> None:
     """Rows as they come, one a line, in columns as wide as they had to be so far."""
-    names = reader.schema.names
+    names = reading.reader.schema.names
     widths = [len(name) for name in names]
     print(_line(names, widths), flush=True)
-    for batch in reader:
+    for batch in reading.reader:
         rows = cells(batch)
         widths = [max(width, *(len(row[at]) for row in rows)) for at, width in enumerate(widths)]
-        sys.stdout.write("".join(f"{_line(row, widths)}\n" for row in rows))
-        sys.stdout.flush()
+        write_whole("".join(f"{_line(row, widths)}\n" for row in rows))
+        reading.flushed()
+    reading.flushed()
 
 
 def _line(row: list[str], widths: list[int]) -> str:
