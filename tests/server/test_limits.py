@@ -81,7 +81,7 @@ def test_more_waits_than_allowed_are_refused_by_name(served: Served, db: Databas
     seen = backend.wait(held.hold, 0)
     waiting = threading.Thread(target=lambda: backend.wait(held.hold, 3, seen=seen))
     waiting.start()
-    eventually(lambda: served.server._service._waits.taken == 1)
+    eventually(lambda: served.server.endpoint._service._waits.taken == 1)
     with pytest.raises(errors.ServerFull, match="waits") as full:
         backend._connection.call("wait", held.hold, 0.1, timeout_s=0.1)  # type: ignore[attr-defined]
     assert (full.value.what, full.value.limit) == ("waits for rows", 1)
@@ -95,7 +95,7 @@ def test_a_client_that_stops_to_read_is_cut_off_and_others_go_on(
     # given a client that takes nothing more of what it asked for, and the only read there may be
     table = much(db)
     client, reader = stalled(served, table)
-    assert served.server._reads.taken == 1
+    assert served.server.endpoint._reads.taken == 1
     with pytest.raises(errors.ServerFull, match="1 reads"):
         next(
             db.backend.batches(
@@ -103,7 +103,7 @@ def test_a_client_that_stops_to_read_is_cut_off_and_others_go_on(
             )
         )
     # when that has taken too long, then it costs nothing any more
-    eventually(lambda: served.server._reads.taken == 0)
+    eventually(lambda: served.server.endpoint._reads.taken == 0)
     with pytest.raises(flight.FlightError):
         reader.read_all()
     client.close()
@@ -119,19 +119,19 @@ def test_a_server_closes_in_time_beside_clients_that_do_not_let_go(
     served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given clients that read no more, that wait for rows, and that could append
-    monkeypatch.setattr(served.server, "limits", Limits())
-    served.server._reads._limit = 8
+    monkeypatch.setattr(served.server.endpoint, "limits", Limits())
+    served.server.endpoint._reads._limit = 8
     table = much(db)
     stuck = [stalled(served, table) for _ in range(3)]
     reader = table.read(follow=True, start="latest")
     following = threading.Thread(target=lambda: list(reader), daemon=True)
     following.start()
-    eventually(lambda: served.server._service._waits.taken == 1)
+    eventually(lambda: served.server.endpoint._service._waits.taken == 1)
     # when the server is closed, then it ends within five seconds
     began = time.monotonic()
     served.server.close()
     assert time.monotonic() - began < 5
-    assert served.server._reads.taken == 0
+    assert served.server.endpoint._reads.taken == 0
     # and its address can be used at once by another one, which all but those use
     served.serve()
     assert db.backend.now().time
@@ -158,19 +158,19 @@ def test_bytes_under_way_are_limited_and_go_on_when_there_is_room(
 
     thread = threading.Thread(target=append)
     thread.start()
-    eventually(lambda: served.server._append_bytes.taken > 0)
+    eventually(lambda: served.server.endpoint._append_bytes.taken > 0)
     busy.set()
     # then all of it is stored in the end, and nothing is under way
     thread.join(60)
     assert done.is_set()
     assert len(orders.read().to_pylist()) == 4_001
-    eventually(lambda: served.server._append_bytes.taken == 0)
+    eventually(lambda: served.server.endpoint._append_bytes.taken == 0)
 
 
 def test_a_batch_beyond_the_bytes_in_flight_is_refused_by_name(
     served: Served, db: Database
 ) -> None:
-    slots = served.server._append_bytes
+    slots = served.server.endpoint._append_bytes
     slots.take(250_000)
     with pytest.raises(errors.ServerFull, match="300,000 bytes of rows"):
         slots.take(60_000, wait_s=0.01)

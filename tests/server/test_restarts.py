@@ -124,7 +124,7 @@ def test_what_may_have_been_done_is_not_done_again(
     # given a server whose answers are lost after it did what it was asked
     db.create_table("orders", COLUMNS, key="id")
     done = 0
-    call = served.server._service.call
+    call = served.server.endpoint._service.call
 
     def lost(body: bytes) -> bytes:
         nonlocal done
@@ -134,7 +134,7 @@ def test_what_may_have_been_done_is_not_done_again(
             raise OSError("the connection broke")
         return answer
 
-    monkeypatch.setattr(served.server._service, "call", lost)
+    monkeypatch.setattr(served.server.endpoint._service, "call", lost)
     # then a change has an unknown outcome, and was tried once
     with pytest.raises(errors.OutcomeUnknown, match="execute"):
         db.execute([DropTable(name="orders")])

@@ -19,7 +19,8 @@ What it guarantees
        read costs a bounded amount of memory, and a thread for a bounded time.
     6. `close` ends within a few seconds, whatever clients do.
 
-server      Flight's side: listens, and ends
+server      Flight's side: listens
+endpoint    what it asks of a database; ends what is stuck
 service     calls of the port, hello
 appending   streams of numbered batches
 checking    what is wrong with a batch
