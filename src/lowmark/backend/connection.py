@@ -39,6 +39,7 @@ from lowmark.backend.values import DatabaseInfo
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.fault import decode_fault
 from lowmark.node import AnswerLost, NodeClosing, NodeUnreachable
+from lowmark.node.server import ActionUnknown
 from lowmark.runtime import host_and_port
 
 _NOT_SENT: Final = "failed to connect"
@@ -252,7 +253,8 @@ def _options(left_s: float) -> Any:
 
 def _may_pass(error: LowmarkError) -> bool:
     """Whether it is worth asking again: the server is away, closing, or has too much to do."""
-    return isinstance(error, NodeUnreachable | NodeClosing | Ended | ServerFull)
+    # A node that is not ready has no action `hello` yet.
+    return isinstance(error, NodeUnreachable | NodeClosing | Ended | ServerFull | ActionUnknown)
 
 
 def is_passing(error: LowmarkError) -> bool:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 _START_S = 60.0
 _STOP_S = 30.0
 _BEGIN_S = 2.0
-_SLACK_S = 5.0
+SLACK_S = 5.0
 _LOOK_S = 0.1
 _READY_S = 60.0
 _COPIES_S = 30.0
@@ -49,7 +49,7 @@ class NodeThread:
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._timeout_s = settings.group.request_timeout_ms / 1_000 + _SLACK_S
+        self._timeout_s = settings.group.request_timeout_ms / 1_000 + SLACK_S
         made, ready = threading.Event(), threading.Event()
 
         def run() -> None:

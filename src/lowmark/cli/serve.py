@@ -14,6 +14,7 @@ from lowmark.cli.output import Json
 from lowmark.cli.session import settings_of, wrong_use
 from lowmark.errors import Rejected
 from lowmark.node import DEFAULT_ENDPOINT, Node, NodeOptions, check_directory, data_path
+from lowmark.server.on_node import attach
 
 SWITCH_INTERVAL_SECONDS = 0.0005
 """At Python's default of 5 ms, a thread that syncs waits ten times longer beside a busy one."""
@@ -75,7 +76,12 @@ def serve(
     node = Node(options, settings_of(ctx))
     for number in (signal.SIGINT, signal.SIGTERM):
         node.loop.asyncio.add_signal_handler(number, node.stop)
-    node.run(lambda: _say_ready(node, data, as_json=as_json))
+
+    def ready() -> None:
+        attach(node, data)
+        _say_ready(node, data, as_json=as_json)
+
+    node.run(ready)
     if node.stuck:
         # Everything is closed, but for a thread that hands results to a client who takes none;
         # nothing can end it, and Python would wait for it.

@@ -15,10 +15,11 @@ What every action promises
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow
@@ -35,6 +36,8 @@ from lowmark.runtime import AddressUnusable, host_and_port
 logger = logging.getLogger(__name__)
 
 CALLS_MAX = 512
+CUT_S = 2.0
+"""How long clients are cut off that do not let go, when the server is closed."""
 
 Gone: TypeAlias = Callable[[], bool]
 """Whether the client has gone away."""
@@ -110,6 +113,34 @@ def _decoded(decoder: msgspec.json.Decoder[AskT], body: bytes) -> AskT:
         raise BadRequest(f"a request can't be read: {error}") from error
 
 
+class DataCalls(Protocol):
+    """What a Flight server can be asked besides actions: see `lowmark.server`."""
+
+    def get(self, context: Any, ticket: bytes) -> Any:
+        """`DoGet`."""
+
+    def put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """`DoPut`."""
+
+    def exchange(self, descriptor: Any, reader: Any, writer: Any) -> None:
+        """`DoExchange`."""
+
+    def flights(self) -> Iterator[Any]:
+        """`ListFlights`."""
+
+    def info(self, descriptor: Any) -> Any:
+        """`GetFlightInfo`."""
+
+    def schema(self, descriptor: Any) -> Any:
+        """`GetSchema`."""
+
+    def refuse(self) -> None:
+        """Take nothing new."""
+
+    def end(self, ended: Callable[[], bool], *, within_s: float) -> None:
+        """Cut clients off that do not let go, until the server has ended."""
+
+
 class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Flight's side of the server. It listens as soon as it is made."""
 
@@ -124,12 +155,42 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         del context
         return [(name, "") for name in sorted(self._server.actions)]
 
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        with self._server.in_flight_s_words("DoGet") as data:
+            return data.get(context, ticket.ticket)
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with self._server.in_flight_s_words("DoPut") as data:
+            data.put(context, descriptor, reader, writer)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        del context
+        with self._server.in_flight_s_words("DoExchange") as data:
+            data.exchange(descriptor, reader, writer)
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
+        del context, criteria
+        with self._server.in_flight_s_words("ListFlights") as data:
+            yield from data.flights()
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        del context
+        with self._server.in_flight_s_words("GetFlightInfo") as data:
+            return data.info(descriptor)
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        del context
+        with self._server.in_flight_s_words("GetSchema") as data:
+            return flight.SchemaResult(data.schema(descriptor))
+
 
 class Server:
     """Listens from the moment it is made; what it can do is in `actions`."""
 
     def __init__(self, address: str) -> None:
         self.actions: dict[str, Action] = {}
+        self.data: DataCalls | None = None
+        """What answers for rows, as soon as it is there."""
         self._closed = False
         self._lock = threading.Lock()
         self._open = 0
@@ -141,14 +202,37 @@ class Server:
         self.address = joined(host_and_port(address)[0], self._server.port)
         """Where clients reach it; a port 0 has been replaced by the real one."""
 
+    @contextlib.contextmanager
+    def in_flight_s_words(self, what: str) -> Iterator[DataCalls]:
+        """What answers for rows; whatever goes wrong with it as Flight carries it."""
+        try:
+            if self._closed or self.data is None:
+                raise NodeClosing  # or it is about to be there: either way, clients ask again
+            yield self.data
+        except LowmarkError as error:
+            raise _flight_error(error) from error
+        except (flight.FlightError, pyarrow.ArrowException, OSError):
+            raise
+        except Exception as error:
+            logger.exception("a call failed", extra={"call": what})
+            raise _flight_error(NodeFailed(what, error)) from error
+
     def refuse(self) -> None:
         """Take nothing new; what is under way goes on."""
         self._closed = True
+        if self.data is not None:
+            self.data.refuse()
 
     def close(self) -> None:
         """Wait until what is under way has ended, and stop to listen. Not on the loop's thread."""
         self.refuse()
-        self._server.shutdown()
+        if self.data is None:
+            self._server.shutdown()
+            return
+        ending = threading.Thread(target=self._server.shutdown, name="lowmark-end", daemon=True)
+        ending.start()
+        self.data.end(lambda: not ending.is_alive(), within_s=CUT_S)
+        ending.join()
 
     @property
     def calls(self) -> int:

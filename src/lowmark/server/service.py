@@ -85,6 +85,7 @@ class Service:
         self._waits = Slots("waits for rows", limits.waits)
         self._own: Mapping[str, Callable[[Request], Any]] = {
             "catalog": self._catalog,
+            "leave": lambda request: self.sessions.leave(request.session),
             "look_up": self._look_up,
             "release": self._release,
             "renew": lambda _: None,

@@ -70,6 +70,13 @@ class Sessions:
             if there is not None:
                 there.holds.discard(hold.number)
 
+    def leave(self, session: int) -> None:
+        """A client is closed: release all that it holds."""
+        with self._lock:
+            there = self._sessions.pop(session, None)
+        for one in there.holds if there is not None else ():
+            self._release(Hold(one))
+
     def lost(self, session: int) -> int | None:
         """A hold that a client has lost because nothing was heard of it; None if it has not."""
         with self._lock:
