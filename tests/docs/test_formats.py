@@ -11,6 +11,7 @@ import pytest
 
 from docs.example_directory import CONFIG, Example, live_through
 from docs.pages import FORMATS, LAYOUT, blocks, layouts, tables
+from lowmark.backend import protocol
 from lowmark.errors import LowmarkError
 from lowmark.group import envelope, rejoin, wire
 from lowmark.log import (
@@ -81,6 +82,8 @@ CODE: dict[tuple[str, str], tuple[list[struct.Struct], int]] = {
     ("table.md", "Batch"): ([table_commands._HEADER], table_commands.HEADER_BYTES),
     ("table.md", "Block head"): ([table_machine._LENGTH], table_machine._LENGTH.size),
     ("frames.md", "Hello head"): ([frames._HELLO], frames._HELLO.size),
+    ("flight.md", "Request head"): ([protocol._HEAD], protocol._HEAD.size),
+    ("flight.md", "Place"): ([protocol._NUMBER], protocol._NUMBER.size),
     ("frames.md", "Frame header"): ([frames._HEADER], FRAME_HEADER_BYTES),
 }
 

@@ -1,0 +1,46 @@
+"""What the guide to Flight shows is run, and prints what it says; the format's page is true."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from lowmark.backend.port import RETRY
+from lowmark.backend.protocol import APPEND, CALL, HELLO, PROTOCOL, REQUEST_BYTES_MAX, Welcome
+from lowmark.client.distant_lookup import KEYS_MAX
+from lowmark.server.plain import Put, PutPart, Wanted
+from lowmark.server.reading import ANSWER_BYTES
+from lowmark.server.service import PLAIN_CALLS, WAIT_S_MAX
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guide" / "flight.md").read_text()
+FORMAT = (ROOT / "docs" / "formats" / "flight.md").read_text()
+
+
+def test_the_python_prints_what_it_says_it_prints(tmp_path: Path) -> None:
+    example = "\n".join(re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL))
+    ran = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", example, re.MULTILINE)
+    assert len(said) == example.count("print(")
+    assert ran.stdout.splitlines() == said
+
+
+def test_the_format_names_what_the_code_has() -> None:
+    named = set(re.findall(r"`([^`\n]+)`", FORMAT))
+    fields = {name for kind in (Welcome, Wanted, Put, PutPart) for name in kind.__struct_fields__}
+    assert {HELLO, CALL, APPEND.decode(), "L", *fields} <= named
+    assert f"number is {PROTOCOL}." in FORMAT
+    # the calls that a client makes are those of the port, and these
+    own = {"catalog", "view_since", "look_up", "wait", "renew", "leave"}
+    assert own <= named
+    assert set(RETRY) - PLAIN_CALLS == {"appender", "batches", "catalog", "release", "view", "wait"}
+    # and limits are those of the code
+    assert f"at most {REQUEST_BYTES_MAX >> 20} MiB" in FORMAT
+    assert f"up to {KEYS_MAX:,} keys" in FORMAT
+    assert f"at most {WAIT_S_MAX:g} are waited" in FORMAT
+    assert f"takes it to {ANSWER_BYTES >> 20} MiB" in FORMAT
