@@ -308,3 +308,62 @@ def test_a_directory_shows_the_low_watermark_that_was_set(data: Path) -> None:
     assert found["time_ms"] == moved >> 16
     assert found["goal_ms"] >= found["time_ms"]
     assert found["holders"] == []
+
+
+# -- what lies where a folder should --------------------------------------------------------------
+
+
+def table_folder(data: Path) -> Path:
+    return next(path for path in sorted((data / "groups").iterdir()) if path.name != "metastore")
+
+
+@pytest.mark.parametrize("which", ["a group's folder", "groups"])
+def test_verify_looks_behind_a_symlink_as_a_start_does(
+    data: Path, tmp_path: Path, which: str
+) -> None:
+    # given a folder that lies elsewhere, and a symlink in its place
+    place = data / "groups" if which == "groups" else table_folder(data)
+    shutil.move(place, tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    # then nothing is wrong with it
+    assert run("log", "verify", data).exit_code == 0
+    # and what is wrong behind it is found
+    flip(table_folder(data) / "group", 20)
+    verified = run("log", "verify", data)
+    assert verified.exit_code == 1
+    assert "1 damage" in verified.output
+
+
+@pytest.mark.parametrize(
+    ("put", "told"),
+    [
+        (lambda place: place.write_text("x"), "is a file, and no folder"),
+        (lambda place: place.symlink_to("/nowhere"), "is a symlink that leads to no folder"),
+        (lambda place: place.mkdir(), "is empty"),
+        (lambda _: None, "is missing"),
+    ],
+)
+def test_what_lies_in_the_place_of_a_folder_is_told(data: Path, put: Damage, told: str) -> None:
+    place = table_folder(data)
+    shutil.rmtree(place)
+    put(place)
+    verified = run("log", "verify", data, "--json")
+    [found] = msgspec.json.decode(verified.stdout)["findings"]
+    assert (found["kind"], found["group"]) == ("missing", place.name)
+    assert told in found["what"]
+    with lowmark.open(data) as db, pytest.raises(Corrupt, match=told):
+        list(db.table("t" if place.name.startswith(table_id(db, "t")) else "u").read())
+
+
+def table_id(db: lowmark.Database, name: str) -> str:
+    return f"table.{db.table(name).descriptor.id}."
+
+
+def test_verify_says_one_thing_of_all_folders_that_are_away(data: Path) -> None:
+    shutil.rmtree(data / "groups")
+    findings = msgspec.json.decode(run("log", "verify", data, "--json").stdout)["findings"]
+    assert {found["kind"] for found in findings} == {"missing"}
+    assert len(findings) > 2
+    for found in findings:
+        assert found["hint"].startswith("Put the folder back, or mount its disk")
+        assert "roster" not in found["hint"]

@@ -20,8 +20,9 @@ from lowmark.inspect.group import GroupPieces, check_group
 from lowmark.inspect.pieces import COPY_NEEDED
 from lowmark.log import files, identity, wal_format, wal_recovery
 from lowmark.log.entries import Run
+from lowmark.log.errors import FolderMissing
 from lowmark.log.opening import extension, replay_run, take_run
-from lowmark.log.roster import Roster
+from lowmark.log.roster import Roster, read_entries
 from lowmark.log.state import GroupState
 from lowmark.log.wal_format import Kind
 from lowmark.log.wal_recovery import WalFile, WalRecord
@@ -39,7 +40,10 @@ _ROOT_NAMES = {
     files.LEDGERS,
     "lost+found",
 }
-_MISSING = "the folder is missing"
+_PUT_BACK = (
+    "Put the folder back, or mount its disk, then start again. If it is lost for good, put the"
+    " whole directory back from a backup."
+)
 
 
 def verify_log(
@@ -67,16 +71,18 @@ def verify_log(
 def _verify(disk: Disk, meter: Meter, *, recorded: set[str]) -> Iterator[Finding]:
     yield from _check_root(disk)
     groups: list[GroupPieces] = []
+    named = read_entries(disk).keys()
     for name in disk.list(files.GROUPS):
         path = files.group_dir(name)
-        stat = disk.stat(path)
         if name.startswith(identity.ASIDE):
             what = "a group whose creation or deletion was interrupted"
             yield left_over(disk, path, None, what)
-        elif stat is None or stat.kind != "folder":
-            yield _unknown(disk, path)
-        else:
+        elif name in named and _is_away(disk, path):
+            pass  # what lies in its place is told with the roster
+        elif files.is_folder(disk, path):
             yield from check_group(disk, name, found=groups, meter=meter)
+        else:
+            yield _unknown(disk, path)
     yield from _check_roster(disk, {pieces.name: pieces.state for pieces in groups})
     yield from _check_wals(disk, {pieces.name: pieces for pieces in groups}, meter)
     for pieces in groups:
@@ -89,9 +95,9 @@ def _check_root(disk: Disk) -> Iterator[Finding]:
         if name not in _ROOT_NAMES:
             yield _unknown(disk, name)
     for folder in (files.WAL, files.GROUPS):
-        stat = disk.stat(folder)
-        if stat is None or stat.kind != "folder":
-            yield Finding("missing", None, disk.describe(folder), None, _MISSING, COPY_NEEDED)
+        if not files.is_folder(disk, folder):
+            what = f"the folder is {files.no_folder_text(disk, folder)}"
+            yield Finding("missing", None, disk.describe(folder), None, what, _PUT_BACK)
     for name in disk.list(files.WAL):
         path = f"{files.WAL}/{name}"
         if name.endswith(files.TEMPORARY):
@@ -117,15 +123,28 @@ def _check_roster(disk: Disk, there: dict[str, GroupState]) -> Iterator[Finding]
         if mistaken is not None:
             what = f"this is not the folder that this node made for group {name}"
             yield Finding("damage", name, where, None, what, mistaken.hint)
-        elif name not in there and not disk.list(files.group_dir(name)):
-            empty = disk.stat(files.group_dir(name)) is not None
-            what = "the folder is empty" if empty else _MISSING
-            yield Finding("missing", name, where, None, what, roster.missing(name).hint)
+        elif name not in there and _is_away(disk, files.group_dir(name)):
+            what = f"the folder is {files.no_folder_text(disk, files.group_dir(name))}"
+            hint = _hint_of_missing(disk, roster.missing(name))
+            yield Finding("missing", name, where, None, what, hint)
     if disk.stat(files.ROSTER) is not None:
         for name in sorted(there.keys() - roster.names()):
             path = files.entry_path(name, there[name].incarnation)
             what = "the file is missing that says that this node has the group"
             yield left_over(disk, path, name, what)
+
+
+def _is_away(disk: Disk, folder: str) -> bool:
+    """Whether there is no such folder, or nothing in it."""
+    try:
+        return not (files.is_folder(disk, folder) and disk.list(folder))
+    except LowmarkError:
+        return False  # it is there, and can't be read
+
+
+def _hint_of_missing(disk: Disk, missing: FolderMissing) -> str:
+    """What to do about one group; where all of them are away, that is what to do about."""
+    return missing.hint if files.is_folder(disk, files.GROUPS) else _PUT_BACK
 
 
 def _unknown(disk: Disk, path: str) -> Finding:
@@ -160,10 +179,10 @@ def _check_wals(disk: Disk, groups: dict[str, GroupPieces], meter: Meter) -> Ite
             if file.rostered and record.group and record.group not in known | lost:
                 if not roster.was_deleted(owner):
                     lost.add(record.group)
-                    where, hint = files.group_dir(record.group), roster.lost(owner, file.path).hint
-                    yield Finding(
-                        "missing", record.group, disk.describe(where), None, _MISSING, hint
-                    )
+                    missing = roster.lost(owner, file.path)
+                    where, what = missing.folder, "the folder is missing"
+                    hint = _hint_of_missing(disk, missing)
+                    yield Finding("missing", record.group, where, None, what, hint)
         if wal:
             yield from _check_aside(disk, groups, wanted[wal], aside)
     except LowmarkError as error:
@@ -271,7 +290,8 @@ def _bytes_below(disk: Disk, folder: str) -> int:
     for name in disk.list(folder):
         path = f"{folder}/{name}" if folder else name
         stat = disk.stat(path)
-        if stat is not None and stat.kind == "folder":
+        links = folder in {"", files.GROUPS}  # where a start follows them, too
+        if stat is not None and (stat.kind == "folder" or (links and files.is_folder(disk, path))):
             total += _bytes_below(disk, path)
         elif stat is not None and stat.kind == "file":
             total += stat.size

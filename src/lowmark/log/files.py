@@ -148,13 +148,31 @@ def snapshot_of(name: str) -> tuple[int, int] | None:
 
 def is_log(disk: Disk) -> bool:
     """Whether this looks like a data directory at all."""
-    return any(
-        (stat := disk.stat(folder)) is not None and stat.kind == "folder"
-        for folder in (WAL, GROUPS)
-    )
+    return any(is_folder(disk, folder) for folder in (WAL, GROUPS))
 
 
 # -- folders, and things that may not be there -----------------------------------------------------
+
+
+def is_folder(disk: Disk, path: str) -> bool:
+    """Whether a name is that of a folder, or of a symlink that leads to one."""
+    stat = disk.stat(path)
+    if stat is not None and stat.kind == "symlink":
+        with contextlib.suppress(LowmarkError):
+            stat = disk.stat(f"{path}/.")
+    return stat is not None and stat.kind == "folder"
+
+
+def no_folder_text(disk: Disk, path: str) -> str:
+    """What lies where a folder with something in it should: for a sentence, after `is`."""
+    stat = disk.stat(path)
+    if stat is None:
+        return "missing"
+    if is_folder(disk, path):
+        return "empty"
+    if stat.kind == "symlink":
+        return f"a symlink that leads to no folder: {disk.read_link(path)}"
+    return "a file, and no folder"
 
 
 class SharedFolder:

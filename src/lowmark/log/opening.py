@@ -239,7 +239,8 @@ class Opening:
         except (Corrupt, DiskFailed) as unreadable:
             away = name in roster.names() and isinstance(unreadable, Damaged)
             if away and self._is_empty(name):
-                unreadable = roster.missing(name, how="empty")
+                how = files.no_folder_text(self.disk, files.group_dir(name))
+                unreadable = roster.missing(name, how=how)
             self._leave_alone(name, unreadable)
             return
         self.states[name] = state
