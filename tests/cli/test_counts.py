@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import lowmark
+from cli.history import settle
 from cli.shop import Shop
 from lowmark.formatting import counted
 
@@ -66,3 +67,15 @@ def test_what_is_explained_in_python_does_not_speak_of_1_rows(shop: Shop) -> Non
         table = database.table("t")
         assert "table t: 1 row," in str(table.explain())
         assert repr(table) == "<lowmark.Table t, 1 partition>"
+
+
+def test_status_says_that_it_counts_the_backlog_alone(shop: Shop) -> None:
+    # given two rows in a ledger, and one in the backlog
+    shop.run("append", "t", "-", stdin="id\na\nb\n")
+    settle(shop)
+    shop.run("compact", "t", "--engine", "local")
+    shop.run("append", "t", "-", stdin="id\nc\n")
+    said = shop.run("status")
+    head, row = [line.split() for line in said.splitlines() if line.startswith(("table ", "t "))]
+    assert " ".join(head) == "table partitions here backlog rows backlog bytes cursors"
+    assert row[:4] == ["t", "1", "1", "1"]

@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 import lowmark
 from eventually import eventually
 from lowmark.cli.app import app
+from lowmark.client import Database
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.log.errors import NewerFormat
 from lowmark.metastore import MetastoreDamaged, MetastoreUnreadable
@@ -355,7 +356,7 @@ def test_what_lies_in_the_place_of_a_folder_is_told(data: Path, put: Damage, tol
         list(db.table("t" if place.name.startswith(table_id(db, "t")) else "u").read())
 
 
-def table_id(db: lowmark.Database, name: str) -> str:
+def table_id(db: Database, name: str) -> str:
     return f"table.{db.table(name).descriptor.id}."
 
 

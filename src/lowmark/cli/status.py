@@ -23,7 +23,8 @@ def status(
     name cursors that keep much, or for long, and readers that hold the low watermark.
 
     With --json, one object: source, cluster, nodes, groups (each with its members), metastore,
-    catalog, tables, watermark, warnings.
+    catalog, tables (rows and bytes are those of the backlog; `lowmark table show` knows what
+    ledgers have besides), watermark, warnings.
 
     Example: lowmark status --node 127.0.0.1:6572
     """
@@ -94,12 +95,15 @@ def _show_tables(found: Status) -> None:
     if not found.tables:
         return
     print()
-    columns = ("table", "partitions", "here", "rows", "bytes", "cursors")
+    columns = ("table", "partitions", "here", "backlog_rows", "backlog_bytes", "cursors")
     rows: list[dict[str, Cell]] = [
         {
             "table": table.name,
             "partitions": table.partitions or None,
-            **facts_of(table, "here rows bytes cursors"),
+            "here": table.here,
+            "backlog_rows": table.rows,
+            "backlog_bytes": table.bytes,
+            "cursors": table.cursors,
         }
         for table in found.tables
     ]

@@ -343,7 +343,9 @@ class TableRow(_Reply, frozen=True):
     here: int
     """The partitions that are counted in what follows."""
     rows: int
+    """Of the backlog: what a ledger has besides is not counted."""
     bytes: int
+    """Of the same rows."""
     cursors: int
 
 
