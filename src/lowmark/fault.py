@@ -4,7 +4,8 @@ What travels is the class's name, which of the kinds of error it is (that says w
 next), message, detail, hint, and the plain values that the error carries besides. A class that
 the receiver knows comes out as itself; of another one, a class of that name and kind is made.
 
-    `encode_fault`, `decode_fault`   JSON, for a peer that may be another release, and is not
+    `encode_fault`, `decode_fault`   JSON (docs/formats/errors.md), for a peer that may be another
+                                     release, and is not
                                      believed: it names a class, and never a module to import
     `carried`, `revived`             a plain dict, from a task to its driver: the same release, so
                                      the class is found by its module, and every plain value comes

@@ -13,6 +13,7 @@ from docs.example_directory import CONFIG, Example, live_through
 from docs.pages import FORMATS, LAYOUT, blocks, layouts, tables
 from lowmark.backend import protocol
 from lowmark.errors import LowmarkError
+from lowmark.fault import FAULT_BYTES_MAX, Fault, encode_fault
 from lowmark.group import envelope, rejoin, wire
 from lowmark.log import (
     CompactionRun,
@@ -30,6 +31,7 @@ from lowmark.log import (
 )
 from lowmark.log import config as log_config
 from lowmark.log import entries as log_entries
+from lowmark.log.errors import GroupUnwritable, ReferenceExpired
 from lowmark.log.files import LEDGERS
 from lowmark.log.state import RUNS_KEPT
 from lowmark.log.wal_format import Kind
@@ -163,6 +165,7 @@ MAPS: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("group.md", "`installing/` and `installed/`"): install._Plan,
     ("entries.md", "The note of a lost copy"): rejoin._Lost,
     ("metastore.md", "`node`: who a node is"): Identity,
+    ("errors.md", "Errors on the wire"): Fault,
 }
 
 
@@ -184,11 +187,24 @@ def test_the_keys_of_json_and_messagepack_are_those_of_the_code() -> None:
         list[kept._Group]: "list",
         dict[str, str]: "object",
         ClusterSettings | None: "object",
+        dict[str, bool | int | str]: "object",
+        dict[str, bool | tuple[int | str, ...] | None]: "object",
     }
     assert said == {
         where: [(f.encode_name, names[f.type]) for f in msgspec.structs.fields(of)]
         for where, of in MAPS.items()
     }
+
+
+def test_the_errors_on_the_page_are_those_that_the_code_writes() -> None:
+    errors = [
+        ReferenceExpired("7"),
+        GroupUnwritable("orders", folder="groups/orders", cause="no permission"),
+    ]
+    assert [block.text.strip().encode() for block in blocks("errors.md")] == [
+        encode_fault(error) for error in errors
+    ]
+    assert f"{FAULT_BYTES_MAX:,} bytes" in " ".join((FORMATS / "errors.md").read_text().split())
 
 
 def test_the_limits_of_the_log_are_those_of_its_settings() -> None:
