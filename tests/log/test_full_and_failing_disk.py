@@ -289,6 +289,20 @@ def test_who_frees_space_is_not_refused_any_more() -> None:
     world.crash().check(range(1, 6))
 
 
+def test_what_was_known_of_the_disk_some_time_ago_does_not_count() -> None:
+    # given a log that was idle while another program filled the disk
+    world = World(disk_reserved_bytes=20_000, disk_low_bytes=0)
+    world.append(1, 3)
+    fill(world, left=19_000)
+    world.loop.run_for(2_000)
+    # then the first append after that is refused
+    with pytest.raises(DiskFull, match="reserved"):
+        world.put(4, 4)
+    # and taken when there is space again
+    free(world)
+    world.append(4, 4)
+
+
 def test_much_at_once_is_not_taken_by_what_was_known_of_the_disk_before() -> None:
     world = World(disk_reserved_bytes=20_000, disk_low_bytes=0)
     world.append(1, 3)

@@ -27,6 +27,7 @@ more of the reserve than a quarter, the next batch waits until the segment write
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -59,6 +60,8 @@ _FAILURES_PASSING = 1
 """So often in a row the disk may fail before callers are told: the next try may go through."""
 _MUCH_BYTES = 256 << 10
 """For so much the disk is asked anew: other programs may have filled it since the last batch."""
+_KNOWN_US = 1_000_000
+"""After so long, too: the log may have been idle meanwhile."""
 _FLUSH_SHARE = 4
 """The segment writer may use this part of the reserve (1/4)."""
 
@@ -152,6 +155,8 @@ class Wal:
         self._flush_stands = flush_stands
         self._free = 0
         """How much was free on the disk when it was last asked."""
+        self._asked_us = 0
+        """When that was, or a little before."""
         self._writing_bytes = 0
         self.promised_bytes = 0
         """What groups have taken from callers and not appended yet: space is kept for it, too."""
@@ -286,8 +291,13 @@ class Wal:
         reserved = self._config.disk_reserved_bytes
         if not reserved:
             return True
+        now = self._loop.elapsed_us()
         if size >= _MUCH_BYTES:
-            self._free = self._disk.free_bytes()
+            self._free, self._asked_us = self._disk.free_bytes(), now
+        elif now - self._asked_us > _KNOWN_US:
+            self._asked_us = now
+            with contextlib.suppress(LowmarkError):  # the write will say what is wrong
+                self._free = self._disk.free_bytes()
         taken = self.promised_bytes + self.queued_bytes + self._writing_bytes
         return size + taken <= self._free - reserved
 
@@ -507,6 +517,7 @@ class Wal:
             return
         self._large_failures.clear()
         wal_bytes, large_bytes, self._free = done.value()
+        self._asked_us = self._loop.elapsed_us()
         self.sequence += 1
         self.durable_bytes += wal_bytes
         self.large_bytes += large_bytes
