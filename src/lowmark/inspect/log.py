@@ -158,10 +158,10 @@ def _unknown(disk: Disk, path: str) -> Finding:
 def _check_wals(disk: Disk, groups: dict[str, GroupPieces], meter: Meter) -> Iterator[Finding]:
     found: list[WalFile] = []
     aside: dict[str, list[Run]] = {}
-    lost: set[str] = set()
     roster = Roster(disk)
     roster.read()
-    known = {*groups, *disk.list(files.GROUPS), *roster.names()}
+    # A record whose writer was never named is told apart.
+    known = {"", *groups, *disk.list(files.GROUPS), *roster.names()}
     wal = at = 0
     try:
         wanted = {file.number: file for file in wal_recovery.find_wals(disk)}
@@ -176,13 +176,12 @@ def _check_wals(disk: Disk, groups: dict[str, GroupPieces], meter: Meter) -> Ite
                 continue
             yield from _check_record(disk, groups, file, record, aside)
             owner = (record.group, record.incarnation)
-            if file.rostered and record.group and record.group not in known | lost:
-                if not roster.was_deleted(owner):
-                    lost.add(record.group)
-                    missing = roster.lost(owner, file.path)
-                    where, what = missing.folder, "the folder is missing"
-                    hint = _hint_of_missing(disk, missing)
-                    yield Finding("missing", record.group, where, None, what, hint)
+            if record.group not in known and file.rostered and not roster.was_deleted(owner):
+                known.add(record.group)
+                missing = roster.lost(owner, file.path)
+                where, what = missing.folder, "the folder is missing"
+                hint = _hint_of_missing(disk, missing)
+                yield Finding("missing", record.group, where, None, what, hint)
         if wal:
             yield from _check_aside(disk, groups, wanted[wal], aside)
     except LowmarkError as error:
