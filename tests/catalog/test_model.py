@@ -440,6 +440,7 @@ import sys
 sys.path[:0] = [{tests!r}]
 from catalog.making import execute, fresh, orders, update_of
 from lowmark.catalog import *
+from lowmark.catalog.serializers import encode_snapshot, encode_update
 catalog = fresh(*(orders(f"t{{n}}") for n in range(40)))
 catalog = execute(catalog, *(CreateZone(name=f"z{{n}}") for n in range(20)))
 for n in range(0, 40, 3):

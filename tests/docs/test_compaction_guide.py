@@ -14,6 +14,7 @@ import pytest
 import typer.main
 
 import lowmark
+import lowmark.errors
 from lowmark import client, ledger, spark
 from lowmark.catalog.options import OPTIONS
 from lowmark.cli.app import app
@@ -115,7 +116,7 @@ def test_the_errors_that_are_named_are_there() -> None:
     named = set(re.findall(r"`([A-Z]\w+)`", PART))
     assert {"LedgerDamaged", "RunUnderWay", "WorkersUnfit", "GapFound"} <= named
     for name in named:
-        known = any(hasattr(room, name) for room in (client, ledger, spark))
+        known = any(hasattr(room, name) for room in (lowmark.errors, client, ledger, spark))
         assert known or name.isupper(), name  # a variable of the environment
     # and of what can be wrong with Spark nothing is left out but a failure of the work itself
     errors = {name for name in spark.__all__ if isinstance(getattr(spark, name), type)}
