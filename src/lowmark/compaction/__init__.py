@@ -3,7 +3,8 @@
 A run goes through the steps at the head of `run`; what is true after each is said there.
 
     plan        what a run would do with a partition, and why it leaves something out
-    context     what all that have a part in one run know of it
+    context     what all that have a part in one run know of it; the token that ends a run early,
+                for every way to ask for that
     run         one run, step by step
     publish     the pointer, the adoption by the partition, the cut of the backlog
     records     what the metastore knows: pointers, retired ledgers, runs
@@ -12,9 +13,8 @@ A run goes through the steps at the head of `run`; what is true after each is sa
     compactor   the runs of one database, one at a time for each table
     automatic   tables that are compacted when they are due
     sweep       removes files that no ledger, run or reader names
-    rebuild, reconcile, verify, description
+    repair, verify, description
                 what a ledger has, whether it is sound, and how to mend it
-    cancel      one token ends a run early, for every way to ask for that
 
 It knows the database by the port alone (`lowmark.backend.port`).
 

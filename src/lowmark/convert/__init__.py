@@ -7,10 +7,10 @@ with its row and its column.
     columns     the columns of a table as people write them: text, Python's types, Arrow's
     rows        what may be given as rows, in pieces of a bounded size
     coercion    rows of whatever form -> batches of a schema
-    arrow, objects, text, nested
-                one column: from another Arrow type, from Python's objects, from text, and within
-                lists, maps and structs
+    arrow, objects, text
+                one column: from another Arrow type, with lists, maps and structs; from Python's
+                objects; from text
     values      one value: what else is taken for a value that fits (`lowmark.catalog.values`)
-    files, csv_files, json_files, source
+    files, csv_files, source
                 files of rows, whole or as a stream, with line numbers in errors
 """
