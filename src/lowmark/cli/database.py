@@ -21,10 +21,9 @@ from lowmark.convert.text import from_text
 from lowmark.convert.values import Misfit
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.formatting import bytes_text, counted
-from lowmark.log import is_log
 from lowmark.node import NotADatabase, data_path
+from lowmark.node.directory import log_disk
 from lowmark.node.settings import from_text as setting_from_text
-from lowmark.runtime import RealDisk
 
 DATA_VARIABLE = "LOWMARK_DATA"
 
@@ -53,7 +52,9 @@ def opened_database(
     """Open the directory that the command line names; make one only if that is asked for."""
     named = directory_of(data)
     if not create:
-        _check_database(Path(named))
+        hint = "`lowmark table create` makes a new database."
+        with wrong_use():
+            log_disk(str(Path(named)), missing_hint=hint, hint=hint)
     with wrong_use(NotADatabase):
         database = open_database(named, settings=settings_of(ctx))
     try:
@@ -75,19 +76,6 @@ def directory_of(data: str | None) -> str:
         )
     with wrong_use():
         return data_path(named)
-
-
-def _check_database(path: Path) -> None:
-    if not path.is_dir():
-        raise WrongUse(
-            f"there is no directory {path}", hint="`lowmark table create` makes a new database."
-        )
-    if not is_log(RealDisk(str(path), create=False)):
-        raise WrongUse(
-            f"{path} is not a data directory of Lowmark",
-            detail="It has neither a folder wal nor a folder groups.",
-            hint="`lowmark table create` makes a new database.",
-        )
 
 
 # -- places and times ---------------------------------------------------------------------------

@@ -28,13 +28,8 @@ from lowmark.cli.session import FAILED, help_if_bare, settings_of, wrong_use
 from lowmark.errors import Rejected
 from lowmark.formatting import counted
 from lowmark.inspect import Finding, dump_log, verify_log, verify_node
-from lowmark.log import (
-    CompactionRun,
-    Log,
-    LogConfig,
-    explain_log,
-    is_log,
-)
+from lowmark.log import CompactionRun, Log, LogConfig, explain_log
+from lowmark.node.directory import log_disk
 from lowmark.runtime import RealDisk, Runtime, real_runtime
 
 app = typer.Typer(invoke_without_command=True)
@@ -269,16 +264,7 @@ def _on_disk(disk: RealDisk, group: str) -> tuple[int, int]:
 
 def _disk_of(path: Path) -> RealDisk:
     with wrong_use():
-        if not path.is_dir():
-            raise Rejected(f"there is no directory {path}")
-        disk = RealDisk(str(path), create=False)
-        if not is_log(disk):
-            raise Rejected(
-                f"{path} is not a data directory of Lowmark",
-                detail="It has neither a folder wal nor a folder groups.",
-                hint="Give the directory that the node was started with.",
-            )
-    return disk
+        return log_disk(str(path))
 
 
 def _check_group(log: Log, group: str | None) -> None:

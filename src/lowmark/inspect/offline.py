@@ -27,7 +27,7 @@ from lowmark.catalog import (
 from lowmark.errors import Corrupt, LowmarkError, Rejected, Unavailable, invariant
 from lowmark.group import Command, EntryTooNew, MachineTooOld, envelope
 from lowmark.group.storage import GroupMeta, SnapshotMembers, raft_entry
-from lowmark.log import GroupLog, Log, LogConfig, is_log
+from lowmark.log import GroupLog, Log, LogConfig
 from lowmark.log.errors import NewerFormat
 from lowmark.metastore import (
     GROUP,
@@ -54,6 +54,7 @@ from lowmark.metastore.nodes import (
 from lowmark.metastore.state import Found, State, prefix_end
 from lowmark.metastore.watches import Interest, Values
 from lowmark.node.actions import bare, history_entries, page_of, stored, watch_event
+from lowmark.node.directory import log_disk
 from lowmark.node.messages import (
     CatalogStatus,
     GetReply,
@@ -95,16 +96,7 @@ class DataInUse(Unavailable):
 @contextlib.contextmanager
 def open_offline(path: str, config: LogConfig | None = None) -> Iterator[OfflineStore]:
     """Read a data directory; it stays locked meanwhile, and as it is."""
-    try:
-        disk = RealDisk(path, create=False)
-    except LowmarkError as error:
-        raise Rejected(f"there is no directory {path}") from error
-    if not is_log(disk):
-        raise Rejected(
-            f"{path} is not a data directory of Lowmark",
-            detail="It has neither a folder wal nor a folder groups.",
-            hint="Give the directory that the node was started with.",
-        )
+    disk = log_disk(path)
     with contextlib.ExitStack() as opened:
         runtime = real_runtime(path)
         opened.callback(runtime.loop.close)

@@ -19,9 +19,9 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from lowmark.errors import Rejected
-from lowmark.log import files
+from lowmark.log import files, is_log
 from lowmark.log.identity import ASIDE
-from lowmark.runtime import DiskFull, NoHandles
+from lowmark.runtime import DiskFull, NoHandles, RealDisk
 
 _URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]+:/|file:)")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}")
@@ -95,6 +95,25 @@ def _no_address(path: str, address: str) -> Rejected:
         hint="Stop the server and open its data directory, or see what it does with"
         f" `lowmark status --node {address}`.{plain}",
     )
+
+
+def log_disk(
+    path: str,
+    *,
+    missing_hint: str = "",
+    hint: str = "Give the directory that the node was started with.",
+) -> RealDisk:
+    """The disk of a data directory; refused if it is not there, or no log is in it."""
+    if not os.path.isdir(path):
+        raise Rejected(f"there is no directory {path}", hint=missing_hint)
+    disk = RealDisk(path, create=False)
+    if not is_log(disk):
+        raise Rejected(
+            f"{path} is not a data directory of Lowmark",
+            detail="It has neither a folder wal nor a folder groups.",
+            hint=hint,
+        )
+    return disk
 
 
 def check_directory(path: str, *, create: bool) -> None:
