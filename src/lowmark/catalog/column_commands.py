@@ -75,7 +75,6 @@ class AddColumns:
             return ()
         check_range(
             len(table.columns) + len(new),
-            least=1,
             most=COLUMNS_MAX,
             what="columns",
             about=("table", catalog.name_of(table)),

@@ -54,11 +54,7 @@ class CreateIndex:
         if not self.columns:
             raise nothing_given("column", about=("index", self.name))
         check_range(
-            len(self.columns),
-            least=1,
-            most=INDEX_COLUMNS_MAX,
-            what="columns",
-            about=("index", self.name),
+            len(self.columns), most=INDEX_COLUMNS_MAX, what="columns", about=("index", self.name)
         )
         check_distinct(self.columns, kind="column", of=self.name, of_kind="index")
 
@@ -80,7 +76,6 @@ class CreateIndex:
                 )
         check_range(
             len(catalog.indexes_of_table(table.id)) + 1,
-            least=1,
             most=INDEXES_PER_TABLE_MAX,
             what="indexes",
             about=("table", catalog.name_of(table)),

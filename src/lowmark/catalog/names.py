@@ -117,7 +117,9 @@ def check_distinct(
         seen[key] = name
 
 
-def check_range(value: object, *, least: int, most: int, what: str, about: tuple[str, str]) -> None:
+def check_range(
+    value: object, *, most: int, what: str, about: tuple[str, str], least: int = 1
+) -> None:
     """Refuse a number outside its range."""
     if isinstance(value, bool) or not (isinstance(value, int) and least <= value <= most):
         raise CatalogRefused(

@@ -229,14 +229,8 @@ ZoneCommand = CreateZone | AlterZone | RenameZone | SetDefaultZone | DropZone
 
 
 def _check_numbers(name: str, replicas: int, partitions: int) -> None:
-    check_range(replicas, least=1, most=REPLICAS_MAX, what="replicas", about=("zone", name))
-    check_range(
-        partitions,
-        least=1,
-        most=PARTITIONS_MAX,
-        what="partitions",
-        about=("zone", name),
-    )
+    check_range(replicas, most=REPLICAS_MAX, what="replicas", about=("zone", name))
+    check_range(partitions, most=PARTITIONS_MAX, what="partitions", about=("zone", name))
 
 
 def _check_free(catalog: Catalog, name: str) -> None:

@@ -101,11 +101,7 @@ class CreateTable:
             check_name("zone", self.zone)
         if self.partitions is not None:
             check_range(
-                self.partitions,
-                least=1,
-                most=PARTITIONS_MAX,
-                what="partitions",
-                about=("table", self.name),
+                self.partitions, most=PARTITIONS_MAX, what="partitions", about=("table", self.name)
             )
         options = {n: option_text(n, v, table=self.name) for n, v in self.options.items()}
         check_together(options.items(), table=self.name, has_key=bool(self.key))
@@ -237,7 +233,6 @@ class TrimTableSchemas:
         table = table_with_id(catalog, self.table_id)
         check_range(
             self.keep_from,
-            least=1,
             most=table.latest.number,
             what="as its first schema version",
             about=("table", catalog.name_of(table)),
@@ -260,13 +255,7 @@ def check_columns(columns: Iterable[NewColumn], *, table: str) -> None:
     columns = tuple(columns)
     if not columns:
         raise nothing_given("column", about=("table", table))
-    check_range(
-        len(columns),
-        least=1,
-        most=COLUMNS_MAX,
-        what="columns",
-        about=("table", table),
-    )
+    check_range(len(columns), most=COLUMNS_MAX, what="columns", about=("table", table))
     check_distinct((column.name for column in columns), kind="column", of=table, fold=True)
 
 
