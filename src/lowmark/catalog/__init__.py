@@ -37,14 +37,6 @@ and the rest of the package does not.
 
 from lowmark.catalog.catalog import DEFAULT_SCHEMA, Catalog
 from lowmark.catalog.catalogs import Catalogs, Executed
-from lowmark.catalog.column_commands import (
-    KEEP,
-    AddColumns,
-    AlterColumn,
-    DropColumns,
-    Keep,
-    RenameColumn,
-)
 from lowmark.catalog.commands import Command, read_commands
 from lowmark.catalog.describe import Difference, describe, diff, to_builtins
 from lowmark.catalog.descriptors import (
@@ -72,9 +64,15 @@ from lowmark.catalog.schema_commands import (
     SetDefaultZone,
 )
 from lowmark.catalog.table_commands import (
+    KEEP,
+    AddColumns,
+    AlterColumn,
     CreateTable,
+    DropColumns,
     DropTable,
+    Keep,
     NewColumn,
+    RenameColumn,
     RenameTable,
     SetTableOptions,
 )

@@ -16,7 +16,6 @@ from typing import Any, Final, get_args, get_type_hints
 import msgspec
 
 from lowmark.catalog.catalog import DEFAULT_SCHEMA, DEFAULT_ZONE, Catalog, CatalogVersion
-from lowmark.catalog.column_commands import AlterColumn, ColumnCommand
 from lowmark.catalog.descriptors import IndexStatus
 from lowmark.catalog.entries import Entry, NewIndex, apply
 from lowmark.catalog.errors import CatalogRefused, Reason
@@ -34,7 +33,13 @@ from lowmark.catalog.schema_commands import (
     SetDefaultZone,
     ZoneCommand,
 )
-from lowmark.catalog.table_commands import NewColumn, TableCommand, TrimTableSchemas
+from lowmark.catalog.table_commands import (
+    AlterColumn,
+    ColumnCommand,
+    NewColumn,
+    TableCommand,
+    TrimTableSchemas,
+)
 from lowmark.catalog.types import ColumnType, parse_type
 from lowmark.catalog.values import Value, canonical, parse_value
 
