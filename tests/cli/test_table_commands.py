@@ -14,8 +14,8 @@ import lowmark
 from cli.shop import ORDERS, Shop
 from lowmark.catalog.describe import column_text
 from lowmark.cli.app import app
-from lowmark.cli.columns import parse_columns
 from lowmark.cli.session import WrongUse
+from lowmark.cli.table import parse_columns
 from lowmark.errors import Rejected
 
 
