@@ -33,6 +33,7 @@ _OTHERS = frozenset(
         "GetFlightInfo",
         "Producing",
         "Server",
+        "Future",
         "NodeClient",
         "InstallWant",
         "None",
@@ -42,6 +43,7 @@ _OTHERS = frozenset(
         "ReadIndex",
         "Reader",
         "Session",
+        "ThreadAnswer",
     }
 )
 
