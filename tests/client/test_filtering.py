@@ -174,6 +174,7 @@ def test_as_of_a_time_the_last_row_of_a_key_has_to_pass(orders: Table) -> None:
     where = pc.field("status") == "new"
     assert orders.read(as_of="now", where=where, columns=["id"]).to_pylist() == [{"id": "o-2"}]
     assert orders.read(as_of=time, where=where, columns=["id"]).to_arrow().num_rows == 2
+    assert orders.read(as_of=time, where=where, limit=1).to_arrow().num_rows == 1
     # and they are counted so, too
     assert (orders.count(where=where), orders.count(where=where, as_of=time)) == (1, 2)
 

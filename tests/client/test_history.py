@@ -180,6 +180,7 @@ def test_explain_names_it_as_the_holder(db: Database, wall: Wall) -> None:
     assert not table.explain().holders  # the low watermark itself has not passed them
     wall.pass_minutes(30)
     db.advance_watermark()
+    assert table.tide().partitions[0].next_bytes == 0  # a run would take nothing of it
     held = table.explain().holders
     assert {(one.kind, one.name) for one in held} == {("history", "1 day")}
     assert sum(one.keeps_bytes for one in held) == table.explain().bytes
@@ -188,6 +189,7 @@ def test_explain_names_it_as_the_holder(db: Database, wall: Wall) -> None:
     # without it nothing holds them, and a run takes them
     table.alter(options={"history": None})
     assert not table.explain().holders
+    assert table.tide().partitions[0].young_bytes == 0
     at = table.snapshot().time
     wall.pass_minutes(30)
     db.advance_watermark()

@@ -30,7 +30,7 @@ from lowmark.table import (
     Lease,
     Shape,
     View,
-    WatermarkStanding,
+    table_mark,
 )
 
 # What a tide is made of: plain values, one for each partition, and for each reader in it.
@@ -38,7 +38,7 @@ from lowmark.table import (
 # A partition's offsets run from 0 to its end. Its ledger covers those below the horizon, its
 # backlog those from its start on. Where both have an offset, the backlog is kept for a reader, or
 # waits to be cut. From the horizon to the watermark lies what the next run takes; what is later
-# than the watermark no run may touch.
+# than the watermark, or within a history of the table's own, no run may touch.
 
 HolderKind = Literal["cursor", "compacted cursor", "lease", "run"]
 
@@ -117,7 +117,8 @@ class PartitionTide:
     horizon: int
     """The ledger covers the offsets below it."""
     watermark: int
-    """The first offset that is later than the low watermark."""
+    """The first offset that is later than the low watermark; of a table with a history of its own,
+    later than that (`lowmark.table.history`)."""
     end: int
     """The next offset to be written."""
     expired: int
@@ -303,7 +304,8 @@ def tide_of(
             if status.stopped is not None:
                 raise status.stopped.again()
             ledger = _ledger(status, ledgers, newest, shape, stretches)
-            drawn.append(_partition(status, ledger, standing))
+            mark = table_mark(table, watermark=standing.value, wall_ms=status.wall_ms)
+            drawn.append(_partition(status, ledger, mark))
     finally:
         backend.release(held.hold)
     return Tide(
@@ -354,11 +356,9 @@ def _survivors(ledger: OpenLedger, shape: Shape, stretches: int) -> tuple[int, .
     return tuple(counts.tolist())
 
 
-def _partition(
-    status: PartitionStatus, ledger: TideLedger | None, standing: WatermarkStanding
-) -> PartitionTide:
+def _partition(status: PartitionStatus, ledger: TideLedger | None, mark: int) -> PartitionTide:
     view, horizon = status.view, status.horizon
-    watermark = max(view.offset_after(standing.value), horizon, view.start)
+    watermark = max(view.offset_after(mark), horizon, view.start)
     behind = view.bytes_from(view.start)
     next_on = min(behind, view.bytes_from(horizon))
     young = view.bytes_from(watermark)
