@@ -13,7 +13,7 @@ Flight client's, and none of this.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -137,10 +137,11 @@ def commands_batch(commands: Sequence[Buffer]) -> pa.RecordBatch:
     if len(commands) == 1:
         data = pa.py_buffer(commands[0])
     else:
-        sink = pa.BufferOutputStream()
+        data = pa.allocate_buffer(sum(map(len, commands)))
+        into, at = memoryview(data).cast("B"), 0
         for command in commands:
-            sink.write(command)
-        data = sink.getvalue()
+            into[at : at + len(command)] = command
+            at += len(command)
     ends = np.zeros(len(commands) + 1, np.int64)
     np.cumsum([len(command) for command in commands], out=ends[1:])
     column = pa.Array.from_buffers(
@@ -166,22 +167,20 @@ def commands_of(batch: pa.RecordBatch) -> list[memoryview]:
     return [data[low:high] for low, high in pairwise(ends)]
 
 
-def encode_place(number: int, table: int, partition: int) -> bytes:
-    """Which message of a stream of appends this is, and where its batch goes."""
-    return _NUMBER.pack(number, table, partition)
+def encode_places(places: Iterable[tuple[int, int, int]]) -> bytes:
+    """The number, the table and the partition of each batch of a message."""
+    return b"".join(_NUMBER.pack(*place) for place in places)
 
 
-def decode_place(data: bytes) -> tuple[int, int, int]:
-    """Number, table and partition of a batch."""
-    try:
-        number, table, partition = _NUMBER.unpack(data)
-    except struct.error as error:
-        raise RequestRefused(f"a batch does not say where it goes: {error}") from error
-    return number, table, partition
+def decode_places(data: bytes, count: int) -> list[tuple[int, int, int]]:
+    """Number, table and partition of each batch."""
+    if len(data) != count * _NUMBER.size:
+        raise RequestRefused(f"a message with {count} batches does not say where each goes")
+    return list(_NUMBER.iter_unpack(data))
 
 
 class Acknowledged(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one message of a stream of appends."""
+    """What became of one batch of a stream of appends."""
 
     number: int
     first: int = -1

@@ -22,10 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lowmark.backend.connection import Connection, is_passing
+from lowmark.backend.connection import Connection
 from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
-from lowmark.backend.protocol import Reply, commands_of
+from lowmark.backend.protocol import Reply
 from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
+from lowmark.backend.remote_read import RemoteRead
 from lowmark.backend.values import (
     BatchRange,
     DatabaseInfo,
@@ -329,48 +330,15 @@ class RemoteBackend:
         held: bool,
         timeout_s: float | None = None,
     ) -> Iterator[list[Buffer]]:
-        """See `Backend`. Each question is bounded, and read to its end before any of it is given:
-        a caller that takes long costs the server nothing.
-        """
+        """See `Backend`."""
         self.check()
-        at, limit_s = 0, self._timeout_s if timeout_s is None else timeout_s
-        ends_at = time.monotonic() + limit_s
-        while at < len(ranges):
-            found: list[list[Buffer]] = []
-            try:
-                self._read(table, partition, ranges[at:], found, held=held, ends_at=ends_at)
-            except LowmarkError as error:
-                over = time.monotonic() + _PAUSE_S >= ends_at
-                if not found and (over or not is_passing(error)):
-                    raise self._of_read(error, held=held) from error
-            for one in found:
-                yield one
-                at += 1
-            if found:
-                ends_at = time.monotonic() + limit_s  # its caller may have taken long
-            else:
-                time.sleep(_PAUSE_S)
-
-    def _read(
-        self,
-        table: TableId,
-        partition: int,
-        ranges: Sequence[BatchRange],
-        found: list[list[Buffer]],
-        *,
-        held: bool,
-        ends_at: float,
-    ) -> None:
-        """Read whole ranges into `found`, as many as one answer has."""
-        left_s = max(0.0, ends_at - time.monotonic())
-        one: list[Buffer] = []
-        for chunk in self._connection.read(
-            "batches", table, partition, tuple(ranges), held=held, timeout_s=left_s
-        ):
-            one.extend(commands_of(chunk.data))
-            if chunk.app_metadata is not None:  # the last of its range
-                found.append(one)
-                one = []
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            yield from RemoteRead(
+                self._connection, table, partition, ranges, held=held, timeout_s=limit_s
+            )
+        except LowmarkError as error:
+            raise self._of_read(error, held=held) from error
 
     def _of_read(self, error: LowmarkError, *, held: bool) -> LowmarkError:
         if held and self._restarts and isinstance(error, BatchesMoved):
@@ -539,9 +507,6 @@ class RemoteBackend:
             "write", tuple(operations), condition=condition, timeout_s=timeout_s
         )
         return done
-
-
-_PAUSE_S = 0.05
 
 
 def _care_for(backend: weakref.ref[RemoteBackend], busy: threading.Event) -> None:

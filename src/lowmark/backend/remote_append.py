@@ -19,9 +19,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyarrow import flight
@@ -32,7 +32,7 @@ from lowmark.backend.protocol import (
     COMMANDS,
     commands_batch,
     decode_acks,
-    encode_place,
+    encode_places,
 )
 from lowmark.backend.values import Answer
 from lowmark.catalog import TableId
@@ -47,6 +47,8 @@ _LOOK_S = 1.0
 _AGAIN_S = 0.05
 """A stream that could not be opened is tried again after this."""
 _ROOM = bytes(COMMAND_BYTES)
+_MESSAGE_BYTES = 4 << 20
+_MESSAGE_BATCHES = 256
 
 
 class RemoteSent:
@@ -102,8 +104,7 @@ class _Way:
         return self
 
     def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
-        room = command if in_place else _ROOM + bytes(command)
-        return self._appends.submit(self, pa.py_buffer(room))
+        return self._appends.submit(self, command if in_place else _ROOM + bytes(command))
 
 
 class RemoteAppender:
@@ -132,7 +133,7 @@ class RemoteAppender:
         with self._appends.lock:
             self._appends.check()
             self._send(parts, sent)
-        self._appends.wake()
+        self._appends.flush()
         return sent
 
     def _send(self, parts: Sequence[tuple[int, Outgoing]], sent: RemoteSent) -> None:
@@ -155,6 +156,24 @@ class RemoteAppender:
             future.then(lambda done, at=at: answered(at, done))  # type: ignore[misc]
 
 
+_Item: TypeAlias = tuple[int, _Way, Buffer]
+"""A number, where it goes, and the batch with room in front of it."""
+
+
+def _messages(items: list[_Item]) -> Iterator[list[_Item]]:
+    """As they go into messages, in order: a message has at least one, and not too many bytes."""
+    some: list[_Item] = []
+    size = 0
+    for item in items:
+        if some and (size + len(item[2]) > _MESSAGE_BYTES or len(some) >= _MESSAGE_BATCHES):
+            yield some
+            some, size = [], 0
+        some.append(item)
+        size += len(item[2])
+    if some:
+        yield some
+
+
 class RemoteAppends:
     """All appends of a client. It is the loop of its producers: see `table.producing.Timed`."""
 
@@ -164,7 +183,9 @@ class RemoteAppends:
         self._work = threading.Condition(self.lock)
         self._numbers = count()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._outbox: deque[tuple[int, _Way, pa.Buffer]] = deque()
+        self._outbox: deque[_Item] = deque()
+        self._writing = threading.Lock()
+        """Taken before the other lock: one thread writes to the stream at a time, in order."""
         self._under_way: dict[int, tuple[_Way, Future[object]]] = {}
         """Everything that has no answer; the outbox has those that were not written yet."""
         self._stream: Any = None
@@ -196,7 +217,7 @@ class RemoteAppends:
         """Why there will be no answer any more, if so."""
         return Ended(self._connection.address) if self._closed else None
 
-    def submit(self, way: _Way, room: pa.Buffer) -> Future[object]:
+    def submit(self, way: _Way, room: Buffer) -> Future[object]:
         """Have a batch sent; holding the lock."""
         future: Future[object] = Future()
         number = next(self._numbers)
@@ -207,10 +228,16 @@ class RemoteAppends:
             self._pump.start()
         return future
 
-    def wake(self) -> None:
-        """There is something to send."""
-        with self.lock:
-            self._work.notify()
+    def flush(self) -> None:
+        """There is something to send: on this thread, if there is a stream and no other writes."""
+        if self._stream is not None and self._writing.acquire(blocking=False):
+            try:
+                self._write_some()
+            finally:
+                self._writing.release()
+        if self._outbox:
+            with self.lock:
+                self._work.notify()
 
     def close(self) -> None:
         """End all; what has no answer never gets one."""
@@ -231,11 +258,8 @@ class RemoteAppends:
                     self._call_due()
                 if self._closed:
                     break
-                some = list(self._outbox)
-                self._outbox.clear()
-                stream = self._stream
-            if some:
-                self._write(stream, some)
+            with self._writing:
+                self._write_some()
         stream = self._stream
         if stream is not None:
             with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
@@ -252,13 +276,21 @@ class RemoteAppends:
     def _until_due(self) -> float:
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else _LOOK_S
 
-    def _write(self, stream: Any, some: list[tuple[int, _Way, pa.Buffer]]) -> None:
+    def _write_some(self) -> None:
+        """Write what is there, many batches a message; by one thread at a time."""
+        with self.lock:
+            some = list(self._outbox)
+            self._outbox.clear()
+            stream = self._stream
+        if not some:
+            return
         try:
             if stream is None:
                 stream = self._open()
-            for number, way, room in some:
-                place = pa.py_buffer(encode_place(number, way.table, way.number))
-                stream.write_with_metadata(commands_batch([room]), place)
+            for message in _messages(some):
+                places = [(number, way.table, way.number) for number, way, _ in message]
+                commands = commands_batch([room for _, _, room in message])
+                stream.write_with_metadata(commands, pa.py_buffer(encode_places(places)))
         except (flight.FlightError, pa.ArrowException, OSError, LowmarkError) as error:
             self._broken(stream, error)
 

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from lowmark.backend.protocol import (
     Acknowledged,
     acknowledged,
     commands_of,
-    decode_place,
+    decode_places,
     encode_acks,
 )
 from lowmark.backend.values import Answer, Numbered
@@ -89,37 +90,35 @@ class AppendStream:
     def _take(self, chunk: Any) -> None:
         if chunk.app_metadata is None or chunk.data is None:
             raise RequestRefused("a message of a stream of appends has no batch")
-        number, table, partition = decode_place(chunk.app_metadata.to_pybytes())
         commands = commands_of(chunk.data)
-        if len(commands) != 1:
-            raise RequestRefused("a message of a stream of appends has one batch")
-        (sent,) = commands
-        size = len(sent)
+        places = decode_places(chunk.app_metadata.to_pybytes(), len(commands))
         with self._lock:
-            self._messages += 1
-            self._bytes += size
-
-        def done(answer: Answer) -> None:
-            self._done(number, size, answer)
-
+            self._messages += len(commands)
+            self._bytes += sum(map(len, commands))
+        catalog, well = self._backend.catalog(), list[Numbered]()
+        for (number, table, partition), sent in zip(places, commands, strict=True):
+            size = len(sent)
+            try:
+                self._checker.check(catalog, TableId(table), partition, sent)
+                self._all_bytes.take(size, wait_s=_FULL_S)
+            except LowmarkError as error:
+                self._done(number, size, error)
+                continue
+            # A copy: the log keeps it until it is in a segment, and writes into the room before it.
+            room = memoryview(pa.allocate_buffer(size)).cast("B")
+            room[:] = sent
+            stored = partial(self._stored, number, size)
+            well.append(Numbered(TableId(table), partition, room, stored))
         try:
-            self._checker.check(self._backend.catalog(), TableId(table), partition, sent)
-            self._all_bytes.take(size, wait_s=_FULL_S)
+            if well:
+                self._backend.put(well)  # all of a message in one turn: they are synced together
         except LowmarkError as error:
-            done(error)
-            return
+            for one in well:
+                one.done(error)
 
-        def stored(answer: Answer) -> None:
-            self._all_bytes.give(size)
-            done(answer)
-
-        # A copy: the log keeps it until it is in a segment, and writes into the room before it.
-        room = memoryview(pa.allocate_buffer(size)).cast("B")
-        room[:] = sent
-        try:
-            self._backend.put([Numbered(TableId(table), partition, room, stored)])
-        except LowmarkError as error:
-            stored(error)
+    def _stored(self, number: int, size: int, answer: Answer) -> None:
+        self._all_bytes.give(size)
+        self._done(number, size, answer)
 
     def _done(self, number: int, size: int, answer: Answer) -> None:
         """On the loop, mostly: it must not wait."""
