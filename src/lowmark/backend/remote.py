@@ -227,6 +227,7 @@ class RemoteBackend:
         """See `Backend`."""
         return RemoteAppender(
             self._appends,
+            self.check,
             table,
             producer=producer,
             epoch=epoch,
@@ -401,6 +402,8 @@ class RemoteBackend:
                 # What can't be held any more is found out by its reader.
                 with contextlib.suppress(LowmarkError):
                     self._call(name, *arguments, **named, hold=Hold(number))
+                if number not in self._holds:  # released meanwhile
+                    self._release(number)
 
     def release(self, hold: Hold) -> None:
         """See `Backend`."""

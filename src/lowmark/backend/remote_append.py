@@ -113,6 +113,7 @@ class RemoteAppender:
     def __init__(
         self,
         appends: RemoteAppends,
+        check: Callable[[], None],
         table: TableId,
         *,
         producer: bytes,
@@ -120,18 +121,19 @@ class RemoteAppender:
         timeout_ms: int,
     ) -> None:
         self._appends = appends
+        self._check = check
         self._table = table
         self._ways: dict[int, _Way] = {}
         self._producing = Producing(appends, producer=producer, epoch=epoch, timeout_ms=timeout_ms)
 
     def send(self, parts: Sequence[tuple[int, Outgoing]]) -> RemoteSent:
         """See `Appender`."""
+        self._check()
         sent = RemoteSent(parts, self._appends.ended)
         if not parts:
             sent.settle([])
             return sent
         with self._appends.lock:
-            self._appends.check()
             self._send(parts, sent)
         self._appends.flush()
         return sent
@@ -207,11 +209,6 @@ class RemoteAppends:
         due = time.monotonic() + delay_ms / 1_000
         heapq.heappush(self._timers, (due, next(self._numbers), callback))
         self._work.notify()
-
-    def check(self) -> None:
-        """Raise if it was closed."""
-        if self._closed:
-            self._connection.check()
 
     def ended(self) -> LowmarkError | None:
         """Why there will be no answer any more, if so."""

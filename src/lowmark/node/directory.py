@@ -90,9 +90,8 @@ def _no_address(path: str, address: str) -> Rejected:
     plain = "" if "/" in path else f" For a directory of that name, write './{path}'."
     return Rejected(
         f"{path} is the address of a server, and a database is opened by its directory",
-        detail="There is no client for tables over the network yet: a table is used in the process"
-        " that has its directory open.",
-        hint="Stop the server and open its data directory, or see what it does with"
+        detail="A database that another process serves is connected to.",
+        hint=f'In Python: lowmark.connect("{address}"). See what it does with'
         f" `lowmark status --node {address}`.{plain}",
     )
 

@@ -172,11 +172,13 @@ class Endpoint:
 
     def _streamed(self, context: Any, schema: pa.Schema, messages: Iterator[Any]) -> Any:
         """An answer with rows, watched while its client takes it."""
-        self._reads.take()
         return flight.GeneratorStream(schema, self._watched_messages(context.peer(), messages))
 
     def _watched_messages(self, peer: str, messages: Iterator[Any]) -> Iterator[Any]:
         number = next(self._numbers)
+        # Here, where it is given back: one whose client is gone already never begins.
+        with in_flight_s_words("a read"):
+            self._reads.take()
         try:
             while True:
                 with in_flight_s_words("a read"):

@@ -1,0 +1,105 @@
+"""Clients that fork, go away, or come in numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pyarrow import flight
+
+import lowmark
+from eventually import eventually
+from lowmark import errors
+from lowmark.backend.values import BatchRange
+from lowmark.client import Database, Table
+from lowmark.metastore.commands import Put
+from server.world import COLUMNS, Served
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("served") / "data") as one:
+        yield one
+
+
+@pytest.fixture
+def db(served: Served) -> Iterator[Database]:
+    with lowmark.connect(served.address) as database:
+        yield database
+
+
+@pytest.fixture
+def orders(db: Database) -> Table:
+    return db.create_table(f"orders_{os.urandom(4).hex()}", COLUMNS, key="id", partitions=3)
+
+
+def rows(first: int, end: int) -> list[dict[str, object]]:
+    return [{"id": number, "status": "new"} for number in range(first, end)]
+
+
+def test_a_client_belongs_to_the_process_that_made_it(
+    db: Database, orders: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a client that was used, when its process has forked, as far as it can tell
+    orders.append(rows(0, 3))
+    appender = db.backend.appender(orders.descriptor.id, producer=b"p" * 16)
+    mine = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: mine + 1)
+    # then each use in the child says so, and none waits for a thread that is not there
+    for use in (
+        lambda: orders.append(rows(3, 4)),
+        lambda: orders.get(1),
+        orders.read,
+        db.tables,
+        lambda: appender.send([]),
+    ):
+        with pytest.raises(errors.Forked):
+            use()
+    db.close()
+    monkeypatch.undo()
+    assert db.closed
+
+
+def test_reads_that_are_never_begun_cost_nothing(served: Served, orders: Table) -> None:
+    # given clients that ask for rows and are gone before any comes
+    orders.append(rows(0, 10))
+    view = served.backend.view(orders.descriptor.id, 0)
+    for _ in range(20):
+        with flight.FlightClient(f"grpc+tcp://{served.address}") as client:
+            info = client.get_flight_info(flight.FlightDescriptor.for_path(orders.name))
+            for endpoint in info.endpoints:
+                client.do_get(endpoint.ticket).cancel()
+    # then nothing is taken by them
+    eventually(lambda: served.server.endpoint._reads.taken == 0)
+    ranges = [BatchRange.of(view, at, at + 1) for at in range(view.count)]
+    found = orders._backend.batches(orders.descriptor.id, 0, ranges, held=False)
+    assert len(list(found)) == view.count
+
+
+def test_many_clients_write_and_read_one_table(served: Served, orders: Table) -> None:
+    def work(base: int) -> int:
+        with lowmark.connect(served.address) as mine:
+            table = mine.table(orders.name)
+            for first in range(base, base + 100, 20):
+                table.append(rows(first, first + 20))
+                assert table.get(first) == {"id": first, "status": "new"}
+            with table.producer(linger_ms=0) as producer:
+                producer.send_many(rows(base + 100, base + 200))
+            return len([row for row in table.get_many(range(base, base + 200)) if row])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(0, 8_000, 1_000))) == [200] * 8
+    assert orders.read().to_arrow().num_rows == 1_600
+
+
+def test_an_answer_of_many_megabytes_arrives(db: Database) -> None:
+    # given values of the metastore that are long together
+    backend = db.backend
+    for number in range(12):
+        key = b"test.%02d" % number
+        assert backend.write([Put(key, bytes(1 << 20))])
+    # then they come in one answer
+    found = backend.range(b"test.")
+    assert sum(len(entry.value) for entry in found) == 12 << 20
