@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -130,6 +131,9 @@ def test_how_long_the_past_stays_exact_is_shown_and_altered(shop: Shop) -> None:
     assert "exact for 1 day" in shop.run("watermark", "history", "24 hours")
     assert shop.json("watermark", "history")["history_ms"] == 86_400_000
     assert "length of time" in shop.refused("watermark", "history", "soon")
+    # and a directory that no process has open says where the watermark would be by that
+    goal_ms = shop.json("status")["watermark"]["goal_ms"]
+    assert goal_ms < time.time() * 1_000 - 86_000_000
     # and a table keeps its own past for longer
     shop.run("table", "alter", "orders", "--set", "history=7 days")
     assert "7 days (history)" in shop.json("explain", "orders")["kept_because"]

@@ -8,9 +8,9 @@ import pytest
 from lowmark.errors import Rejected
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.holds import Span
-from lowmark.metastore import Event
+from lowmark.metastore import Do, Event
 from lowmark.metastore.nodes import lease_of
-from lowmark.table import BelowWatermark, TimeInFuture
+from lowmark.table import BelowWatermark, TimeInFuture, write_history
 from lowmark.table.watermark import HOLD_PREFIX, WATERMARK_KEY, AsOfHold, hold_key
 from table.world import TableNode, TableWorld, ms
 
@@ -53,6 +53,27 @@ def test_it_follows_the_clock_by_availability_and_skew() -> None:
     assert standing.value == node.watermark.current
     assert standing.holds == ()
     assert standing.goal >= standing.value
+
+
+def test_how_far_behind_it_follows_can_be_altered() -> None:
+    # given three nodes, and a watermark that follows as it was settled
+    world = TableWorld()
+    world.run_for(20_000)
+    settled = world.wait(world[1].watermark.advance()).after
+    # when it is to follow ten seconds behind
+    world.wait(world[2].metastore.invoke(Do((write_history(10_000),))))
+    world.run_for(1_000)
+    # then it does not go back, at no node, and waits until it is that far behind
+    for number in (1, 2, 3):
+        assert world[number].watermark.availability_ms == 10_000
+        assert world.wait(world[number].watermark.advance()).after == settled
+    world.run_for(12_000)
+    moved = world.wait(world[3].watermark.advance()).after
+    assert world.now_ms() - 10_020 - 50 <= moved >> 16 <= world.now_ms() - 10_020
+    # and with a shorter one it goes on
+    world.wait(world[2].metastore.invoke(Do((write_history(0),))))
+    world.run_for(1_000)
+    assert world.wait(world[1].watermark.advance()).after >> 16 >= world.now_ms() - 100
 
 
 def test_by_hand_it_goes_as_far_as_now_and_not_into_the_future() -> None:
