@@ -19,6 +19,7 @@ from typer.main import get_command, get_group
 
 import lowmark
 from lowmark.cli import INTERRUPTED, raise_if_interrupted
+from lowmark.cli.node_option import offer_node
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
 
 COMMANDS = {
@@ -81,7 +82,7 @@ def _load(name: str, module: str) -> Any:
         alone.command(name)(getattr(found, name))
         loaded = get_command(alone)
     loaded.name = name
-    return as_written(loaded)
+    return as_written(offer_node(loaded))
 
 
 class _Root(CommandGroup):

@@ -12,10 +12,12 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
+from lowmark.backend.connection import location_of
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
+from lowmark.cli.node_option import NODE_KEY
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
-from lowmark.client import Database, Table, open_database
+from lowmark.client import Database, Table, connect, open_database
 from lowmark.client.table_reading import Start
 from lowmark.convert.text import from_text
 from lowmark.convert.values import Misfit
@@ -49,14 +51,26 @@ _HYBRID_DIGITS = 12
 def opened_database(
     ctx: typer.Context, data: str | None, *, create: bool = False
 ) -> Iterator[Database]:
-    """Open the directory that the command line names; make one only if that is asked for."""
-    named = directory_of(data)
-    if not create:
-        hint = "`lowmark table create` makes a new database."
+    """Open the directory that the command line names; make one only if that is asked for. With
+    --node, connect to the server there.
+    """
+    node = ctx.meta.get(NODE_KEY)
+    if node is not None:
+        if data is not None:
+            raise WrongUse(
+                "--data and --node are given", hint="A command works on one of both: leave one out."
+            )
         with wrong_use():
-            log_disk(str(Path(named)), missing_hint=hint, hint=hint)
-    with wrong_use(NotADatabase):
-        database = open_database(named, settings=settings_of(ctx))
+            location_of(node)
+        database = connect(node)
+    else:
+        named = directory_of(data)
+        if not create:
+            hint = "`lowmark table create` makes a new database."
+            with wrong_use():
+                log_disk(str(Path(named)), missing_hint=hint, hint=hint)
+        with wrong_use(NotADatabase):
+            database = open_database(named, settings=settings_of(ctx))
     try:
         yield database
     except BaseException:

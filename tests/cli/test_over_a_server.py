@@ -1,0 +1,88 @@
+"""Every command on tables works over a server as it does on a directory: `--node ADDR`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from cli.shop import ORDERS
+from lowmark.cli.app import app
+from server.world import Served
+
+_runner = CliRunner()
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    address = "127.0.0.1:0" if request.param == "tcp" else f"unix:{tmp_path}/socket"
+    with Served(tmp_path / "data", address) as one:
+        yield one
+
+
+def run(served: Served, *words: str, stdin: str | None = None, code: int = 0) -> str:
+    done = _runner.invoke(app, [*words, "--node", served.address], input=stdin)
+    assert done.exit_code == code, (words, done.output, done.exception)
+    return done.stdout if code == 0 else done.stderr
+
+
+def told(served: Served, *words: str, stdin: str | None = None) -> Any:
+    return json.loads(run(served, *words, "--json", stdin=stdin))
+
+
+def test_commands_work_one_after_another(served: Served) -> None:
+    # given a table that was made, filled and changed over a server
+    columns = ("--columns", ORDERS, "--key", "id", "--partitions", "2")
+    run(served, "table", "create", "orders", *columns)
+    rows = "id,status,amount\no-1,new,9.5\no-2,new,1\no-3,new,2\n"
+    run(served, "append", "orders", "-", stdin=rows)
+    run(served, "append", "orders", "-", stdin="id,status,amount\no-1,paid,9.5\n")
+    run(served, "delete", "orders", "o-3")
+    # then it is seen by every command
+    assert told(served, "get", "orders", "o-1")["status"] == "paid"
+    assert (
+        "deleted" in _runner.invoke(app, ["get", "orders", "o-3", "--node", served.address]).stdout
+    )
+    lines = run(served, "read", "orders", "--json").splitlines()
+    assert len(lines) == 5
+    assert len(run(served, "read", "orders", "--as-of", "now", "--json").splitlines()) == 2
+    assert [one["table"] for one in told(served, "table", "list")] == ["orders"]
+    assert "status" in run(served, "table", "show", "orders")
+    run(served, "cursor", "create", "orders", "billing")
+    assert "billing" in run(served, "cursor", "list", "orders")
+    assert "billing" in run(served, "explain", "orders")
+    run(served, "cursor", "delete", "orders", "billing")
+    assert "watermark" in run(served, "watermark")
+    run(served, "watermark", "advance", "--to", "now")
+    assert told(served, "compact", "orders", "--engine", "local")["state"] == "done"
+    assert told(served, "ledger", "show", "orders")
+    run(served, "ledger", "verify", "orders")
+    assert told(served, "runs", "list")[0]["state"] == "done"
+    assert "orders" in run(served, "tide", "orders")
+    run(served, "table", "alter", "orders", "--add", "note string")
+    run(served, "table", "drop", "orders", "--yes")
+    assert told(served, "table", "list") == []
+
+
+def test_wrong_use_is_told(served: Served, tmp_path: Path) -> None:
+    said = run(served, "table", "list", "--data", str(tmp_path / "data"), code=2)
+    assert "--data and --node are given" in said
+    done = _runner.invoke(app, ["table", "list", "--node", "nonsense"])
+    assert (done.exit_code, "host:port" in done.stderr) == (2, True)
+
+
+def test_every_command_that_opens_a_database_takes_a_node() -> None:
+    def options(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+        yield path, {name for one in command.params for name in getattr(one, "opts", ())}
+        for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
+            yield from options(command.get_command(None, name), *path, name)
+
+    offered = {path: names for path, names in options(get_command(app)) if "--data" in names}
+    alone = {path for path, names in offered.items() if "--node" not in names}
+    assert len(offered) > 25
+    assert alone == {("serve",), ("log", "dump")}  # a directory's own, and no directory at all
