@@ -21,12 +21,14 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
+from lowmark.backend.call_streams import CallStreams
 from lowmark.backend.codec import decode
 from lowmark.backend.errors import Closed, Ended, ServerFull
 from lowmark.backend.port import RETRY
 from lowmark.backend.protocol import (
     APPEND,
     CALL,
+    CALLS,
     HELLO,
     Hello,
     Reply,
@@ -95,6 +97,7 @@ class Connection:
         self._closed = False
         self.cluster = ""
         self._flight = flight.FlightClient(location_of(address), generic_options=_OPTIONS)
+        self._calls = CallStreams(lambda: self._exchange(CALLS, "calls"))
         try:
             self.welcome = self._hello(timeout_s)
         except BaseException:
@@ -110,6 +113,7 @@ class Connection:
     def close(self) -> None:
         """End all calls."""
         self._closed = True
+        self._calls.close()
         self._flight.close()
 
     def info(self) -> DatabaseInfo:
@@ -144,6 +148,8 @@ class Connection:
         def ask(left_s: float) -> Any:
             more = {**named, "timeout_s": left_s} if name in LIMITED else named
             body = encode_request(Request(self.cluster, self._session, name, arguments, more))
+            if name in QUICK:
+                return self._value(self._calls.ask(body, left_s + _SLACK_S))
             (result,) = self._flight.do_action(flight.Action(CALL, body), _options(left_s))
             return self._value(result.body.to_pybytes())
 
@@ -226,9 +232,12 @@ class Connection:
 
     def exchange(self) -> tuple[Any, Any]:
         """A stream of appends: what writes to it, and what reads the answers."""
+        return self._exchange(APPEND, "append")
+
+    def _exchange(self, kind: bytes, name: str) -> tuple[Any, Any]:
         self.check()
-        request = Request(self.cluster, self._session, "append", (), {})
-        command = APPEND + encode_request(request)
+        request = Request(self.cluster, self._session, name, (), {})
+        command = kind + encode_request(request)
         descriptor = flight.FlightDescriptor.for_command(command)
         writer, reader = self._flight.do_exchange(descriptor, flight.FlightCallOptions())
         return writer, reader
@@ -262,6 +271,8 @@ def is_passing(error: LowmarkError) -> bool:
     return _may_pass(error)
 
 
+QUICK: Final = frozenset({"look_up", "now", "view_since"})
+"""Calls that go over open streams: they are frequent, and answered at once."""
 LIMITED: Final = frozenset(
     {
         "now",

@@ -33,6 +33,8 @@ PROTOCOL: Final = 1
 HELLO, CALL = "hello", "call"
 APPEND: Final = b"lowmark.append"
 """The command of the descriptor of a stream of appends."""
+CALLS: Final = b"lowmark.calls"
+"""The command of the descriptor of a stream of calls."""
 COMMANDS: Final = pa.schema([pa.field("command", pa.large_binary(), nullable=False)])
 """Batches as they stand in the log, or go there."""
 REQUEST_BYTES_MAX: Final = 16 << 20

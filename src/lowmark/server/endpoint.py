@@ -23,7 +23,7 @@ from pyarrow import flight
 from lowmark.backend.connection import location_of
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import RequestRefused
-from lowmark.backend.protocol import APPEND, CALL, COMMANDS, HELLO
+from lowmark.backend.protocol import APPEND, CALL, CALLS, COMMANDS, HELLO
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.fault import encode_fault
@@ -102,6 +102,7 @@ class Endpoint:
         self._checker = Checker()
         self._plain = PlainTables(database)
         self._streams = Slots("streams of appends", self.limits.streams)
+        self._call_streams = Slots("streams of calls", self.limits.calls)
         self._reads = Slots("reads", self.limits.reads)
         self._append_bytes = Slots("bytes of rows", self.limits.append_bytes)
         self._watched: dict[int, tuple[float, str]] = {}
@@ -160,8 +161,13 @@ class Endpoint:
                     self._watched.pop(number, None)
 
     def exchange(self, descriptor: Any, reader: Any, writer: Any) -> None:
-        """A stream of appends."""
+        """A stream of appends, or of calls."""
         command = descriptor.command or b""
+        if command.startswith(CALLS):
+            self._service.request(command.removeprefix(CALLS))
+            with self._call_streams.one():
+                self._service.serve(reader, writer)
+            return
         if not command.startswith(APPEND):
             raise RequestRefused("there is no such stream")
         request = self._service.request(command.removeprefix(APPEND))

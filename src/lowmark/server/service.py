@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Final, get_type_hints
 
 import msgspec
+import pyarrow as pa
 
 from lowmark.backend.codec import encode, fits
 from lowmark.backend.connection import machine
@@ -159,6 +160,22 @@ class Service:
                 logger.exception("a call failed", extra={"call": request.call})
                 value = ServerFailed(request.call, error)
         return encode_reply(Reply(self.instance, self.backend.catalog().version, value))
+
+    def serve(self, reader: Any, writer: Any) -> None:
+        """A stream of calls: request by request, each with its answer."""
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            if chunk.app_metadata is None:
+                raise RequestRefused("a message of a stream of calls has no request")
+            try:
+                answer = self.call(chunk.app_metadata.to_pybytes())
+            except LowmarkError as error:
+                version = self.backend.catalog().version
+                answer = encode_reply(Reply(self.instance, version, error))
+            writer.write_metadata(pa.py_buffer(answer))
 
     def _value(self, request: Request) -> Any:
         name = request.call
