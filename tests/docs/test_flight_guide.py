@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 
 from lowmark.backend.port import RETRY
-from lowmark.backend.protocol import APPEND, CALL, HELLO, PROTOCOL, REQUEST_BYTES_MAX, Welcome
+from lowmark.backend.protocol import (
+    APPEND,
+    CALL,
+    CALLS,
+    HELLO,
+    PROTOCOL,
+    REQUEST_BYTES_MAX,
+    Welcome,
+)
 from lowmark.client.distant_lookup import KEYS_MAX
 from lowmark.server.plain import Put, PutPart, Wanted
 from lowmark.server.reading import ANSWER_BYTES
@@ -33,7 +41,7 @@ def test_the_python_prints_what_it_says_it_prints(tmp_path: Path) -> None:
 def test_the_format_names_what_the_code_has() -> None:
     named = set(re.findall(r"`([^`\n]+)`", FORMAT))
     fields = {name for kind in (Welcome, Wanted, Put, PutPart) for name in kind.__struct_fields__}
-    assert {HELLO, CALL, APPEND.decode(), "L", *fields} <= named
+    assert {HELLO, CALL, APPEND.decode(), CALLS.decode(), "L", *fields} <= named
     assert f"number is {PROTOCOL}." in FORMAT
     # the calls that a client makes are those of the port, and these
     own = {"catalog", "view_since", "look_up", "wait", "renew", "leave"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +14,7 @@ from pyarrow import flight
 import lowmark
 from eventually import eventually
 from lowmark import errors
+from lowmark.backend.call_streams import STREAMS_KEPT
 from lowmark.backend.values import BatchRange
 from lowmark.client import Database, Table
 from lowmark.metastore.commands import Put
@@ -103,3 +106,37 @@ def test_an_answer_of_many_megabytes_arrives(db: Database) -> None:
     # then they come in one answer
     found = backend.range(b"test.")
     assert sum(len(entry.value) for entry in found) == 12 << 20
+
+
+def test_a_call_on_an_open_stream_waits_no_longer_than_it_may(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a server that has answered, and does not answer any more
+    assert db.backend.now().time
+    go_on, service = threading.Event(), served.server.endpoint._service
+    call = service.call
+
+    def late(body: bytes) -> bytes:
+        go_on.wait(60)
+        return call(body)
+
+    monkeypatch.setattr(service, "call", late)
+    # when it is asked, then its caller hears of it soon
+    began = time.monotonic()
+    with pytest.raises(errors.Unavailable, match="within"):
+        db.backend.now(timeout_s=0.1)
+    assert time.monotonic() - began < 10
+    # and the next call is answered, on another stream
+    monkeypatch.undo()
+    go_on.set()
+    assert db.backend.now().time
+
+
+def test_calls_of_many_threads_have_streams_of_their_own_and_few_stay(db: Database) -> None:
+    backend = db.backend
+    with ThreadPoolExecutor(16) as pool:
+        times = [moment.time for moment in pool.map(lambda _: backend.now(), range(200))]
+    assert len(set(times)) == 200
+    calls = backend._connection._calls  # type: ignore[attr-defined]
+    assert 0 < len(calls._free) <= STREAMS_KEPT
+    assert not calls._under_way
