@@ -14,6 +14,7 @@ from pyarrow import flight
 import lowmark
 from eventually import eventually
 from lowmark import errors
+from lowmark.backend import remote_read
 from lowmark.backend.call_streams import STREAMS_KEPT
 from lowmark.backend.values import BatchRange
 from lowmark.client import Database, Table
@@ -140,3 +141,32 @@ def test_calls_of_many_threads_have_streams_of_their_own_and_few_stay(db: Databa
     calls = backend._connection._calls  # type: ignore[attr-defined]
     assert 0 < len(calls._free) <= STREAMS_KEPT
     assert not calls._under_way
+
+
+def test_readers_of_many_partitions_are_ahead_by_a_bounded_amount(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a table of many partitions, and little that reads may be ahead by
+    monkeypatch.setattr(remote_read, "AHEAD_BYTES", 400_000)
+    monkeypatch.setattr(remote_read, "ANSWER_BYTES", 200_000)
+    big = db.create_table("big", {"id": "int64", "body": "binary"}, key="id", partitions=8)
+    for first in range(0, 400, 40):
+        body = [bytes(10_000)] * 40
+        big.append({"id": number, "body": body[0]} for number in range(first, first + 40))
+    # when it is read slowly
+    ahead = db.backend._ahead  # type: ignore[attr-defined]
+    most = rows_read = 0
+    with big.read(batch_bytes=100_000, columns=["id"]) as reader:
+        for batch in reader:
+            rows_read += batch.num_rows
+            most = max(most, ahead.bytes)
+            time.sleep(0.002)
+    # then not much more than that is ever there, and nothing in the end
+    assert rows_read == 400
+    assert 0 < most <= 400_000 + 8 * 200_000
+    eventually(lambda: (ahead.bytes, ahead.reads) == (0, 0))
+    # and a reader that is given up leaves nothing behind
+    with big.read(batch_bytes=100_000) as reader:
+        next(reader)
+    del reader
+    eventually(lambda: (ahead.bytes, ahead.reads) == (0, 0))

@@ -26,7 +26,7 @@ from lowmark.backend.connection import Connection
 from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
 from lowmark.backend.protocol import Reply
 from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
-from lowmark.backend.remote_read import RemoteRead
+from lowmark.backend.remote_read import Ahead, RemoteRead
 from lowmark.backend.values import (
     BatchRange,
     DatabaseInfo,
@@ -78,6 +78,7 @@ class RemoteBackend:
         self._holds: dict[int, tuple[str, tuple[Any, ...], dict[str, Any]]] = {}
         """The holds that this client has, and how each was taken."""
         self._restarts = 0
+        self._ahead = Ahead()
         self._views: dict[tuple[TableId, int], View] = {}
         """The last views that were asked for."""
         self._errands: deque[Callable[[], object]] = deque(maxlen=_ERRANDS_MAX)
@@ -336,7 +337,13 @@ class RemoteBackend:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             yield from RemoteRead(
-                self._connection, table, partition, ranges, held=held, timeout_s=limit_s
+                self._connection,
+                table,
+                partition,
+                ranges,
+                held=held,
+                timeout_s=limit_s,
+                ahead=self._ahead,
             )
         except LowmarkError as error:
             raise self._of_read(error, held=held) from error

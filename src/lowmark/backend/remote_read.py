@@ -20,10 +20,37 @@ from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
 from lowmark.runtime import Buffer
 
-AHEAD_BYTES: Final = 16 << 20
-"""Read, and not taken: then the next answer is not asked for yet."""
+AHEAD_BYTES: Final = 64 << 20
+"""What all reads of a client are ahead of their readers together; each has at least one range."""
+ANSWER_BYTES: Final = 16 << 20
 _PAUSE_S: Final = 0.05
 _LOOK_S: Final = 1.0
+
+
+class Ahead:
+    """How far all reads of a client are ahead. A reader of many partitions has a read for each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.bytes = 0
+        """Read, and not taken."""
+        self.reads = 0
+
+    def add(self, *, some: int = 0, reads: int = 0) -> None:
+        """Count bytes that were read or taken, reads that have begun or ended."""
+        with self._lock:
+            self.bytes += some
+            self.reads += reads
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is asked for in advance."""
+        return self.bytes >= AHEAD_BYTES
+
+    @property
+    def share(self) -> int:
+        """What one answer may have."""
+        return min(ANSWER_BYTES, AHEAD_BYTES // max(1, self.reads))
 
 
 class RemoteRead:
@@ -38,8 +65,10 @@ class RemoteRead:
         *,
         held: bool,
         timeout_s: float,
+        ahead: Ahead,
     ) -> None:
         self._connection = connection
+        self._ahead = ahead
         self._where = table, partition
         self._ranges = ranges
         self._held = held
@@ -64,7 +93,14 @@ class RemoteRead:
         finally:
             with self._changed:
                 self._over = True
+                self._forget()
                 self._changed.notify_all()
+
+    def _forget(self) -> None:
+        """Holding the lock: what is there is not wanted any more."""
+        self._ahead.add(some=-self._bytes)
+        self._found.clear()
+        self._bytes = 0
 
     def _next(self) -> list[Buffer]:
         with self._changed:
@@ -74,19 +110,24 @@ class RemoteRead:
                 assert self._error is not None
                 raise self._error
             commands = self._found.popleft()
-            self._bytes -= sum(map(len, commands))
+            size = sum(map(len, commands))
+            self._bytes -= size
+            self._ahead.add(some=-size)
             self._changed.notify_all()
             return commands
 
     # -- ahead of the reader ----------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._ahead.add(reads=1)
         try:
             self._read_all()
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+        finally:
+            self._ahead.add(reads=-1)
 
     def _read_all(self) -> None:
         """Answer by answer; one that broke is asked for again from where it was."""
@@ -112,7 +153,13 @@ class RemoteRead:
         left_s = max(0.0, ends_at - time.monotonic())
         commands: list[Buffer] = []
         for chunk in self._connection.read(
-            "batches", table, partition, wanted, held=self._held, timeout_s=left_s
+            "batches",
+            table,
+            partition,
+            wanted,
+            held=self._held,
+            timeout_s=left_s,
+            bytes_max=self._ahead.share,
         ):
             commands.extend(commands_of(chunk.data))
             if chunk.app_metadata is not None:  # the last of its range
@@ -120,14 +167,21 @@ class RemoteRead:
                 commands = []
 
     def _put(self, commands: list[Buffer]) -> None:
+        size = sum(map(len, commands))
         with self._changed:
+            if self._over:
+                return
             self._found.append(commands)
-            self._bytes += sum(map(len, commands))
+            if len(self._ranges) > 1:
+                self._bytes += size
+                self._ahead.add(some=size)
             self._changed.notify_all()
 
     def _wait_for_room(self) -> bool:
         """False if the reader wants no more."""
         with self._changed:
-            while self._bytes > AHEAD_BYTES and not self._over and len(self._ranges) > 1:
+            while (
+                self._found and not self._over and (self._bytes >= ANSWER_BYTES or self._ahead.full)
+            ):
                 self._changed.wait(_LOOK_S)
             return not self._over

@@ -652,6 +652,8 @@ class Reader:
         finally:
             for hold in self._holds():
                 self._backend.release(hold)
+            for part in getattr(self, "_parts", ()):  # there are none, if it could not be made
+                part.ahead = None  # nothing more is read in advance
         self._released = True
 
     def _holds(self) -> list[Hold]:

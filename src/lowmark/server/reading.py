@@ -30,6 +30,7 @@ def check_read(request: Request) -> tuple[int, int, tuple[BatchRange, ...], bool
     """What is to be read; refused if it is not a read."""
     named = dict(request.named)
     held, timeout_s = named.pop("held", None), named.pop("timeout_s", None)
+    bytes_max = named.pop("bytes_max", ANSWER_BYTES)
     if request.call != "batches" or len(request.arguments) != 3 or named:
         raise RequestRefused("a ticket is not for batches")
     table, partition, ranges = request.arguments
@@ -40,6 +41,7 @@ def check_read(request: Request) -> tuple[int, int, tuple[BatchRange, ...], bool
         and all(isinstance(one, BatchRange) for one in ranges)
         and isinstance(held, bool)
         and (timeout_s is None or isinstance(timeout_s, int | float))
+        and type(bytes_max) is int
     )
     if not well:
         raise RequestRefused("a ticket does not say which batches are meant")
@@ -49,9 +51,9 @@ def check_read(request: Request) -> tuple[int, int, tuple[BatchRange, ...], bool
 def read(backend: Embedded, sessions: Sessions, request: Request) -> Iterator[tuple[Any, Any]]:
     """Record batches of commands, with what is said of each."""
     table, partition, ranges, held, timeout_s = check_read(request)
-    sent = 0
+    sent, bytes_max = 0, min(request.named.get("bytes_max", ANSWER_BYTES), ANSWER_BYTES)
     found = backend.batches(table, partition, ranges, held=held, timeout_s=timeout_s)  # type: ignore[arg-type]
-    while sent < ANSWER_BYTES:
+    while sent < max(1, bytes_max):
         try:
             commands = next(found, None)
         except BatchesMoved:
