@@ -129,6 +129,7 @@ class RemoteBackend:
         self._holds.clear()
         self._closed = True
         self._busy.set()
+        self._ahead.close()
         self._appends.close()
         self._connection.close()
 
