@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from pyarrow import flight
@@ -19,6 +20,7 @@ from lowmark.backend.call_streams import STREAMS_KEPT
 from lowmark.backend.values import BatchRange
 from lowmark.client import Database, Table
 from lowmark.metastore.commands import Put
+from lowmark.server import Server
 from server.world import COLUMNS, Served
 
 
@@ -170,3 +172,17 @@ def test_readers_of_many_partitions_are_ahead_by_a_bounded_amount(
         next(reader)
     del reader
     eventually(lambda: (ahead.bytes, ahead.reads) == (0, 0))
+
+
+def test_a_socket_may_be_named_from_the_folder_of_now(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Server(served.db, "unix:here") as server:
+        assert (tmp_path / "here").is_socket()
+        with lowmark.connect("unix:here") as one, lowmark.connect(f"unix:{tmp_path}/here") as two:
+            assert one.tables() == two.tables()
+    assert server.address == "unix:here"
+    too_long = f"unix:{tmp_path}/{'x' * 120}"
+    with pytest.raises(errors.AddressUnusable):
+        Server(served.db, too_long)

@@ -12,6 +12,7 @@ how new its catalog is.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ from lowmark.node import AnswerLost, NodeClosing, NodeUnreachable
 from lowmark.node.server import ActionUnknown
 from lowmark.runtime import host_and_port
 
+_UNIX: Final = "unix:"
 _NOT_SENT: Final = "failed to connect"
 """What gRPC says, and says only, when there was no connection to send anything by."""
 _OPTIONS: Final = [
@@ -68,11 +70,19 @@ def location_of(address: str) -> str:
     """An address as Flight has it: `host:port`, or `unix:PATH`."""
     if address.startswith(("grpc+", "grpc://")):
         return address
-    if address.startswith("unix:"):
-        return f"grpc+unix://{address.removeprefix('unix:').removeprefix('//')}"
+    path = unix_path(address)
+    if path is not None:
+        return f"grpc+unix://{path}"
     host, port = host_and_port(address)
     shown = f"[{host}]" if ":" in host else host
     return f"grpc+tcp://{shown}:{port}"
+
+
+def unix_path(address: str) -> str | None:
+    """The path of a Unix socket, from the root on; None: it is no such address."""
+    if not address.startswith(_UNIX):
+        return None
+    return os.path.abspath(address.removeprefix(_UNIX).removeprefix("//"))
 
 
 def machine() -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import flight
 
-from lowmark.backend.connection import location_of
+from lowmark.backend.connection import location_of, unix_path
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import RequestRefused
 from lowmark.backend.protocol import APPEND, CALL, CALLS, COMMANDS, HELLO
@@ -44,7 +44,6 @@ CALM_S: Final = 1.0
 """What is under way when a server is closed may take so long, before it is cut off."""
 _LOOK_S: Final = 0.25
 _MOMENT_S: Final = 0.01
-_UNIX: Final = "unix:"
 
 
 def flight_error(error: LowmarkError) -> Exception:
@@ -69,11 +68,6 @@ def in_flight_s_words(what: str) -> Iterator[None]:
     except Exception as error:
         logger.exception("a call failed", extra={"call": what})
         raise flight_error(ServerFailed(what, error)) from error
-
-
-def unix_path(address: str) -> str | None:
-    """The path of a Unix socket; None: it is no such address."""
-    return address.removeprefix(_UNIX).removeprefix("//") if address.startswith(_UNIX) else None
 
 
 class Endpoint:

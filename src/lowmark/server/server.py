@@ -14,14 +14,14 @@ from typing import Any, Final, Self
 import pyarrow as pa
 from pyarrow import flight
 
-from lowmark.backend.connection import location_of
+from lowmark.backend.connection import location_of, unix_path
 from lowmark.backend.errors import ServerStuck
 from lowmark.backend.protocol import CALL, HELLO
 from lowmark.client import Database
 from lowmark.node import NodeClosing
 from lowmark.node.messages import check_free, check_loopback, joined
 from lowmark.runtime import AddressUnusable, host_and_port
-from lowmark.server.endpoint import HOLD_MS, Endpoint, in_flight_s_words, unix_path
+from lowmark.server.endpoint import HOLD_MS, Endpoint, in_flight_s_words
 from lowmark.server.limits import Limits
 
 END_S: Final = 4.0
