@@ -64,8 +64,12 @@ class CallStreams:
         return answer
 
     def close(self) -> None:
-        """End those that are free."""
+        """End those that are free, and keep none any more."""
         self._closed = True
+        self.end_free()
+
+    def end_free(self) -> None:
+        """End those that are free."""
         while self._free:
             with contextlib.suppress(IndexError):
                 _end(*self._free.pop())

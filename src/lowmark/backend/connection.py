@@ -7,16 +7,18 @@ gRPC connects again by itself when a server is back. What an error means for a c
     refused         the server's own error, by its name
 
 All of that within the time of the call. Every answer says which start of the server it is of, and
-how new its catalog is.
+how new its catalog is. Where a server may be followed by another one, at another address, the
+connection is given a way to find it (`locate`), and looks there whenever the last one is away.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -25,6 +27,7 @@ from pyarrow import flight
 from lowmark.backend.call_streams import CallStreams
 from lowmark.backend.codec import decode
 from lowmark.backend.errors import Closed, Ended, ServerFull
+from lowmark.backend.forks import check_fork, made
 from lowmark.backend.port import RETRY
 from lowmark.backend.protocol import (
     APPEND,
@@ -61,9 +64,20 @@ _OPTIONS: Final = [
 ]
 _PAUSE_S = 0.02
 _PAUSE_MAX_S = 0.25
+_FIND_S = 30.0
+"""A stream of appends looks for the next server for so long."""
 _SLACK_S = 1.0
 """A server says itself that it was too slow: it has the time of the call, the way there this."""
+_AWAY = (NodeUnreachable, NodeClosing, Ended)
 _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
+
+
+Locate: TypeAlias = Callable[[float], str]
+"""Gives the address of the server that there is now, within that many seconds."""
+
+
+def _client(address: str) -> Any:
+    return made(flight.FlightClient(location_of(address), generic_options=_OPTIONS))
 
 
 def location_of(address: str) -> str:
@@ -99,14 +113,25 @@ class Connection:
     """One server. May be used on any thread."""
 
     def __init__(
-        self, address: str, *, session: int, on_reply: Callable[[Reply], None], timeout_s: float
+        self,
+        address: str,
+        *,
+        session: int,
+        on_reply: Callable[[Reply], None],
+        timeout_s: float,
+        locate: Locate | None = None,
     ) -> None:
+        check_fork(address)
         self.address = address
+        self._locate = locate
+        self._away = False
+        """Whether the server was not there when it was last asked."""
+        self._finding = threading.Lock()
         self._session = session
         self._on_reply = on_reply
         self._closed = False
         self.cluster = ""
-        self._flight = flight.FlightClient(location_of(address), generic_options=_OPTIONS)
+        self._flight = _client(address)
         self._calls = CallStreams(lambda: self._exchange(CALLS, "calls"))
         try:
             self.welcome = self._hello(timeout_s)
@@ -143,11 +168,25 @@ class Connection:
         ends_at = time.monotonic() + timeout_s
 
         def ask(left_s: float) -> Welcome:
-            (result,) = self._flight.do_action(flight.Action(HELLO, body), _options(left_s))
+            (result,) = self._there(left_s).do_action(flight.Action(HELLO, body), _options(left_s))
             return msgspec.json.decode(result.body.to_pybytes(), type=Welcome)
 
         welcome: Welcome = self._again(HELLO, ask, ends_at, safe=True)
         return welcome
+
+    def _there(self, left_s: float) -> Any:
+        """Flight's way to the server; to the next one, if the last is away."""
+        if self._away and self._locate is not None:
+            with self._finding:
+                if self._away:
+                    address = self._locate(left_s)
+                    if address != self.address:
+                        gone, self._flight = self._flight, _client(address)
+                        self.address = address
+                        self._calls.end_free()
+                        gone.close()
+                    self._away = False
+        return self._flight
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -158,9 +197,10 @@ class Connection:
         def ask(left_s: float) -> Any:
             more = {**named, "timeout_s": left_s} if name in LIMITED else named
             body = encode_request(Request(self.cluster, self._session, name, arguments, more))
+            there = self._there(left_s)
             if name in QUICK:
                 return self._value(self._calls.ask(body, left_s + _SLACK_S))
-            (result,) = self._flight.do_action(flight.Action(CALL, body), _options(left_s))
+            (result,) = there.do_action(flight.Action(CALL, body), _options(left_s))
             return self._value(result.body.to_pybytes())
 
         return self._again(name, ask, ends_at, safe=RETRY.get(name, "safe") == "safe")
@@ -202,6 +242,12 @@ class Connection:
         self, name: str, error: Exception, waited_s: float
     ) -> tuple[LowmarkError, bool]:
         """What happened, and whether the server may have done what it was asked."""
+        named, done_maybe = self._named(name, error, waited_s)
+        if isinstance(named, _AWAY) and not isinstance(named, _Late):
+            self._away = True
+        return named, done_maybe
+
+    def _named(self, name: str, error: Exception, waited_s: float) -> tuple[LowmarkError, bool]:
         if isinstance(error, LowmarkError):
             return error, isinstance(error, Ended)
         extra = getattr(error, "extra_info", None)
@@ -227,7 +273,7 @@ class Connection:
         more = {**named, "timeout_s": timeout_s}
         request = Request(self.cluster, self._session, name, arguments, more)
         try:
-            reader = self._flight.do_get(
+            reader = self._there(timeout_s).do_get(
                 flight.Ticket(encode_request(request)), _options(timeout_s)
             )
             try:
@@ -249,7 +295,7 @@ class Connection:
         request = Request(self.cluster, self._session, name, (), {})
         command = kind + encode_request(request)
         descriptor = flight.FlightDescriptor.for_command(command)
-        writer, reader = self._flight.do_exchange(descriptor, flight.FlightCallOptions())
+        writer, reader = self._there(_FIND_S).do_exchange(descriptor, flight.FlightCallOptions())
         return writer, reader
 
     def in_our_words(self, name: str, error: Exception) -> tuple[LowmarkError, bool]:
@@ -273,7 +319,7 @@ def _options(left_s: float) -> Any:
 def _may_pass(error: LowmarkError) -> bool:
     """Whether it is worth asking again: the server is away, closing, or has too much to do."""
     # A node that is not ready has no action `hello` yet.
-    return isinstance(error, NodeUnreachable | NodeClosing | Ended | ServerFull | ActionUnknown)
+    return isinstance(error, (*_AWAY, ServerFull, ActionUnknown))
 
 
 def is_passing(error: LowmarkError) -> bool:

@@ -61,12 +61,18 @@ class ReaderEnded(Rejected):
 
 
 class Forked(Rejected):
-    """A database that belongs to the parent process."""
+    """A database that belongs to the parent process; or, not `opened`, a process that can't have
+    one, because its parent had one when it forked.
+    """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, opened: bool = True) -> None:
         super().__init__(
-            f"the database {path} was opened by the parent of this process",
-            detail="Its threads and its lock stayed there; both processes would write one log.",
+            f"the database {path} was opened by the parent of this process"
+            if opened
+            else f"{path} can't be opened in a process that was forked while a database was open",
+            detail="Its threads and its lock stayed there; both processes would write one log."
+            if opened
+            else "The threads of gRPC stayed in the parent: a call would never be answered.",
             hint="Open databases after the fork, or start processes by `spawn`.",
         )
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lowmark.backend.connection import Connection
+from lowmark.backend.connection import Connection, Locate
 from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
 from lowmark.backend.protocol import Reply
 from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
@@ -66,7 +66,15 @@ class RemoteBackend:
     See `Backend` for what each call is for.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = _CONNECT_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = _CONNECT_S,
+        locate: Locate | None = None,
+        name: str = "",
+    ) -> None:
+        self._name = name or address
         self._pid = os.getpid()
         self._closed = False
         self._catalog: Catalog | None = None
@@ -85,20 +93,24 @@ class RemoteBackend:
         self._busy = threading.Event()
         self._caring: threading.Thread | None = None
         self._connection = Connection(
-            address, session=secrets.randbits(63), on_reply=self._heard, timeout_s=timeout_s
+            address,
+            session=secrets.randbits(63),
+            on_reply=self._heard,
+            timeout_s=timeout_s,
+            locate=locate,
         )
         self._instance = self._connection.welcome.instance
         self._hold_s = self._connection.welcome.hold_ms / 1_000
-        self.info = self._info(address)
+        self.info = self._info()
         self.store = Store(self.info.ledger_location)
         self._timeout_s = self.info.request_timeout_ms / 1_000 + _SLACK_S
         self._appends = RemoteAppends(self._connection)
         _open.add(self)
 
-    def _info(self, address: str) -> DatabaseInfo:
+    def _info(self) -> DatabaseInfo:
         info = self._connection.info()
         here = self._connection.same_machine and Path(info.data_path).is_dir()
-        return replace(info, name=address, data_path=info.data_path if here else "")
+        return replace(info, name=self._name, data_path=info.data_path if here else "")
 
     # -- the way there --------------------------------------------------------------------------
 
@@ -110,9 +122,9 @@ class RemoteBackend:
     def check(self) -> None:
         """See `Backend`."""
         if self._closed:
-            raise Closed(self._connection.address)
+            raise Closed(self._name)
         if os.getpid() != self._pid:
-            raise Forked(self._connection.address)
+            raise Forked(self._name)
 
     def close(self) -> None:
         """End the connection; the database goes on. Closing twice is fine."""

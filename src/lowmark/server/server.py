@@ -6,7 +6,11 @@ if the server was closing: clients ask again.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import threading
+import weakref
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,8 +20,10 @@ from pyarrow import flight
 
 from lowmark.backend.connection import location_of, unix_path
 from lowmark.backend.errors import ServerStuck
+from lowmark.backend.forks import check_fork, made
 from lowmark.backend.protocol import CALL, HELLO
 from lowmark.client import Database
+from lowmark.errors import LowmarkError
 from lowmark.node import NodeClosing
 from lowmark.node.messages import check_free, check_loopback, joined
 from lowmark.runtime import AddressUnusable, host_and_port
@@ -88,6 +94,7 @@ class Server:
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
     ) -> None:
+        check_fork(address)
         path = unix_path(address)
         if path is None:
             address = check_loopback(address)
@@ -96,13 +103,18 @@ class Server:
         self._closed = False
         self._endpoint: Endpoint | None = None
         try:
-            self._server = _FlightServer(self, location_of(address))
+            self._server = made(_FlightServer(self, location_of(address)))
         except pa.ArrowException as error:
             raise AddressUnusable(address, reason=str(error)) from error
         if path is None:
             address = joined(host_and_port(address)[0], self._server.port)
         self.address = address
         """Where clients reach it; a port 0 has been replaced by the real one."""
+        _open.add(self)
+        # Flight ends its servers when the interpreter ends, and waits for their clients. Hooks go
+        # backwards: this one comes before that.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
         try:
             self._endpoint = Endpoint(database, address, limits=limits, hold_ms=hold_ms)
         except BaseException:
@@ -126,6 +138,7 @@ class Server:
             if self._closed:
                 return
             self._closed = True
+        _open.discard(self)
         ending = threading.Thread(target=self._server.shutdown, name="lowmark-end", daemon=True)
         self.endpoint.refuse()
         ending.start()
@@ -143,3 +156,14 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+_open: weakref.WeakSet[Server] = weakref.WeakSet()
+_pid = os.getpid()
+
+
+def _close_all() -> None:
+    if os.getpid() == _pid:  # in a child they are the parent's
+        for one in list(_open):
+            with contextlib.suppress(LowmarkError):
+                one.close()
