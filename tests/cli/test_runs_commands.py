@@ -15,6 +15,8 @@ from cli.shop import Shop
 from lowmark.cli import runs
 from lowmark.cli.app import app
 from lowmark.client import Database
+from lowmark.compaction.context import leave_word
+from lowmark.ledger.manifest import run_folder
 
 ROW = {
     "run",
@@ -176,11 +178,11 @@ def test_a_run_goes_on_with_what_is_finished(shop: Shop) -> None:
 
 
 def test_a_word_to_end_a_run_does_not_end_it_when_it_is_resumed(shop: Shop) -> None:
-    # given an interrupted run, which somebody asked to end while another process had the database
+    # given an interrupted run that has not found the word to end any more
     with lowmark.open(shop.data) as database:
         run = stopped_before(database, "carry out the work")
-        assert shop.json("runs", "cancel", run)["state"] == "asked"
-    # when somebody else goes on with it, and it has the time to look for such a word
+        leave_word(database.backend.store, run_folder(database["orders"].descriptor.id, run))
+    # when another process goes on with it, and it has the time to look for such a word
     done = shop.json("runs", "resume", run, "--engine", "local", "--read-rate", "100KiB")
     # then it is done
     assert done["state"] == "done"
@@ -249,12 +251,14 @@ def test_another_process_ends_a_run_that_goes_on(shop: Shop) -> None:
     # given a run that will take minutes
     with started(shop, "compact", "orders", "--engine", "local", "--read-rate", SLOWLY) as process:
         run = begun(shop, process)
-        # when somebody else looks for its name
-        said = shop.refused("runs")
-        assert "is open in another process" in said
-        assert f"`lowmark runs cancel {run}`" in said
-        assert f"There is {run}." in shop.refused("runs", "cancel", "nobody")
-        # and asks it to end
+        # when another process looks for it
+        assert [(row["run"], row["state"]) for row in shop.json("runs")] == [(run, "running")]
+        # then it can't be compacted twice at a time, nor resumed
+        assert f"is being compacted by run {run}" in shop.refused(
+            "compact", "orders", "--engine", "local"
+        )
+        assert f"is being compacted by run {run}" in shop.refused("runs", "resume", run)
+        # and when it is asked to end
         told = shop.json("runs", "cancel", run)
         assert (told["run"], told["state"]) == (run, "asked")
         assert told["word"].startswith(str(shop.data))

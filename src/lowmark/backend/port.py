@@ -256,7 +256,8 @@ class Backend(Protocol):
         """The files of ledgers, as they can be read from here."""
 
     def hold_files(self, manifests: Collection[str], *, hold: Hold | None = None) -> Hold:
-        """Have no sweep remove what these manifests name, until the hold is released. With a
+        """Have no sweep remove what these manifests name, until the hold is released. (A run holds
+        the name of its folder, too: so other processes know that it goes on.) With a
         `hold` that was drawn by the caller, a repeat gives the same one.
         """
 

@@ -24,7 +24,7 @@ from lowmark.cli.formatting import run_json, run_row, show_done, show_noted, sho
 from lowmark.cli.output import Json, show_json
 from lowmark.cli.session import settings_of
 from lowmark.client import Database, Locked, RunRecord, Table
-from lowmark.compaction.context import ask_to_cancel, runs_begun
+from lowmark.compaction.context import ask_to_cancel, cancel_path, runs_begun
 from lowmark.errors import Rejected
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Its name, as listed.")]
@@ -132,8 +132,13 @@ def cancel(
     word: str | None = None
     try:
         with opened_database(ctx, data) as database:
-            state: str = _table_of(database, _run(database, run)).cancel_run(run).state
+            record = _table_of(database, _run(database, run)).cancel_run(run)
+            store = database.backend.store
+        state: str = record.state
         words = f"run {run} is {state}"
+        if state == "running":  # in another process, which finds this word
+            state, word = "asked", store.url(cancel_path(record.table, run))
+            words = f"run {run} was asked to end"
     except Locked as locked:
         word = ask_to_cancel(directory_of(data), run, location=settings_of(ctx).ledger.location)
         state = "asked"

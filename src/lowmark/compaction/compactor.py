@@ -20,8 +20,9 @@ import msgspec
 from lowmark.backend.errors import Closed, RunUnderWay
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend, HasBackend
+from lowmark.backend.values import Hold
 from lowmark.catalog import Table, TableId
-from lowmark.compaction.context import CancelToken, RunContext, RunOptions
+from lowmark.compaction.context import CancelToken, RunContext, RunOptions, leave_word
 from lowmark.compaction.description import LedgerDescription, describe_ledgers
 from lowmark.compaction.holds import release_of
 from lowmark.compaction.records import Records
@@ -30,6 +31,7 @@ from lowmark.compaction.runner import OwnSpark, Runner
 from lowmark.compaction.sweep import sweep, sweep_dropped
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.ledger import REBUILD, RunRecord
+from lowmark.ledger.manifest import is_run, run_folder, table_folder
 
 _STOP_S = 20.0
 
@@ -166,10 +168,16 @@ class Compactor:
             return one.go(again, runner)
 
     def cancel(self, table: Table, run: str) -> RunRecord:
-        """End a run that goes on here, or give up one that was interrupted."""
+        """End a run that goes on, here or in another process, or give up one that was interrupted.
+
+        One that goes on is asked to end: it is noted as running until it does.
+        """
         active = self._active.get(table.id)
         if active is not None and active.name == run:
             active.context.token.cancel()
+            return self.records.run(table.id, run)
+        if run_folder(table.id, run) in self._under_way():
+            leave_word(self.ledgers.store, run_folder(table.id, run))
             return self.records.run(table.id, run)
         # It must not be resumed while it is given up: its files go.
         with self.only(self._run(table, (), RunOptions())):
@@ -217,15 +225,18 @@ class Compactor:
         return [self._as_it_is(one) for one in self.records.runs(table)]
 
     def _as_it_is(self, record: RunRecord) -> RunRecord:
-        """One that is noted as running goes on in this process, or nowhere: a process that has the
-        directory open has it alone.
-        """
+        """One that is noted as running goes on in a process that says so, or nowhere."""
+        folder = run_folder(record.table, record.run)
         for _ in range(2):
-            if record.state != "running" or self.active(record.table) == record.run:
+            if record.state != "running" or folder in self._under_way():
                 return record
             # It may have ended since it was read, and before it was asked for.
             record = self.records.run(record.table, record.run)
         return msgspec.structs.replace(record, state="interrupted")
+
+    def _under_way(self) -> set[str]:
+        """The folders of runs that go on, in any process: each holds its own as long as it does."""
+        return {name for name in self.backend.files_in_use() if is_run(name)}
 
     def active(self, table: int) -> str | None:
         """The run that compacts a table right now."""
@@ -258,12 +269,26 @@ class Compactor:
             if other is not None:
                 raise RunUnderWay(run.table.name, other.name)
             self._active[run.table.id] = run
+        hold = Hold.drawn()
+        mine = run_folder(run.table.id, run.name)
         try:
+            # Looked at before, for another process may resume the same run, and after: of two that
+            # begin at a time, at least one sees the other.
+            self._check_elsewhere(run.table, self._under_way())
+            self.backend.hold_files([mine], hold=hold)
+            self._check_elsewhere(run.table, self._under_way() - {mine})
             yield
         finally:
+            self.backend.release(hold)
             with self._lock:
                 del self._active[run.table.id]
                 self._changed.notify_all()
+
+    def _check_elsewhere(self, table: Table, under_way: set[str]) -> None:
+        """Refuse a run of a table that another process compacts."""
+        for folder in sorted(under_way):
+            if folder.startswith(f"{table_folder(table.id)}/"):
+                raise RunUnderWay(table.name, folder.rpartition("/")[2])
 
 
 def _as_before(options: RunOptions, record: RunRecord) -> RunOptions:

@@ -15,6 +15,7 @@ from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.compaction.records import Records
 from lowmark.errors import Rejected
+from lowmark.ledger.manifest import run_folder
 from lowmark.log import files
 from lowmark.runtime.store import Store
 
@@ -83,6 +84,18 @@ def runs_begun(data: str | os.PathLike[str], *, location: str = "") -> list[str]
     return sorted({folder.rpartition("/")[2] for _, folder in _begun(data, location)})
 
 
+def cancel_path(table: int, run: str) -> str:
+    """The file that asks a run to end."""
+    return f"{run_folder(table, run)}/{_CANCEL}"
+
+
+def leave_word(store: Store, folder: str) -> str:
+    """Ask the run of this folder to end, wherever it goes on; gives the file that says so."""
+    path = f"{folder}/{_CANCEL}"
+    store.hint(path, b"")
+    return store.url(path)
+
+
 def ask_to_cancel(data: str | os.PathLike[str], run: str, *, location: str = "") -> str:
     """Leave a word for a run that goes on in another process; gives where.
 
@@ -90,9 +103,7 @@ def ask_to_cancel(data: str | os.PathLike[str], run: str, *, location: str = "")
     """
     for store, folder in _begun(data, location):
         if folder.rpartition("/")[2] == run:
-            path = f"{folder}/{_CANCEL}"
-            store.hint(path, b"")
-            return store.url(path)
+            return leave_word(store, folder)
     others = runs_begun(data, location=location)
     raise Rejected(
         f"no run {run} goes on in another process that has {os.fspath(data)} open",

@@ -19,6 +19,7 @@ from lowmark.catalog import TableId
 from lowmark.compaction.records import Records
 from lowmark.errors import Rejected
 from lowmark.ledger import Expected, LedgerDamaged, LedgerLost, read_manifest, table_folder
+from lowmark.ledger.manifest import is_run
 from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 
@@ -44,7 +45,8 @@ def sweep(
     for number, pointer in records.pointers(table).items():
         pointers.add(pointer.manifest)
         expected.setdefault(pointer.manifest, Expected.published(table, number, pointer))
-    in_use = backend.files_in_use()  # after what is adopted: a reader of an older one came before
+    # After what is adopted: a reader of an older one came before. Runs are known by their records.
+    in_use = {name for name in backend.files_in_use() if not is_run(name)}
     now_ms, grace_ms = backend.now().wall_ms, backend.info.grace_ms
     retired = records.retired(table)
     over = [

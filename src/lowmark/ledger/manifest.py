@@ -325,6 +325,11 @@ def run_folder(table: int, run: str) -> str:
     return f"{table_folder(table)}/runs/{run}"
 
 
+def is_run(path: str) -> bool:
+    """Whether this is a run's folder: held, it says that the run goes on."""
+    return "/runs/" in path
+
+
 # Whether a manifest is the one that should lie where it lies.
 #
 # A manifest's checksum tells that it is as it was written, not that it is the right one: a restored
