@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from benchmarks.compact_workload import COLUMNS, PARTITIONS, Chunk, Truth, changes_of
 from benchmarks.table_workload import Opened
+from lowmark.access import open_database
 from lowmark.backend.embedded import Embedded
-from lowmark.client import open_database
 from lowmark.errors import invariant
 from lowmark.node import Settings
 from lowmark.node.settings import WatermarkSettings

@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lowmark.access import open_database
 from lowmark.backend.embedded import Embedded
-from lowmark.client import Database, Table, open_database
+from lowmark.client import Database, Table
 from lowmark.errors import invariant
 from lowmark.log import LogConfig
 from lowmark.node import Settings

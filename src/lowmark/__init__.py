@@ -8,8 +8,8 @@ from lowmark.version import __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from lowmark import errors as errors
-    from lowmark.client import connect as connect
-    from lowmark.client import open_database as open  # noqa: A004
+    from lowmark.access import connect as connect
+    from lowmark.access import open_database as open  # noqa: A004
     from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 
 __all__ = [
@@ -30,9 +30,9 @@ _FOUND_IN = {
     "LowmarkError": ("lowmark.errors", "LowmarkError"),
     "Rejected": ("lowmark.errors", "Rejected"),
     "Unavailable": ("lowmark.errors", "Unavailable"),
-    "connect": ("lowmark.client", "connect"),
+    "connect": ("lowmark.access", "connect"),
     "errors": ("lowmark.errors", ""),
-    "open": ("lowmark.client", "open_database"),
+    "open": ("lowmark.access", "open_database"),
 }
 """Where a name comes from when it is first used: `import lowmark` imports nothing else, so that the
 command can take care of Ctrl-C before a second of imports, and does without them where it can.

@@ -127,6 +127,7 @@ _DEFINED_IN = {
         " RowsUnrecoverable RunUnderWay SchemaNotInForce SegmentsElsewhere ServerFull ServerStuck"
         " TableUnknown"
     ),
+    "lowmark.access.directory": "NoOwner",
     "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
     "lowmark.client": "GapFound",
     "lowmark.spark.errors": (

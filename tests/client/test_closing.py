@@ -526,13 +526,19 @@ def test_two_threads_may_close_at_a_time(db: Database, orders: Table) -> None:
 # -- directories that won't open ------------------------------------------------------------------
 
 
-def test_a_directory_that_is_open_in_this_process_is_locked(db: Database, orders: Table) -> None:
+def test_a_directory_that_is_open_in_this_process_can_t_be_owned_twice(
+    db: Database, orders: Table
+) -> None:
     orders.append([row(1)])
     with pytest.raises(Locked, match="open in this process"):
-        lowmark.open(db.path)
+        lowmark.open(db.path, owner=True)
     # and it did no harm
     orders.append([row(2)])
     assert orders.read().to_arrow().num_rows == 2
+    # but it can be used twice
+    with lowmark.open(db.path) as again:
+        again["orders"].append([row(3)])
+    assert orders.read().to_arrow().num_rows == 3
 
 
 def test_a_directory_of_a_node_with_others_is_refused(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from lowmark.catalog import (
     RenameColumn,
     parse_type,
 )
-from lowmark.client import BelowWatermark, Database, GapFound, Reader, Table, table_reading
+from lowmark.client import BelowWatermark, Database, GapFound, Reader, Table, looking_back
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import RunOptions
 from lowmark.compaction.runner import LocalRunner
@@ -128,7 +128,7 @@ def small(dice: Random) -> Iterator[None]:
             (work, "FILE_ROWS_MAX", dice.choice([7, 40, 1 << 22])),
             (files, "ROW_GROUP_ROWS", dice.choice([3, 16, 1 << 17])),
             (tail, "_CHUNK_BYTES", dice.choice([400, 4 << 20])),
-            (table_reading, "_CHUNK_BYTES", dice.choice([400, 8 << 20])),
+            (looking_back, "_CHUNK_BYTES", dice.choice([400, 8 << 20])),
         ):
             stack.enter_context(replaced(owner, name, value))
         yield
@@ -140,7 +140,7 @@ def crash_image(source: Path, target: Path) -> Path:
         before = _listing(source)
         shutil.rmtree(target, ignore_errors=True)
         with contextlib.suppress(OSError, shutil.Error):  # a file went while it was copied
-            shutil.copytree(source, target)
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.sock"))
             if _listing(source) == before:
                 return target
 

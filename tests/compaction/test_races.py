@@ -118,14 +118,18 @@ def test_of_many_threads_that_compact_at_once_one_does_and_nothing_is_done_twice
 
 
 def rival_of(world: World) -> Compactor:
-    """One that makes runs as if it were in another process."""
+    """One that makes runs as if it were in another process, and heard of no run elsewhere: their
+    holds are gone for a moment when the owner of a directory was killed.
+    """
     own = world.table._compactor
     return Compactor(world.table._session, own.ledgers)
 
 
 def compact_by(rival: Compactor, world: World) -> RunRecord:
-    # There, too, somebody would see that the other run goes on, and not give it up.
-    with replaced(rival, "give_up_others", lambda record: False):
+    with (
+        replaced(rival, "give_up_others", lambda record: False),
+        replaced(rival, "_under_way", set),
+    ):
         return rival.compact(
             world.table.descriptor,
             range(world.table.partitions),
@@ -718,13 +722,17 @@ import sys
 import lowmark
 from lowmark.runtime import Locked
 try:
-    lowmark.open(sys.argv[1])
+    lowmark.open(sys.argv[1], owner=True)
 except Locked as locked:
     print("locked", locked.message)
+with lowmark.open(sys.argv[1]) as db:
+    table = db[db.tables()[0]]
+    print(table.read(as_of="now").to_arrow().num_rows)
+    table.sweep()
 """
 
 
-def test_another_process_can_not_open_what_is_being_compacted(world: World) -> None:
+def test_another_process_does_no_harm_to_what_is_being_compacted(world: World) -> None:
     world.write(("a", 1), ("a", 2))
     said: list[str] = []
 
@@ -734,9 +742,10 @@ def test_another_process_can_not_open_what_is_being_compacted(world: World) -> N
         said.append(ran.stdout)
 
     world.compact(step=before("carry out the work", another_process))
-    assert len(said) == 1
-    assert said[0].startswith("locked")
-    assert "in another process" in said[0]
+    [told] = said
+    assert told.startswith("locked")
+    assert "in another process" in told
+    assert told.splitlines()[-1] == "1"
     check_one_ledger(world)
 
 

@@ -32,10 +32,11 @@ from lowmark.log import (
 from lowmark.log import config as log_config
 from lowmark.log import entries as log_entries
 from lowmark.log.errors import GroupUnwritable, ReferenceExpired
-from lowmark.log.files import LEDGERS
+from lowmark.log.files import ENDPOINT, LEDGERS
 from lowmark.log.state import RUNS_KEPT
 from lowmark.log.wal_format import Kind
 from lowmark.metastore import ClusterSettings, Identity, commands, identify, machine
+from lowmark.node.owner import address_token
 from lowmark.runtime import NetworkLimits, frames
 from lowmark.runtime.network import FRAME_HEADER_BYTES
 from lowmark.runtime.sim import sim_runtime
@@ -243,6 +244,7 @@ _PARTS = {
     "<term>": "[0-9a-f]{16}",
     "<group>": "[a-z0-9][a-z0-9._-]*",
     "<incarnation>": "[0-9a-f]{32}",
+    "<token>": "[0-9a-f]{8}",
 }
 
 
@@ -289,6 +291,9 @@ def _names_of_a_long_life() -> set[str]:
     rejoin.note_lost(example.disk, "copies", incarnation=0, ask=(2, 3))
     identify(example.disk, draw=lambda _: 0)
     example.disk.make_dir(LEDGERS)  # as the first run of compaction does
+    # As the owner of a directory does; a simulated disk has no sockets.
+    example.disk.make_dir(ENDPOINT)
+    example.disk.open(f"{ENDPOINT}/{address_token()}", "create").close()
     example.log.delete_group("sick")
     example.settle()
     example.log.delete_group("copies")

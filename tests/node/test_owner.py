@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ def path_of(address: str) -> Path:
 
 
 def test_an_owner_is_read_back_from_its_note_and_half_a_note_is_none() -> None:
-    owner = Owner.here("grpc+unix:///data/endpoint/1.sock")
+    owner = Owner.here("unix:/data/endpoint/1.sock", {"log.wal_bytes_max": "4096"})
     note = owner.note()
     assert Owner.noted(note) == owner
     assert owner.pid == os.getpid()
@@ -52,11 +54,11 @@ def test_no_other_user_can_enter_the_folder_of_a_socket(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_too_long_for_a_socket_goes_to_a_private_folder_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     # given two directories with long paths, and the user's own folder for such things
-    own = tmp_path / "r"
-    own.mkdir()
+    own = Path(tempfile.mkdtemp(dir="/tmp"))
+    request.addfinalizer(lambda: shutil.rmtree(own))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
     data = [tmp_path / name / ("x" * 120) for name in ("a", "b")]
     for one in data:

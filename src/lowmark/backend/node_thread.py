@@ -222,6 +222,10 @@ class NodeThread:
 
         self.node.bridge.call(call)
 
+    def note(self, text: bytes) -> None:
+        """Say in the lock file more of this process; see `DiskLock.note`."""
+        self.node.log.note(text)
+
     @property
     def running(self) -> bool:
         """Whether the loop still answers."""

@@ -12,12 +12,13 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
+from lowmark.access import connect, open_database
 from lowmark.backend.connection import location_of
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
 from lowmark.cli.node_option import NODE_KEY
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
-from lowmark.client import Database, Table, connect, open_database
+from lowmark.client import Database, Table
 from lowmark.client.table_reading import Start
 from lowmark.convert.text import from_text
 from lowmark.convert.values import Misfit

@@ -39,7 +39,7 @@ from lowmark.backend.errors import (
 )
 from lowmark.client.appending import Part, Result
 from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
-from lowmark.client.database import Database, connect, open_database
+from lowmark.client.database import Database
 from lowmark.client.explaining import (
     Explanation,
     Holder,
@@ -140,9 +140,7 @@ __all__ = [
     "TideLedger",
     "TimeInFuture",
     "ValueRefused",
-    "connect",
     "datetime_of",
-    "open_database",
     "parse_time",
     "time_text",
     "why_no_spark",

@@ -1,18 +1,15 @@
-"""A database: tables by name, in a directory that belongs to this process while it is open."""
+"""A database: tables by name."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Self
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import TableUnknown
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
-from lowmark.backend.remote import RemoteBackend
 from lowmark.catalog import (
     DEFAULT_SCHEMA,
     DURATION_TAKES,
@@ -25,8 +22,8 @@ from lowmark.catalog import (
     parse_duration,
 )
 from lowmark.catalog import Table as TableDescriptor
-from lowmark.client.edges import edge, raise_by_name
-from lowmark.client.session import Session
+from lowmark.client.edges import edge
+from lowmark.client.session import Finishing, Session
 from lowmark.client.table import Table
 from lowmark.compaction.automatic import Automatic
 from lowmark.compaction.compactor import Compactor
@@ -36,141 +33,8 @@ from lowmark.convert.columns import ColumnsLike, columns_of
 from lowmark.convert.times import parse_time
 from lowmark.errors import Rejected
 from lowmark.ledger import RunRecord
-from lowmark.log import files
-from lowmark.node import Settings, check_directory, data_path, load_settings, make_directory
-from lowmark.runtime import DiskFull, RealDisk
 from lowmark.runtime.store import Store
 from lowmark.table import HISTORY_KEY, Advanced, WatermarkStanding, read_history, write_history
-
-_MIB = 1 << 20
-_START_BYTES = 4 * _MIB
-"""What a start may take beside as much as its WAL files have, with a margin."""
-
-
-def open_database(
-    data: str | os.PathLike[str],
-    *,
-    create: bool = True,
-    settings: Settings | None = None,
-    watermark_availability_ms: int | None = None,
-    spark: object = None,
-    engine: Engine | None = None,
-) -> Database:
-    """Open a directory, or make a new database in it. Nothing else has to be started.
-
-    `data` is a path of this machine; `~` is expanded. A path that holds other files, or is a file,
-    is refused (`NotADatabase`); so is the address of a server or of an object store. With
-    `create=False` nothing is made: the database must be there.
-
-    A directory belongs to one process at a time; another one gets `Locked`. Close the database
-    when done, best by `with`; at exit it is closed by itself.
-
-    Settings come from `lowmark.toml` and the environment, unless given. How long history stays
-    exact (`watermark_availability_ms`, ten minutes if not given) is said when the database is made;
-    `Database.set_history` alters it, and a table may keep its own for longer (option `history`).
-
-    With `engine` or `spark`, tables with the option `compaction=auto` are compacted when they are
-    due, by a thread of this process: `spark` is a Spark session of yours, or the master of one of
-    its own, such as `local[*]`; `engine` is as `Table.compact` has it, and `local` is without
-    Spark.
-    """
-    path = data_path(data)
-    if settings is not None and watermark_availability_ms is not None:
-        raise Rejected(
-            "the availability of history is given twice",
-            hint="Put it into the settings, or leave the settings out.",
-        )
-    if settings is None:
-        watermark = {}
-        if watermark_availability_ms is not None:
-            watermark["availability_ms"] = watermark_availability_ms
-        settings = load_settings(arguments={"watermark": watermark})
-    check_directory(path, create=create)
-    make_directory(path)
-    try:
-        backend = Embedded(path, settings)
-    except DiskFull as full:
-        raise _no_space(path, full) from full
-    except BaseException as error:
-        raise_by_name(error, data)
-    try:
-        _check_settled(backend, watermark_availability_ms, settings.ledger.location)
-        return Database(backend, spark=spark, engine=engine)
-    except BaseException as error:
-        backend.abandon()
-        raise_by_name(_no_space(path, error) if isinstance(error, DiskFull) else error, data)
-
-
-def connect(
-    address: str,
-    *,
-    timeout_s: float = 10.0,
-    spark: object = None,
-    engine: Engine | None = None,
-) -> Database:
-    """Use a database that another process serves: the same API as `open` gives.
-
-    `address` is `host:port`, or `unix:PATH` for a socket of this machine. A server that is not
-    there yet, or is started again, is waited for: `timeout_s` here, and later for as long as each
-    call may take. Appends are numbered: what is sent again is stored once. `spark` and `engine`
-    are as for `open`: runs of compaction read the segments of the database, so they are made on
-    its machine.
-    """
-    backend = RemoteBackend(address, timeout_s=timeout_s)
-    try:
-        return Database(backend, spark=spark, engine=engine)
-    except BaseException:
-        backend.close()
-        raise
-
-
-def _no_space(path: str, full: DiskFull) -> DiskFull:
-    """Why a directory can't be opened whose disk has not even the reserve left.
-
-    A start begins a WAL file, and rewrites what is in the older ones into segments before it
-    removes them. With less free than they take, the two compete for it.
-    """
-    disk = RealDisk(path, create=False)
-    free = disk.free_bytes()
-    found = (disk.stat(f"{files.WAL}/{name}") for name in disk.list(files.WAL))
-    needed = sum(stat.size for stat in found if stat is not None) + _START_BYTES
-    if free >= needed:
-        return full  # of another disk, or it has just become free
-    told = DiskFull(path)
-    told.message = f"no space left to open {path}: {free:,} bytes are free on its disk"
-    told.detail = "Opening a directory writes to it, also for reads alone. Nothing is lost."
-    told.hint = (
-        f"Free at least {-(-needed // _MIB)} MiB on that disk by removing other files, and none"
-        f" of {path}; then open it again. `lowmark compact` and `lowmark table drop` free more."
-    )
-    told.args = (told.message,)
-    told.free = free
-    return told
-
-
-def _check_settled(backend: Backend, availability_ms: int | None, location: str) -> None:
-    info = backend.info
-    ledgers = info.ledger_location if info.ledgers_elsewhere else ""
-    if location and location != ledgers:
-        raise Rejected(
-            f"the ledgers of {info.name} are in {ledgers or 'its own directory'},"
-            f" not in {location}",
-            detail="That was settled when it was made.",
-            hint="Leave ledger.location out.",
-        )
-    if availability_ms is not None and availability_ms != (settled := _history_ms(backend)):
-        raise Rejected(
-            f"the database {info.name} keeps history exact for {settled} ms, not {availability_ms}",
-            detail="That was said when it was made, or altered since.",
-            hint="Leave watermark_availability_ms out, and call db.set_history.",
-        )
-
-
-def _history_ms(backend: Backend) -> int:
-    """How long history stays exact."""
-    altered = backend.get(HISTORY_KEY)
-    founded_ms = backend.info.watermark_availability_ms
-    return founded_ms if altered is None else read_history(altered.value)
 
 
 @edge(but=("close",))
@@ -193,6 +57,10 @@ class Database:
             self.auto = Automatic(self._session, self._compactor, runners)
             self.auto.start()
             self._session.finishing.add(self.auto)
+
+    def serve_others(self, endpoint: Finishing) -> None:
+        """Have an endpoint closed with this database, behind all that is under way here."""
+        self._session.finish_last(endpoint)
 
     @property
     def backend(self) -> Backend:
@@ -329,7 +197,7 @@ class Database:
         table may keep its own past for longer, by its option `history`.
         """
         self._backend.check()
-        return timedelta(milliseconds=_history_ms(self._backend))
+        return timedelta(milliseconds=history_ms(self._backend))
 
     def set_history(self, history: str | timedelta) -> None:
         """Alter how long the past stays exact, for all tables: `"1 day"`, `"90 minutes"`.
@@ -377,3 +245,10 @@ def _names(catalog: Catalog) -> list[str]:
 def _path(name: str) -> tuple[str, str]:
     schema, dot, plain = name.rpartition(".")
     return (schema, plain) if dot else (DEFAULT_SCHEMA, name)
+
+
+def history_ms(backend: Backend) -> int:
+    """How long history stays exact."""
+    altered = backend.get(HISTORY_KEY)
+    founded_ms = backend.info.watermark_availability_ms
+    return founded_ms if altered is None else read_history(altered.value)

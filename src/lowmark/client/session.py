@@ -31,16 +31,30 @@ class Session:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.finishing: weakref.WeakSet[Finishing] = weakref.WeakSet()
+        self._last: Finishing | None = None
         _open.add(self)
+
+    def finish_last(self, one: Finishing) -> None:
+        """Have something finished behind all others: the endpoint of other processes."""
+        self._last = one
+        # A server of Flight's ends itself when the interpreter does, and waits for its clients;
+        # hooks go backwards, so this one comes before that.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
 
     def close(self) -> None:
         """Finish what is under way, and close the backend. Closing twice is fine."""
-        if not self.backend.closed:
+        here = not self.backend.closed  # after a fork it is the parent's
+        if here:
             for one in list(self.finishing):
                 with contextlib.suppress(LowmarkError):
                     one.finish()
         _open.discard(self)
-        self.backend.close()
+        try:
+            if here and self._last is not None:
+                self._last.finish()
+        finally:
+            self.backend.close()
 
 
 @atexit.register

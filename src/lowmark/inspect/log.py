@@ -38,6 +38,7 @@ _ROOT_NAMES = {
     files.NODE,
     f"{files.NODE}~",
     files.LEDGERS,
+    files.ENDPOINT,
     "lost+found",
 }
 _PUT_BACK = (

@@ -162,21 +162,35 @@ class Log:
         )
 
     @staticmethod
-    def open(runtime: Runtime, config: LogConfig | None = None, *, read_only: bool = False) -> Log:
+    def open(
+        runtime: Runtime,
+        config: LogConfig | None = None,
+        *,
+        read_only: bool = False,
+        note: bytes = b"",
+    ) -> Log:
         """Open the log on the runtime's disk, mending what a crash left.
 
-        Read-only, nothing on the disk is changed, and leftovers are passed over.
+        Read-only, nothing on the disk is changed, and leftovers are passed over. `note` is what
+        the lock file says of its holder from the beginning.
         """
         log = Log(runtime, config or LogConfig(), read_only=read_only)
         lock = None if read_only and runtime.disk.stat(files.LOCK) is None else files.LOCK
         if lock is not None:
             log._lock = runtime.disk.lock(lock, sign=not read_only)
         try:
+            if note:
+                log.note(note)
             log._recover()
         except BaseException:
             log.close()
             raise
         return log
+
+    def note(self, text: bytes) -> None:
+        """Say more of this process to others that want the directory."""
+        if self._lock is not None:
+            self._lock.note(text)
 
     def close(self) -> None:
         """Stop, after the steps that are under way. Call it from outside the loop.

@@ -28,7 +28,15 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):[0-9]{1,5}")
 _STORES = frozenset({"abfs", "abfss", "gcs", "gs", "hdfs", "s3", "s3a", "viewfs"})
 _IDENTITY = "node"
 _FIRST_NAMES = frozenset(
-    {files.LOCK, files.WAL, files.GROUPS, files.ROSTER, _IDENTITY, f"{_IDENTITY}~"}
+    {
+        files.LOCK,
+        files.WAL,
+        files.GROUPS,
+        files.ROSTER,
+        files.ENDPOINT,
+        _IDENTITY,
+        f"{_IDENTITY}~",
+    }
 )
 """What a first open makes, in the order of its steps, before it has a cluster."""
 _NOT_COUNTED = frozenset({"lost+found", "lowmark.toml"})

@@ -47,8 +47,9 @@ from lowmark.node.messages import (
     check_loopback,
     peers_beside,
 )
+from lowmark.node.owner import Owner
 from lowmark.node.server import Server, reply
-from lowmark.node.settings import Settings
+from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Placement
 from lowmark.runtime import RealDisk, RealLoop, real_runtime
@@ -139,7 +140,8 @@ class Node:
             undo.callback(self.loop.close)
             self.bridge = Bridge(self.loop)
             known = find_identity(runtime.disk)
-            self.log = Log.open(runtime, self.settings.log)
+            note = Owner.here("", chosen(self.settings)).note() if options.embedded else b""
+            self.log = Log.open(runtime, self.settings.log, note=note)
             undo.callback(self.log.close)
             if options.embedded:
                 _check_lone(options.data, known)

@@ -32,10 +32,10 @@ import tempfile
 import msgspec
 
 from lowmark.errors import Rejected
+from lowmark.log import files
 from lowmark.version import __version__
 
-FOLDER = "endpoint"
-SCHEME = "grpc+unix://"
+SCHEME = "unix:"
 _PATH_MAX = 107
 """Bytes that a path of a Unix socket may have."""
 
@@ -47,12 +47,17 @@ class Owner(msgspec.Struct, frozen=True):
     host: str
     release: str
     address: str
-    """Where it answers processes of this machine."""
+    """Where it answers processes of this machine; empty while it starts."""
+    settings: dict[str, str] = {}
+    """Those that are not as usual."""
 
     @staticmethod
-    def here(address: str) -> Owner:
+    def here(address: str, settings: dict[str, str]) -> Owner:
         """This process."""
-        return Owner(os.getpid(), os.uname().nodename, __version__, address)
+        return Owner(os.getpid(), os.uname().nodename, __version__, address, settings)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, release {self.release} of Lowmark"
 
     def note(self) -> bytes:
         """As it stands in the lock file."""
@@ -67,13 +72,18 @@ class Owner(msgspec.Struct, frozen=True):
             return None
 
 
+def address_token() -> str:
+    """The name of a socket, drawn at random."""
+    return f"{secrets.token_hex(4)}.sock"
+
+
 def new_address(data: str) -> str:
     """An address for the owner of a directory that no process had before it.
 
     Only for the process that has the lock: names of earlier owners are removed.
     """
-    folder, prefix = os.path.join(os.path.abspath(data), FOLDER), ""
-    name = f"{secrets.token_hex(4)}.sock"
+    folder, prefix = os.path.join(os.path.abspath(data), files.ENDPOINT), ""
+    name = address_token()
     if len(os.fsencode(os.path.join(folder, name))) > _PATH_MAX:
         home = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         folder = os.path.join(home, f"lowmark-{os.getuid()}")

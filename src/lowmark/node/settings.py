@@ -296,6 +296,21 @@ class Settings:
 _SECTIONS = tuple(each.name for each in fields(Settings))
 
 
+def chosen(settings: Settings) -> dict[str, str]:
+    """What differs from the defaults, by section and field; how logs look does not count."""
+    return {
+        f"{section}.{each.name}": str(getattr(getattr(settings, section), each.name))
+        for section in _SECTIONS
+        if section != "logging"
+        for each in fields(getattr(settings, section))
+        if getattr(getattr(settings, section), each.name)
+        != getattr(getattr(_DEFAULTS, section), each.name)
+    }
+
+
+_DEFAULTS = Settings()
+
+
 def load_settings(
     path: Path | None = None,
     *,

@@ -173,13 +173,13 @@ class _RealLock:
         _held.add(self)
 
     def note(self, text: bytes) -> None:
-        # In one call: a caller that is refused meanwhile has the old note or this one.
+        # In one call: a caller that is refused meanwhile has the old note or this one. It is for
+        # others to read; a full disk must not keep a node from starting.
         signed = str(os.getpid()).encode().ljust(_NOTE_AT) + text
-        try:
-            os.pwrite(self._fd, signed, 0)
-            os.ftruncate(self._fd, len(signed))
-        except OSError as error:
-            raise _in_our_words(error, "LOCK", "write") from error
+        with contextlib.suppress(OSError):
+            if self._fd >= 0:
+                os.pwrite(self._fd, signed, 0)
+                os.ftruncate(self._fd, len(signed))
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1

@@ -1,0 +1,20 @@
+"""The ways to a database: a directory of this machine, or the address of a server.
+
+A directory is used by any number of processes at once. One of them, the **owner**, has it open: it
+has the lock, and an endpoint for the others, its **guests** (`lowmark.node.owner` has the order of
+its steps). A guest uses the database through the endpoint, by the same API.
+
+What holds
+    1. At most one process has a directory open: the one that has the lock.
+    2. What was acknowledged to any process is durable; it does not matter which one asked.
+    3. When the owner closes or dies, the guest that next asks for something takes the directory
+       over, or finds the process that did. A safe call is asked again, a numbered one is stored
+       once, and any other that was under way ends with `OutcomeUnknown`.
+    4. A guest that took over serves the others like any owner. It uses its own endpoint itself, so
+       that what it has under way goes on, whoever the owner is.
+    5. `Locked` means that the owner can't be reached, or that the caller insists on owning.
+"""
+
+from lowmark.access.opening import connect, open_database
+
+__all__ = ["connect", "open_database"]

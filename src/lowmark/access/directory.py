@@ -1,0 +1,188 @@
+"""A directory that several processes use: who owns it, and how the others find the owner."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.forks import check_fork
+from lowmark.client import Database
+from lowmark.errors import LowmarkError, Unavailable
+from lowmark.log import files
+from lowmark.node import Settings
+from lowmark.node.owner import Owner, new_address, remove_address
+from lowmark.node.settings import chosen
+from lowmark.runtime import Locked, RealDisk
+from lowmark.server import Server
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_S = 0.01
+_PAUSE_MAX_S = 0.1
+_LOOK_S = 1.0
+_MADE_S = 5.0
+_SILENT_S = 1.0
+"""A holder of the lock that has not said within this who it is never will."""
+
+
+class OwnerEndpoint:
+    """Where the owner answers other processes of this machine."""
+
+    def __init__(self, database: Database, path: str, settings: Settings) -> None:
+        backend = database.backend
+        assert isinstance(backend, Embedded)  # only an owner has an endpoint
+        self._server: Server | None = None
+        self.address = ""
+        try:
+            check_fork(path)  # a child by fork has its database for itself
+            self.address = new_address(path)
+            self._server = Server(database, self.address)
+        except (LowmarkError, OSError) as error:
+            # The database works without: a full disk has no room for a socket's name either.
+            logger.warning(
+                "no other process can use this database while it is open here",
+                extra={"data": path, "reason": str(error)},
+            )
+            self.address = ""
+            return
+        backend.note(Owner.here(self.address, chosen(settings)).note())
+
+    def finish(self) -> None:
+        """Take no more calls, let those that are under way end, and close."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        try:
+            server.close()
+        finally:
+            remove_address(self.address)
+
+
+def serve_others(database: Database, path: str, settings: Settings) -> OwnerEndpoint:
+    """Let other processes use a database that this one owns, until it is closed.
+
+    The endpoint is made on a thread of its own: Ctrl-C interrupts no more than the waiting, and
+    never leaves half of it behind. A database that its caller does not get is closed.
+    """
+    made: list[OwnerEndpoint] = []
+    over = threading.Event()
+
+    def make() -> None:
+        try:
+            made.append(OwnerEndpoint(database, path, settings))
+        finally:
+            over.set()
+
+    try:
+        threading.Thread(target=make, name="lowmark-endpoint", daemon=True).start()
+        while not over.wait(_LOOK_S):
+            pass
+        database.serve_others(made[0])
+    except BaseException:
+        over.wait(_MADE_S)  # if it was begun
+        for endpoint in made:
+            database.serve_others(endpoint)
+        with contextlib.suppress(LowmarkError):
+            database.close()
+        raise
+    return made[0]
+
+
+class Directory:
+    """One directory, as a guest uses it; it becomes the owner if there is none, and it may."""
+
+    def __init__(
+        self, path: str, settings: Settings, own: Callable[[], Database], *, may_own: bool
+    ) -> None:
+        self._path = path
+        self._settings = settings
+        self._own = own
+        self._may_own = may_own
+        self._lock = threading.Lock()
+        self._owned: Database | None = None
+        self._endpoint: OwnerEndpoint | None = None
+        self._closed = False
+        self.owner: Owner | None = None
+        """The last owner that was found."""
+
+    def locate(self, timeout_s: float) -> str:
+        """The address of the owner; see `backend.connection.Locate`."""
+        ends_at, pause_s = time.monotonic() + timeout_s, _PAUSE_S
+        silent_at = time.monotonic() + min(timeout_s, _SILENT_S)
+        with self._lock:
+            while True:
+                if self._endpoint is not None:
+                    return self._endpoint.address
+                try:
+                    found = self._try()
+                    if found:
+                        return found
+                except Locked as locked:
+                    self.owner = Owner.noted(locked.note)
+                    if self.owner is not None and self.owner.address:
+                        return self.owner.address
+                    # One that starts has said who it is, and will say where.
+                    over = ends_at if self.owner is not None else silent_at
+                    if time.monotonic() >= over:
+                        raise
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _try(self) -> str:
+        """Own the directory; `Locked` says who does."""
+        if self._closed:
+            raise Unavailable(f"the database {self._path} is being closed")
+        if not self._may_own:
+            RealDisk(self._path, create=False).lock(files.LOCK, sign=False).release()
+            raise NoOwner(self._path)
+        database = self._own()
+        endpoint = serve_others(database, self._path, self._settings)
+        if not endpoint.address:
+            database.close()
+            raise Unavailable(
+                f"{self._path} has no owner any more, and no endpoint can be made for it",
+                hint="Close the database and open it again; see the log for the reason.",
+            )
+        logger.info("took a directory over", extra={"data": self._path})
+        self._owned, self._endpoint = database, endpoint
+        return endpoint.address
+
+    def finish(self) -> None:
+        """If it is the owner: let the others end what they have under way, and close it."""
+        with self._lock:
+            self._closed = True
+            owned, self._owned, self._endpoint = self._owned, None, None
+        if owned is not None:
+            owned.close()
+
+
+class NoOwner(Unavailable):
+    """A directory that no process has open, and that this one may not open itself."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"no process has {path} open",
+            detail="A task of Spark uses a directory through the process that has it open.",
+            hint="Keep it open in the driver, by lowmark.open, while the tasks run.",
+        )
+
+
+def unreachable(path: str, owner: Owner | None, error: LowmarkError) -> Locked:
+    """Why a directory can't be used: another process has it, and does not let others in."""
+    locked = error if isinstance(error, Locked) else Locked(path, holder=str(owner))
+    if owner is None:
+        locked.detail = (
+            "It does not say where others reach it: it only reads, or is of an earlier release, or"
+            " a node of a cluster."
+        )
+    else:
+        locked.detail = f"It was asked at {owner.address}. {error.message}. {error.detail}".strip()
+    locked.hint = (
+        "Close it there, or wait for its end. A process of another machine, container, user or"
+        " release can't be reached, and one that is suspended does not answer."
+    )
+    return locked

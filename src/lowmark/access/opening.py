@@ -1,0 +1,241 @@
+"""Open a directory, or connect to a server: what gives a `Database`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from lowmark.access.directory import Directory, serve_others, unreachable
+from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import ProtocolRefused
+from lowmark.backend.port import Backend
+from lowmark.backend.remote import RemoteBackend
+from lowmark.client import Database
+from lowmark.client.database import history_ms
+from lowmark.client.edges import raise_by_name
+from lowmark.compaction.runner import Engine
+from lowmark.errors import Rejected
+from lowmark.log import files
+from lowmark.node import (
+    NodeUnreachable,
+    Settings,
+    check_directory,
+    data_path,
+    load_settings,
+    make_directory,
+)
+from lowmark.node.owner import Owner
+from lowmark.node.settings import chosen
+from lowmark.runtime import DiskFull, Locked, RealDisk
+
+START_S = 60.0
+"""How long an owner may take to start."""
+HELLO_S = 10.0
+"""How long one may take to answer."""
+_SHOWN_MAX = 3
+_MIB = 1 << 20
+_START_BYTES = 4 * _MIB
+"""What a start may take beside as much as its WAL files have, with a margin."""
+
+
+def open_database(
+    data: str | os.PathLike[str],
+    *,
+    create: bool = True,
+    owner: bool = False,
+    settings: Settings | None = None,
+    watermark_availability_ms: int | None = None,
+    spark: object = None,
+    engine: Engine | None = None,
+) -> Database:
+    """Open a directory, or make a new database in it. Nothing else has to be started.
+
+    `data` is a path of this machine; `~` is expanded. A path that holds other files, or is a file,
+    is refused (`NotADatabase`); so is the address of a server or of an object store. With
+    `create=False` nothing is made: the database must be there.
+
+    Any number of processes may have a directory open at the same time. The first one owns it; the
+    others use it through that one, by themselves. When the owner closes or dies, another process
+    takes its place at its next call. `Locked` means that the owner can't be reached: it is on
+    another machine, of another user or release, or suspended. With `owner=True` this process owns
+    the directory, or gets `Locked`. Close the database when done, best by `with`; at exit it is
+    closed by itself.
+
+    Settings come from `lowmark.toml` and the environment, unless given. The owner's count: settings
+    that are given, and are not the owner's, are refused. How long history stays exact
+    (`watermark_availability_ms`, ten minutes if not given) is said when the database is made;
+    `Database.set_history` alters it, and a table may keep its own for longer (option `history`).
+
+    With `engine` or `spark`, tables with the option `compaction=auto` are compacted when they are
+    due, by a thread of this process: `spark` is a Spark session of yours, or the master of one of
+    its own, such as `local[*]`; `engine` is as `Table.compact` has it, and `local` is without
+    Spark.
+    """
+    path, given = data_path(data), settings
+    if settings is not None and watermark_availability_ms is not None:
+        raise Rejected(
+            "the availability of history is given twice",
+            hint="Put it into the settings, or leave the settings out.",
+        )
+    if settings is None:
+        watermark = {}
+        if watermark_availability_ms is not None:
+            watermark["availability_ms"] = watermark_availability_ms
+        settings = load_settings(arguments={"watermark": watermark})
+    check_directory(path, create=create)
+    make_directory(path)
+
+    def check(backend: Backend) -> None:
+        _check_settled(backend, watermark_availability_ms, settings.ledger.location)
+
+    def own(*, spark: object = None, engine: Engine | None = None) -> Database:
+        backend = Embedded(path, settings)
+        try:
+            check(backend)
+            return Database(backend, spark=spark, engine=engine)
+        except BaseException:
+            backend.abandon()
+            raise
+
+    try:
+        if _in_spark_task() and not owner:
+            return _as_guest(path, Directory(path, settings, own, may_own=False), check, given)
+        try:
+            database = own(spark=spark, engine=engine)
+        except Locked:
+            if owner:
+                raise
+            directory = Directory(path, settings, own, may_own=True)
+            return _as_guest(path, directory, check, given, spark=spark, engine=engine)
+        serve_others(database, path, settings)
+    except DiskFull as full:
+        raise _no_space(path, full) from full
+    except BaseException as error:
+        raise_by_name(error, data)
+    return database
+
+
+def _as_guest(
+    path: str,
+    directory: Directory,
+    check: Callable[[Backend], None],
+    given: Settings | None,
+    *,
+    spark: object = None,
+    engine: Engine | None = None,
+) -> Database:
+    """Use a directory through its owner."""
+    try:
+        backend = _reached(path, directory)
+    except BaseException:
+        directory.finish()
+        raise
+    try:
+        if given is not None and directory.owner is not None:
+            _check_same(path, directory.owner, given)
+        check(backend)
+        database = Database(backend, spark=spark, engine=engine)
+    except BaseException:
+        backend.close()
+        directory.finish()
+        raise
+    database.serve_others(directory)
+    return database
+
+
+def _reached(path: str, directory: Directory) -> RemoteBackend:
+    try:
+        address = directory.locate(START_S)
+        return RemoteBackend(address, timeout_s=HELLO_S, locate=directory.locate, name=path)
+    except (Locked, NodeUnreachable, ProtocolRefused) as error:
+        raise unreachable(path, directory.owner, error) from error
+
+
+def _check_same(path: str, owner: Owner, given: Settings) -> None:
+    """Refuse settings that are not the owner's."""
+    mine = chosen(given)
+    differ = sorted(
+        name for name in {*mine, *owner.settings} if mine.get(name) != owner.settings.get(name)
+    )
+    if differ:
+        some = ", ".join(
+            f"{name} ({owner.settings.get(name, 'as usual')} there,"
+            f" {mine.get(name, 'as usual')} here)"
+            for name in differ[:_SHOWN_MAX]
+        )
+        raise Rejected(
+            f"{path} is open with other settings in {owner}: {some}",
+            hint="Leave the settings out to use it as it is, or close it there first.",
+        )
+
+
+def _in_spark_task() -> bool:
+    """Whether this process works on a task of Spark's: it may end, or be used for another one."""
+    pyspark = sys.modules.get("pyspark")
+    return pyspark is not None and pyspark.TaskContext.get() is not None
+
+
+def connect(
+    address: str,
+    *,
+    timeout_s: float = 10.0,
+    spark: object = None,
+    engine: Engine | None = None,
+) -> Database:
+    """Use a database that another process serves: the same API as `open` gives.
+
+    `address` is `host:port`, or `unix:PATH` for a socket of this machine. A server that is not
+    there yet, or is started again, is waited for: `timeout_s` here, and later for as long as each
+    call may take. Appends are numbered: what is sent again is stored once. `spark` and `engine`
+    are as for `open`: runs of compaction read the segments of the database, so they are made on
+    its machine.
+    """
+    backend = RemoteBackend(address, timeout_s=timeout_s)
+    try:
+        return Database(backend, spark=spark, engine=engine)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def _no_space(path: str, full: DiskFull) -> DiskFull:
+    """Why a directory can't be opened whose disk has not even the reserve left.
+
+    A start begins a WAL file, and rewrites what is in the older ones into segments before it
+    removes them. With less free than they take, the two compete for it.
+    """
+    disk = RealDisk(path, create=False)
+    free = disk.free_bytes()
+    found = (disk.stat(f"{files.WAL}/{name}") for name in disk.list(files.WAL))
+    needed = sum(stat.size for stat in found if stat is not None) + _START_BYTES
+    if free >= needed:
+        return full  # of another disk, or it has just become free
+    told = DiskFull(path)
+    told.message = f"no space left to open {path}: {free:,} bytes are free on its disk"
+    told.detail = "Opening a directory writes to it, also for reads alone. Nothing is lost."
+    told.hint = (
+        f"Free at least {-(-needed // _MIB)} MiB on that disk by removing other files, and none"
+        f" of {path}; then open it again. `lowmark compact` and `lowmark table drop` free more."
+    )
+    told.args = (told.message,)
+    told.free = free
+    return told
+
+
+def _check_settled(backend: Backend, availability_ms: int | None, location: str) -> None:
+    info = backend.info
+    ledgers = info.ledger_location if info.ledgers_elsewhere else ""
+    if location and location != ledgers:
+        raise Rejected(
+            f"the ledgers of {info.name} are in {ledgers or 'its own directory'},"
+            f" not in {location}",
+            detail="That was settled when it was made.",
+            hint="Leave ledger.location out.",
+        )
+    if availability_ms is not None and availability_ms != (settled := history_ms(backend)):
+        raise Rejected(
+            f"the database {info.name} keeps history exact for {settled} ms, not {availability_ms}",
+            detail="That was said when it was made, or altered since.",
+            hint="Leave watermark_availability_ms out, and call db.set_history.",
+        )
