@@ -88,14 +88,25 @@ def before_writes(
     node: DrivenNode,
     act: Callable[[int, Statement], Future[Answer] | None],
 ) -> None:
-    """Have something happen before each write of a node, or in its place; writes are counted."""
+    """Have something happen before each write of a node, or in its place; writes are counted.
+
+    It happens in a turn of the loop of its own: it may let the world go on, and a group in the
+    midst of its work may not.
+    """
     invoke, count = node.metastore.invoke, 0
 
     def wrapped(statement: Statement) -> Future[Answer]:
         nonlocal count
         count += 1
-        instead = act(count, statement)
-        return invoke(statement) if instead is None else instead
+        number, later = count, Future[Answer]()
+
+        def now() -> None:
+            instead = act(number, statement)
+            (invoke(statement) if instead is None else instead).then(later.follow)
+
+        assert node.sim_node is not None
+        node.sim_node.call_soon(now)
+        return later
 
     monkeypatch.setattr(node.metastore, "invoke", wrapped)
 
