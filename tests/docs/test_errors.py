@@ -23,6 +23,16 @@ _OTHERS = frozenset(
     # Names in the documentation that are no errors of Lowmark's.
     {
         "Adopted",
+        "AsOfReader",
+        "Leadership",
+        "OpenLedger",
+        "Publisher",
+        "RaftNode",
+        "ReadPlan",
+        "Requests",
+        "RunHolds",
+        "TableReaders",
+        "TableWriter",
         "Ask",
         "DatabaseInfo",
         "Do",
