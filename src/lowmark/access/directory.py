@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from lowmark.backend.embedded import Embedded
+from lowmark.backend.errors import Closed
 from lowmark.backend.forks import check_fork
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Unavailable
@@ -81,11 +82,11 @@ def serve_others(database: Database, path: str, settings: Settings) -> OwnerEndp
         threading.Thread(target=make, name="lowmark-endpoint", daemon=True).start()
         while not over.wait(_LOOK_S):
             pass
-        database.serve_others(made[0])
+        database.finish_last(made[0])
     except BaseException:
         over.wait(_MADE_S)  # if it was begun
         for endpoint in made:
-            database.serve_others(endpoint)
+            database.finish_last(endpoint)
         with contextlib.suppress(LowmarkError):
             database.close()
         raise
@@ -115,6 +116,8 @@ class Directory:
         silent_at = time.monotonic() + min(timeout_s, _SILENT_S)
         with self._lock:
             while True:
+                if self._closed:
+                    raise Closed(self._path)
                 if self._endpoint is not None:
                     return self._endpoint.address
                 try:
@@ -134,8 +137,6 @@ class Directory:
 
     def _try(self) -> str:
         """Own the directory; `Locked` says who does."""
-        if self._closed:
-            raise Unavailable(f"the database {self._path} is being closed")
         if not self._may_own:
             RealDisk(self._path, create=False).lock(files.LOCK, sign=False).release()
             raise NoOwner(self._path)
@@ -153,8 +154,8 @@ class Directory:
 
     def finish(self) -> None:
         """If it is the owner: let the others end what they have under way, and close it."""
+        self._closed = True  # a thread that looks for an owner ends
         with self._lock:
-            self._closed = True
             owned, self._owned, self._endpoint = self._owned, None, None
         if owned is not None:
             owned.close()

@@ -140,7 +140,7 @@ def _as_guest(
         backend.close()
         directory.finish()
         raise
-    database.serve_others(directory)
+    database.finish_last(directory, behind=True)
     return database
 
 

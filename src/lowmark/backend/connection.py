@@ -177,7 +177,9 @@ class Connection:
     def _there(self, left_s: float) -> Any:
         """Flight's way to the server; to the next one, if the last is away."""
         if self._away and self._locate is not None:
-            with self._finding:
+            if not self._finding.acquire(timeout=left_s):  # another thread looks for it
+                raise NodeUnreachable(self.address, why="It was looked for in vain.")
+            try:
                 if self._away:
                     address = self._locate(left_s)
                     if address != self.address:
@@ -186,6 +188,8 @@ class Connection:
                         self._calls.end_free()
                         gone.close()
                     self._away = False
+            finally:
+                self._finding.release()
         return self._flight
 
     # -- calls ----------------------------------------------------------------------------------

@@ -58,9 +58,9 @@ class Database:
             self.auto.start()
             self._session.finishing.add(self.auto)
 
-    def serve_others(self, endpoint: Finishing) -> None:
-        """Have an endpoint closed with this database, behind all that is under way here."""
-        self._session.finish_last(endpoint)
+    def finish_last(self, one: Finishing, *, behind: bool = False) -> None:
+        """Have something closed with this database, behind all that is under way here."""
+        self._session.finish_last(one, behind=behind)
 
     @property
     def backend(self) -> Backend:

@@ -32,11 +32,14 @@ class Session:
         self.backend = backend
         self.finishing: weakref.WeakSet[Finishing] = weakref.WeakSet()
         self._last: Finishing | None = None
+        self._behind = False
         _open.add(self)
 
-    def finish_last(self, one: Finishing) -> None:
-        """Have something finished behind all others: the endpoint of other processes."""
-        self._last = one
+    def finish_last(self, one: Finishing, *, behind: bool = False) -> None:
+        """Have something finished behind all others, before the backend is closed or `behind` it:
+        what lets other processes in.
+        """
+        self._last, self._behind = one, behind
         # A server of Flight's ends itself when the interpreter does, and waits for its clients;
         # hooks go backwards, so this one comes before that.
         atexit.unregister(_close_all)
@@ -50,11 +53,16 @@ class Session:
                 with contextlib.suppress(LowmarkError):
                     one.finish()
         _open.discard(self)
+        last = self._last.finish if here and self._last is not None else _nothing
+        first, second = (self.backend.close, last) if self._behind else (last, self.backend.close)
         try:
-            if here and self._last is not None:
-                self._last.finish()
+            first()
         finally:
-            self.backend.close()
+            second()
+
+
+def _nothing() -> None:
+    pass
 
 
 @atexit.register
