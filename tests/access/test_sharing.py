@@ -289,7 +289,7 @@ from lowmark.errors import LowmarkError
 while True:
     try:
         table.explain()
-        table.compact(engine="local", trim=False)
+        table.compact(engine=sys.argv[2], trim=False)
         say("compacted")
     except LowmarkError as error:
         say(type(error).__name__)
@@ -297,11 +297,22 @@ while True:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("followers", "engine"),
+    [
+        (3, "local"),
+        pytest.param(
+            10,
+            "spark",
+            marks=[pytest.mark.release, pytest.mark.spark, pytest.mark.xdist_group("spark")],
+        ),
+    ],
+)
 def test_rows_of_many_processes_are_all_there_whenever_the_owner_is_killed(
-    data: Path, tmp_path: Path
+    data: Path, tmp_path: Path, followers: int, engine: str
 ) -> None:
-    # given two writers, three followers and one that compacts and explains, on one directory
+    # given two writers, some followers and one that compacts and explains, on one directory
     running: list[subprocess.Popen[bytes]] = []
 
     def start(code: str, *arguments: object) -> Path:
@@ -315,8 +326,8 @@ def test_rows_of_many_processes_are_all_there_whenever_the_owner_is_killed(
         db.create_table("t", {"id": "int64", "who": "string"}, key="id", partitions=2)
     try:
         written = [start(WRITES, f"w{n}", n * 1_000_000) for n in range(2)]
-        followed = [start(FOLLOWS) for _ in range(3)]
-        looked = start(LOOKS)
+        followed = [start(FOLLOWS) for _ in range(followers)]
+        looked = start(LOOKS, engine)
         files = [*written, *followed, looked]
 
         def lines(path: Path) -> list[str]:
@@ -327,7 +338,7 @@ def test_rows_of_many_processes_are_all_there_whenever_the_owner_is_killed(
             before = [len(lines(path)) for path in files]
             alive = [at for at, one in enumerate(running) if one.poll() is None]
             eventually(
-                lambda: all(len(lines(files[at])) > before[at] for at in alive), deadline_s=120
+                lambda: all(len(lines(files[at])) > before[at] for at in alive), deadline_s=240
             )
 
         all_go_on()
