@@ -21,6 +21,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 import lowmark
@@ -90,7 +91,7 @@ KEYS: dict[str, dict[str, tuple[str, Draw]]] = {
     "wide integer": {"id": ("int64", lambda dice: dice.choice([-(2**63), 2**63 - 1, 0, 1, 7]))},
     "text": {"id": ("string", lambda dice: dice.choice(TEXTS) + str(dice.randint(0, 2)))},
     "bytes": {"id": ("binary", lambda dice: bytes(dice.randint(0, 2) for _ in range(3)))},
-    "uuid": {"id": ("uuid", lambda dice: UUID(int=dice.randint(0, 20) << 64).bytes)},
+    "uuid": {"id": ("uuid", lambda dice: UUID(int=dice.randint(0, 20) << 64))},
     "composite": {
         "region": ("string", lambda dice: dice.choice(TEXTS)),
         "number": ("int32", lambda dice: dice.randint(-2, 2)),
@@ -591,13 +592,16 @@ class Life:
         self.count(f"{act.__name__} during a run")
 
     def overtake(self) -> None:
-        """Another one compacts the table, as if it were in another process. It would not take this
-        run for one that was interrupted: there, too, somebody would see that it goes on.
+        """Another one compacts the table, as if it were in another process, and saw this run no
+        more than one does whose owner of the directory was killed a moment ago.
         """
         table = self.table
         rival = Compactor(table._session, table._compactor.ledgers)
         options = RunOptions(trim=self.dice.random() < 0.5, engine="local", where="this process")
-        with replaced(rival, "give_up_others", lambda record: False):
+        with (
+            replaced(rival, "give_up_others", lambda record: False),
+            replaced(rival, "_under_way", set),
+        ):
             self._run(rival, options)
 
     def interrupt(self) -> None:
@@ -1129,7 +1133,7 @@ class Life:
             for file in manifest.files:
                 schema = versions[file.schema]
                 names = self.model.key_names(schema)
-                rows = pq.read_table(store.full_path(file.path)).to_pylist()
+                rows = _rows(pq.read_table(store.full_path(file.path)))
                 offsets = [one["_offset"] for one in rows]
                 confirm(offsets == sorted(set(offsets)), f"{file.path} is out of order")
                 confirm(before < offsets[0], f"{file.path} begins before the last one ends")
@@ -1323,7 +1327,7 @@ class Life:
                 confirm(not one.follows, f"{one} came to an end")
                 self._finish(one)
                 return
-            rows = batch.to_pylist()
+            rows = _rows(batch)
             one.given += rows
             if one.kind == "compacted":
                 one.consumer.take(rows, one.schema)
@@ -1524,6 +1528,15 @@ class Life:
     def _open_again(self) -> None:
         self.db = lowmark.open(self.path, settings=self.settings)
         self.table = self.db.table("t")
+
+
+def _rows(given: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Arrow's rows with UUIDs as Python has them: in Arrow they are 16 bytes."""
+    rows: list[dict[str, Any]] = given.to_pylist()
+    for name in [one.name for one in given.schema if one.type == pa.binary(16)]:
+        for row in rows:
+            row[name] = None if row[name] is None else UUID(bytes=row[name])
+    return rows
 
 
 def _plain(row: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
