@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from compaction.faults import calls_of_a_run, store_calls
 from compaction.world import World, folded
 from inside import backend_of
-from lowmark.backend.errors import BatchesMoved, RunUnderWay
+from lowmark.backend.errors import BatchesMoved, Cancelled, RunUnderWay
 from lowmark.client import BelowWatermark, GapFound
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import RunOptions
@@ -28,6 +29,7 @@ from lowmark.compaction.runner import LocalRunner
 from lowmark.errors import Rejected, Unavailable
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.ledger import RunRecord, table_folder
+from lowmark.ledger.records import POINTER_PREFIX
 from lowmark.runtime import DiskFull
 from lowmark.table.commands import CreateCursor
 from lowmark.table.errors import DeletesGone
@@ -162,6 +164,29 @@ def test_a_run_that_is_overtaken_says_so_and_publishes_nothing(world: World, fir
     assert published(world)[1] == (1 if first else 2)
     check_one_ledger(world)
     world.reopen()
+    check_one_ledger(world)
+
+
+def test_a_run_that_was_given_up_elsewhere_publishes_nothing_and_cuts_nothing(world: World) -> None:
+    # given a run that has finished its work
+    world.write(("a", 1), ("b", 2), ("a", 3))
+    there = world.table.read(as_of="now").to_arrow()
+    records, table = world.table._compactor.records, world.table.descriptor.id
+
+    def give_up() -> None:
+        # when another process takes it for interrupted
+        [one] = records.runs(table)
+        records.put_run(msgspec.structs.replace(one, state="cancelled"))
+
+    with pytest.raises(Cancelled, match="given up"):
+        world.compact(step=before("publish partition 0", give_up))
+    # then it ends by name, and no ledger names its files, which may go at any moment
+    assert records.pointers(table) == {}
+    assert [one.state for one in world.table.runs()] == ["cancelled"]
+    world.table.sweep()
+    assert world.table.read(as_of="now").to_arrow().equals(there)
+    # and the next run does what it would have done
+    world.compact()
     check_one_ledger(world)
 
 
@@ -391,7 +416,8 @@ def lost_answers(world: World, fate: str, *, times: int = 1) -> Iterator[list[st
     waiting: list[Callable[[], Any]] = []
 
     def lossy(condition: Any, then: Any, otherwise: Any = ()) -> Future[bool]:
-        if len(said) >= times:
+        of_a_pointer = any(one.key.startswith(POINTER_PREFIX) for one in then)
+        if len(said) >= times or not of_a_pointer:
             return invoke_if(condition, then, otherwise)
         said.append(fate)
         unknown: Future[bool] = Future()

@@ -49,6 +49,8 @@ class OwnerEndpoint:
                 extra={"data": path, "reason": str(error)},
             )
             self.address = ""
+            alone = error.message if isinstance(error, LowmarkError) else str(error)
+            backend.note(Owner.here("", chosen(settings), alone=alone).note())
             return
         backend.note(Owner.here(self.address, chosen(settings)).note())
 
@@ -70,11 +72,14 @@ def serve_others(database: Database, path: str, settings: Settings) -> OwnerEndp
     never leaves half of it behind. A database that its caller does not get is closed.
     """
     made: list[OwnerEndpoint] = []
+    failed: list[BaseException] = []
     over = threading.Event()
 
     def make() -> None:
         try:
             made.append(OwnerEndpoint(database, path, settings))
+        except BaseException as error:
+            failed.append(error)
         finally:
             over.set()
 
@@ -82,6 +87,8 @@ def serve_others(database: Database, path: str, settings: Settings) -> OwnerEndp
         threading.Thread(target=make, name="lowmark-endpoint", daemon=True).start()
         while not over.wait(_LOOK_S):
             pass
+        if failed:
+            raise failed[0]
         database.finish_last(made[0])
     except BaseException:
         over.wait(_MADE_S)  # if it was begun
@@ -128,6 +135,8 @@ class Directory:
                     self.owner = Owner.noted(locked.note)
                     if self.owner is not None and self.owner.address:
                         return self.owner.address
+                    if self.owner is not None and self.owner.alone:
+                        raise
                     # One that starts has said who it is, and will say where.
                     over = ends_at if self.owner is not None else silent_at
                     if time.monotonic() >= over:
@@ -175,7 +184,9 @@ class NoOwner(Unavailable):
 def unreachable(path: str, owner: Owner | None, error: LowmarkError) -> Locked:
     """Why a directory can't be used: another process has it, and does not let others in."""
     locked = error if isinstance(error, Locked) else Locked(path, holder=str(owner))
-    if owner is None:
+    if owner is not None and owner.alone:
+        locked.detail = f"That process lets no other one in: {owner.alone}."
+    elif owner is None:
         locked.detail = (
             "It does not say where others reach it: it only reads, or is of an earlier release, or"
             " a node of a cluster."

@@ -89,10 +89,11 @@ def open_database(
     def check(backend: Backend) -> None:
         _check_settled(backend, watermark_availability_ms, settings.ledger.location)
 
-    def own(*, spark: object = None, engine: Engine | None = None) -> Database:
+    def own(*, first: bool = False, spark: object = None, engine: Engine | None = None) -> Database:
         backend = Embedded(path, settings)
         try:
-            check(backend)
+            if first:  # what is settled may have been altered before a later one
+                check(backend)
             return Database(backend, spark=spark, engine=engine)
         except BaseException:
             backend.abandon()
@@ -102,7 +103,7 @@ def open_database(
         if _in_spark_task() and not owner:
             return _as_guest(path, Directory(path, settings, own, may_own=False), check, given)
         try:
-            database = own(spark=spark, engine=engine)
+            database = own(first=True, spark=spark, engine=engine)
         except Locked:
             if owner:
                 raise

@@ -235,7 +235,11 @@ class Compactor:
         return msgspec.structs.replace(record, state="interrupted")
 
     def _under_way(self) -> set[str]:
-        """The folders of runs that go on, in any process: each holds its own as long as it does."""
+        """The folders of runs that go on, in any process: each holds its own as long as it does.
+
+        When the owner of a directory was killed, a hold may be unknown until its process is next
+        heard of. A run that is given up meanwhile ends, and publishes nothing (`Records.publish`).
+        """
         return {name for name in self.backend.files_in_use() if is_run(name)}
 
     def active(self, table: int) -> str | None:

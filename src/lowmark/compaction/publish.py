@@ -76,6 +76,7 @@ class Publisher:
             pointer,
             seen=now.seen,
             now_ms=self._context.now_ms(),
+            fenced=True,
         )
         if not published:
             return msgspec.structs.replace(plan, state="overtaken")

@@ -25,7 +25,16 @@ from lowmark.ledger import (
     run_prefix,
 )
 from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX, ledger_keys, table_of
-from lowmark.metastore import Compare, Operation, Put, Remove, Revision, missing
+from lowmark.metastore import (
+    AllOf,
+    Compare,
+    Condition,
+    Operation,
+    Put,
+    Remove,
+    Revision,
+    missing,
+)
 
 _PUBLISH_ATTEMPTS = 3
 _FINISHED_KEPT = 50
@@ -72,16 +81,33 @@ class Records:
         }
 
     def publish(
-        self, table: int, partition: int, pointer: Pointer, *, seen: SeenPointer, now_ms: int
+        self,
+        table: int,
+        partition: int,
+        pointer: Pointer,
+        *,
+        seen: SeenPointer,
+        now_ms: int,
+        fenced: bool = False,
     ) -> bool:
         """Swap a pointer, if it still is what was seen; whether it is the new one now.
+
+        `fenced`: and if its run was not given up. Another process may take a run for interrupted
+        that goes on; once it has noted that, the files of the run may go at any moment, and
+        nothing that names them may be published.
 
         An outcome that is not known is looked up: the pointer says whose it is. If it is another's,
         the write may still be applied, later; so it is made again, which can't be done twice. If
         nothing is known in the end, that is an error: the run keeps its files.
         """
         key = pointer_key(table, partition)
+        unchanged: Condition
         unchanged = Revision(key, Compare.EQ, seen.revision) if seen.revision else missing(key)
+        if fenced:
+            noted = self._backend.get(run_key(table, pointer.run))
+            if noted is None or decode_record(noted.value, RunRecord).state == "cancelled":
+                return False
+            unchanged = AllOf((unchanged, Revision(noted.key, Compare.EQ, noted.revision)))
         operations: list[Operation] = [Put(key, msgspec.json.encode(pointer))]
         if seen.pointer is not None:
             gone = Retired(manifest=seen.pointer.manifest, at_ms=now_ms, by=pointer.run)
@@ -132,6 +158,25 @@ class Records:
         """Note how far a run is."""
         key, value = run_key(record.table, record.run), msgspec.json.encode(record)
         self._backend.write([Put(key, value)])
+
+    def note_run(self, record: RunRecord) -> bool:
+        """Note how far the caller's own run is; False if another process has given it up."""
+        key, value = run_key(record.table, record.run), msgspec.json.encode(record)
+        while True:
+            noted = self._backend.get(key)
+            if noted is None:
+                unchanged: Condition = missing(key)
+            elif decode_record(noted.value, RunRecord).state == "cancelled":
+                return False
+            else:
+                unchanged = Revision(key, Compare.EQ, noted.revision)
+            try:
+                if self._backend.write([Put(key, value)], condition=unchanged):
+                    return True
+            except OutcomeUnknown:
+                if (there := self._backend.get(key)) is None or there.value != value:
+                    raise
+                return True
 
     def run(self, table: int, run: str) -> RunRecord:
         """A run by its name."""

@@ -278,7 +278,7 @@ class Run:
         planned = record
         try:
             self.context.step("note the run")
-            self._records.put_run(record)
+            self._note(record)
             with self._watch.over(record):
                 record = self._all(record, runner)
             self.context.token.check()
@@ -457,8 +457,12 @@ class Run:
     def _noted(self, record: RunRecord) -> RunRecord:
         self._options.step("note progress")
         record = msgspec.structs.replace(record, seconds=time.monotonic() - self._began_s)
-        self._records.put_run(record)
+        self._note(record)
         return record
+
+    def _note(self, record: RunRecord) -> None:
+        if not self._records.note_run(record):
+            raise Cancelled(f"run {self.name} was given up by another process, or for another run")
 
     def _ended(self, record: RunRecord, state: str, error: str = "") -> RunRecord:
         record = msgspec.structs.replace(
@@ -468,7 +472,7 @@ class Run:
             ended_at_ms=self.context.now_ms(),
             seconds=time.monotonic() - self._began_s,
         )
-        self._records.put_run(record)
+        self._records.note_run(record)  # one that was given up stays so
         return record
 
     def _failed(self, error: BaseException) -> None:

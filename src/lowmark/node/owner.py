@@ -50,11 +50,13 @@ class Owner(msgspec.Struct, frozen=True):
     """Where it answers processes of this machine; empty while it starts."""
     settings: dict[str, str] = {}
     """Those that are not as usual."""
+    alone: str = ""
+    """Why it lets no other process in, if it does not."""
 
     @staticmethod
-    def here(address: str, settings: dict[str, str]) -> Owner:
+    def here(address: str, settings: dict[str, str], *, alone: str = "") -> Owner:
         """This process."""
-        return Owner(os.getpid(), os.uname().nodename, __version__, address, settings)
+        return Owner(os.getpid(), os.uname().nodename, __version__, address, settings, alone)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, release {self.release} of Lowmark"
