@@ -170,6 +170,38 @@ def test_a_process_of_its_own_opens_it_a_second_time(data: Path) -> None:
         assert ids(again) == [1, 2, 3]
 
 
+def test_a_guest_takes_over_the_directory_that_it_opened_wherever_it_is_by_then(
+    data: Path, others: list[Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a guest that opened it by a relative path, and is in another folder now
+    owner = Other(data, "table.append([{'id': 1, 'who': 'o'}])\n")
+    others.append(owner)
+    monkeypatch.chdir(data.parent)
+    with lowmark.open(data.name) as db:
+        (data.parent / "elsewhere").mkdir()
+        monkeypatch.chdir(data.parent / "elsewhere")
+        # when the owner is killed
+        owner.kill()
+        # then it takes over the one that it had, and makes no other
+        assert ids(db) == [1]
+        assert list(Path().iterdir()) == []
+
+
+def test_a_guest_makes_no_database_in_the_place_of_one_that_is_gone(
+    data: Path, others: list[Other]
+) -> None:
+    owner = Other(data)
+    others.append(owner)
+    with lowmark.open(data) as db:
+        # when the directory is moved, and its owner killed
+        data.rename(data.with_name("moved"))
+        owner.kill()
+        # then the guest says so
+        with pytest.raises(LowmarkError, match="there is no directory"):
+            db["t"].read()
+        assert not data.exists()
+
+
 def test_an_owner_that_does_not_answer_is_named(
     data: Path, others: list[Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,9 +9,10 @@ What holds
     2. What was acknowledged to any process is durable; it does not matter which one asked.
     3. When the owner closes or dies, the guest that next asks for something takes the directory
        over, or finds the process that did. A safe call is asked again, a numbered one is stored
-       once, and any other that was under way ends with `OutcomeUnknown`.
+       once, and any other that was under way ends with `OutcomeUnknown`. It never makes a new
+       database in the place of one that is gone.
     4. A guest that took over serves the others like any owner. It uses its own endpoint itself, so
-       that what it has under way goes on, whoever the owner is.
+       that what it has under way goes on, whichever process is the owner.
     5. `Locked` means that the owner can't be reached, or that the caller insists on owning.
 """
 

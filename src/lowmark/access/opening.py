@@ -85,12 +85,15 @@ def open_database(
         settings = load_settings(arguments={"watermark": watermark})
     check_directory(path, create=create)
     make_directory(path)
+    there = os.path.abspath(path)  # a guest that takes over may be in another folder by then
 
     def check(backend: Backend) -> None:
         _check_settled(backend, watermark_availability_ms, settings.ledger.location)
 
     def own(*, first: bool = False, spark: object = None, engine: Engine | None = None) -> Database:
-        backend = Embedded(path, settings)
+        if not first:  # by a guest: the directory may be gone, and no new one is made in its place
+            check_directory(there, create=False)
+        backend = Embedded(path if first else there, settings)
         try:
             if first:  # what is settled may have been altered before a later one
                 check(backend)
@@ -101,13 +104,13 @@ def open_database(
 
     try:
         if _in_spark_task() and not owner:
-            return _as_guest(path, Directory(path, settings, own, may_own=False), check, given)
+            return _as_guest(path, Directory(there, settings, own, may_own=False), check, given)
         try:
             database = own(first=True, spark=spark, engine=engine)
         except Locked:
             if owner:
                 raise
-            directory = Directory(path, settings, own, may_own=True)
+            directory = Directory(there, settings, own, may_own=True)
             return _as_guest(path, directory, check, given, spark=spark, engine=engine)
         serve_others(database, path, settings)
     except DiskFull as full:

@@ -80,7 +80,7 @@ class Locked(Unavailable):
         where = f"in this process already ({holder})" if here else f"in another process ({holder})"
         super().__init__(
             f"{path} is open {where}",
-            detail="A data directory belongs to one process, and is open there once.",
+            detail="One process at a time has a data directory open, and once.",
             hint="Use what is open there, or close it."
             if here
             else "Close the other process, or use another directory.",
