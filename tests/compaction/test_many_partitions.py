@@ -36,15 +36,15 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_what_a_run_writes_into_the_metastore_grows_with_its_partitions_only(world: World) -> None:
     records: list[int] = []
-    original = Records.put_run
+    original = Records.note_run
 
-    def put_run(self: Records, record: RunRecord) -> None:
+    def note_run(self: Records, record: RunRecord) -> bool:
         records.append(len(msgspec.json.encode(record)))
-        original(self, record)
+        return original(self, record)
 
     metastore = backend_of(world.db).node.cluster.metastore
     before = on_loop(world.db, lambda: metastore.state.latest)
-    with replaced(Records, "put_run", put_run):
+    with replaced(Records, "note_run", note_run):
         assert world.table.compact(engine="local").state == "done"
     after = on_loop(world.db, lambda: metastore.state.latest)
     # then the record of the run was written a number of times that the partitions do not change
