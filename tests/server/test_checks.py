@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -227,3 +229,56 @@ def test_a_call_with_values_of_the_wrong_kind_harms_no_other(db: Database) -> No
 def test_only_a_database_of_this_process_can_be_served(db: Database, tmp_path: Path) -> None:
     with pytest.raises(errors.Rejected, match="this process"):
         Server(db)
+
+
+# -- wrong bytes --------------------------------------------------------------------------------
+
+_FUZZ = """
+import datetime, decimal, random, sys
+import lowmark
+from lowmark.errors import Rejected
+from lowmark.server import Server
+from lowmark.server.checking import Checker
+
+columns = {
+    "id": "string", "price": "decimal(12,2)", "at": "timestamp", "day": "date",
+    "tags": "list<string>", "parts": "map<string, date>", "note": "string",
+}
+db = lowmark.open(sys.argv[1])
+db.create_table("t", columns, key="id", partitions=1)
+seen, check = [], Checker.check
+def seeing(self, catalog, table, partition, room):
+    seen.append((catalog, table, partition, bytes(room)))
+    check(self, catalog, table, partition, room)
+Checker.check = seeing
+day = datetime.date(2026, 7, 1)
+with Server(db) as server, lowmark.connect(server.address) as client:
+    client["t"].append([
+        {
+            "id": f"k{n}", "price": decimal.Decimal("1.50"), "day": day, "note": "h\\u00e9" * n,
+            "at": datetime.datetime(2026, 7, 1, tzinfo=datetime.timezone.utc),
+            "tags": ["a", "b"], "parts": {"a": day},
+        }
+        for n in range(20)
+    ])
+catalog, table, partition, room = seen[0]
+drawn, checker, refused = random.Random(3), Checker(), 0
+for _ in range(20_000):
+    wrong = bytearray(room)
+    for _ in range(drawn.choice([1, 1, 2, 4])):
+        wrong[drawn.randrange(9, len(wrong))] = drawn.choice([0, 128, 255, drawn.randrange(256)])
+    try:
+        check(checker, catalog, table, partition, memoryview(bytes(wrong)))
+    except Rejected:
+        refused += 1
+db.close()
+print(refused)
+"""
+
+
+def test_wrong_bytes_are_refused_and_never_end_the_server(tmp_path: Path) -> None:
+    # in a process of its own: what Arrow does with wrong offsets can end it
+    words = [sys.executable, "-X", "faulthandler", "-c", _FUZZ, str(tmp_path / "data")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1_000

@@ -116,7 +116,7 @@ def _rows(table: Table, stored: pa.Schema, header: Batch, room: memoryview) -> p
         message = pa.py_buffer(message.to_pybytes())
     try:
         rows = ipc.read_record_batch(message, stored)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError) as error:
         raise BatchRefused(
             f"a batch for table {table.name} is no Arrow message of its schema: {error}",
             detail="Nothing of it was stored.",
