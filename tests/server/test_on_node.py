@@ -13,6 +13,8 @@ import pytest
 from pyarrow import flight
 
 import lowmark
+from lowmark.backend.attached import Attached
+from lowmark.backend.embedded import Embedded
 from lowmark.node import NodeClient
 from server.world import COLUMNS
 
@@ -60,3 +62,9 @@ def test_a_served_node_gives_rows_out_at_its_address(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_served_node_does_not_wait_for_copies_that_other_nodes_have() -> None:
+    assert Attached.wait_for_copies is not Embedded.wait_for_copies
+    own = {name for name in vars(Attached) if not name.startswith("__")}
+    assert all(hasattr(Embedded, name) for name in own)

@@ -33,7 +33,7 @@ class Attached(Embedded):
         self._thread = runs_on
         self._settle_in()
 
-    def _wait_for_copies(self) -> None:
+    def wait_for_copies(self) -> None:
         """Not all of them may ever be here."""
 
     def _catch_up(self) -> None:
