@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +22,7 @@ from lowmark.backend.protocol import Request, encode_request
 from lowmark.backend.values import BatchRange, ReadRange
 from lowmark.client import Database, Table
 from lowmark.server import Limits
+from lowmark.server.checking import Checker
 from server.world import COLUMNS, Served
 
 SMALL = Limits(calls=2, waits=1, reads=1, streams=1, append_bytes=300_000, stall_ms=300)
@@ -190,3 +193,23 @@ def test_more_streams_than_allowed_are_refused_by_name(served: Served, db: Datab
         theirs._writer._appends[1]._appender = appender
         with pytest.raises(errors.LowmarkError, match="streams of appends"):
             theirs.append(rows(1, 2))
+
+
+def test_bytes_are_given_back_when_a_check_fails_by_a_mistake(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a message of several batches, and a check that fails at the second one, once
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=4)
+    orders.append(rows(0, 1))
+    check, asked = Checker.check, itertools.count(1)
+
+    def failing(*given: Any) -> None:
+        if next(asked) == 2:
+            raise MemoryError
+        check(*given)
+
+    monkeypatch.setattr(Checker, "check", failing)
+    # when all was stored, since the client sent it again, then no bytes are taken any more
+    orders.append(rows(0, 1_000))
+    assert next(asked) > 5
+    eventually(lambda: served.server.endpoint._append_bytes.taken == 0)

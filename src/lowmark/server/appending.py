@@ -96,19 +96,29 @@ class AppendStream:
             self._messages += len(commands)
             self._bytes += sum(map(len, commands))
         catalog, well = self._backend.catalog(), list[Numbered]()
-        for (number, table, partition), sent in zip(places, commands, strict=True):
-            size = len(sent)
-            try:
-                self._checker.check(catalog, TableId(table), partition, sent)
-                self._all_bytes.take(size, wait_s=_FULL_S)
-            except LowmarkError as error:
-                self._done(number, size, error)
-                continue
-            # A copy: the log keeps it until it is in a segment, and writes into the room before it.
-            room = memoryview(pa.allocate_buffer(size)).cast("B")
-            room[:] = sent
-            stored = partial(self._stored, number, size)
-            well.append(Numbered(TableId(table), partition, room, stored))
+        taken = 0
+        try:
+            for (number, table, partition), sent in zip(places, commands, strict=True):
+                size = len(sent)
+                try:
+                    self._checker.check(catalog, TableId(table), partition, sent)
+                    self._all_bytes.take(size, wait_s=_FULL_S)
+                except LowmarkError as error:
+                    self._done(number, size, error)
+                    continue
+                taken += size
+                # A copy: the log keeps it until it is in a segment, and writes into the room
+                # before it.
+                room = memoryview(pa.allocate_buffer(size)).cast("B")
+                room[:] = sent
+                stored = partial(self._stored, number, size)
+                well.append(Numbered(TableId(table), partition, room, stored))
+            self._hand_over(well)
+        except BaseException:
+            self._all_bytes.give(taken)  # no batch of the message was handed over
+            raise
+
+    def _hand_over(self, well: list[Numbered]) -> None:
         try:
             if well:
                 self._backend.put(well)  # all of a message in one turn: they are synced together
