@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import lowmark
 from eventually import eventually
 from lowmark import errors
 from lowmark.backend.errors import BatchesMoved
+from lowmark.backend.protocol import Request
 from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.values import BatchRange, Hold, ReadRange
 from lowmark.client import Database
@@ -162,3 +163,34 @@ def test_a_client_is_silent_from_its_last_call_on() -> None:
     assert released == [1]
     assert sessions.lost(7) == 1
     sessions.close()
+
+
+@pytest.mark.parametrize("end", ["leave", "expire", "close"])
+def test_a_hold_that_is_taken_while_its_session_ends_is_let_go(
+    served: Served, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    # given a session that ends while a hold of it is being taken
+    service, backend = served.server.endpoint._service, served.backend
+    sessions, take = service.sessions, backend.hold_files
+
+    def taking(files: Sequence[str], *, hold: Hold) -> Hold:
+        if end == "leave":
+            sessions.leave(7)
+        elif end == "close":
+            sessions.close()
+        else:
+            sessions._sessions[7].heard_s -= 1
+            sessions.expire()
+        return take(files, hold=hold)
+
+    monkeypatch.setattr(backend, "hold_files", taking)
+    # when it is there, then it is let go
+    service._value(Request("", 7, "hold_files", (("one",),), {"hold": Hold.drawn()}))
+    assert not backend.files_in_use()
+
+
+def test_no_hold_is_kept_for_a_client_after_the_end() -> None:
+    sessions = Sessions(lambda _: None, hold_ms=1_000)
+    sessions.close()
+    sessions.add(7, Hold(1))
+    assert not sessions.has(7, Hold(1))

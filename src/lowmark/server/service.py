@@ -191,11 +191,16 @@ class Service:
                 raise RequestRefused(f"{name} names no hold: its client draws the number")
             self.sessions.add(request.session, hold)
         try:
-            return getattr(self.backend, name)(*request.arguments, **request.named)
+            value = getattr(self.backend, name)(*request.arguments, **request.named)
         except BaseException:
             if name in _TAKE and isinstance(hold, Hold):
                 self.sessions.discard(request.session, hold)
             raise
+        if name in _TAKE and isinstance(hold, Hold):
+            # Its client may have left meanwhile: what ended its session came before the hold.
+            if not self.sessions.has(request.session, hold):
+                self.backend.release(hold)
+        return value
 
     def _catalog(self, request: Request) -> Any:
         """The catalog, if a client's is not the newest."""

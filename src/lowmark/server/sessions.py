@@ -59,9 +59,17 @@ class Sessions:
                 there.heard_s = now
 
     def add(self, session: int, hold: Hold) -> None:
-        """A client is about to have this hold."""
+        """A client is about to have this hold; at the end, none gets any."""
         with self._lock:
+            if self._over.is_set():
+                return
             self._sessions.setdefault(session, _Session(self._clock())).holds.add(hold.number)
+
+    def has(self, session: int, hold: Hold) -> bool:
+        """Whether a client has this hold still: what ends its session takes it away."""
+        with self._lock:
+            there = self._sessions.get(session)
+            return there is not None and hold.number in there.holds
 
     def discard(self, session: int, hold: Hold) -> None:
         """It has released it."""
