@@ -18,11 +18,12 @@ import lowmark
 from eventually import eventually
 from lowmark import errors
 from lowmark.backend.connection import location_of
-from lowmark.backend.protocol import Request, encode_request
+from lowmark.backend.protocol import CALLS, Request, encode_request
 from lowmark.backend.values import BatchRange, ReadRange
 from lowmark.client import Database, Table
 from lowmark.server import Limits
 from lowmark.server.checking import Checker
+from lowmark.server.limits import Slots
 from server.world import COLUMNS, Served
 
 SMALL = Limits(calls=2, waits=1, reads=1, streams=1, append_bytes=300_000, stall_ms=300)
@@ -213,3 +214,46 @@ def test_bytes_are_given_back_when_a_check_fails_by_a_mistake(
     orders.append(rows(0, 1_000))
     assert next(asked) > 5
     eventually(lambda: served.server.endpoint._append_bytes.taken == 0)
+
+
+def test_streams_on_which_no_call_is_made_cost_no_calls(served: Served, db: Database) -> None:
+    # given more open streams than calls may be carried out at a time
+    db.create_table("orders", COLUMNS, key="id", partitions=1).append(rows(0, 1))
+    clients = [lowmark.connect(served.address) for _ in range(SMALL.calls + 1)]
+    for client in clients:
+        assert client["orders"].get(0) is not None
+    endpoint = served.server.endpoint
+    assert endpoint._call_streams.taken > SMALL.calls
+    assert endpoint._service.calls == 0
+    # when another client comes, then it is answered
+    assert db["orders"].get(0) is not None
+    for client in clients:
+        client.close()
+
+
+def test_more_streams_of_calls_than_allowed_are_refused_by_name(
+    served: Served, db: Database
+) -> None:
+    db.create_table("orders", COLUMNS, key="id", partitions=1)
+    served.server.endpoint._call_streams = Slots("streams of calls", 1)
+    descriptor = flight.FlightDescriptor.for_command(CALLS + _request(served, "calls"))
+    with flight.FlightClient(location_of(served.address)) as client:
+        streams = [client.do_exchange(descriptor) for _ in range(2)]
+        said = [_answer(*one, _request(served, "now")) for one in streams]
+        assert sorted("1 streams of calls" in one for one in said) == [False, True]
+        for _, reader in streams:
+            reader.cancel()
+
+
+def _request(served: Served, call: str) -> bytes:
+    return encode_request(Request(served.backend.info.cluster, 5, call, (), {}))
+
+
+def _answer(
+    writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader, request: bytes
+) -> str:
+    try:
+        writer.write_metadata(pa.py_buffer(request))
+        return str(reader.read_chunk())
+    except flight.FlightError as error:
+        return str(error)

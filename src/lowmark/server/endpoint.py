@@ -96,7 +96,7 @@ class Endpoint:
         self._checker = Checker()
         self._plain = PlainTables(database)
         self._streams = Slots("streams of appends", self.limits.streams)
-        self._call_streams = Slots("streams of calls", self.limits.calls)
+        self._call_streams = Slots("streams of calls", self.limits.call_streams)
         self._reads = Slots("reads", self.limits.reads)
         self._append_bytes = Slots("bytes of rows", self.limits.append_bytes)
         self._watched: dict[int, tuple[float, str]] = {}

@@ -16,6 +16,9 @@ class Limits:
     """Of one server."""
 
     calls: int = 256
+    """Carried out at a time; a stream on which no request waits costs none of them."""
+    call_streams: int = 4_096
+    """Open streams of calls: each client keeps a few."""
     waits: int = 256
     """Readers that wait for more rows."""
     reads: int = 64
