@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,19 @@ import lowmark
 from eventually import eventually
 from lowmark import errors
 from lowmark.backend.connection import location_of
-from lowmark.backend.protocol import CALLS, Request, encode_request
+from lowmark.backend.protocol import (
+    APPEND,
+    CALLS,
+    COMMANDS,
+    Request,
+    commands_batch,
+    encode_places,
+    encode_request,
+)
 from lowmark.backend.values import BatchRange, ReadRange
 from lowmark.client import Database, Table
-from lowmark.server import Limits
+from lowmark.server import Limits, appending
+from lowmark.server.appending import AppendStream
 from lowmark.server.checking import Checker
 from lowmark.server.limits import Slots
 from server.world import COLUMNS, Served
@@ -239,7 +248,7 @@ def test_more_streams_of_calls_than_allowed_are_refused_by_name(
     descriptor = flight.FlightDescriptor.for_command(CALLS + _request(served, "calls"))
     with flight.FlightClient(location_of(served.address)) as client:
         streams = [client.do_exchange(descriptor) for _ in range(2)]
-        said = [_answer(*one, _request(served, "now")) for one in streams]
+        said = [_answer(writer, reader, _request(served, "now")) for writer, reader in streams]
         assert sorted("1 streams of calls" in one for one in said) == [False, True]
         for _, reader in streams:
             reader.cancel()
@@ -257,3 +266,47 @@ def _answer(
         return str(reader.read_chunk())
     except flight.FlightError as error:
         return str(error)
+
+
+def test_a_client_that_takes_no_answers_to_its_appends_is_cut_off(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a client that sends batches, each of which is refused, and takes no answers
+    monkeypatch.setattr(appending, "STREAM_MESSAGES", 1_000)
+    unsent, done = list[int](), appending.AppendStream._done
+
+    def seeing(stream: AppendStream, *given: Any) -> None:
+        done(stream, *given)
+        unsent.append(len(stream._acks))
+
+    monkeypatch.setattr(appending.AppendStream, "_done", seeing)
+    descriptor = flight.FlightDescriptor.for_command(APPEND + _request(served, "append"))
+    message = commands_batch([b"x"] * 256)
+    places = pa.py_buffer(encode_places([(one, 1, 0) for one in range(256)]))
+    with flight.FlightClient(location_of(served.address)) as client:
+        writer, _ = client.do_exchange(descriptor)
+        writer.begin(COMMANDS)
+        # when it goes on so, then it is cut off
+        with pytest.raises((flight.FlightError, OSError)):
+            _repeat(lambda: writer.write_with_metadata(message, places))
+    # and never were there many more answers than allowed
+    assert max(unsent) < 1_000 + 2 * 256
+    eventually(lambda: served.server.endpoint._streams.taken == 0)
+
+
+def test_a_client_that_takes_no_answers_to_its_calls_is_cut_off(
+    served: Served, db: Database
+) -> None:
+    descriptor = flight.FlightDescriptor.for_command(CALLS + _request(served, "calls"))
+    request = pa.py_buffer(_request(served, "x" * 100))
+    with flight.FlightClient(location_of(served.address)) as client:
+        writer, _ = client.do_exchange(descriptor)
+        with pytest.raises((flight.FlightError, OSError)):
+            _repeat(lambda: writer.write_metadata(request))
+    eventually(lambda: served.server.endpoint._call_streams.taken == 0)
+
+
+def _repeat(send: Callable[[], None]) -> None:
+    ends_at = time.monotonic() + 30
+    while time.monotonic() < ends_at:
+        send()

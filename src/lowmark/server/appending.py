@@ -2,7 +2,8 @@
 
 Batches are checked and handed over in the order in which they come; the answers come back in the
 order in which they are there. One thread reads, another one writes. A stream has so much under way;
-then it is not read on, and its client waits. What all streams have together is limited, too.
+then it is not read on, and its client waits. Answers that the client does not take count as under
+way, too, and what writes them is watched. What all streams have together is limited, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -52,16 +54,21 @@ class AppendStream:
         all_bytes: Slots,
         *,
         heard: Callable[[], None],
+        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._backend = backend
         self._checker = checker
         self._all_bytes = all_bytes
         self._heard = heard
+        self._watched = watched
+        """Around what waits for the client to take answers."""
         self._lock = threading.Condition()
         self._acks: list[Acknowledged] = []
         self._messages = 0
         """Under way: received, and not answered."""
         self._bytes = 0
+        self._unsent = 0
+        """Answers that are not on their way to the client yet."""
         self._ended = False
         """Whether no more answers are written."""
 
@@ -72,7 +79,7 @@ class AppendStream:
         )
         answering.start()
         try:
-            while True:
+            while not self._ended:
                 try:
                     chunk = reader.read_chunk()
                 except StopIteration:
@@ -136,13 +143,14 @@ class AppendStream:
         with self._lock:
             self._messages -= 1
             self._bytes -= size
+            self._unsent += 1
             self._acks.append(ack)
             self._lock.notify_all()
 
     def _wait_for_room(self) -> None:
         with self._lock:
             while not self._ended and (
-                self._bytes > STREAM_BYTES or self._messages > STREAM_MESSAGES
+                self._bytes > STREAM_BYTES or self._messages + self._unsent > STREAM_MESSAGES
             ):
                 self._lock.wait(_FULL_S)
 
@@ -165,10 +173,14 @@ class AppendStream:
                     acks, self._acks = self._acks, []
                     if not acks:
                         return
-                writer.write_metadata(pa.py_buffer(encode_acks(acks)))
+                with self._watched():
+                    writer.write_metadata(pa.py_buffer(encode_acks(acks)))
                 with self._lock:
+                    self._unsent -= len(acks)
                     self._lock.notify_all()
         except _STREAM_ERRORS:
+            pass  # the client is gone, or was cut off
+        finally:
             with self._lock:
                 self._ended = True
                 self._lock.notify_all()

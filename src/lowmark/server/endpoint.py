@@ -101,6 +101,8 @@ class Endpoint:
         self._append_bytes = Slots("bytes of rows", self.limits.append_bytes)
         self._watched: dict[int, tuple[float, str]] = {}
         """Reads that wait for their client to take something: since when, and whose."""
+        self._writers: dict[int, tuple[float, str]] = {}
+        """The same of streams that wait for their client to take an answer."""
         self._numbers = itertools.count()
         self._over = threading.Event()
         threading.Thread(target=self._watch, name="lowmark-watch", daemon=True).start()
@@ -144,31 +146,44 @@ class Endpoint:
     def put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Rows of a client with none of our code."""
         self._service.check()
-        number, peer = next(self._numbers), context.peer()
+        peer = context.peer()
         with self._streams.one():
             for said in self._plain.put(descriptor, reader):
                 self._service.check()
-                self._watched[number] = (time.monotonic(), peer)
-                try:
+                with self._writes_to(peer):
                     writer.write(pa.py_buffer(said))
-                finally:
-                    self._watched.pop(number, None)
 
-    def exchange(self, descriptor: Any, reader: Any, writer: Any) -> None:
-        """A stream of appends, or of calls."""
+    def exchange(self, descriptor: Any, reader: Any, writer: Any, context: Any = None) -> None:
+        """A stream of appends, or of calls. Without a context its client has no name: then it is
+        not cut off, since that would end all connections.
+        """
         command = descriptor.command or b""
+        peer = None if context is None else context.peer()
+        watched = contextlib.nullcontext if peer is None else partial(self._writes_to, peer)
         if command.startswith(CALLS):
             self._service.request(command.removeprefix(CALLS))
             with self._call_streams.one():
-                self._service.serve(reader, writer)
+                self._service.serve(reader, writer, watched=watched)
             return
         if not command.startswith(APPEND):
             raise RequestRefused("there is no such stream")
         request = self._service.request(command.removeprefix(APPEND))
         with self._streams.one():
             heard = partial(self._service.sessions.hear, request.session)
-            stream = AppendStream(self._backend, self._checker, self._append_bytes, heard=heard)
+            stream = AppendStream(
+                self._backend, self._checker, self._append_bytes, heard=heard, watched=watched
+            )
             stream.run(reader, writer)
+
+    @contextlib.contextmanager
+    def _writes_to(self, peer: str) -> Iterator[None]:
+        """Watched while its client takes an answer."""
+        number = next(self._numbers)
+        self._writers[number] = (time.monotonic(), peer)
+        try:
+            yield
+        finally:
+            self._writers.pop(number, None)
 
     def _streamed(self, context: Any, schema: pa.Schema, messages: Iterator[Any]) -> Any:
         """An answer with rows, watched while its client takes it."""
@@ -198,13 +213,14 @@ class Endpoint:
         stall_s = self.limits.stall_ms / 1_000
         while not self._over.wait(min(_LOOK_S, stall_s / 2)):
             since = time.monotonic() - stall_s
-            for number, (waits, peer) in list(self._watched.items()):
-                if waits < since and self._watched.pop(number, None) is not None:
-                    count = cut(port=self._port, path=self._path, peer=peer)
-                    logger.warning(
-                        "a client took nothing of what it had asked for, and was cut off",
-                        extra={"peer": peer, "seconds": stall_s, "connections": count},
-                    )
+            for watched in (self._watched, self._writers):
+                for number, (waits, peer) in list(watched.items()):
+                    if waits < since and watched.pop(number, None) is not None:
+                        count = cut(port=self._port, path=self._path, peer=peer)
+                        logger.warning(
+                            "a client took nothing of what it had asked for, and was cut off",
+                            extra={"peer": peer, "seconds": stall_s, "connections": count},
+                        )
 
     def _busy(self) -> bool:
         """Whether something is under way that ends by itself, and soon."""

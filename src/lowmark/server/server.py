@@ -74,9 +74,8 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self._server.endpoint.put(context, descriptor, reader, writer)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        del context
         with in_flight_s_words("a stream of appends"):
-            self._server.endpoint.exchange(descriptor, reader, writer)
+            self._server.endpoint.exchange(descriptor, reader, writer, context)
 
 
 class Server:

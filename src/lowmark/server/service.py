@@ -10,6 +10,7 @@ import inspect
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Final, get_type_hints
 
@@ -161,8 +162,16 @@ class Service:
                 value = ServerFailed(request.call, error)
         return encode_reply(Reply(self.instance, self.backend.catalog().version, value))
 
-    def serve(self, reader: Any, writer: Any) -> None:
-        """A stream of calls: request by request, each with its answer."""
+    def serve(
+        self,
+        reader: Any,
+        writer: Any,
+        *,
+        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """A stream of calls: request by request, each with its answer. `watched` is around what
+        waits for the client to take one.
+        """
         while True:
             try:
                 chunk = reader.read_chunk()
@@ -175,7 +184,8 @@ class Service:
             except LowmarkError as error:
                 version = self.backend.catalog().version
                 answer = encode_reply(Reply(self.instance, version, error))
-            writer.write_metadata(pa.py_buffer(answer))
+            with watched():
+                writer.write_metadata(pa.py_buffer(answer))
 
     def _value(self, request: Request) -> Any:
         name = request.call
