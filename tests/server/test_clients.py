@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pyarrow import flight
 import lowmark
 from eventually import eventually
 from lowmark import errors
-from lowmark.backend import remote_read
+from lowmark.backend import forks, remote_read
 from lowmark.backend.call_streams import STREAMS_KEPT
 from lowmark.backend.values import BatchRange
 from lowmark.client import Database, Table
@@ -186,3 +187,98 @@ def test_a_socket_may_be_named_from_the_folder_of_now(
     too_long = f"unix:{tmp_path}/{'x' * 120}"
     with pytest.raises(errors.AddressUnusable):
         Server(served.db, too_long)
+
+
+def test_an_append_without_a_thread_to_send_it_is_refused_and_the_next_one_goes_through(
+    orders: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a process that can start no more threads
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "lowmark-appends":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    # when rows are sent, then that is refused by name
+    with pytest.raises(errors.Unavailable, match="no more threads"):
+        orders.append([{"id": 900_001, "status": "new"}])
+    # and the next append goes through
+    monkeypatch.undo()
+    orders.append([{"id": 900_001, "status": "new"}])
+    assert orders.get(900_001) is not None
+
+
+def test_an_append_ends_when_the_thread_that_sends_it_has_died(
+    db: Database, orders: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a client whose thread that sends fails in a way that was not foreseen
+    appends = db.backend._appends  # type: ignore[attr-defined]
+    monkeypatch.setattr(appends, "_write_some", lambda: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    # when rows are sent, then they get an answer by name
+    with pytest.raises(errors.AppendFailed, match="before the answer was there"):
+        orders.append([{"id": 900_002, "status": "new"}])
+    # and the next ones are sent by another thread
+    monkeypatch.undo()
+    orders.append([{"id": 900_003, "status": "new"}])
+    assert orders.get(900_003) is not None
+
+
+def test_a_reader_whose_client_is_closed_hears_it_by_name(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given more readers than threads that fetch for them, all of them slow
+    monkeypatch.setattr(remote_read, "ANSWER_BYTES", 1)
+    fetch, over = remote_read.RemoteRead._fetch, threading.Event()
+
+    def slow(read: remote_read.RemoteRead, at: int) -> remote_read.Answer:
+        if at:
+            over.wait(10)
+        return fetch(read, at)
+
+    monkeypatch.setattr(remote_read.RemoteRead, "_fetch", slow)
+    client = lowmark.connect(served.address)
+    table = client.create_table("closed_meanwhile", COLUMNS, partitions=1)
+    for first in range(5):
+        table.append([{"id": first, "status": "x" * 1_000}])
+    found: list[BaseException] = []
+
+    def follow() -> None:
+        try:
+            table.read(batch_bytes=1).to_arrow()
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=follow) for _ in range(remote_read.THREADS + 2)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: client.backend._ahead.reads == len(threads))  # type: ignore[attr-defined]
+    time.sleep(0.5)
+    # when their client is closed, then each hears that, and nothing of threads
+    client.close()
+    over.set()
+    for thread in threads:
+        thread.join(20)
+    assert [type(error) for error in found] == [errors.Closed] * len(threads)
+
+
+def test_no_client_is_forgotten_when_threads_connect_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # given threads that make clients, each of which may be interrupted at any point
+    class One:
+        pass
+
+    monkeypatch.setattr(forks, "_made", [])
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        # when many are made at a time
+        with ThreadPoolExecutor(8) as pool:
+            all_of = list(pool.map(lambda _: forks.made(One()), range(2_000)))
+    finally:
+        sys.setswitchinterval(interval)
+    # then a fork knows every one of them
+    assert {id(ref()) for ref in forks._made} == {id(one) for one in all_of}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,3 +196,54 @@ def test_no_hold_is_kept_for_a_client_after_the_end() -> None:
     sessions.close()
     sessions.add(7, Hold(1))
     assert not sessions.has(7, Hold(1))
+
+
+def test_a_release_waits_for_nothing_not_even_on_a_thread_that_looks_for_the_server(
+    served: Served, db: Database
+) -> None:
+    # given a reader that is collected while its thread looks for the server, as any code may be
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 5))
+    reader = orders.read()
+    connection = db.backend._connection  # type: ignore[attr-defined]
+
+    took: list[float] = []
+
+    def locate(left_s: float) -> str:
+        began = time.monotonic()
+        reader.close()
+        took.append(time.monotonic() - began)
+        return served.address
+
+    connection._locate, connection._away = locate, True
+    # when it is found, then the thread goes on, and the hold ends
+    done = threading.Thread(target=orders.get, args=(1,), daemon=True)
+    done.start()
+    done.join(10)
+    assert not done.is_alive()
+    assert max(took) < 0.4
+    eventually(lambda: not served.backend._kept)
+
+
+def test_a_release_that_did_not_get_through_is_sent_again(served: Served, db: Database) -> None:
+    # given two readers, and a server that refuses every release for now
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 5))
+    kept, left = orders.read(), orders.read()
+    own: Any = served.server.endpoint._service._own
+    release, refused = own["release"], threading.Event()
+
+    def full(request: object) -> None:
+        refused.set()
+        raise errors.ServerFull("calls", limit=1)
+
+    own["release"] = full
+    # when one is closed, and the server has room again
+    left.close()
+    assert refused.wait(10)
+    threading.Event().wait(1.0)
+    assert len(served.backend._kept) == 2
+    own["release"] = release
+    # then its hold ends, while the client goes on
+    eventually(lambda: len(served.backend._kept) == 1)
+    kept.close()

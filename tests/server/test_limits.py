@@ -92,9 +92,11 @@ def test_more_waits_than_allowed_are_refused_by_name(served: Served, db: Databas
         orders.descriptor.id, {0: ReadRange(0, None)}, holder="a test", why="it follows"
     )
     seen = backend.wait(held.hold, 0)
-    waiting = threading.Thread(target=lambda: backend.wait(held.hold, 3, seen=seen))
+    waits = served.server.endpoint._service._waits
+    eventually(lambda: waits.taken == 0)  # the answer is there before its place is free
+    waiting = threading.Thread(target=lambda: backend.wait(held.hold, 60, seen=seen))
     waiting.start()
-    eventually(lambda: served.server.endpoint._service._waits.taken == 1)
+    eventually(lambda: waits.taken == 1)
     with pytest.raises(errors.ServerFull, match="waits") as full:
         backend._connection.call("wait", held.hold, 0.1, timeout_s=0.1)  # type: ignore[attr-defined]
     assert (full.value.what, full.value.limit) == ("waits for rows", 1)
@@ -310,3 +312,22 @@ def _repeat(send: Callable[[], None]) -> None:
     ends_at = time.monotonic() + 30
     while time.monotonic() < ends_at:
         send()
+
+
+def test_quick_calls_go_on_beside_clients_that_have_all_streams_of_calls(
+    served: Served, db: Database
+) -> None:
+    # given clients that have all streams of calls, and use none of them
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 5))
+    others = [lowmark.connect(served.address) for _ in range(SMALL.calls)]
+    for other in others:
+        eventually(lambda other=other: other.table("orders").get(1))  # type: ignore[misc]
+    assert served.server.endpoint._call_streams.taken == SMALL.calls
+    # when one more client looks up a row, then it has it at once
+    with lowmark.connect(served.address) as late:
+        began = time.monotonic()
+        assert late.table("orders").get(2) == {"id": 2, "status": "new"}
+        assert time.monotonic() - began < 5
+    for other in others:
+        other.close()

@@ -221,3 +221,43 @@ def test_a_server_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -
         eventually(lambda: seen == stored)
         reader.close()
         following.join(30)
+
+
+def test_all_readers_of_a_client_go_on_when_the_server_is_slow_to_hold_again(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given several readers of one client, each waiting on a thread of its own
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 1))
+    readers = [orders.read(follow=True, columns=["id"]) for _ in range(4)]
+    for reader in readers:
+        next(reader)
+    found: list[object] = []
+
+    def follow(reader: Any) -> None:
+        try:
+            found.extend(next(reader)["id"].to_pylist())
+        except errors.LowmarkError as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=follow, args=(one,), daemon=True) for one in readers]
+    for thread in threads:
+        thread.start()
+    # when another start of the server takes its time to hold each again
+    served.server.close()
+    hold = served.backend.hold
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        time.sleep(0.3)
+        return hold(*arguments, **named)
+
+    monkeypatch.setattr(served.backend, "hold", slow)
+    served.serve()
+    eventually(lambda: len(served.backend._kept) == 4)
+    served.db.table("orders").append(rows(1, 2))
+    # then every one of them has the next row
+    for thread in threads:
+        thread.join(30)
+    assert found == [1] * 4
+    for reader in readers:
+        reader.close()

@@ -29,19 +29,19 @@ class CallStreams:
         self._free: list[tuple[Any, Any]] = []
         self._under_way: dict[int, tuple[float, Any]] = {}
         """When each call is over by its caller's time, and what ends it."""
-        self._watching = False
+        self._watching: threading.Thread | None = None
         self._closed = False
 
     def ask(self, body: bytes, timeout_s: float) -> bytes:
         """The answer to a request; raises Flight's errors."""
+        if self._watching is None or not self._watching.is_alive():
+            self._watch()
         try:
             writer, reader = self._free.pop()
         except IndexError:
             writer, reader = self._open()
         me = threading.get_ident()
         self._under_way[me] = (time.monotonic() + timeout_s, reader)
-        if not self._watching:
-            self._watch()
         try:
             writer.write_metadata(pa.py_buffer(body))
             chunk = reader.read_chunk()
@@ -75,8 +75,9 @@ class CallStreams:
                 _end(*self._free.pop())
 
     def _watch(self) -> None:
-        self._watching = True
-        threading.Thread(target=self._run, name="lowmark-calls", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="lowmark-calls", daemon=True)
+        thread.start()
+        self._watching = thread
 
     def _run(self) -> None:
         while not self._closed:

@@ -203,7 +203,12 @@ class Connection:
             body = encode_request(Request(self.cluster, self._session, name, arguments, more))
             there = self._there(left_s)
             if name in QUICK:
-                return self._value(self._calls.ask(body, left_s + _SLACK_S))
+                try:
+                    return self._value(self._calls.ask(body, left_s + _SLACK_S))
+                except flight.FlightError as error:
+                    if not _is_full(error):
+                        raise
+                # Other clients have all streams of calls, maybe idle ones: it goes without.
             (result,) = there.do_action(flight.Action(CALL, body), _options(left_s))
             return self._value(result.body.to_pybytes())
 
@@ -318,6 +323,12 @@ class _Late(NodeUnreachable):
 
 def _options(left_s: float) -> Any:
     return flight.FlightCallOptions(timeout=left_s + _SLACK_S)
+
+
+def _is_full(error: flight.FlightError) -> bool:
+    """Whether the server took nothing, for it has too much to do."""
+    extra = getattr(error, "extra_info", None)
+    return isinstance(decode_fault(extra) if extra else None, ServerFull)
 
 
 def _may_pass(error: LowmarkError) -> bool:

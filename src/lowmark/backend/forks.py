@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
 from typing import Any, TypeVar
 
@@ -18,13 +19,16 @@ from lowmark.backend.errors import Forked
 T = TypeVar("T")
 
 _made: list[weakref.ref[Any]] = []
+_lock = threading.RLock()
+"""Guards the list; taken around every fork, so that a child finds it whole."""
 _in_child = False
 
 
 def made(one: T) -> T:
     """Take note of a client or server of Flight's."""
-    _made[:] = [ref for ref in _made if ref() is not None]
-    _made.append(weakref.ref(one))
+    with _lock:
+        _made[:] = [ref for ref in _made if ref() is not None]
+        _made.append(weakref.ref(one))
     return one
 
 
@@ -35,6 +39,13 @@ def check_fork(address: str) -> None:
 
 
 def _forked() -> None:
+    try:
+        _leave_all()
+    finally:
+        _lock.release()
+
+
+def _leave_all() -> None:
     global _in_child  # noqa: PLW0603
     left = [one for one in (ref() for ref in _made) if one is not None]
     if not _made:
@@ -48,4 +59,4 @@ def _forked() -> None:
             finalizer.detach()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forked)

@@ -230,7 +230,8 @@ class Backend(Protocol):
         """Keep nothing any more for that hold. It does not wait, and never raises; twice is
         harmless, and so is a hold that is not known.
 
-        A hold of files (`hold_files`, `Held.files`) has ended when this returns.
+        What was taken by `hold_files` has ended when this returns; what a view came with
+        (`Held.files`) has ended when this client next asks for `files_in_use`.
         """
 
     # -- partitions -----------------------------------------------------------------------------

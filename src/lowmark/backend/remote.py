@@ -17,12 +17,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, NamedTuple
 
-from lowmark.backend.connection import Connection, Locate
+from lowmark.backend.connection import Connection, Locate, is_passing
 from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
 from lowmark.backend.protocol import Reply
 from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
@@ -54,10 +55,20 @@ _CONNECT_S = 10.0
 _SLACK_S = 5.0
 _EXECUTE_S = 60.0
 _RELEASE_S = 0.5
+_PROPOSE_S = 2.0
+_CLOSE_S = 2.0
 _ERRANDS_MAX = 10_000
 _VIEWS_MAX = 1_024
 
 _open: weakref.WeakSet[RemoteBackend] = weakref.WeakSet()
+
+
+class _Errand(NamedTuple):
+    """A call whose answer is of no use to its caller."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    timeout_s: float
 
 
 class RemoteBackend:
@@ -83,14 +94,19 @@ class RemoteBackend:
         self._asked_at = 0.0
         self._instance = 0
         self._retaking = threading.RLock()
+        self._retaken = 0
+        """The start of the server at which the holds are being taken again; 0: they are not."""
         self._holds: dict[int, tuple[str, tuple[Any, ...], dict[str, Any]]] = {}
         """The holds that this client has, and how each was taken."""
         self._restarts = 0
         self._ahead = Ahead()
         self._views: dict[tuple[TableId, int], View] = {}
         """The last views that were asked for."""
-        self._errands: deque[Callable[[], object]] = deque(maxlen=_ERRANDS_MAX)
-        self._busy = threading.Event()
+        self._errands: deque[_Errand] = deque(maxlen=_ERRANDS_MAX)
+        self._sending = threading.Lock()
+        """Held by the thread that runs errands."""
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        """Wakes the thread that cares. A finaliser may put, on any thread, whatever that holds."""
         self._caring: threading.Thread | None = None
         self._connection = Connection(
             address,
@@ -133,14 +149,12 @@ class RemoteBackend:
             return
         _open.discard(self)
         if self._caring is not None:
-            with contextlib.suppress(LowmarkError, IndexError):
-                while self._errands:
-                    self._errands.popleft()()
+            self._run_errands(_CLOSE_S)
             with contextlib.suppress(LowmarkError):  # without it, they end with their time
                 self._call("leave", timeout_s=_RELEASE_S)
         self._holds.clear()
         self._closed = True
-        self._busy.set()
+        self._wake.put(None)
         self._ahead.close()
         self._appends.close()
         self._connection.close()
@@ -384,8 +398,8 @@ class RemoteBackend:
         """Have something kept. It is this client's from before it is asked for: Ctrl-C, or an
         answer that is lost, leaves a hold that the caller releases, or that ends with its time.
         """
-        self._holds[hold.number] = (name, arguments, named)
         self._care()
+        self._holds[hold.number] = (name, arguments, named)
         try:
             return self._call(name, *arguments, **named, hold=hold, timeout_s=timeout_s)
         except BaseException:
@@ -407,57 +421,105 @@ class RemoteBackend:
         try:
             return self._call(name, hold, *arguments, **named, timeout_s=limit)
         except HoldUnknown:
+            with self._retaking:  # another thread may be taking it again just now
+                pass
             if self._restarts == restarts or hold.number not in self._holds:
                 raise
         return self._call(name, hold, *arguments, **named, timeout_s=limit)
 
     def _take_again(self, instance: int) -> None:
-        """The server was started again: it keeps nothing for this client any more."""
+        """The server was started again: it keeps nothing for this client any more.
+
+        The new start is known only when all is held again: until then every other thread that
+        hears of it waits here, and finds its holds.
+        """
         with self._retaking:
-            if instance == self._instance:
+            if self._retaken:  # by a call of the loop below
+                self._retaken = instance
                 return
-            self._instance = instance
-            self._restarts += 1
-            for number, (name, arguments, named) in list(self._holds.items()):
+            while instance != self._instance:
+                self._retaken = instance
+                try:
+                    whole = self._hold_again()
+                finally:
+                    self._restarts += 1
+                    heard, self._retaken = self._retaken, 0
+                if not whole:
+                    return  # the next answer begins it again
+                self._instance, instance = instance, heard
+
+    def _hold_again(self) -> bool:
+        """Whether the server was there for all of it."""
+        for number, (name, arguments, named) in list(self._holds.items()):
+            try:
+                self._call(name, *arguments, **named, hold=Hold(number))
+            except LowmarkError as error:
+                if is_passing(error):
+                    return False
                 # What can't be held any more is found out by its reader.
-                with contextlib.suppress(LowmarkError):
-                    self._call(name, *arguments, **named, hold=Hold(number))
-                if number not in self._holds:  # released meanwhile
-                    self._release(number)
+            if number not in self._holds:  # released meanwhile
+                self._release(number)
+        return True
 
     def release(self, hold: Hold) -> None:
-        """See `Backend`."""
-        self._holds.pop(hold.number, None)
-        if not self.closed:
-            self._release(hold.number)
+        """See `Backend`. Finalisers call this, on threads that may be in the middle of a call: so
+        another thread sends it. What was taken by `hold_files` is not released by finalisers, and
+        has ended when this returns, if the server is there.
+        """
+        name, _, _ = self._holds.pop(hold.number, ("", (), {}))
+        if self.closed:
+            return
+        self._release(hold.number)
+        if name == "hold_files":
+            self._run_errands(_RELEASE_S)
 
     def _release(self, number: int) -> None:
-        try:
-            self._call("release", Hold(number), timeout_s=_RELEASE_S)
-        except LowmarkError:
-            # It ends with its time, if this client is not heard of; or when it is heard again.
-            self._errands.append(lambda: self._call("release", Hold(number), timeout_s=_RELEASE_S))
-            self._care()
+        """Have it sent. If it is not, the hold ends with its time when this client is silent."""
+        self._errands.append(_Errand("release", (Hold(number),), _RELEASE_S))
+        self._wake.put(None)
 
     def _care(self) -> None:
         """Have a thread speak up for the holds, and run errands."""
-        if self._caring is None:
-            thread = threading.Thread(target=_care_for, args=(weakref.ref(self), self._busy))
+        if self._caring is None or not self._caring.is_alive():
+            thread = threading.Thread(target=_care_for, args=(weakref.ref(self), self._wake))
             thread.name, thread.daemon = "lowmark-holds", True
-            self._caring = thread
             thread.start()
-        if self._errands:
-            self._busy.set()
+            self._caring = thread
 
     def _renew(self) -> None:
         if self._holds:
             with contextlib.suppress(LowmarkError):
                 self._call("renew", timeout_s=self._hold_s / 3)
 
-    def _run_errands(self) -> None:
-        for _ in range(len(self._errands)):
-            with contextlib.suppress(LowmarkError, IndexError):
-                self._errands.popleft()()
+    def _run_errands(self, within_s: float) -> None:
+        """Those that there are now, as far as the time goes."""
+        ends_at = time.monotonic() + within_s
+        if not self._sending.acquire(timeout=within_s):
+            return
+        try:
+            for _ in range(len(self._errands)):
+                left_s = ends_at - time.monotonic()
+                if left_s <= 0 or not self._run_errand(left_s):
+                    return
+        finally:
+            self._sending.release()
+
+    def _run_errand(self, left_s: float) -> bool:
+        """Whether it is worth going on with the next one."""
+        try:
+            errand = self._errands.popleft()
+        except IndexError:
+            return False
+        try:
+            limit_s = min(left_s, errand.timeout_s)
+            self._call(errand.name, *errand.arguments, timeout_s=limit_s)
+        except LowmarkError as error:
+            if not is_passing(error):
+                return True
+            if errand.name == "release":  # the others may be out of place by then
+                self._errands.append(errand)
+            return False
+        return True
 
     # -- partitions -----------------------------------------------------------------------------
 
@@ -473,8 +535,9 @@ class RemoteBackend:
         given = dict(commands)
         if not wait:
             if not self.closed:
-                self._errands.append(lambda: self._call("propose", table, given, timeout_s=2.0))
                 self._care()
+                self._errands.append(_Errand("propose", (table, given), _PROPOSE_S))
+                self._wake.put(None)
             return {}
         outcomes: dict[int, Outcome] = self._call("propose", table, given, timeout_s=timeout_s)
         return outcomes
@@ -489,6 +552,7 @@ class RemoteBackend:
 
     def files_in_use(self) -> frozenset[str]:
         """See `Backend`."""
+        self._run_errands(_RELEASE_S)  # what readers of this client have let go is not in use
         manifests: frozenset[str] = self._call("files_in_use")
         return manifests
 
@@ -532,18 +596,23 @@ class RemoteBackend:
         return done
 
 
-def _care_for(backend: weakref.ref[RemoteBackend], busy: threading.Event) -> None:
+def _care_for(backend: weakref.ref[RemoteBackend], wake: SimpleQueue[None]) -> None:
     """Speak up for a client's holds until it is closed, or is no more."""
+    renew_at = 0.0
     while True:
         one = backend()
         if one is None or one.closed:
             return
-        wait_s = one._hold_s / 3
-        one._run_errands()
-        one._renew()
+        every_s = one._hold_s / 3
+        one._run_errands(every_s)
+        if time.monotonic() >= renew_at:
+            one._renew()
+            renew_at = time.monotonic() + every_s
         del one
-        busy.wait(wait_s)
-        busy.clear()
+        with contextlib.suppress(Empty):
+            wake.get(timeout=max(0.0, renew_at - time.monotonic()))
+            while True:
+                wake.get_nowait()
 
 
 @atexit.register

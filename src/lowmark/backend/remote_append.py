@@ -134,6 +134,7 @@ class RemoteAppender:
             sent.settle([])
             return sent
         with self._appends.lock:
+            self._appends.begin()
             self._send(parts, sent)
         self._appends.flush()
         return sent
@@ -212,7 +213,21 @@ class RemoteAppends:
 
     def ended(self) -> LowmarkError | None:
         """Why there will be no answer any more, if so."""
-        return Ended(self._connection.address) if self._closed else None
+        pump = self._pump
+        if self._closed:
+            return Ended(self._connection.address)
+        if pump is not None and not pump.is_alive():
+            dead = RuntimeError("the thread that sends rows has ended")
+            return Ended(self._connection.address, dead)
+        return None
+
+    def begin(self) -> None:
+        """Have a thread send; holding the lock. Raises before anything has a number."""
+        if self._closed or (self._pump is not None and self._pump.is_alive()):
+            return
+        pump = threading.Thread(target=self._run, name="lowmark-appends", daemon=True)
+        _start(pump)
+        self._pump = pump
 
     def submit(self, way: _Way, room: Buffer) -> Future[object]:
         """Have a batch sent; holding the lock."""
@@ -220,9 +235,6 @@ class RemoteAppends:
         number = next(self._numbers)
         self._under_way[number] = (way, future)
         self._outbox.append((number, way, room))
-        if self._pump is None:
-            self._pump = threading.Thread(target=self._run, name="lowmark-appends", daemon=True)
-            self._pump.start()
         return future
 
     def flush(self) -> None:
@@ -294,10 +306,13 @@ class RemoteAppends:
     def _open(self) -> Any:
         writer, reader = self._connection.exchange()
         writer.begin(COMMANDS)
-        with self.lock:
-            self._stream = writer
         name = "lowmark-answers"
-        threading.Thread(target=self._listen, args=(writer, reader), name=name, daemon=True).start()
+        thread = threading.Thread(
+            target=self._listen, args=(writer, reader), name=name, daemon=True
+        )
+        with self.lock:  # before it may hear that the stream has ended
+            _start(thread)
+            self._stream = writer
         return writer
 
     # -- answers, on a thread of their stream -----------------------------------------------------
@@ -345,7 +360,15 @@ class RemoteAppends:
                     future.reject(OutcomeUnknown(way.name, why=named.message))
             self._work.notify()
         if stream is not None:
-            threading.Thread(target=_end, args=(stream,), daemon=True).start()
+            with contextlib.suppress(Unavailable):  # then it ends when it is collected
+                _start(threading.Thread(target=_end, args=(stream,), daemon=True))
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise Unavailable(f"this process can start no more threads ({error})") from error
 
 
 def _end(stream: Any) -> None:

@@ -12,10 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Final, NamedTuple, TypeAlias
 
 from lowmark.backend.connection import Connection, is_passing
+from lowmark.backend.errors import Closed
 from lowmark.backend.protocol import commands_of
 from lowmark.backend.values import BatchRange
 from lowmark.catalog import TableId
@@ -106,7 +107,7 @@ class RemoteRead:
         self._ahead.add(reads=1)
         try:
             while at < len(self._ranges):
-                answer = deque(self._fetch(at) if following is None else following.answer.result())
+                answer = deque(self._fetch(at) if following is None else self._fetched(following))
                 at += len(answer)
                 if following is not None:
                     self._ahead.add(some=-following.reserved)
@@ -131,6 +132,12 @@ class RemoteRead:
             return None
         self._ahead.add(some=reserved)
         return following
+
+    def _fetched(self, following: _Following) -> Answer:
+        try:
+            return following.answer.result()
+        except CancelledError:  # the client was closed before a thread began with it
+            raise Closed(self._connection.address) from None
 
     def _fetch(self, at: int) -> Answer:
         """One answer; if it breaks before it has anything, it is asked for again."""
