@@ -67,9 +67,9 @@ _FLUSH_S = 60.0
 _STUCK_S = 3.0
 """How long the segment writer may lack space, handles or memory before a run says so."""
 _PLANNED_MAX = 4_096
-"""The loop looks up so many batches in one turn."""
+"""How many batches the loop looks up in one turn."""
 _RANGES_MAX = 32
-"""The loop says of so many ranges in one turn where they are."""
+"""Of how many ranges the loop says in one turn where they are."""
 _ATTEMPTS = 20
 
 _memory = Memory()

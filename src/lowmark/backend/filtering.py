@@ -135,7 +135,7 @@ class Where:
     def __init__(self, expression: object, given: Shape) -> None:
         self.filter = Filter(given.table, expression)
         self.width = len(given.names)
-        """So many columns are given; those behind them are for the filter alone."""
+        """How many columns the reader gives; those behind them are for the filter alone."""
         self.schema = given.schema
         extra = [name for name in (*self.filter.names, OFFSET) if name not in given.names]
         self.shape = given.with_more(tuple(dict.fromkeys(extra)))

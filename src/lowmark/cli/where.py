@@ -27,7 +27,7 @@ from lowmark.convert.values import Misfit
 from lowmark.table import CHANGE, OFFSET, PARTITION, TIME
 
 DEPTH_MAX = 100
-"""So many parentheses and `not`s may stand inside each other."""
+"""How deep parentheses and `not`s may stand inside each other."""
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<text>'(?:[^']|'')*')

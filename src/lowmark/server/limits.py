@@ -32,7 +32,7 @@ class Limits:
 
 
 class Slots:
-    """So many at once."""
+    """A number of places that callers take and give back."""
 
     def __init__(self, what: str, limit: int) -> None:
         self._what = what

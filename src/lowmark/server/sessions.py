@@ -18,7 +18,7 @@ from lowmark.backend.values import Hold
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 20
-"""A client that has nothing is forgotten after so many times its time."""
+"""The server forgets a client that has nothing after this many times its time."""
 
 
 @dataclass(slots=True)
