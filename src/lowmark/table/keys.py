@@ -277,6 +277,11 @@ _INT64_BOUND = 1 << 63
 def _one(value: object, column_type: ColumnType, name: str) -> Canonical:
     if column_type is Plain.INT64 and type(value) is int and -_INT64_BOUND <= value < _INT64_BOUND:
         return value  # as `fit` would say; a look-up is so quick that asking it counts
+    if column_type is Plain.STRING and type(value) is str:
+        try:
+            return value.encode()  # the same
+        except UnicodeEncodeError:
+            pass  # `fit` says why
     if is_missing(value):
         raise _misfit(value, column_type, name, "a key that is looked for has no nulls")
     assert isinstance(column_type, Plain | DecimalOf)  # nothing else can be in a key
