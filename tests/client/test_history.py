@@ -321,3 +321,32 @@ def test_a_dropped_table_goes_with_its_history(db: Database, wall: Wall) -> None
     with pytest.raises(BelowWatermark):
         table.read(as_of=at)
     assert backend_of(db).node.upkeep is not None
+
+
+def test_a_look_at_now_is_answered_though_the_watermark_moves_to_now_at_that_moment(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a table, and a low watermark that moves when history is about to be held
+    table = new_table(db)
+    table.append([{"id": 1, "v": 1}])
+    backend = backend_of(db)
+    take, moves = backend.hold_history, [True, True, True]
+
+    def moving(*given: Any, **named: Any) -> Any:
+        if moves:
+            moves.pop()
+            db.advance_watermark("now")
+        return take(*given, **named)
+
+    monkeypatch.setattr(backend, "hold_history", moving)
+    # then what is asked as of now is answered as of a later moment
+    assert table.count() == 1
+    moves.append(True)
+    assert table.read(as_of="now").to_pylist() == [{"id": 1, "v": 1}]
+    moves.append(True)
+    assert table.get(1, as_of="now") == {"id": 1, "v": 1}
+    # and a time that was given stays what it is
+    at = table.snapshot().time
+    moves.append(True)
+    with pytest.raises(BelowWatermark):
+        table.read(as_of=at)

@@ -30,6 +30,9 @@ from lowmark.table import BelowWatermark, CursorOverdue, Shape, TimeInFuture, Vi
 Start: TypeAlias = str | int | Mapping[int, int] | dt.datetime
 """`earliest`, `latest`, a time, or offsets by partition."""
 
+_NOW_ATTEMPTS = 10
+"""How often a read as of now draws another now, if the low watermark was moved beyond it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -139,6 +142,29 @@ class TableReaders:
         where: object = None,
     ) -> AsOfReader:
         """The table as it was at a time; see `Table.read`."""
+
+        def reader() -> AsOfReader:
+            return self._as_of(as_of, columns, wanted, limit=limit, on_gap=on_gap, where=where)
+
+        if not isinstance(as_of, str) or as_of.strip() != "now":
+            return reader()
+        for _ in range(_NOW_ATTEMPTS):
+            try:
+                return reader()
+            except BelowWatermark:
+                continue  # it was moved to a later now just now
+        return reader()
+
+    def _as_of(
+        self,
+        as_of: TimeLike,
+        columns: Sequence[str] | None,
+        wanted: Sequence[int],
+        *,
+        limit: int | None,
+        on_gap: Literal["raise", "skip"],
+        where: object,
+    ) -> AsOfReader:
         time = self._past(as_of)
         # The catalog of then says which columns there were.
         then = self._backend.catalog_at(time).table(self._id)
