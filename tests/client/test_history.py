@@ -350,3 +350,10 @@ def test_a_look_at_now_is_answered_though_the_watermark_moves_to_now_at_that_mom
     moves.append(True)
     with pytest.raises(BelowWatermark):
         table.read(as_of=at)
+
+
+def test_what_an_alteration_gives_is_short_to_print(db: Database) -> None:
+    for number in range(20):
+        db.create_table(f"other_{number}", {"id": int})
+    done = new_table(db).alter(add={"note": str})
+    assert repr(done) == f"Executed(version={done.catalog.version}, applied=(True,))"

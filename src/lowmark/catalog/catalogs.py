@@ -81,6 +81,10 @@ class Executed:
     applied: tuple[bool, ...]
     """Which of them changed something."""
 
+    def __repr__(self) -> str:
+        # A catalog is long: in a shell, the answer to a change would fill the screen.
+        return f"Executed(version={self.catalog.version}, applied={self.applied})"
+
 
 @dataclass(slots=True)
 class _Request:
