@@ -21,6 +21,7 @@ import pytest
 from compaction.faults import calls_of_a_run, store_calls
 from compaction.world import World, folded
 from inside import backend_of
+from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import BatchesMoved, Cancelled, RunUnderWay
 from lowmark.client import BelowWatermark, GapFound
 from lowmark.compaction.compactor import Compactor
@@ -28,8 +29,9 @@ from lowmark.compaction.context import RunOptions
 from lowmark.compaction.runner import LocalRunner
 from lowmark.errors import Rejected, Unavailable
 from lowmark.group import Future, OutcomeUnknown
-from lowmark.ledger import RunRecord, table_folder
+from lowmark.ledger import RunRecord, run_key, table_folder
 from lowmark.ledger.records import POINTER_PREFIX
+from lowmark.metastore import Entry
 from lowmark.runtime import DiskFull
 from lowmark.table.commands import CreateCursor
 from lowmark.table.errors import DeletesGone
@@ -188,6 +190,39 @@ def test_a_run_that_was_given_up_elsewhere_publishes_nothing_and_cuts_nothing(wo
     # and the next run does what it would have done
     world.compact()
     check_one_ledger(world)
+
+
+def test_a_run_looks_at_its_own_note_only_if_it_may_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bytes] = []
+    get = Embedded.get
+
+    def look(self: Embedded, key: bytes, *, timeout_s: float | None = None) -> Entry | None:
+        looks.append(key)
+        return get(self, key, timeout_s=timeout_s)
+
+    with World(tmp_path / "w", partitions=3) as world:
+        world.write(*[(f"k{number}", number) for number in range(20)])
+        world.settle()
+        monkeypatch.setattr(Embedded, "get", look)
+        # when nothing else is noted of a run, then it looks once, before its first note
+        run = world.table.compact(engine="local")
+        assert looks.count(run_key(run.table, run.run)) == 1
+        # and when another process has noted something, then it looks again, and goes on
+        world.write(("k1", 101))
+        world.settle()
+        looks.clear()
+        records = world.table._compactor.records
+
+        def note() -> None:
+            [one] = [one for one in records.runs(run.table) if one.state == "running"]
+            records.put_run(msgspec.structs.replace(one, error="as it goes on"))
+
+        again = world.table.compact(engine="local", step=before("carry out the work", note))
+        assert again.state == "done"
+        assert looks.count(run_key(again.table, again.run)) == 2
+        world.check()
 
 
 # -- a full disk ----------------------------------------------------------------------------------
@@ -770,7 +805,7 @@ def test_another_process_does_no_harm_to_what_is_being_compacted(world: World) -
     world.compact(step=before("carry out the work", another_process))
     [told] = said
     assert told.startswith("locked")
-    assert "in another process" in told
+    assert "is owned by process" in told
     assert told.splitlines()[-1] == "1"
     check_one_ledger(world)
 

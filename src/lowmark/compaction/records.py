@@ -34,6 +34,7 @@ from lowmark.metastore import (
     Remove,
     Revision,
     missing,
+    value_is,
 )
 
 _PUBLISH_ATTEMPTS = 3
@@ -59,6 +60,10 @@ class Records:
 
     def __init__(self, session: HasBackend) -> None:
         self._session = session
+        self._noted: dict[bytes, bytes] = {}
+        """What was noted last of each run that goes on here. What others noted meanwhile fails the
+        condition of the next write: only then is it looked at.
+        """
 
     @property
     def _backend(self) -> Backend:
@@ -103,17 +108,26 @@ class Records:
         key = pointer_key(table, partition)
         unchanged: Condition
         unchanged = Revision(key, Compare.EQ, seen.revision) if seen.revision else missing(key)
-        if fenced:
-            noted = self._backend.get(run_key(table, pointer.run))
-            if noted is None or decode_record(noted.value, RunRecord).state == "cancelled":
-                return False
-            unchanged = AllOf((unchanged, Revision(noted.key, Compare.EQ, noted.revision)))
         operations: list[Operation] = [Put(key, msgspec.json.encode(pointer))]
         if seen.pointer is not None:
             gone = Retired(manifest=seen.pointer.manifest, at_ms=now_ms, by=pointer.run)
             operations.append(
                 Put(retired_key(table, partition, seen.epoch), msgspec.json.encode(gone))
             )
+        if fenced:
+            run = run_key(table, pointer.run)
+            if (last := self._noted.get(run)) is not None:
+                goes_on = AllOf((unchanged, value_is(run, last)))
+                try:
+                    if self._backend.write(operations, condition=goes_on):
+                        return True
+                except OutcomeUnknown:
+                    if self.pointer(table, partition).pointer == pointer:
+                        return True
+            noted = self._backend.get(run)
+            if noted is None or decode_record(noted.value, RunRecord).state == "cancelled":
+                return False
+            unchanged = AllOf((unchanged, Revision(noted.key, Compare.EQ, noted.revision)))
         for attempt in range(_PUBLISH_ATTEMPTS):
             try:
                 if self._backend.write(operations, condition=unchanged):
@@ -162,21 +176,31 @@ class Records:
     def note_run(self, record: RunRecord) -> bool:
         """Note how far the caller's own run is; False if another process has given it up."""
         key, value = run_key(record.table, record.run), msgspec.json.encode(record)
+        last = self._noted.pop(key, None)
         while True:
-            noted = self._backend.get(key)
-            if noted is None:
-                unchanged: Condition = missing(key)
-            elif decode_record(noted.value, RunRecord).state == "cancelled":
+            unchanged = self._as_it_is(key) if last is None else value_is(key, last)
+            if unchanged is None:
                 return False
-            else:
-                unchanged = Revision(key, Compare.EQ, noted.revision)
             try:
                 if self._backend.write([Put(key, value)], condition=unchanged):
-                    return True
+                    break
             except OutcomeUnknown:
                 if (there := self._backend.get(key)) is None or there.value != value:
                     raise
-                return True
+                break
+            last = None  # another process has noted something
+        if record.state == "running":
+            self._noted[key] = value
+        return True
+
+    def _as_it_is(self, key: bytes) -> Condition | None:
+        """That the note of a run stays as it is now; None if the run was given up."""
+        noted = self._backend.get(key)
+        if noted is None:
+            return missing(key)
+        if decode_record(noted.value, RunRecord).state == "cancelled":
+            return None
+        return Revision(key, Compare.EQ, noted.revision)
 
     def run(self, table: int, run: str) -> RunRecord:
         """A run by its name."""
