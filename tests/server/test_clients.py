@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import flight
@@ -175,6 +176,26 @@ def test_readers_of_many_partitions_are_ahead_by_a_bounded_amount(
     eventually(lambda: (ahead.bytes, ahead.reads) == (0, 0))
 
 
+def test_a_bounded_read_is_through_with_a_partition_before_it_begins_the_next(
+    db: Database,
+) -> None:
+    # given partitions that take several reads each
+    big = db.create_table("pieces", {"id": "int64", "body": "binary"}, key="id", partitions=4)
+    for first in range(0, 400, 40):
+        big.append({"id": number, "body": bytes(1_000)} for number in range(first, first + 40))
+    # when they are read
+    ahead = db.backend._ahead  # type: ignore[attr-defined]
+    partitions, most = list[int](), 0
+    with big.read(batch_bytes=20_000, columns=["id", "_partition"]) as reader:
+        for batch in reader:
+            partitions += batch.column("_partition").unique().to_pylist()
+            most = max(most, ahead.reads)
+    # then rows of one partition at a time were fetched, and all of them were given in a row
+    assert most == 1
+    assert partitions == sorted(partitions)
+    assert len(partitions) > len(set(partitions)) == 4
+
+
 def test_a_socket_may_be_named_from_the_folder_of_now(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +259,15 @@ def test_a_reader_whose_client_is_closed_hears_it_by_name(
             over.wait(10)
         return fetch(read, at)
 
+    begin, begun = remote_read.RemoteRead._begin, list[int]()
+
+    def seen(read: remote_read.RemoteRead, at: int) -> Any:
+        following = begin(read, at)
+        begun.append(at)
+        return following
+
     monkeypatch.setattr(remote_read.RemoteRead, "_fetch", slow)
+    monkeypatch.setattr(remote_read.RemoteRead, "_begin", seen)
     client = lowmark.connect(served.address)
     table = client.create_table("closed_meanwhile", COLUMNS, partitions=1)
     for first in range(5):
@@ -254,8 +283,7 @@ def test_a_reader_whose_client_is_closed_hears_it_by_name(
     threads = [threading.Thread(target=follow) for _ in range(remote_read.THREADS + 2)]
     for thread in threads:
         thread.start()
-    eventually(lambda: client.backend._ahead.reads == len(threads))  # type: ignore[attr-defined]
-    time.sleep(0.5)
+    eventually(lambda: len(begun) == len(threads))  # each waits for its second answer
     # when their client is closed, then each hears that, and nothing of threads
     client.close()
     over.set()

@@ -1,4 +1,5 @@
-"""Batches of rows from the backlog, in order, partition by partition in turns.
+"""Batches of rows from the backlog, in order: of a bounded reader, one partition after the other,
+so that what was fetched ahead is of one partition only; of one that follows, in turns.
 
 A reader works from views, which never change, asks the database for the batches that they name, and
 decodes them on the caller's thread. A bounded reader holds what it is going to read from the moment
@@ -363,7 +364,7 @@ class Reader:
                     self._lease.renew_if_due()
                 for part in self._parts:
                     before = part.at
-                    for batch in self._next(part):
+                    for batch in self._turn(part):
                         if self._left is not None:
                             batch = batch.slice(0, self._left)
                             self._left -= batch.num_rows
@@ -384,6 +385,23 @@ class Reader:
             self._ended = self._left == 0
         finally:
             self.close()
+
+    def _turn(self, part: PartitionReader) -> Iterator[pa.RecordBatch]:
+        """What a partition gives before the next one has its turn: of a bounded read everything.
+
+        So one partition at a time has batches in memory that were fetched and not given.
+        """
+        before = -1
+        while not self._closed and before < part.at:
+            before = part.at
+            yield from self._next(part)
+            if part.end is None:
+                return
+            if part.at >= part.end:
+                part.ahead = None  # nothing of it is under way any more
+                return
+            if self._lease is not None:
+                self._lease.renew_if_due()
 
     def _wait(self) -> None:
         """Wait for more; raise if nothing can come any more."""

@@ -256,12 +256,12 @@ class Table:
         knows may be gone.
         With `cursor` it begins where the cursor of that name stands, which holds what it needs.
 
-        Without `as_of` every change is given in the order of its offset, one partition after
-        another in turns. `start` and `end` are `"earliest"`, `"latest"`, a time, or offsets by
-        partition (a plain offset, if there is only one); `end` may be a `snapshot()`. Rows of a
-        time are read from it on, and up to it; an end by offset is the first that is not. A time is
-        a `datetime` with its zone, ISO 8601 text, or a row's `_time`. Bounded, the reader ends with
-        what was there when it was made; with `follow` it waits for more.
+        Without `as_of` every change is given in the order of its offset, one partition after the
+        other; with `follow`, in turns. `start` and `end` are `"earliest"`, `"latest"`, a time, or
+        offsets by partition (a plain offset, if there is only one); `end` may be a `snapshot()`.
+        Rows of a time are read from it on, and up to it; an end by offset is the first that is not.
+        A time is a `datetime` with its zone, ISO 8601 text, or a row's `_time`. Bounded, the reader
+        ends with what was there when it was made; with `follow` it waits for more.
 
         Without `start` all changes are meant: if some were compacted and cut, the reader raises
         `GapFound` instead of giving a part. `"earliest"` means the changes that are left.
