@@ -147,7 +147,7 @@ class SpyNetwork(SimNetwork):
         self.watching, self.sent = True, []
         return self.sent
 
-    def carry(self, connection: _Connection, buffers: object) -> None:
+    def carry(self, connection: _Connection, buffers: object, *, urgent: bool = False) -> None:
         parts: list[Buffer] = list(buffers)  # type: ignore[call-overload]
         if self.watching or self.on_sent is not None:
             frame = b"".join(parts)
@@ -161,7 +161,7 @@ class SpyNetwork(SimNetwork):
                 self.sent.append(seen)
             if self.on_sent is not None:
                 self.on_sent(seen)
-        super().carry(connection, parts)
+        super().carry(connection, parts, urgent=urgent)
 
     def endpoint(
         self,

@@ -21,6 +21,7 @@ from lowmark.raft import (
     Vote,
 )
 from lowmark.runtime import Endpoint, NetworkLimits, PeerMisbehaved
+from lowmark.runtime.sim import Weather
 
 
 class Stranger:
@@ -392,3 +393,40 @@ def test_an_entry_that_no_sound_leader_writes_stops_this_copy_by_name(
     assert why in follower.group().status().stopped
     cluster.heal()
     serves(cluster)
+
+
+# -- slow links -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["log", "snapshot"])
+def test_heartbeats_do_not_wait_behind_bulk_on_a_slow_link(by: str) -> None:
+    # given two voters of whom one must catch up, by a link that takes seconds for what it lacks
+    limits = TransportLimits(bulk_bytes=60_000)  # a third of an election timeout
+    rate = 1_000_000
+    cluster = Cluster(config=replace(FAST, rest_ticks=0), transport_limits=limits)
+    leader = cluster.wait_leader()
+    behind, dead = cluster.followers()
+    cluster.isolate(behind.number)
+    for number in range(60):
+        cluster.propose(put(f"{number}", bytes(50_000)))
+    if by == "snapshot":
+        leader.group().snapshot()
+        cluster.run_until(lambda: leader.group().status().snapshot_index > 0)
+    dead.crash()
+    cluster.network.weather = Weather(bytes_per_s=rate)
+    cluster.heal()
+    # when it catches up
+    cluster.run_until(lambda: behind.group().leader == leader.number)
+    term = leader.group().term
+    sent = cluster.network.watch()
+    began = cluster.now_ms
+    cluster.wait_even(leader.number, behind.number)
+    took_ms = cluster.now_ms - began
+    # then that takes as long as the link needs, far longer than an election timeout
+    bulk = sum(frame.size for frame in sent if frame.to == behind.number)
+    assert took_ms > 0.8 * bulk * 1_000 / rate > 10 * cluster.config.election_ms
+    # and nobody has missed the other meanwhile
+    assert leader.group().leads
+    assert {m.group().term for m in (leader, behind)} == {term}
+    votes = [item for frame in sent for _, item in frame.items if isinstance(item, Vote)]
+    assert votes == []

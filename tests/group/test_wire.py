@@ -30,6 +30,7 @@ from lowmark.group.wire import (
     decode,
     encode,
     item_bytes,
+    parts_of,
 )
 from lowmark.log import Entry as LogEntry
 from lowmark.raft import (
@@ -408,3 +409,35 @@ def test_messages_that_stay_within_a_node_can_not_be_sent() -> None:
         Forward(1, 2, 0, 0, []),
     ):
         assert not decode_or_refuse(frame_of(1, [("g", item)]))
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def test_an_append_in_parts_says_the_same() -> None:
+    entries = [Entry(10 + n, 3 + n // 4, EntryKind.NORMAL, bytes([n]) * 100) for n in range(10)]
+    whole = Append(2, 1, 9, 7, 9, 2, 12, entries)
+    parts = list(parts_of(whole, 250))
+    assert len(parts) == 5
+    last, term = whole.index, whole.log_term
+    for part in parts:
+        assert isinstance(part, Append)
+        assert (part.index, part.log_term) == (last, term)
+        assert (part.to, part.sender, part.term) == (whole.to, whole.sender, whole.term)
+        assert (part.incarnation, part.commit) == (whole.incarnation, whole.commit)
+        last, term = part.entries[-1].index, part.entries[-1].term
+    assert [e for part in parts for e in part.entries] == entries  # type: ignore[union-attr]
+    # and a single entry is never parted
+    alone = Append(2, 1, 9, 7, 9, 2, 12, entries[:1])
+    assert list(parts_of(alone, 10)) == [alone]
+
+
+def test_a_piece_of_a_snapshot_in_parts_says_the_same() -> None:
+    live = [LogEntry(5 * n, 2, bytes(100)) for n in range(1, 8)]
+    parts = list(parts_of(InstallPiece(2, 1, 77, 3, live, 0, b"", b""), 300))
+    assert [e.index for part in parts for e in part.entries] == [e.index for e in live]  # type: ignore[union-attr]
+    assert [part.previous for part in parts] == [3, 10, 20, 30]  # type: ignore[union-attr]
+    state = bytes(range(250))
+    parts = list(parts_of(InstallPiece(2, 1, 77, 0, [], 1_000, state, b""), 100))
+    assert [part.at for part in parts] == [1_000, 1_100, 1_200]  # type: ignore[union-attr]
+    assert b"".join(part.state for part in parts) == state  # type: ignore[union-attr]

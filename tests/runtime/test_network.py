@@ -121,6 +121,33 @@ def test_frames_of_one_sender_arrive_in_order_while_all_is_well(world: World) ->
     assert [frame for _, frame in b.frames] == sent
 
 
+def test_an_urgent_frame_goes_ahead_of_those_that_wait(world: World) -> None:
+    # given a peer that is slow to take what it is sent, and more frames than there is room for
+    a, b = world.node(), world.node()
+    if isinstance(world.network, SimNetwork):
+        world.network.weather.bytes_per_s = 1_000_000
+    b.pauses = True
+    a.send(b, b"first")
+    b.waits_for(frames=1)
+    sent = 0
+    while a.send(b, b"%08d" % sent, bytes(200_000)):
+        sent += 1
+        world.passes(1)
+    # when something urgent is sent, and more of it
+    urgent = [b"urgent %d" % n for n in range(3)]
+    assert all(a.endpoint.send(b.address, [frame], urgent=True) for frame in urgent)
+    b.pauses = False
+    b.endpoint.resume(a.address)
+    b.waits_for(frames=1 + sent + len(urgent))
+    # then it comes before what still waited; all is in order otherwise, and whole
+    frames = [frame for _, frame in b.frames[1:]]
+    assert frames.index(urgent[-1]) < len(frames) - 1
+    assert [frame for frame in frames if frame in urgent] == urgent
+    others = [frame for frame in frames if frame not in urgent]
+    assert [int(frame[:8]) for frame in others] == list(range(sent))
+    assert all(len(frame) == 200_008 for frame in others)
+
+
 def test_frames_go_both_ways_and_to_oneself(world: World) -> None:
     a, b = world.node(), world.node()
     a.send(b, b"there")

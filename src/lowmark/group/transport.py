@@ -1,5 +1,11 @@
 """One link per pair of nodes for all groups: what goes out in one turn goes out as one frame.
 
+On a slow link, what is urgent does not wait behind what is large. While more waits for a peer than
+it takes in a moment, messages go in two kinds of frames. Entries, pieces of snapshots, and calls go
+one after another, in frames of moderate size, large messages in parts. Everything else is small,
+and goes ahead of them: heartbeats, votes, acknowledgements. (Appends never overtake each other: the
+later one would be refused.) One frame, with one large entry at most, may still be ahead.
+
 Messages are best effort, as the network's frames are. When a peer's queue is full, what does not
 fit is dropped and its group is told (`Receiver.refused`), so that consensus probes instead of
 sending ahead; it sends on when the peer answers. A peer that sends what no sound peer sends is cut
@@ -13,7 +19,7 @@ a node that wants to join, or one that we asked without knowing who it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +31,9 @@ from lowmark.runtime import Buffer, Endpoint, FrameTooLong, Runtime
 logger = logging.getLogger(__name__)
 
 _STRANGERS_MAX = 1_000
+_MOMENT_MS = 50
+"""A part of an election timeout for which a heartbeat may wait."""
+_PART_BYTES_MAX = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +42,9 @@ class TransportLimits:
 
     frame_bytes_max: int = 15 << 20
     """A frame is begun anew above this; one large command may exceed it."""
+    bulk_bytes: int = 512 << 10
+    """When more than this waits for a peer, what is urgent goes apart, and the rest in such parts,
+    or in larger ones, if the peer takes those in a moment."""
     strays_max: int = 10_000
     """Messages for groups that are not here, within `strays_ms`."""
     strays_ms: int = 10_000
@@ -60,9 +72,26 @@ class Receiver(Protocol):
 
 
 class _Peer:
-    __slots__ = ("boot", "outbox", "outbox_bytes", "spared", "strays", "strays_since_ms")
+    __slots__ = (
+        "boot",
+        "given_bytes",
+        "looked_at_us",
+        "moment_bytes",
+        "outbox",
+        "outbox_bytes",
+        "spared",
+        "strays",
+        "strays_since_ms",
+        "taken_bytes",
+    )
 
     def __init__(self) -> None:
+        self.given_bytes = 0
+        """To the network, since the beginning; `taken_bytes` of them had left when it was last
+        looked, at `looked_at_us`, and `moment_bytes` in the moment before."""
+        self.taken_bytes = 0
+        self.looked_at_us = 0
+        self.moment_bytes = 0
         self.outbox: list[Routed] = []
         self.outbox_bytes = 0
         self.boot = 0
@@ -174,11 +203,37 @@ class Transport:
         return 0 if address is None else self._endpoint.queued_bytes(address)
 
     def _flush(self, node: int, peer: _Peer) -> None:
-        items, peer.outbox, peer.outbox_bytes = peer.outbox, [], 0
+        items, size = peer.outbox, peer.outbox_bytes
+        peer.outbox, peer.outbox_bytes = [], 0
         address = self._addresses.get(node)
+        bulk = self._limits.bulk_bytes
+        queued = 0 if address is None else self._endpoint.queued_bytes(address)
+        if size + queued > bulk:
+            urgent: list[Routed] = []
+            patient: list[Routed] = []
+            for routed in items:
+                (patient if wire.is_patient(routed[1]) else urgent).append(routed)
+            if urgent or not items:
+                self._send(node, address, urgent, urgent=True)
+            for part in _parts(patient, self._moment_bytes(peer, queued)):
+                self._send(node, address, part, urgent=False)
+        else:
+            self._send(node, address, items, urgent=False)
+
+    def _moment_bytes(self, peer: _Peer, queued: int) -> int:
+        """How much a peer took in a moment lately; what is not known is little."""
+        now_us, taken = self._loop.elapsed_us(), peer.given_bytes - queued
+        took_us = now_us - peer.looked_at_us
+        if took_us >= _MOMENT_MS * 1_000:
+            moment = (taken - peer.taken_bytes) * _MOMENT_MS * 1_000 // took_us
+            peer.looked_at_us, peer.taken_bytes, peer.moment_bytes = now_us, taken, moment
+        return max(self._limits.bulk_bytes, min(peer.moment_bytes, _PART_BYTES_MAX))
+
+    def _send(self, node: int, address: str | None, items: list[Routed], *, urgent: bool) -> None:
         try:
             frame = wire.encode(self.boot, items)
-            sent = address is not None and self._endpoint.send(address, frame)
+            sent = address is not None and self._endpoint.send(address, frame, urgent=urgent)
+            self._peer(node).given_bytes += sum(map(len, frame)) if sent else 0
         except FrameTooLong as error:
             logger.error("a frame was not sent", extra={"peer": address, "reason": error.message})
             sent = False
@@ -251,6 +306,23 @@ class Transport:
 
     def _now_ms(self) -> int:
         return self._loop.elapsed_us() // 1_000
+
+
+def _parts(items: list[Routed], most: int) -> Iterator[list[Routed]]:
+    """In order, each with about so many bytes; one entry may have more."""
+    part: list[Routed] = []
+    left = most
+    for group, whole in items:
+        size = wire.item_bytes(whole)
+        for item in wire.parts_of(whole, most) if size > most else (whole,):
+            size = wire.item_bytes(item) + len(group)
+            if part and size > left:
+                yield part
+                part, left = [], most
+            part.append((group, item))
+            left -= size
+    if part:
+        yield part
 
 
 def _is_for(item: Item, node: int) -> bool:

@@ -13,9 +13,9 @@ What comes in is checked whole before anything of it is believed (`BadFrame` oth
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -244,9 +244,64 @@ _WireItem = (
     | InstallOver
 )
 
+_E = TypeVar("_E", Entry, LogEntry)
+
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(tuple[int, int, msgspec.Raw])
 _items_decoder = msgspec.msgpack.Decoder(list[tuple[str, _WireItem]])
+
+
+def is_patient(item: Item) -> bool:
+    """Whether a message may be large, or must not overtake one that is."""
+    return isinstance(item, Append | InstallPiece | Ask | Answer)
+
+
+def parts_of(item: Item, most: int) -> Iterator[Item]:
+    """The same in messages that have about so many bytes each, if it can be parted.
+
+    One entry can't. To its receiver it is as if its sender had sent them one after another.
+    """
+    if isinstance(item, Append) and len(item.entries) > 1:
+        index, log_term = item.index, item.log_term
+        for entries in _chunks(item.entries, most):
+            yield Append(
+                item.to,
+                item.sender,
+                item.term,
+                item.incarnation,
+                index,
+                log_term,
+                item.commit,
+                entries,
+            )
+            index, log_term = entries[-1].index, entries[-1].term
+    elif isinstance(item, InstallPiece) and len(item.entries) > 1:
+        previous = item.previous
+        for live in _chunks(item.entries, most):
+            yield InstallPiece(
+                item.to, item.sender, item.session, previous, live, item.at, b"", b""
+            )
+            previous = live[-1].index
+    elif isinstance(item, InstallPiece) and item.state:
+        state = memoryview(item.state)
+        for at in range(0, len(state), most):
+            part = state[at : at + most]
+            yield InstallPiece(item.to, item.sender, item.session, 0, [], item.at + at, part, b"")
+    else:
+        yield item
+
+
+def _chunks(entries: list[_E], most: int) -> Iterator[list[_E]]:
+    chunk: list[_E] = []
+    left = most
+    for entry in entries:
+        size = len(entry.data) + _ENTRY_BYTES
+        if chunk and size > left:
+            yield chunk
+            chunk, left = [], most
+        chunk.append(entry)
+        left -= size
+    yield chunk
 
 
 def item_bytes(item: Item) -> int:

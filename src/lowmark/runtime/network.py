@@ -5,7 +5,8 @@ later one may arrive before it; the real network does neither, but nobody may co
 is no receipt either. `on_cut` says that frames to or from a peer may have been lost: it is a hint
 to ask sooner, not a promise to be told of every loss.
 
-All groups of a node share one endpoint, so two nodes share one connection in each direction.
+All groups of a node share one endpoint, so two nodes share one connection in each direction. What
+is small and can't wait is sent as urgent: it does not stand behind megabytes on a slow link.
 
 Nobody is swamped. A sender whose queue is full is refused, and told once when there is room again.
 A receiver that can't keep up pauses a peer: what that peer sends stays with it, and fills its queue
@@ -131,8 +132,12 @@ class Endpoint(Protocol):
     def listens_at(self) -> str:
         """Where it really listens; the same, unless told otherwise."""
 
-    def send(self, to: str, buffers: Sequence[Buffer]) -> bool:
+    def send(self, to: str, buffers: Sequence[Buffer], *, urgent: bool = False) -> bool:
         """Send the buffers as one frame; False if the peer's queue has no room for it now.
+
+        An urgent frame goes ahead of those that are not, and finds room where they find none; it
+        waits only for the frame that is being sent. Urgent frames keep their order, and so do the
+        others.
 
         The buffers are not copied, and there is no moment at which they are given back: whoever
         sends a buffer never changes it again. After a False, `on_room` tells once when the queue
@@ -211,8 +216,8 @@ class _Nowhere:
         self.address = address
         self.listens_at = address
 
-    def send(self, to: str, buffers: Sequence[Buffer]) -> bool:
-        del to, buffers
+    def send(self, to: str, buffers: Sequence[Buffer], *, urgent: bool = False) -> bool:
+        del to, buffers, urgent
         return True
 
     def queued_bytes(self, to: str) -> int:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from random import Random
+from typing import TypeAlias
 
 from lowmark.errors import LowmarkError
 from lowmark.runtime.disk import Buffer, bytes_in
@@ -49,6 +50,10 @@ _SLICE_BYTES = 256 << 10  # at most this much of a large buffer is copied when a
 _SCRATCH_BYTES = 256 << 10
 
 
+_Frame: TypeAlias = tuple[list[Buffer], int]
+"""Its buffers, header first, and how many bytes they are."""
+
+
 class _Outgoing:
     """What waits for one peer, and the connection that carries it there."""
 
@@ -56,8 +61,11 @@ class _Outgoing:
         self._endpoint = endpoint
         self._peer = peer
         self._host, self._port = host_and_port(peer)
-        self._queue: deque[Buffer] = deque()
-        self._queue_bytes = 0
+        self._queue: deque[Buffer] = deque()  # what is being sent: as a rule one frame
+        self._urgent: deque[_Frame] = deque()
+        self._patient: deque[_Frame] = deque()
+        self._queue_bytes = 0  # of all three
+        self._urgent_bytes = 0  # of those that wait
         self._refused = False  # a frame, since there was room
         self._dialling: asyncio.Task[None] | None = None
         self._wire: Wire | None = None
@@ -70,14 +78,22 @@ class _Outgoing:
         unsent = self._wire.unsent_bytes() if self._wire is not None else 0
         return self._queue_bytes + unsent
 
-    def push(self, buffers: Sequence[Buffer], size: int) -> bool:
-        frame_bytes = FRAME_HEADER_BYTES + size
-        if self.queued_bytes() + frame_bytes > self._endpoint.limits.queued_bytes_max:
+    def push(self, buffers: Sequence[Buffer], size: int, *, urgent: bool) -> bool:
+        frame_bytes, limits = FRAME_HEADER_BYTES + size, self._endpoint.limits
+        if urgent:
+            full = self._urgent_bytes + size > limits.frame_bytes_max
+        else:
+            full = self.queued_bytes() + frame_bytes > limits.queued_bytes_max
+        if full:
             self._refused = True
             return False
-        for buffer in (frame_header(buffers), *buffers):
-            self._queue.append(buffer.cast("B") if isinstance(buffer, memoryview) else buffer)
+        frame = [
+            buffer.cast("B") if isinstance(buffer, memoryview) else buffer
+            for buffer in (frame_header(buffers), *buffers)
+        ]
+        (self._urgent if urgent else self._patient).append((frame, frame_bytes))
         self._queue_bytes += frame_bytes
+        self._urgent_bytes += frame_bytes if urgent else 0
         if self._greeted:
             if not self._pumps_soon:
                 # At the end of this turn, so that what all groups send in it goes out together.
@@ -165,25 +181,28 @@ class _Outgoing:
         self._tell_room()
 
     def _drop(self) -> None:
-        self._queue.clear()
-        self._queue_bytes = 0
+        for queue in (self._queue, self._urgent, self._patient):
+            queue.clear()
+        self._queue_bytes = self._urgent_bytes = 0
         self._greeted = False
 
     def _rested(self) -> None:
         self._resting = None
-        if self._queue:
+        if self._queue_bytes:
             self._dial()
 
     # -- the bytes --------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         self._pumps_soon = False
-        while self._queue and self._wire is not None and self._wire.has_room():
+        while self._queue_bytes and self._wire is not None and self._wire.has_room():
+            if not self._queue:
+                self._take_frames()
             data = self._next_bytes()
             self._queue_bytes -= len(data)
             self._wire.write(data)
         self._tell_room()
-        if not self._queue:
+        if not self._queue_bytes:
             # Somebody may run the loop until this queue is empty, and must be asked again.
             self._endpoint.loop.call_soon(_nothing)
 
@@ -191,6 +210,23 @@ class _Outgoing:
         if self._refused and self.queued_bytes() <= self._endpoint.limits.queued_bytes_max // 2:
             self._refused = False
             self._endpoint.tell_room(self._peer)
+
+    def _take_frames(self) -> None:
+        """Take what is sent next: all that is urgent; else one frame, or some that are short.
+
+        What is urgent and comes now waits for no more than these.
+        """
+        if self._urgent:
+            for frame, _ in self._urgent:
+                self._queue.extend(frame)
+            self._urgent.clear()
+            self._urgent_bytes = 0
+            return
+        room = _JOIN_BYTES
+        while self._patient and room > 0:
+            frame, size = self._patient.popleft()
+            self._queue.extend(frame)
+            room -= size
 
     def _next_bytes(self) -> Buffer:
         """Small buffers joined, large ones in slices: few calls, and few bytes copied.
@@ -253,7 +289,7 @@ class _RealEndpoint:
     def listens_at(self) -> str:
         return self._listens_at
 
-    def send(self, to: str, buffers: Sequence[Buffer]) -> bool:
+    def send(self, to: str, buffers: Sequence[Buffer], *, urgent: bool = False) -> bool:
         size = bytes_in(buffers)
         if size > self.limits.frame_bytes_max:
             raise FrameTooLong(frame_bytes=size, frame_bytes_max=self.limits.frame_bytes_max)
@@ -262,7 +298,7 @@ class _RealEndpoint:
         outgoing = self._outgoing.get(to)
         if outgoing is None:
             outgoing = self._outgoing[to] = _Outgoing(self, to)
-        return outgoing.push(buffers, size)
+        return outgoing.push(buffers, size, urgent=urgent)
 
     def queued_bytes(self, to: str) -> int:
         outgoing = self._outgoing.get(to)

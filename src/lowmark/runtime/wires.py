@@ -20,6 +20,9 @@ from lowmark.runtime.network import (
 )
 from lowmark.runtime.tls import TlsSession, Untrusted
 
+_UNSENT_BYTES = 256 << 10
+"""The kernel takes no more than this before it can send it: what it has, nothing overtakes."""
+
 
 class Owner(Protocol):
     """Whoever has a wire."""
@@ -259,10 +262,12 @@ def _name_of(peername: tuple[str, int] | None) -> str:
 
 
 def _tune(connection: socket.socket, limits: NetworkLimits) -> None:
-    """Notice a machine that went away without a word."""
+    """Notice a machine that went away without a word; keep what waits where it can be overtaken."""
     silent_s = max(1, limits.silent_ms_max // 1000)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, silent_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, silent_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.silent_ms_max)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)

@@ -47,6 +47,7 @@ class Weather:
     duplicate: float = 0.0
     overtake: float = 0.0  # the frame goes a way of its own, which may be quicker or much slower
     detour_us_max: int = 50_000  # how much slower
+    bytes_per_s: int = 0  # from one address to another; 0: no matter how much it is
 
 
 class _Connection:
@@ -117,7 +118,7 @@ class _SimEndpoint:
 
     # -- what the owner asks for ------------------------------------------------------------------
 
-    def send(self, to: str, buffers: Sequence[Buffer]) -> bool:
+    def send(self, to: str, buffers: Sequence[Buffer], *, urgent: bool = False) -> bool:
         limits = self._network.limits
         size = bytes_in(buffers)
         if size > limits.frame_bytes_max:
@@ -128,11 +129,11 @@ class _SimEndpoint:
         if connection is None:
             connection = self._outgoing[to] = self._network.connect(self, to)
         queued_bytes = connection.queued_bytes + FRAME_HEADER_BYTES + size
-        if queued_bytes > limits.queued_bytes_max:
+        if queued_bytes > limits.queued_bytes_max + urgent * limits.frame_bytes_max:
             connection.refused = True
             return False
         connection.queued_bytes = queued_bytes
-        self._network.carry(connection, buffers)
+        self._network.carry(connection, buffers, urgent=urgent)
         return True
 
     def queued_bytes(self, to: str) -> int:
@@ -315,7 +316,8 @@ class SimNetwork:
         self._loop = loop
         self._endpoints: dict[str, _SimEndpoint] = {}
         self._cut: set[tuple[str, str]] = set()
-        self._arrives_at_us: dict[tuple[str, str], int] = {}
+        self._arrives_at_us: dict[tuple[str, str, bool], int] = {}
+        self._sending: dict[tuple[str, str], deque[int]] = {}  # when each frame will be sent
         self._connections = 0
         self._ports = 0
 
@@ -404,7 +406,9 @@ class SimNetwork:
         self._connections += 1
         return _Connection(self._connections, sender, to, self._endpoints.get(to))
 
-    def carry(self, connection: _Connection, buffers: Sequence[Buffer]) -> None:
+    def carry(
+        self, connection: _Connection, buffers: Sequence[Buffer], *, urgent: bool = False
+    ) -> None:
         """Take a frame, and let the seed decide what becomes of it."""
         dice, weather = self._loop.random, self.weather
         sent = tuple(buffers)
@@ -415,7 +419,8 @@ class SimNetwork:
             flight = _Flight(
                 connection=connection, sent=sent, frame=frame, queued=copy == 0, dropped=dropped
             )
-            at_us = self._draw_arrival_us(connection.sender.address, connection.to)
+            way = (connection.sender.address, connection.to)
+            at_us = self._draw_arrival_us(way, len(frame), urgent=urgent)
             self._loop.at(at_us, lambda flight=flight: self._arrive(flight))  # type: ignore[misc]
 
     def land(self, flight: _Flight) -> None:
@@ -454,11 +459,30 @@ class SimNetwork:
     def _receiver(self, connection: _Connection) -> _SimEndpoint | None:
         return connection.target or self._endpoints.get(connection.to)
 
-    def _draw_arrival_us(self, sender: str, to: str) -> int:
+    def _draw_arrival_us(self, way: tuple[str, str], size: int, *, urgent: bool) -> int:
         dice, weather = self._loop.random, self.weather
-        at_us = self._loop.elapsed_us() + dice.randint(weather.delay_us_min, weather.delay_us_max)
+        at_us = self._sent_us(way, size, urgent=urgent)
+        at_us += dice.randint(weather.delay_us_min, weather.delay_us_max)
         if dice.random() < weather.overtake:
             return at_us + dice.randint(0, weather.detour_us_max)
-        at_us = max(at_us, self._arrives_at_us.get((sender, to), 0))
-        self._arrives_at_us[sender, to] = at_us
+        at_us = max(at_us, self._arrives_at_us.get((*way, urgent), 0))
+        self._arrives_at_us[*way, urgent] = at_us
         return at_us
+
+    def _sent_us(self, way: tuple[str, str], size: int, *, urgent: bool) -> int:
+        """When the last byte of a frame leaves a link that takes one frame after another.
+
+        An urgent one waits for the frame that is being sent; it delays none of the others, which is
+        near enough for what is small.
+        """
+        now_us, rate = self._loop.elapsed_us(), self.weather.bytes_per_s
+        if not rate:
+            return now_us
+        sending = self._sending.setdefault(way, deque())
+        while sending and sending[0] <= now_us:
+            sending.popleft()
+        takes_us = size * 1_000_000 // rate
+        if urgent:
+            return (sending[0] if sending else now_us) + takes_us
+        sending.append((sending[-1] if sending else now_us) + takes_us)
+        return sending[-1]
