@@ -8,7 +8,8 @@ it is believed.
 
 A connection that fails takes the frames that waited for it along: by the time the peer can be
 reached again they are old, and Raft has better ones. After a failure the endpoint rests, longer
-each time, and dials again only when there is something to send.
+each time, and dials again only when there is something to send. A peer that dials us ends the rest:
+a node that comes back after long is reached at once.
 """
 
 from __future__ import annotations
@@ -120,6 +121,13 @@ class _Outgoing:
                 self._dialling.cancel()
             wire.let_go()
             self._rest()
+
+    def is_back(self) -> None:
+        """The peer has just dialled us: it is there, however long it was away."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._rest_ms = self._endpoint.limits.rest_ms_min
+            self._rested()
 
     # -- the way there ----------------------------------------------------------------------------
 
@@ -430,6 +438,9 @@ class _RealEndpoint:
         wire.write(hello(self._address))
         if address in self._paused:
             wire.pause_reading()
+        outgoing = self._outgoing.get(address)
+        if outgoing is not None:
+            outgoing.is_back()
 
     def on_frame(self, wire: Wire, frame: Buffer) -> None:
         wire.inbox.append(frame)
