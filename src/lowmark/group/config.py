@@ -78,3 +78,8 @@ class GroupConfig:
     def election_ms(self) -> int:
         """The election timeout."""
         return self.tick_ms * self.election_ticks
+
+    @property
+    def missing_ticks(self) -> int:
+        """A member whose node says nothing for so many ticks is missing; see `rest`."""
+        return 2 * self.election_ticks

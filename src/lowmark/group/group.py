@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
@@ -16,7 +17,7 @@ from lowmark.group.machine import Machine, Observer
 from lowmark.group.peers import ChangeAnswer, PeerListener, Stage
 from lowmark.group.rejoin import Rejoining
 from lowmark.group.requests import Requests
-from lowmark.group.rest import Resting
+from lowmark.group.rest import Pace, Resting
 from lowmark.group.snapshots import Installs, Snapshots
 from lowmark.group.status import GroupStatus, peer_statuses, status_of
 from lowmark.group.storage import GroupMeta, GroupStorage
@@ -48,6 +49,7 @@ from lowmark.raft import (
     Message,
     Progress,
     RaftNode,
+    ReadIndex,
     Ready,
     Role,
     StorageAppended,
@@ -64,6 +66,7 @@ logger = logging.getLogger(__name__)
 _UNREADABLE = (DiskFailed, DiskFull, EntryGone, ReferenceExpired)
 """A disk that fails to read is no proof of damage: the core is made anew, and asks again."""
 _BATCHES_PER_TURN = 8
+_NOBODY: frozenset[int] = frozenset()
 _TERM_JUMP_MAX = 1 << 32
 """No group has so many elections while a member is away."""
 
@@ -120,7 +123,7 @@ class Group:
         )
         self._receives = self._installs.receives
         self._writes = self._new_writes(meta)
-        self.resting = Resting(self.config)
+        self.resting = Resting(self.config, changed=services.rest_changed)
         self._ticks = 0
         self._own: list[Response] = []
         self._at_work = False
@@ -272,12 +275,17 @@ class Group:
             case Rest():
                 self._asked_to_rest(item)
             case Rested():
-                self.resting.rested(sender, item, self.raft)
+                self.resting.rested(sender, item, self.raft, self._missing())
             case Message():
+                rested = self.resting.resting
                 # A heartbeat and its answer are no sign of work: they are what rest is to end.
-                if self.resting.resting or not isinstance(item, Heartbeat | HeartbeatResponse):
+                if rested or not isinstance(item, Heartbeat | HeartbeatResponse):
                     self.resting.wake()
+                if isinstance(item, ReadIndex):
+                    self.resting.work()  # of a member's reader
                 self._act(self._step, sender, item)
+                if rested:
+                    self._wake_leader(sender)
             case Knows():
                 if self._versions.known.get(sender) != item.version:
                     # No reason to end a rest.
@@ -285,6 +293,17 @@ class Group:
             case _:
                 self.resting.wake()
                 self._act(self._received_own, sender, item)
+
+    def _wake_leader(self, sender: int) -> None:
+        """This member rested until it heard another one than its leader: that one rests, too.
+
+        It is told what it would be told if it had just called.
+        """
+        core = self.raft.core
+        if core.role is Role.FOLLOWER and core.leader not in {NOBODY, sender}:
+            self.send(
+                HeartbeatResponse(core.leader, self.node, core.term, core.incarnation, context=0)
+            )
 
     def _step(self, sender: int, message: Message) -> None:
         core = self.raft.core
@@ -363,14 +382,32 @@ class Group:
         if self.log.quarantined is not None:
             self.stop(QuarantinedHere(self.name, cause=self.log.quarantined, alone=self.alone))
             return
-        self._act(self._tick)
+        if not self._only_counts():
+            self._act(self._tick)
+
+    def _only_counts(self) -> bool:
+        """Whether a tick is nothing but one tick more since the leader called; most of them are."""
+        core, ticks = self.raft.core, self.config.election_ticks
+        if core.role is not Role.FOLLOWER or core.leader == NOBODY:
+            return False
+        if core.election_elapsed + 1 >= core.election_timeout or (self._ticks + 1) % ticks == 0:
+            return False  # now and then all is looked at
+        if not self.quiet() or self.raft.has_ready() or not self._versions.told:
+            return False
+        core.election_elapsed += 1
+        self._ticks += 1
+        return True
 
     def _tick(self) -> None:
-        if self.resting.tick(self.raft, self.quiet):
-            for question in self.resting.questions(self.raft):
-                self.send(question)
-        else:
-            self.raft.tick()
+        missing = self._missing()
+        match self.resting.tick(self.raft, lambda: self.quiet(missing), missing):
+            case Pace.RUN:
+                self.raft.tick()
+            case Pace.ASK:
+                for question in self.resting.questions(self.raft, missing):
+                    self.send(question)
+            case Pace.WAIT:
+                pass
         now = self._services.now_ms()
         self._requests.tick(now)
         self._leadership.sends.tick()
@@ -393,7 +430,7 @@ class Group:
 
     def wake(self) -> None:
         """There is something to do, and no time to rest."""
-        self.resting.wake()
+        self.resting.work()
         self._services.wake(self)
 
     def work_soon(self) -> None:
@@ -539,6 +576,7 @@ class Group:
 
     def _start_over(self, error: LowmarkError) -> None:
         """Make the core anew from what is durable; whatever it was about to do is forgotten."""
+        self.resting.wake()
         self._writes.close()
         self._receives.abort()
         logger.warning("starting over", extra={"group": self.name, "reason": error.message})
@@ -579,8 +617,14 @@ class Group:
 
     # -- rest -----------------------------------------------------------------------------------
 
-    def quiet(self) -> bool:
-        """Whether nothing at all is going on."""
+    def _missing(self) -> AbstractSet[int]:
+        """Members whose nodes are down, as far as this node knows. Of use to a leader only."""
+        core = self.raft.core
+        return self._services.missing(core.progress) if core.role is Role.LEADER else _NOBODY
+
+    def quiet(self, missing: AbstractSet[int] = _NOBODY) -> bool:
+        """Whether nothing at all is going on; who is missing has not said what it knows."""
+        known = self._versions.known.keys()
         return (
             not self._requests.waiting
             and self._requests.short_of is None
@@ -589,7 +633,7 @@ class Group:
             and self._leadership.changes.stage is Stage.NONE
             and not self._receives.busy
             and not self._rejoining.waits
-            and not (self.leads and self.raft.core.progress.keys() - self._versions.known.keys())
+            and (not self.leads or known | missing >= self.raft.core.progress.keys())
         )
 
     def rest_tick(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group.calls import Calls
@@ -26,6 +28,9 @@ logger = logging.getLogger(__name__)
 _ANNOUNCEMENTS = 3
 _LOOK_MS = 10_000
 """So often groups that rest are looked at all the same: their snapshots grow old."""
+_NONE: frozenset[int] = frozenset()
+_PRESENCE = "presence"
+"""What a node is asked that groups rest without."""
 _OVERHEAD_BYTES = 1 << 10
 """What a command takes besides itself, in the log and in a frame, at most."""
 
@@ -56,6 +61,23 @@ def _check_room(name: str, limit: int, config: GroupConfig, *fields: str) -> Non
                 detail=f"{size} bytes need {size + _OVERHEAD_BYTES}.",
                 hint=f"Raise {name}, or lower group.{field}.",
             )
+
+
+class _Rests(NamedTuple):
+    """Which nodes matter to the groups that rest; in order, so that a seed gives one history."""
+
+    on: tuple[int, ...] = ()
+    without: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, groups: Iterable[Group]) -> _Rests:
+        on: set[int] = set()
+        without: set[int] = set()
+        for group in groups:
+            if group.resting.resting:
+                on |= group.resting.rests_on(group.raft)
+                without |= group.resting.without
+        return cls(tuple(sorted(on)), tuple(sorted(without)))
 
 
 class Groups:
@@ -98,8 +120,14 @@ class Groups:
         self._busy: dict[str, Group] = {}
         self._scheduled = False
         self._closed = False
+        self._ticks = 0
         self._heard_at_ms: dict[int, int] = {}
-        self._resting_on: set[int] = set()
+        self._heard_at_tick: dict[int, int] = {}
+        """Ticks do not pass while this process is held up: what came meanwhile is not silence."""
+        self._present: AbstractSet[int] = frozenset()
+        """Nodes that have spoken lately, as of the last tick."""
+        self._rests = _Rests()
+        self._rests_changed = False
         self._look_at_ms = 0
         self._announcements = _ANNOUNCEMENTS
         self.transport = Transport(
@@ -378,34 +406,69 @@ class Groups:
             self._announcements -= 1
             for node in sorted(self.transport.addresses):
                 self.transport.pulse(node)
+        self._ticks += 1
+        self._look_around()
         now = self.now_ms()
-        resting_on: set[int] = set()
         look = now >= self._look_at_ms
         if look:
             self._look_at_ms = now + min(_LOOK_MS, self.config.snapshot_age_ms)
         for group in list(self._groups.values()):  # who is told something may close one
             if not group.resting.resting:
                 group.tick()
-                continue
-            resting_on |= group.resting.rests_on(group.raft)
-            if look:
+            elif look:
                 group.rest_tick()
-        resting_on.discard(self.node)
-        for node in sorted(resting_on):
-            if node not in self._resting_on:
+        self._watch_nodes(now)
+
+    def rest_changed(self) -> None:
+        """A group rests, or does not any more."""
+        self._rests_changed = True
+
+    def missing(self, nodes: Mapping[int, object]) -> AbstractSet[int]:
+        """Which of these are down, as far as this node knows: they have been silent for long."""
+        return nodes.keys() - self._present if self._ticks >= self.config.missing_ticks else _NONE
+
+    def _look_around(self) -> None:
+        """Who has spoken lately."""
+        since = self._ticks - self.config.missing_ticks
+        heard = {node for node, tick in self._heard_at_tick.items() if tick > since}
+        self._present = heard | {self.node}
+
+    def _watch_nodes(self, now: int) -> None:
+        """Watch over those nodes that groups rest on, and look for those they rest without."""
+        before = self._rests.on
+        if self._rests_changed:
+            self._rests_changed = False
+            self._rests = _Rests.of(self._groups.values())
+        for node in self._rests.on:
+            if node == self.node:
+                continue
+            if node not in before:
                 self._heard_at_ms[node] = now  # it had no reason to say anything before
             elif now - self._heard_at_ms[node] >= self.config.election_ms:
-                self._wake_resting(node, late=True)
+                self._fell_silent(node)
             self.transport.pulse(node)
-        self._resting_on = resting_on
+        for node in self._rests.without:
+            if node in self._present:
+                self._wake_without(node)
+            elif self._ticks % self.config.election_ticks == 0:
+                # If it is there, it answers: that it has no such service, if nothing else.
+                self.calls.ask(node, _PRESENCE, b"", timeout_ms=self.config.election_ms)
 
-    def _wake_resting(self, node: int, *, late: bool) -> None:
+    def _wake_without(self, node: int) -> None:
+        for group in self._groups.values():
+            if node in group.resting.without:
+                group.resting.wake()
+
+    def _fell_silent(self, node: int) -> None:
+        missing = node not in self._present and self._ticks >= self.config.missing_ticks
         for group in self._groups.values():
             if group.resting.resting and node in group.resting.rests_on(group.raft):
-                if late and group.raft.core.leader == node:
-                    group.resting.wake_late(group.raft)
-                else:
-                    group.resting.wake()
+                group.resting.fell_silent(node, group.raft, missing=missing)
+
+    def _wake_resting(self, node: int) -> None:
+        for group in self._groups.values():
+            if group.resting.resting and node in group.resting.rests_on(group.raft):
+                group.resting.wake()
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -429,8 +492,11 @@ class Groups:
     def heard(self, sender: int, *, restarted: bool) -> None:
         """A node gave a sign of life."""
         self._heard_at_ms[sender] = self.now_ms()
+        self._heard_at_tick[sender] = self._ticks
+        if sender not in self._present:
+            self._present |= {sender}
         if restarted:
-            self._wake_resting(sender, late=False)
+            self._wake_resting(sender)
 
     def called(self, address: str, service: str, item: Ask | Answer, *, known: bool) -> None:
         """A question or an answer has come."""

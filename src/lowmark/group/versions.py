@@ -32,13 +32,18 @@ class Versions:
 
     # -- telling --------------------------------------------------------------------------------
 
+    @property
+    def told(self) -> bool:
+        """Whether the leader of this term was told."""
+        core = self._host.raft.core
+        return self._told_leader == (core.leader, core.term)
+
     def tell(self) -> None:
         """Tell a leader what this member knows, and again now and then: a message may be lost."""
         core, now = self._host.raft.core, self._host.now_ms()
         if core.leader in {NOBODY, self._host.node}:
             return
-        told = self._told_leader == (core.leader, core.term)
-        if told and now - self._told_at_ms < self._host.config.election_ms:
+        if self.told and now - self._told_at_ms < self._host.config.election_ms:
             return
         self._told_leader, self._told_at_ms = (core.leader, core.term), now
         self._send()
