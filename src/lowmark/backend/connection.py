@@ -42,9 +42,10 @@ from lowmark.backend.protocol import (
     encode_request,
 )
 from lowmark.backend.values import DatabaseInfo
-from lowmark.errors import Corrupt, LowmarkError
+from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.fault import decode_fault
 from lowmark.node import AnswerLost, NodeClosing, NodeUnreachable
+from lowmark.node.owner import is_plain_path
 from lowmark.node.server import ActionUnknown
 from lowmark.runtime import host_and_port
 
@@ -86,6 +87,11 @@ def location_of(address: str) -> str:
         return address
     path = unix_path(address)
     if path is not None:
+        if not is_plain_path(path):
+            raise Rejected(
+                f"{path} can't be the path of a socket: Arrow Flight would take another one",
+                hint="Use letters, digits and ._-+ alone.",
+            )
         return f"grpc+unix://{path}"
     host, port = host_and_port(address)
     shown = f"[{host}]" if ":" in host else host

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -37,6 +38,7 @@ from lowmark.version import __version__
 
 SCHEME = "unix:"
 _PATH_MAX = 107
+_PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
 """Bytes that a path of a Unix socket may have."""
 
 
@@ -74,6 +76,17 @@ class Owner(msgspec.Struct, frozen=True):
             return None
 
 
+def is_plain_path(path: str) -> bool:
+    """Whether a path is the same in a URI: Flight cuts off what comes behind `#` and `?`, and
+    refuses other characters.
+    """
+    return _PLAIN.fullmatch(path) is not None
+
+
+def _may_be_used(path: str) -> bool:
+    return len(os.fsencode(path)) <= _PATH_MAX and is_plain_path(path)
+
+
 def address_token() -> str:
     """The name of a socket, drawn at random."""
     return f"{secrets.token_hex(4)}.sock"
@@ -86,16 +99,17 @@ def new_address(data: str) -> str:
     """
     folder, prefix = os.path.join(os.path.abspath(data), files.ENDPOINT), ""
     name = address_token()
-    if len(os.fsencode(os.path.join(folder, name))) > _PATH_MAX:
+    if not _may_be_used(os.path.join(folder, name)):
         home = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
         folder = os.path.join(home, f"lowmark-{os.getuid()}")
         # Several directories have their sockets here: each removes no names but its own.
         prefix = hashlib.blake2b(os.fsencode(os.path.realpath(data)), digest_size=8).hexdigest()
         name = f"{prefix}-{name}"
-        if len(os.fsencode(os.path.join(folder, name))) > _PATH_MAX:
+        if not _may_be_used(os.path.join(folder, name)):
             raise Rejected(
-                f"there is no place for a socket of {data}: {folder} is too long a path",
-                hint="Set XDG_RUNTIME_DIR or TMPDIR to a folder with a shorter path.",
+                f"there is no place for a socket of {data}: {folder} is too long a path, or has"
+                " other characters than letters, digits and ._-+",
+                hint="Set XDG_RUNTIME_DIR or TMPDIR to a folder with a short and plain path.",
             )
     _make_private(folder)
     for left in os.listdir(folder):
