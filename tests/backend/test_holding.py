@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,23 @@ from compaction.world import World
 from eventually import eventually
 from inside import backend_of, on_loop, partition_of
 from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import Closed
-from lowmark.backend.values import ReadRange
+from lowmark.backend.errors import Closed, RequestRefused
+from lowmark.backend.remote import RemoteBackend
+from lowmark.backend.values import Hold, ReadRange
 from lowmark.errors import Unavailable
-from lowmark.group import GroupStopped
-from lowmark.table import BelowWatermark, PartitionNotHere, ReleaseLease, TakeLease
+from lowmark.group import Future, GroupStopped
+from lowmark.node import NodeSilent
+from lowmark.runtime import COUNTER_BITS
+from lowmark.server import Server
+from lowmark.table import (
+    BelowWatermark,
+    Partition,
+    PartitionNotHere,
+    ReleaseLease,
+    TakeLease,
+    TimeInFuture,
+    View,
+)
 
 
 @pytest.fixture
@@ -210,3 +224,92 @@ def test_a_reader_that_can_t_give_its_lease_back_holds_nothing_all_the_same(
         reader.close()
     # then its lease ends by itself, and it holds nothing
     eventually(lambda: not holds.now() and not backend_of(world.table)._kept)
+
+
+def test_a_hold_that_is_asked_for_again_with_other_partitions_is_refused(world: World) -> None:
+    backend, table = backend_of(world.table), world.table.descriptor.id
+    hold = Hold.drawn()
+    backend.hold(table, {0: ReadRange(0, 5)}, holder="a test", why="it looks", hold=hold)
+    with pytest.raises(RequestRefused, match="other partitions"):
+        backend.hold(table, {1: ReadRange(0, 5)}, holder="a test", why="it looks", hold=hold)
+    # and the database goes on
+    assert world.table.read().to_arrow().num_rows == 40
+
+
+def test_a_time_far_ahead_is_refused_and_moves_no_clock(world: World) -> None:
+    backend, table = backend_of(world.table), world.table.descriptor.id
+    before = backend.now()
+    years = before.time + (10 * 365 * 24 * 3_600_000 << COUNTER_BITS)
+    with pytest.raises(TimeInFuture):
+        backend.views(table, [0, 1], closed_at=years)
+    assert backend.now().time < years
+
+
+def slow_at_first(backend: Embedded, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """What the first caller asks of a partition takes until this is called, and then fails."""
+    first: Future[View] = Future()
+    latest = Partition.latest
+    asked: list[object] = []
+
+    def slow(self: Partition) -> Future[View]:
+        asked.append(self)
+        return first if len(asked) == 1 else latest(self)
+
+    monkeypatch.setattr(Partition, "latest", slow)
+    return lambda: backend.ask_now(lambda: first.reject(Unavailable("no leader came")))
+
+
+def test_a_hold_whose_caller_gave_up_is_not_taken_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, table = backend_of(world.table), world.table.descriptor.id
+    leader: Future[View] = Future()
+    view = partition_of(world.table, 0).view
+    monkeypatch.setattr(Partition, "latest", lambda _: leader)
+    with pytest.raises(NodeSilent):
+        backend.hold(
+            table, {0: ReadRange(0, 5)}, holder="a test", why="x", hold=Hold.drawn(), timeout_s=0.05
+        )
+    # when a leader comes after that, then nothing is held
+    backend.ask_now(lambda: leader.resolve(view))
+    assert not backend._kept
+    assert not backend._awaited
+    assert not ReaderHolds(world).now()
+
+
+def test_an_attempt_that_fails_late_takes_nothing_from_one_that_succeeded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a client whose first attempt hangs, and that asks again by the same number
+    backend, table = backend_of(world.table), world.table.descriptor.id
+    fail = slow_at_first(backend, monkeypatch)
+    with (
+        Server(world.db, "127.0.0.1:0") as server,
+        closing(RemoteBackend(server.address)) as client,
+    ):
+        hold = Hold.drawn()
+        ask = partial(
+            client._call, "hold", table, {0: ReadRange(0, 5)}, holder="a test", why="x", hold=hold
+        )
+        failed: list[Exception] = []
+
+        def attempt() -> None:
+            try:
+                ask()
+            except Exception as error:
+                failed.append(error)
+
+        one = threading.Thread(target=attempt)
+        one.start()
+        eventually(lambda: hold.number in backend._awaited)
+        held = ask()
+        assert held.hold == hold
+        # when the first one fails after that
+        fail()
+        one.join()
+        assert len(failed) == 1
+        # then what the second one was given is kept
+        assert hold.number in backend._kept
+        assert client.wait(hold, 0) == 0
+        client._call("release", hold)
+        eventually(lambda: hold.number not in backend._kept)

@@ -185,8 +185,9 @@ def test_a_hold_that_is_taken_while_its_session_ends_is_let_go(
         return take(files, hold=hold)
 
     monkeypatch.setattr(backend, "hold_files", taking)
-    # when it is there, then it is let go
-    service._value(Request("", 7, "hold_files", (("one",),), {"hold": Hold.drawn()}))
+    # when it is there, then it is let go, and its client is not told that it has it
+    with pytest.raises(errors.HoldUnknown):
+        service._value(Request("", 7, "hold_files", (("one",),), {"hold": Hold.drawn()}))
     assert not backend.files_in_use()
 
 

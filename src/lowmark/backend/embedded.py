@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from pyroaring import BitMap64
 
 from lowmark.backend.changes import Changes
 from lowmark.backend.embedded_append import EmbeddedAppender
-from lowmark.backend.errors import BatchesMoved, HoldUnknown
+from lowmark.backend.errors import BatchesMoved, HoldUnknown, RequestRefused
 from lowmark.backend.node_thread import NodeThread
 from lowmark.backend.uses import FileUses
 from lowmark.backend.values import (
@@ -118,8 +119,9 @@ class Embedded(NodeThread):
         self._latest: Catalog | None = None
         self._readers = count()
         self._kept: dict[int, _Kept] = {}
-        self._awaited: set[int] = set()
-        """The numbers of holds that are being taken, and that a caller waits for."""
+        self._attempting = threading.Lock()
+        self._awaited: dict[int, list[object]] = {}
+        """By the numbers of holds that are being taken: the attempts that a caller waits for."""
         self._file_holds: dict[int, list[Callable[[], None]]] = {}
         self.uses = FileUses()
         self._known: dict[tuple[TableId, int], weakref.ref[Partition]] = {}
@@ -210,33 +212,52 @@ class Embedded(NodeThread):
         """See `Backend`."""
         mine = hold or Hold.drawn()
         number = mine.number
+        attempt = self._attempt(number)
 
         def take() -> Future[Hold]:
             if number in self._kept:
-                self._awaited.discard(number)
                 return Future.of(mine)
             future = self.mark.hold(time, why)
             future.then(done)
             return future.map(lambda _: mine)
 
         def done(future: Future[AsOfHold]) -> None:
-            awaited = number in self._awaited
-            self._awaited.discard(number)
             if future.error is not None:
                 return
             history = future.result()
-            if awaited:
+            if self._is_awaited(number, attempt) and number not in self._kept:
                 self._kept[number] = _Kept([history], history=history)
             else:
                 history()
 
-        self._awaited.add(number)
         try:
             return self.ask(take, timeout_s=timeout_s)
         except BaseException:
-            # A caller that was interrupted while it waited for a hold has none to release.
-            self.tell(partial(self._end, number))
+            if hold is None:
+                self.release(mine)  # its caller does not know of it
             raise
+        finally:
+            self._attempt_over(number, attempt)
+
+    def _attempt(self, number: int) -> object:
+        """A caller is about to wait for a hold. It may give up, and may ask again meanwhile: what
+        is there when its last attempt is given up, is let go.
+        """
+        attempt = object()
+        with self._attempting:
+            self._awaited.setdefault(number, []).append(attempt)
+        return attempt
+
+    def _is_awaited(self, number: int, attempt: object) -> bool:
+        return attempt in self._awaited.get(number, ())
+
+    def _attempt_over(self, number: int, attempt: object) -> None:
+        """On any thread."""
+        with self._attempting:
+            attempts = self._awaited[number]
+            attempts.remove(attempt)
+            if not attempts:
+                del self._awaited[number]
 
     def history_lost(self, hold: Hold, *, timeout_s: float | None = None) -> int | None:
         """See `Backend`."""
@@ -424,10 +445,19 @@ class Embedded(NodeThread):
         mine = hold or Hold.drawn()
         name = f"{holder} {next(self._readers)}" if kind == "reader" else holder
 
+        attempt = self._attempt(mine.number)
+
         def take() -> Held:
             there = self._kept.get(mine.number)
             if there is not None and there.held is not None:
+                if there.held.partitions.keys() != ranges.keys():
+                    raise RequestRefused(
+                        "a hold that is asked for again is of other partitions than before",
+                        hint="Draw another number for it.",
+                    )
                 return there.held
+            if not self._is_awaited(mine.number, attempt):
+                raise HoldUnknown(mine.number)  # its caller has given up
             kept, found = _Kept(), {}
             try:
                 for one, wanted in sorted(ranges.items()):
@@ -444,8 +474,11 @@ class Embedded(NodeThread):
         try:
             return self.ask_now(take, timeout_s=timeout_s)
         except BaseException:
-            self.release(mine)
+            if hold is None:
+                self.release(mine)  # its caller does not know of it
             raise
+        finally:
+            self._attempt_over(mine.number, attempt)
 
     def _keep(
         self, kept: _Kept, partition: Partition, wanted: ReadRange, named: tuple[str, str, str]
@@ -503,7 +536,6 @@ class Embedded(NodeThread):
 
     def _end(self, number: int) -> None:
         """On the loop."""
-        self._awaited.discard(number)  # one that is being taken is let go when it is there
         kept = self._kept.pop(number, None)
         if kept is not None:
             _call_all(kept.ends)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -22,6 +23,7 @@ from lowmark.backend.connection import machine
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import (
     Closed,
+    HoldUnknown,
     OtherDatabase,
     ProtocolRefused,
     RequestRefused,
@@ -85,6 +87,11 @@ class Service:
         self._hold_ms = hold_ms
         self._calls = Slots("calls", limits.calls)
         self._waits = Slots("waits for rows", limits.waits)
+        self._taking_lock = threading.Lock()
+        self._taking: dict[tuple[int, int], int] = {}
+        """Holds that are being taken, by client and number: how many attempts go on."""
+        self._kept_meanwhile: set[tuple[int, int]] = set()
+        """Those of them of which one attempt has succeeded."""
         self._own: Mapping[str, Callable[[Request], Any]] = {
             "catalog": self._catalog,
             "leave": lambda request: self.sessions.leave(request.session),
@@ -199,17 +206,36 @@ class Service:
         if name in _TAKE:
             if not isinstance(hold, Hold):
                 raise RequestRefused(f"{name} names no hold: its client draws the number")
+            return self._taken(request, hold)
+        return getattr(self.backend, name)(*request.arguments, **request.named)
+
+    def _taken(self, request: Request, hold: Hold) -> Any:
+        """Have something kept. Its client may ask again while this goes on, by the same number:
+        only when the last attempt has failed, nothing is kept.
+        """
+        key, name = (request.session, hold.number), request.call
+        with self._taking_lock:
+            self._taking[key] = self._taking.get(key, 0) + 1
             self.sessions.add(request.session, hold)
+        kept = False
         try:
             value = getattr(self.backend, name)(*request.arguments, **request.named)
-        except BaseException:
-            if name in _TAKE and isinstance(hold, Hold):
-                self.sessions.discard(request.session, hold)
-            raise
-        if name in _TAKE and isinstance(hold, Hold):
-            # Its client may have left meanwhile: what ended its session came before the hold.
-            if not self.sessions.has(request.session, hold):
-                self.backend.release(hold)
+            kept = True
+        finally:
+            with self._taking_lock:
+                left = self._taking.pop(key) - 1
+                self._kept_meanwhile |= {key} if kept else set()
+                if left:
+                    self._taking[key] = left
+                elif key in self._kept_meanwhile:
+                    self._kept_meanwhile.discard(key)
+                else:
+                    self.sessions.discard(request.session, hold)
+                    self.backend.release(hold)
+        # Its client may have left meanwhile: what ended its session came before the hold.
+        if not self.sessions.has(request.session, hold):
+            self.backend.release(hold)
+            raise HoldUnknown(hold.number)
         return value
 
     def _catalog(self, request: Request) -> Any:
