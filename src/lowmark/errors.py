@@ -135,7 +135,7 @@ _DEFINED_IN = {
         " SparkMissing SparkNotStarted TaskFailed TaskLost WorkersUnfit"
     ),
     "lowmark.inspect": "DataInUse",
-    "lowmark.node": "AnswerLost NodeUnreachable NotADatabase NotLoopback",
+    "lowmark.node": "AnswerLost NodeSilent NodeUnreachable NotADatabase NotLoopback",
     "lowmark.ledger.errors": "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed",
     "lowmark.table.errors": (
         "BatchRefused BelowWatermark CursorExists CursorMovesBack CursorOverdue CursorUnknown"

@@ -30,12 +30,15 @@ class CallStreams:
         self._under_way: dict[int, tuple[float, Any]] = {}
         """When each call is over by its caller's time, and what ends it."""
         self._watching: threading.Thread | None = None
+        self._age = 0
+        """How often those that were free were ended: what was opened before is not kept."""
         self._closed = False
 
     def ask(self, body: bytes, timeout_s: float) -> bytes:
         """The answer to a request; raises Flight's errors."""
         if self._watching is None or not self._watching.is_alive():
             self._watch()
+        age = self._age
         try:
             writer, reader = self._free.pop()
         except IndexError:
@@ -56,7 +59,7 @@ class CallStreams:
             raise
         finally:
             self._under_way.pop(me, None)
-        if len(self._free) < STREAMS_KEPT and not self._closed:
+        if len(self._free) < STREAMS_KEPT and not self._closed and age == self._age:
             self._free.append((writer, reader))
         else:
             _end(writer, reader)
@@ -69,7 +72,8 @@ class CallStreams:
         self.end_free()
 
     def end_free(self) -> None:
-        """End those that are free."""
+        """End those that are free, and keep none of those that are in use."""
+        self._age += 1
         while self._free:
             with contextlib.suppress(IndexError):
                 _end(*self._free.pop())

@@ -8,16 +8,23 @@ gRPC connects again by itself when a server is back. What an error means for a c
 
 All of that within the time of the call. Every answer says which start of the server it is of, and
 how new its catalog is. Where a server may be followed by another one, at another address, the
-connection is given a way to find it (`locate`), and looks there whenever the last one is away.
+connection is given a way to find it (`locate`), and looks there whenever the last one is away. A
+server that is a node of a cluster says where the others are (`Welcome.members`): when it is away,
+gives no answer, or can't answer because it is cut off from the others, the first of them that says
+hello takes its place. Only what fails on the way to the server of now makes a connection leave it:
+what was under way to the one before ends with that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -26,7 +33,7 @@ from pyarrow import flight
 
 from lowmark.backend.call_streams import CallStreams
 from lowmark.backend.codec import decode
-from lowmark.backend.errors import Closed, Ended, ServerFull
+from lowmark.backend.errors import Closed, Ended, OtherDatabase, ServerFull
 from lowmark.backend.forks import check_fork, made
 from lowmark.backend.port import RETRY
 from lowmark.backend.protocol import (
@@ -44,10 +51,13 @@ from lowmark.backend.protocol import (
 from lowmark.backend.values import DatabaseInfo
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.fault import decode_fault
-from lowmark.node import AnswerLost, NodeClosing, NodeUnreachable
+from lowmark.group import NoQuorum, NotLeader, OutcomeUnknown, ReadTimedOut, Superseded
+from lowmark.metastore.errors import MetastoreUnreachable
+from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
 from lowmark.node.owner import is_plain_path
 from lowmark.node.server import ActionUnknown
 from lowmark.runtime import host_and_port
+from lowmark.table import PartitionNotHere
 
 _UNIX: Final = "unix:"
 _NOT_SENT: Final = "failed to connect"
@@ -69,12 +79,28 @@ _FIND_S = 30.0
 """A stream of appends looks for the next server for so long."""
 _SLACK_S = 1.0
 """A server says itself that it was too slow: it has the time of the call, the way there this."""
+_ATTEMPT_S = 3.0
+"""What is safe to ask again is asked again after this, where another server may answer."""
+_MEMBER_S = 2.0
+"""A member of a cluster that takes longer to say hello is passed over."""
 _AWAY = (NodeUnreachable, NodeClosing, Ended)
+_UNTOUCHED = (NotLeader, Superseded, MetastoreUnreachable, PartitionNotHere)
+"""A node could do nothing, and did not: another one may."""
+_DONE_MAYBE = (Ended, NodeSilent)
+"""A server did not wait for the end of what it was asked."""
+_STUCK = (NotLeader, MetastoreUnreachable, NoQuorum, ReadTimedOut, NodeSilent)
+"""A node may be cut off from the others: the next call is made elsewhere."""
 _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
 Locate: TypeAlias = Callable[[float], str]
 """Gives the address of the server that there is now, within that many seconds."""
+Members: TypeAlias = Callable[[], Sequence[str]]
+"""Gives the addresses of servers that are as good as each other."""
+
+
+Explain: TypeAlias = Callable[[LowmarkError], LowmarkError]
+"""Gives what is known of a server that does not answer."""
 
 
 def _client(address: str) -> Any:
@@ -126,10 +152,17 @@ class Connection:
         on_reply: Callable[[Reply], None],
         timeout_s: float,
         locate: Locate | None = None,
+        members: Members | None = None,
+        cluster: str = "",
+        explain: Explain | None = None,
+        on_away: Callable[[], None] = lambda: None,
     ) -> None:
         check_fork(address)
+        self._on_away = on_away
         self.address = address
         self._locate = locate
+        self._members = members
+        self._explain = explain
         self._away = False
         """Whether the server was not there when it was last asked."""
         self._finding = threading.Lock()
@@ -138,9 +171,12 @@ class Connection:
         self._closed = False
         self.cluster = ""
         self._flight = _client(address)
-        self._calls = CallStreams(lambda: self._exchange(CALLS, "calls"))
+        self._calls = CallStreams(lambda: self._exchange(CALLS, "calls")[:2])
+        self.welcome: Welcome
         try:
             self.welcome = self._hello(timeout_s)
+            if cluster and self.welcome.cluster != cluster:
+                raise OtherDatabase(address, expected=cluster, found=self.welcome.cluster)
         except BaseException:
             self._flight.close()
             raise
@@ -170,33 +206,95 @@ class Connection:
         return self.welcome.machine == machine()
 
     def _hello(self, timeout_s: float) -> Welcome:
-        body = msgspec.json.encode(Hello())
         ends_at = time.monotonic() + timeout_s
 
-        def ask(left_s: float) -> Welcome:
-            (result,) = self._there(left_s).do_action(flight.Action(HELLO, body), _options(left_s))
-            return msgspec.json.decode(result.body.to_pybytes(), type=Welcome)
+        def ask(there: Any, left_s: float, attempt_s: float) -> Welcome:
+            del left_s
+            return _asked_hello(there, attempt_s)
 
         welcome: Welcome = self._again(HELLO, ask, ends_at, safe=True)
         return welcome
 
     def _there(self, left_s: float) -> Any:
         """Flight's way to the server; to the next one, if the last is away."""
-        if self._away and self._locate is not None:
+        if self._away and (self._locate is not None or self._others()):
             if not self._finding.acquire(timeout=left_s):  # another thread looks for it
                 raise NodeUnreachable(self.address, why="It was looked for in vain.")
             try:
                 if self._away:
-                    address = self._locate(left_s)
-                    if address != self.address:
-                        gone, self._flight = self._flight, _client(address)
-                        self.address = address
-                        self._calls.end_free()
-                        gone.close()
+                    if self._locate is not None:
+                        address = self._locate(left_s)
+                        if address != self.address:
+                            self._goes_to(address, _client(address))
+                    else:
+                        self._find_member(left_s)
                     self._away = False
             finally:
                 self._finding.release()
         return self._flight
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other servers would do."""
+        return self.others > 0
+
+    @property
+    def others(self) -> int:
+        """How many other servers would do."""
+        return len(self._others()) if self._locate is None else 0
+
+    def leave(self) -> None:
+        """Have the next call made at another server, if there is one."""
+        if self.has_others:
+            self._away = True
+
+    def _others(self) -> list[str]:
+        """The other servers that would do, in the order in which they are tried."""
+        if not hasattr(self, "welcome"):
+            return []
+        # (Without a function that knows this object: it is collected when it is dropped.)
+        known = list(self.welcome.members if self._members is None else self._members())
+        at = known.index(self.address) + 1 if self.address in known else 0
+        return [one for one in known[at:] + known[:at] if one != self.address]
+
+    def _find_member(self, left_s: float) -> None:
+        """Go to the first server that says hello, be it the one that was away."""
+        ends_at = time.monotonic() + left_s
+        for address in [*self._others(), self.address]:
+            client = self._flight if address == self.address else _client(address)
+            limit_s = max(0.0, min(_MEMBER_S, ends_at - time.monotonic()))
+            try:
+                welcome = _asked_hello(client, limit_s)
+                if welcome.cluster != self.cluster:
+                    raise NodeUnreachable(address, why="Another database is there now.")
+            except (*_FLIGHT_ERRORS, LowmarkError):
+                if client is not self._flight:
+                    client.close()
+                continue
+            self.welcome = welcome
+            if client is not self._flight:
+                self._goes_to(address, client)
+            return
+        raise NodeUnreachable(self.address, why="Neither does any other node of its cluster.")
+
+    def _goes_to(self, address: str, client: Any) -> None:
+        gone, self._flight = self._flight, client
+        session, leaves = self._session, self._locate is None
+        if leaves:
+            # Holds are taken again at the next one, for another session: what the server before
+            # still hears of this one, however late, ends nothing of it.
+            self._session = secrets.randbits(63)
+        self.address = address
+        self._calls.end_free()
+
+        def leave() -> None:
+            with contextlib.suppress(*_FLIGHT_ERRORS):
+                if leaves:
+                    body = encode_request(Request(self.cluster, session, "leave", (), {}))
+                    list(gone.do_action(flight.Action(CALL, body), _options(_SLACK_S)))
+            gone.close()
+
+        threading.Thread(target=leave, name="lowmark-leave", daemon=True).start()
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -204,21 +302,24 @@ class Connection:
         """One call of the port. What has a time limit of its own has it in `named`."""
         ends_at = time.monotonic() + timeout_s
 
-        def ask(left_s: float) -> Any:
+        def ask(there: Any, left_s: float, attempt_s: float) -> Any:
             more = {**named, "timeout_s": left_s} if name in LIMITED else named
             body = encode_request(Request(self.cluster, self._session, name, arguments, more))
-            there = self._there(left_s)
             if name in QUICK:
                 try:
-                    return self._value(self._calls.ask(body, left_s + _SLACK_S))
+                    return self._value(self._calls.ask(body, attempt_s + _SLACK_S))
                 except flight.FlightError as error:
                     if not _is_full(error):
                         raise
                 # Other clients have all streams of calls, maybe idle ones: it goes without.
-            (result,) = there.do_action(flight.Action(CALL, body), _options(left_s))
+            (result,) = there.do_action(flight.Action(CALL, body), _options(attempt_s))
             return self._value(result.body.to_pybytes())
 
-        return self._again(name, ask, ends_at, safe=RETRY.get(name, "safe") == "safe")
+        patience_s = _ATTEMPT_S + (arguments[1] if name == "wait" else 0.0)
+        if name == "fence":
+            patience_s = math.inf  # of two at a time, one would fence the other off
+        safe = RETRY.get(name, "safe") == "safe"
+        return self._again(name, ask, ends_at, safe=safe, patience_s=patience_s)
 
     def _value(self, data: bytes) -> Any:
         reply = decode_reply(data)
@@ -227,23 +328,62 @@ class Connection:
             raise reply.value
         return reply.value
 
-    def _again(self, name: str, ask: Callable[[float], Any], ends_at: float, *, safe: bool) -> Any:
-        """Ask until there is an answer, or the time is over."""
-        began, pause_s = time.monotonic(), _PAUSE_S
+    def _again(
+        self,
+        name: str,
+        ask: Callable[[Any, float, float], Any],
+        ends_at: float,
+        *,
+        safe: bool,
+        patience_s: float = _ATTEMPT_S,
+    ) -> Any:
+        """Ask until there is an answer, or the time is over.
+
+        Where other servers would do, one that takes long over what may be asked again is left for
+        the next one. All have the same time, for one of them may be cut off; in the next round each
+        has twice that. One that can't do it now is left, too.
+        """
+        began, pause_s, attempts = time.monotonic(), _PAUSE_S, 0
         while True:
             self.check()
-            left_s = max(0.0, ends_at - time.monotonic())
+            attempt_s = left_s = max(0.0, ends_at - time.monotonic())
+            if safe and patience_s < left_s and (others := self.others):
+                attempt_s, attempts = patience_s, attempts + 1
+                if attempts % (others + 1) == 0:
+                    patience_s *= 2
+            there = None
             try:
-                return ask(left_s)
+                there = self._there(left_s)
+                return ask(there, left_s, attempt_s)
             except (*_FLIGHT_ERRORS, LowmarkError) as error:
-                named, done_maybe = self._in_our_words(name, error, ends_at - began)
+                named, done_maybe = self._in_our_words(name, error, ends_at - began, there)
                 self.check()
+                if isinstance(named, _STUCK) and there is self._flight:
+                    self.leave()
                 if done_maybe and not safe:
                     raise self._unknown(name, named) from error
-                if not _may_pass(named) or time.monotonic() + pause_s >= ends_at:
-                    raise named from error
+                passes = _may_pass(named) or (self.has_others and _is_theirs(named, safe=safe))
+                if not passes or time.monotonic() + pause_s >= ends_at:
+                    raise self.told(named) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def told(self, error: LowmarkError) -> LowmarkError:
+        """An error with what is known of a server that gives no answer, to anything."""
+        if isinstance(error, _Late):
+            error = error.by_its_name()
+        if self._explain is None or not isinstance(error, NodeUnreachable) or self._answers():
+            return error
+        return self._explain(error)
+
+    def _answers(self) -> bool:
+        try:
+            body = msgspec.json.encode(Hello())
+            options = flight.FlightCallOptions(timeout=_SLACK_S)
+            list(self._flight.do_action(flight.Action(HELLO, body), options))
+        except _FLIGHT_ERRORS as error:
+            return bool(getattr(error, "extra_info", None))
+        return True
 
     def check(self) -> None:
         """Raise if it was closed."""
@@ -254,21 +394,27 @@ class Connection:
         return AnswerLost(self.address, name, why=error.message)
 
     def _in_our_words(
-        self, name: str, error: Exception, waited_s: float
+        self, name: str, error: Exception, waited_s: float, there: Any
     ) -> tuple[LowmarkError, bool]:
-        """What happened, and whether the server may have done what it was asked."""
+        """What happened on the way `there`, and whether the server may have done what it was asked.
+        None: no server was found.
+        """
         named, done_maybe = self._named(name, error, waited_s)
-        if isinstance(named, _AWAY) and not isinstance(named, _Late):
+        if there is not None and there is not self._flight:
+            return named, done_maybe  # that one was left before
+        # A directory has one owner, however slow it is; of a cluster another node may answer.
+        if isinstance(named, _AWAY) and not (isinstance(named, _Late) and self._locate is not None):
             self._away = True
+            self._on_away()
         return named, done_maybe
 
     def _named(self, name: str, error: Exception, waited_s: float) -> tuple[LowmarkError, bool]:
         if isinstance(error, LowmarkError):
-            return error, isinstance(error, Ended)
+            return error, isinstance(error, _DONE_MAYBE)
         extra = getattr(error, "extra_info", None)
         said = decode_fault(extra) if extra else None
         if said is not None:
-            return said, False
+            return said, isinstance(said, NodeSilent)
         if isinstance(error, flight.FlightTimedOutError):
             why = f"No answer to {name} came within {waited_s:.3g} seconds."
             return _Late(self.address, name, waited_s=waited_s, why=why), True
@@ -287,35 +433,54 @@ class Connection:
         self.check()
         more = {**named, "timeout_s": timeout_s}
         request = Request(self.cluster, self._session, name, arguments, more)
+        if self._locate is None and self._others():  # one that is stuck must not take all the time
+            timeout_s = max(timeout_s / 2, min(timeout_s, _ATTEMPT_S))
+        there = None
         try:
-            reader = self._there(timeout_s).do_get(
-                flight.Ticket(encode_request(request)), _options(timeout_s)
-            )
+            there = self._there(timeout_s)
+            reader = there.do_get(flight.Ticket(encode_request(request)), _options(timeout_s))
             try:
                 while True:
                     yield reader.read_chunk()
             except StopIteration:
                 return
         except _FLIGHT_ERRORS as error:
-            named_error, _ = self._in_our_words(name, error, timeout_s)
+            named_error, _ = self._in_our_words(name, error, timeout_s, there)
             self.check()
             raise named_error from error
 
-    def exchange(self) -> tuple[Any, Any]:
-        """A stream of appends: what writes to it, and what reads the answers."""
+    def exchange(self) -> tuple[Any, Any, Any]:
+        """A stream of appends: what writes to it, what reads the answers, and the way there."""
         return self._exchange(APPEND, "append")
 
-    def _exchange(self, kind: bytes, name: str) -> tuple[Any, Any]:
+    def _exchange(self, kind: bytes, name: str) -> tuple[Any, Any, Any]:
         self.check()
         request = Request(self.cluster, self._session, name, (), {})
         command = kind + encode_request(request)
         descriptor = flight.FlightDescriptor.for_command(command)
-        writer, reader = self._there(_FIND_S).do_exchange(descriptor, flight.FlightCallOptions())
-        return writer, reader
+        there = self._there(_FIND_S)
+        writer, reader = there.do_exchange(descriptor, flight.FlightCallOptions())
+        return writer, reader, there
 
-    def in_our_words(self, name: str, error: Exception) -> tuple[LowmarkError, bool]:
+    def answers(self) -> bool:
+        """Whether the server says hello; if it does not, the next call looks for another one."""
+        there = self._flight
+        try:
+            _asked_hello(there, _MEMBER_S)
+        except (*_FLIGHT_ERRORS, LowmarkError) as error:
+            self._in_our_words(HELLO, error, _MEMBER_S, there)
+            return False
+        return True
+
+    def in_our_words(self, name: str, error: Exception, there: Any) -> tuple[LowmarkError, bool]:
         """What an error of a stream means, and whether what was sent may have been done."""
-        return self._in_our_words(name, error, 0.0)
+        return self._in_our_words(name, error, 0.0, there)
+
+
+def _asked_hello(client: Any, left_s: float) -> Welcome:
+    body = msgspec.json.encode(Hello())
+    (result,) = client.do_action(flight.Action(HELLO, body), _options(left_s))
+    return msgspec.json.decode(result.body.to_pybytes(), type=Welcome)
 
 
 class _Late(NodeUnreachable):
@@ -325,6 +490,12 @@ class _Late(NodeUnreachable):
         super().__init__(address, why=why)
         self.message = f"the server at {address} gave no answer within {waited_s:.3g} seconds"
         self.args = (self.message,)
+
+    def by_its_name(self) -> NodeUnreachable:
+        """As callers know it."""
+        known = NodeUnreachable("", why=self.detail)
+        known.message, known.args = self.message, self.args
+        return known
 
 
 def _options(left_s: float) -> Any:
@@ -341,6 +512,11 @@ def _may_pass(error: LowmarkError) -> bool:
     """Whether it is worth asking again: the server is away, closing, or has too much to do."""
     # A node that is not ready has no action `hello` yet.
     return isinstance(error, (*_AWAY, ServerFull, ActionUnknown))
+
+
+def _is_theirs(error: LowmarkError, *, safe: bool) -> bool:
+    """Whether another node may do what this one could not: it did nothing, or twice is fine."""
+    return isinstance(error, _UNTOUCHED) or (safe and isinstance(error, (*_STUCK, OutcomeUnknown)))
 
 
 def is_passing(error: LowmarkError) -> bool:

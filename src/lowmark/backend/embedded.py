@@ -144,6 +144,10 @@ class Embedded(NodeThread):
             request_timeout_ms=settings.group.request_timeout_ms,
         )
 
+    def members(self) -> tuple[str, ...]:
+        """Where clients reach the nodes of the cluster, if there are several; for a server."""
+        return ()
+
     def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
         """See `Backend`."""
 

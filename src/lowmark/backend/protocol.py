@@ -64,6 +64,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     """Where it runs: a client at the same place can read its files."""
     info: bytes
     """The `DatabaseInfo`, by the port's codec."""
+    members: tuple[str, ...] = ()
+    """Where clients reach the nodes of its cluster: any of them does."""
 
 
 class Request(NamedTuple):

@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, NamedTuple
 
-from lowmark.backend.connection import Connection, Locate, is_passing
+from lowmark.backend.connection import Connection, Explain, Locate, Members, is_passing
 from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
 from lowmark.backend.protocol import Reply
 from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
@@ -59,6 +59,9 @@ _PROPOSE_S = 2.0
 _CLOSE_S = 2.0
 _ERRANDS_MAX = 10_000
 _VIEWS_MAX = 1_024
+_QUIET_S = 5.0
+_QUIET_MAX_S = 300.0
+"""How long a reader that follows hears of no change before it makes sure; then, at most."""
 
 _open: weakref.WeakSet[RemoteBackend] = weakref.WeakSet()
 
@@ -83,6 +86,9 @@ class RemoteBackend:
         *,
         timeout_s: float = _CONNECT_S,
         locate: Locate | None = None,
+        members: Members | None = None,
+        cluster: str = "",
+        explain: Explain | None = None,
         name: str = "",
     ) -> None:
         self._name = name or address
@@ -98,6 +104,8 @@ class RemoteBackend:
         """The start of the server at which the holds are being taken again; 0: they are not."""
         self._holds: dict[int, tuple[str, tuple[Any, ...], dict[str, Any]]] = {}
         """The holds that this client has, and how each was taken."""
+        self._quiet: dict[int, tuple[float, float]] = {}
+        """Of holds that are followed: since when nothing has changed, and when to make sure."""
         self._restarts = 0
         self._ahead = Ahead()
         self._views: dict[tuple[TableId, int], View] = {}
@@ -114,6 +122,9 @@ class RemoteBackend:
             on_reply=self._heard,
             timeout_s=timeout_s,
             locate=locate,
+            members=members,
+            cluster=cluster,
+            explain=explain,
         )
         self._instance = self._connection.welcome.instance
         self._hold_s = self._connection.welcome.hold_ms / 1_000
@@ -348,7 +359,29 @@ class RemoteBackend:
         seen_now: int = self._of_hold(
             "wait", hold, timeout_s, seen=seen, limit_s=timeout_s + self._timeout_s
         )
+        if self._connection.has_others:
+            self._make_sure(hold, changed=seen_now != seen)
         return seen_now
+
+    def _make_sure(self, hold: Hold, *, changed: bool) -> None:
+        """A node that is cut off hears of no change, and does not know that there are any: when it
+        was quiet for a while, the partitions are asked for what was acknowledged by now. That goes
+        to another node, if this one can't say. The longer it was quiet, the more rarely: groups
+        with nothing to do are to rest.
+        """
+        now = time.monotonic()
+        since, look_at = self._quiet.get(hold.number, (now, now + _QUIET_S))
+        how = self._holds.get(hold.number)
+        if changed or how is None:
+            self._quiet.pop(hold.number, None)
+            return
+        if now >= look_at and how[0] == "hold":
+            table, ranges = how[1]
+            followed = [number for number, one in ranges.items() if one.end is None]
+            with contextlib.suppress(LowmarkError):
+                self.views(table, followed)
+            look_at = now + min(max(now - since, _QUIET_S), _QUIET_MAX_S)
+        self._quiet[hold.number] = (since, look_at)
 
     def batches(
         self,
@@ -376,7 +409,11 @@ class RemoteBackend:
             raise self._of_read(error, held=held) from error
 
     def _of_read(self, error: LowmarkError, *, held: bool) -> LowmarkError:
-        if held and self._restarts and isinstance(error, BatchesMoved):
+        if not held or not isinstance(error, BatchesMoved):
+            return self._connection.told(error)
+        with contextlib.suppress(LowmarkError):
+            self._call("renew")  # a read does not say which start of the server it is of
+        if self._restarts:
             # It was held at an earlier start of the server, and cut before it was held again.
             return HoldUnknown(next(iter(self._holds), 0))
         return error
@@ -467,6 +504,7 @@ class RemoteBackend:
         has ended when this returns, if the server is there.
         """
         name, _, _ = self._holds.pop(hold.number, ("", (), {}))
+        self._quiet.pop(hold.number, None)
         if self.closed:
             return
         self._release(hold.number)

@@ -37,15 +37,20 @@ from lowmark.backend.protocol import (
 from lowmark.backend.values import Answer
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError, Unavailable
-from lowmark.group import COMMAND_BYTES, Future, OutcomeUnknown
+from lowmark.group import COMMAND_BYTES, Future, NotLeader, OutcomeUnknown
 from lowmark.runtime import Buffer
 from lowmark.table import Appended, Outgoing, Producing
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-_AGAIN_S = 0.05
-"""A stream that could not be opened is tried again after this."""
+_SILENT_S = 2.0
+"""When no answer came for so long, the server is asked whether it is there at all."""
+_UNSERVED_S = 3.0
+_UNSERVED_MAX_S = 12.0
+"""When nothing was stored or refused for so long, another server is tried, if there is one; after
+each round of all servers they have twice the time.
+"""
 _ROOM = bytes(COMMAND_BYTES)
 _MESSAGE_BYTES = 4 << 20
 _MESSAGE_BATCHES = 256
@@ -102,6 +107,10 @@ class _Way:
     @property
     def group(self) -> _Way:
         return self
+
+    @property
+    def replicated(self) -> bool:
+        return self._appends.has_others
 
     def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
         return self._appends.submit(self, command if in_place else _ROOM + bytes(command))
@@ -193,13 +202,30 @@ class RemoteAppends:
         """Everything that has no answer; the outbox has those that were not written yet."""
         self._stream: Any = None
         """What is written to; None: there is no stream."""
+        self._there: Any = None
+        """The way that the last stream went."""
+        self._unserved_since: float | None = None
+        """Since when something waits, and nothing was stored or refused; None: nothing waits."""
+        self._unserved_s = _UNSERVED_S
+        self._moves = 0
+        """How many servers were left since something was last stored or refused."""
         self._pump: threading.Thread | None = None
+        self._heard_at = 0.0
+        """When an answer came, or the first of those that wait was sent."""
+        self._asking: threading.Thread | None = None
+        self._elsewhere = False
+        """Whether another server is to be tried."""
         self._closed = False
 
     @property
     def loop(self) -> RemoteAppends:
         """Itself."""
         return self
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the server has others beside it."""
+        return self._connection.has_others
 
     def elapsed_us(self) -> int:
         """See `Timers`."""
@@ -233,6 +259,10 @@ class RemoteAppends:
         """Have a batch sent; holding the lock."""
         future: Future[object] = Future()
         number = next(self._numbers)
+        if not self._under_way:
+            self._heard_at = time.monotonic()
+        if self._unserved_since is None:
+            self._unserved_since = time.monotonic()
         self._under_way[number] = (way, future)
         self._outbox.append((number, way, room))
         return future
@@ -267,6 +297,11 @@ class RemoteAppends:
                     self._call_due()
                 if self._closed:
                     break
+                self._look_after()
+                left, self._elsewhere = self._elsewhere, False
+            if left:
+                self._connection.leave()
+                self._broken(self._stream, Unavailable("the server stores nothing"))
             with self._writing:
                 self._write_some()
         stream = self._stream
@@ -274,6 +309,32 @@ class RemoteAppends:
             with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
                 stream.done_writing()
             _end(stream)
+
+    def _look_after(self) -> None:
+        """Holding the lock: a server that is suspended, or cut off, breaks no stream by itself."""
+        since = self._unserved_since
+        if since is not None and time.monotonic() - since > self._unserved_s:
+            self._unserved_since = time.monotonic()
+            self._moves += 1
+            others = self._connection.others
+            self._elsewhere = others > 0
+            if self._moves % (others + 1) == 0:
+                self._unserved_s = min(2 * self._unserved_s, _UNSERVED_MAX_S)
+        silent = self._under_way and time.monotonic() - self._heard_at > _SILENT_S
+        busy = self._asking is not None and self._asking.is_alive()
+        if silent and self._stream is not None and not busy:
+            asking = threading.Thread(
+                target=self._ask, args=(self._stream,), name="lowmark-asking", daemon=True
+            )
+            with contextlib.suppress(Unavailable):
+                _start(asking)
+                self._asking = asking
+
+    def _ask(self, stream: Any) -> None:
+        if not self._connection.answers():
+            self._broken(stream, Unavailable("the server gives no answer"))
+        else:
+            self._heard_at = time.monotonic()
 
     def _call_due(self) -> None:
         """Holding the lock."""
@@ -283,7 +344,8 @@ class RemoteAppends:
             callback()
 
     def _until_due(self) -> float:
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else _LOOK_S
+        until = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else _LOOK_S
+        return min(until, _LOOK_S)
 
     def _write_some(self) -> None:
         """Write what is there, many batches a message; by one thread at a time."""
@@ -304,7 +366,7 @@ class RemoteAppends:
             self._broken(stream, error)
 
     def _open(self) -> Any:
-        writer, reader = self._connection.exchange()
+        writer, reader, there = self._connection.exchange()
         writer.begin(COMMANDS)
         name = "lowmark-answers"
         thread = threading.Thread(
@@ -312,7 +374,7 @@ class RemoteAppends:
         )
         with self.lock:  # before it may hear that the stream has ended
             _start(thread)
-            self._stream = writer
+            self._stream, self._there = writer, there
         return writer
 
     # -- answers, on a thread of their stream -----------------------------------------------------
@@ -332,6 +394,10 @@ class RemoteAppends:
 
     def _answered(self, answers: list[tuple[int, Answer]]) -> None:
         with self.lock:
+            self._heard_at = time.monotonic()
+            if any(not _is_stuck(answer) for _, answer in answers):
+                self._unserved_since = self._heard_at
+                self._unserved_s, self._moves = _UNSERVED_S, 0
             for number, answer in answers:
                 _, future = self._under_way.pop(number, (None, None))
                 if future is None:
@@ -340,12 +406,15 @@ class RemoteAppends:
                     future.reject(answer)
                 else:
                     future.resolve(answer)
+            if not self._under_way and self._unserved_since == self._heard_at:
+                self._unserved_since = None
             if self._outbox:
                 self._work.notify()
 
     def _broken(self, stream: Any, error: Exception) -> None:
         """A stream has ended: what has no answer is to be sent again."""
-        named, _ = self._connection.in_our_words("append", error)
+        there = None if stream is None else self._there
+        named, _ = self._connection.in_our_words("append", error, there)
         with self.lock:
             if self._closed or (stream is not None and stream is not self._stream):
                 return
@@ -362,6 +431,11 @@ class RemoteAppends:
         if stream is not None:
             with contextlib.suppress(Unavailable):  # then it ends when it is collected
                 _start(threading.Thread(target=_end, args=(stream,), daemon=True))
+
+
+def _is_stuck(answer: Answer) -> bool:
+    """Whether the server could neither store nor refuse it: it may be cut off from the others."""
+    return isinstance(answer, Unavailable | NotLeader)
 
 
 def _start(thread: threading.Thread) -> None:

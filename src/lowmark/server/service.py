@@ -133,6 +133,7 @@ class Service:
                 hold_ms=self._hold_ms,
                 machine=machine(),
                 info=encode(info),
+                members=self.backend.members(),
             )
         )
 
