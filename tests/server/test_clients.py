@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -290,6 +292,33 @@ def test_a_reader_whose_client_is_closed_hears_it_by_name(
     for thread in threads:
         thread.join(20)
     assert [type(error) for error in found] == [errors.Closed] * len(threads)
+
+
+def test_a_client_that_is_dropped_and_not_closed_is_collected(served: Served, db: Database) -> None:
+    db.create_table("dropped", COLUMNS, key="id")
+    # given a client that was used in every way
+    before = set(threading.enumerate())
+    client = lowmark.connect(served.address)
+    table = client["dropped"]
+    table.append(rows(0, 10))
+    assert table.get(1) is not None
+    assert len(table.read().to_pylist()) == 10
+    gone = weakref.ref(client.backend)
+    connection = client.backend._connection  # type: ignore[attr-defined]
+    # when it is dropped, then it is collected, and its connection and its threads end
+    del client, table
+
+    def collected() -> bool:
+        gc.collect()
+        return gone() is None  # a thread of its own may have it in hand for a moment
+
+    eventually(collected)
+    eventually(lambda: connection.closed)
+    eventually(lambda: not _names(before) & {"lowmark-appends", "lowmark-holds"})
+
+
+def _names(before: set[threading.Thread]) -> set[str]:
+    return {thread.name for thread in set(threading.enumerate()) - before}
 
 
 def test_no_client_is_forgotten_when_threads_connect_at_a_time(

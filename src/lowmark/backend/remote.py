@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -119,7 +119,7 @@ class RemoteBackend:
         self._connection = Connection(
             address,
             session=secrets.randbits(63),
-            on_reply=self._heard,
+            on_reply=_weakly(self._heard),
             timeout_s=timeout_s,
             locate=locate,
             members=members,
@@ -132,6 +132,10 @@ class RemoteBackend:
         self.store = Store(self.info.ledger_location)
         self._timeout_s = self.info.request_timeout_ms / 1_000 + _SLACK_S
         self._appends = RemoteAppends(self._connection)
+        # Threads have the connection, none has this: dropped without a close, it is collected.
+        parts = self._ahead, self._appends, self._connection
+        self._dropped = weakref.finalize(self, _drop, self._pid, *parts)
+        self._dropped.atexit = False
         _open.add(self)
 
     def _info(self) -> DatabaseInfo:
@@ -159,6 +163,7 @@ class RemoteBackend:
             self._closed = True
             return
         _open.discard(self)
+        self._dropped.detach()
         if self._caring is not None:
             self._run_errands(_CLOSE_S)
             with contextlib.suppress(LowmarkError):  # without it, they end with their time
@@ -632,6 +637,31 @@ class RemoteBackend:
             "write", tuple(operations), condition=condition, timeout_s=timeout_s
         )
         return done
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Calls a method for as long as its object is there, and does not keep it."""
+    found = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        bound = found()
+        if bound is not None:
+            bound(*arguments)
+
+    return call
+
+
+def _drop(pid: int, *parts: Ahead | RemoteAppends | Connection) -> None:
+    """Close what is left of a client. Collecting may happen on a thread that is in a call."""
+    if os.getpid() != pid:
+        return  # they are the parent's
+
+    def close() -> None:
+        for part in parts:
+            part.close()
+
+    with contextlib.suppress(RuntimeError):  # no thread can be started: they end with the process
+        threading.Thread(target=close, name="lowmark-drop", daemon=True).start()
 
 
 def _care_for(backend: weakref.ref[RemoteBackend], wake: SimpleQueue[None]) -> None:
