@@ -1,4 +1,6 @@
-"""What any disk does: one suite, run on the machine's disk and on the simulated one."""
+"""What any disk does: one suite, run on the machine's disk, on the simulated one, and on one that
+keeps what is written in memory.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import pytest
 
 from lowmark.runtime import Disk, DiskFailed, DiskFull, FileMissing, Locked, RealDisk
 from lowmark.runtime.disk import FileExists, Stat
+from lowmark.runtime.overlay_disk import OverlayDisk
 from lowmark.runtime.sim import SimDisk
 
 OTHER_PROCESS = """
@@ -23,11 +26,18 @@ except Locked as error:
 """
 
 
-@pytest.fixture(params=["real", "simulated"])
+@pytest.fixture(params=["real", "simulated", "overlay"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
-    if request.param == "real":
-        return RealDisk(str(tmp_path / "root"))
-    return SimDisk()
+    if request.param == "simulated":
+        return SimDisk()
+    real = RealDisk(str(tmp_path / "root"))
+    return real if request.param == "real" else OverlayDisk(real)
+
+
+@pytest.fixture(params=["real", "simulated"])
+def locking(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
+    """Those that can be locked."""
+    return SimDisk() if request.param == "simulated" else RealDisk(str(tmp_path / "root"))
 
 
 def put(disk: Disk, path: str, data: bytes) -> None:
@@ -438,7 +448,8 @@ def test_what_is_not_there_can_not_be_unlinked_or_synced(disk: Disk) -> None:
 # -- the rest -------------------------------------------------------------------------------------
 
 
-def test_a_lock_is_refused_by_name_until_it_is_released(disk: Disk) -> None:
+def test_a_lock_is_refused_by_name_until_it_is_released(locking: Disk) -> None:
+    disk = locking
     # given a lock
     lock = disk.lock("LOCK")
     # when somebody else wants it
@@ -457,7 +468,8 @@ def test_a_lock_is_refused_by_name_until_it_is_released(disk: Disk) -> None:
     again.release()
 
 
-def test_what_a_holder_says_of_itself_reaches_those_that_are_refused(disk: Disk) -> None:
+def test_what_a_holder_says_of_itself_reaches_those_that_are_refused(locking: Disk) -> None:
+    disk = locking
     # given a holder that has said something, and then something shorter
     lock = disk.lock("LOCK")
     lock.note(b"a long note")
@@ -475,7 +487,8 @@ def test_what_a_holder_says_of_itself_reaches_those_that_are_refused(disk: Disk)
     again.release()
 
 
-def test_an_unsigned_lock_needs_its_file_and_leaves_it_as_it_is(disk: Disk) -> None:
+def test_an_unsigned_lock_needs_its_file_and_leaves_it_as_it_is(locking: Disk) -> None:
+    disk = locking
     # given no lock file, then there is nothing to claim, and none is made
     with pytest.raises(FileMissing):
         disk.lock("LOCK", sign=False)

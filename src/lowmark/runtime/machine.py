@@ -5,8 +5,10 @@ from __future__ import annotations
 from random import Random, SystemRandom
 
 from lowmark.runtime.clock import HybridClock
+from lowmark.runtime.disk import Disk
 from lowmark.runtime.loop import Runtime
 from lowmark.runtime.network import LONE_NETWORK, NetworkLimits
+from lowmark.runtime.overlay_disk import OverlayDisk
 from lowmark.runtime.real_disk import RealDisk
 from lowmark.runtime.real_loop import RealLoop
 from lowmark.runtime.real_network import RealNetwork
@@ -19,14 +21,15 @@ def real_runtime(
     tls: TlsFiles | None = None,
     limits: NetworkLimits | None = None,
     alone: bool = False,
+    read_only: bool = False,
 ) -> Runtime:
     """The machine's clock, threads, network and chance, and its disk below `root`.
 
     With `tls` its network speaks only with those who can prove who they are; `alone`, it has none,
-    and its clock is the only one.
+    and its clock is the only one. `read_only`, what is written to its disk stays in memory.
     Whoever builds it closes its loop.
     """
-    disk = RealDisk(root)
+    disk: Disk = OverlayDisk(RealDisk(root, create=False)) if read_only else RealDisk(root)
     loop = RealLoop()
     random = Random(SystemRandom().getrandbits(128))
     try:
