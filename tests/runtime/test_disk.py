@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from random import Random
 
@@ -487,6 +488,23 @@ def test_what_a_holder_says_of_itself_reaches_those_that_are_refused(locking: Di
     again.release()
 
 
+def test_a_note_that_is_to_stay_is_there_for_the_next_holder(locking: Disk) -> None:
+    # given a holder that finds nothing, and leaves a note
+    lock = locking.lock("LOCK", note=lambda left: b"first, after " + left)
+    assert lock.left == b""
+    lock.note(b"stays", stays=True)
+    lock.release()
+    # then the next one finds it, and what it makes of it stands there from the beginning
+    lock = locking.lock("LOCK", note=lambda left: b"after " + left)
+    assert lock.left == b"stays"
+    with pytest.raises(Locked) as refused:
+        locking.lock("LOCK")
+    assert refused.value.note == b"after stays"
+    # and goes with it, if it is not to stay
+    lock.release()
+    assert locking.lock("LOCK").left == b""
+
+
 def test_an_unsigned_lock_needs_its_file_and_leaves_it_as_it_is(locking: Disk) -> None:
     disk = locking
     # given no lock file, then there is nothing to claim, and none is made
@@ -523,6 +541,37 @@ def test_a_lock_holds_against_another_process(tmp_path: Path) -> None:
     # and when the lock is released, it gets in
     lock.release()
     assert subprocess.run(other, check=False).returncode == 0
+
+
+def test_a_look_for_the_holder_of_a_lock_is_in_the_way_of_none(tmp_path: Path) -> None:
+    disk = RealDisk(str(tmp_path))
+    # given no lock file, then there is no holder, and none is made
+    assert disk.holder("LOCK") is None
+    assert list(tmp_path.iterdir()) == []
+    # given a holder, then it is named
+    lock = disk.lock("LOCK")
+    lock.note(b"a note")
+    found = disk.holder("LOCK")
+    assert found is not None
+    assert found.note == b"a note"
+    lock.release()
+    # given threads that look all the time, then the lock is had all the same, each time
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            disk.holder("LOCK")
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for one in lookers:
+        one.start()
+    try:
+        for _ in range(200):
+            disk.lock("LOCK").release()
+    finally:
+        over.set()
+        for one in lookers:
+            one.join()
 
 
 def test_a_root_is_made_unless_told_otherwise(tmp_path: Path) -> None:

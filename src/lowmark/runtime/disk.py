@@ -7,7 +7,7 @@ step of one directory; to move a file between folders, link it into the new one,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -150,10 +150,16 @@ class File(Protocol):
 
 
 class DiskLock(Protocol):
-    """An exclusive claim on a directory."""
+    """An exclusive claim on a directory. May be used on any thread."""
 
-    def note(self, text: bytes) -> None:
-        """Say more of the holder, for callers that are refused; it goes with the claim."""
+    @property
+    def left(self) -> bytes:
+        """What the holder before this one said of itself: of one that died, or let it stay."""
+
+    def note(self, text: bytes, *, stays: bool = False) -> None:
+        """Say more of the holder, for callers that are refused. It goes with the claim, unless it
+        `stays`: then the next holder finds it.
+        """
 
     def release(self) -> None:
         """Give it up."""
@@ -198,10 +204,14 @@ class Disk(Protocol):
     def free_bytes(self) -> int:
         """How much more can be written."""
 
-    def lock(self, path: str, *, sign: bool = True) -> DiskLock:
+    def lock(
+        self, path: str, *, sign: bool = True, note: Callable[[bytes], bytes] | None = None
+    ) -> DiskLock:
         """Claim a lock file, or raise `Locked`.
 
         Signed, the file names its holder; unsigned, it must exist and not a byte of it changes.
+        `note` makes what stands there from the beginning, of what the holder before it left: a
+        crash leaves the one or the other.
         """
 
     def describe(self, path: str) -> str:

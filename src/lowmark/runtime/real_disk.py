@@ -8,6 +8,8 @@ import fcntl
 import mmap
 import os
 import stat as stat_bits
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Literal, ParamSpec, TypeVar
@@ -164,34 +166,47 @@ class _RealFile:
 _NOTE_AT = 32
 """In a lock file with a note the holder's process number stands before it, with spaces behind."""
 _NOTE_MAX = 4_096
+_LOOK_S = 1.0
+"""A process that looks whether a lock has a holder is through long before."""
+_LOOK_PAUSE_S = 0.001
 
 
 class _RealLock:
-    def __init__(self, fd: int, *, signed: bool) -> None:
+    def __init__(self, fd: int, *, signed: bool, left: bytes) -> None:
         self._fd = fd
         self._signed = signed
+        self._stays = False
+        self._using = threading.Lock()
+        """Held while the handle is used: another thread may close it, and its number is taken."""
+        self.left = left
         _held.add(self)
 
-    def note(self, text: bytes) -> None:
-        # In one call: a caller that is refused meanwhile has the old note or this one. It is for
-        # others to read; a full disk must not keep a node from starting.
-        signed = str(os.getpid()).encode().ljust(_NOTE_AT) + text
-        with contextlib.suppress(OSError):
+    def sign(self, text: bytes) -> None:
+        # In one call, over what stands there: a caller that is refused meanwhile, and a crash, has
+        # the old text or this one. It is for others to read; a full disk must not keep a node from
+        # starting.
+        with self._using, contextlib.suppress(OSError):
             if self._fd >= 0:
-                os.pwrite(self._fd, signed, 0)
-                os.ftruncate(self._fd, len(signed))
+                os.pwrite(self._fd, text.ljust(os.fstat(self._fd).st_size), 0)
+                os.ftruncate(self._fd, len(text))
+
+    def note(self, text: bytes, *, stays: bool = False) -> None:
+        self.sign(str(os.getpid()).encode().ljust(_NOTE_AT) + text)
+        self._stays = stays
 
     def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            # The next holder may be one that does not sign: our name must not stand for it.
-            with contextlib.suppress(OSError):
-                if self._signed:
-                    os.ftruncate(fd, 0)
-            os.close(fd)
+        with self._using:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                # The next holder may be one that does not sign: our name must not stand for it.
+                with contextlib.suppress(OSError):
+                    if self._signed and not self._stays:
+                        os.ftruncate(fd, 0)
+                os.close(fd)
 
     def stay_behind(self) -> None:
         """In a child process: the claim is the parent's, and must end with the parent."""
+        self._using = threading.Lock()  # a thread of the parent's may have it
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -304,27 +319,69 @@ class RealDisk:
         found = self._call(os.statvfs, "", self._root)
         return found.f_bavail * found.f_frsize
 
-    def lock(self, path: str, *, sign: bool = True) -> _RealLock:
+    def lock(
+        self, path: str, *, sign: bool = True, note: Callable[[bytes], bytes] | None = None
+    ) -> _RealLock:
         flags = os.O_RDWR | os.O_CREAT if sign else os.O_RDONLY
         fd = self._call(os.open, path, self._at(path), flags | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd)
         except OSError as error:
-            pid = os.pread(fd, _NOTE_AT, 0).decode(errors="replace").strip()
-            note = os.pread(fd, _NOTE_MAX, _NOTE_AT)
-            os.close(fd)
-            if not isinstance(error, BlockingIOError):
-                raise _in_our_words(error, path, "lock") from error
-            holder = f"process {pid}" if pid else "one that only reads"
-            here = pid == str(os.getpid())
-            where = self.describe(folder_of(path))
-            raise Locked(where, holder=holder, here=here, note=note) from error
-        # Who holds it is for people to read; a full disk must not keep a node from starting.
-        with contextlib.suppress(OSError):
-            if sign:
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
-        return _RealLock(fd, signed=sign)
+            raise self._refused(fd, path, error) from error
+        lock = _RealLock(fd, signed=sign, left=os.pread(fd, _NOTE_MAX, _NOTE_AT))
+        if note is not None:
+            lock.note(note(lock.left))
+        elif sign:
+            lock.sign(str(os.getpid()).encode())
+        return lock
+
+    def holder(self, path: str) -> Locked | None:
+        """The process that has a lock file claimed, as its refusal says it; None: there is none, or
+        no such file. Nothing is claimed or written.
+        """
+        try:
+            fd = self._call(os.open, path, self._at(path), os.O_RDONLY | os.O_CLOEXEC)
+        except FileMissing:
+            return None
+        try:
+            # A process that claims it at this moment waits for the end of this look (`_lock`).
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            refused = self._refused(fd, path, error)
+            if isinstance(refused, Locked):
+                return refused
+            raise refused from error
+        os.close(fd)
+        return None
+
+    def _refused(self, fd: int, path: str, error: OSError) -> LowmarkError:
+        """Why a lock can't be had; its handle is closed."""
+        pid = os.pread(fd, _NOTE_AT, 0).decode(errors="replace").strip()
+        note = os.pread(fd, _NOTE_MAX, _NOTE_AT)
+        os.close(fd)
+        if not isinstance(error, BlockingIOError):
+            return _in_our_words(error, path, "lock")
+        holder = f"process {pid}" if pid else "one that only reads"
+        here = pid == str(os.getpid())
+        return Locked(self.describe(folder_of(path)), holder=holder, here=here, note=note)
 
     def describe(self, path: str) -> str:
         return self._at(path)
+
+
+def _lock(fd: int) -> None:
+    """Claim an open lock file, or raise `BlockingIOError`.
+
+    One that only looks for a holder shares the lock for an instant: that is waited for.
+    """
+    ends_at = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises, if it is a holder
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            if time.monotonic() > ends_at:
+                raise
+        time.sleep(_LOOK_PAUSE_S)

@@ -172,17 +172,20 @@ class _SimFile:
 
 
 class _SimLock:
-    def __init__(self, disk: SimDisk, path: str) -> None:
+    def __init__(self, disk: SimDisk, path: str, left: bytes) -> None:
         self._disk = disk
         self._path = path
+        self._stays = False
+        self.left = left
         self.noted = b""
 
-    def note(self, text: bytes) -> None:
-        self.noted = text
+    def note(self, text: bytes, *, stays: bool = False) -> None:
+        self.noted, self._stays = text, stays
 
     def release(self) -> None:
         if self._disk._locks.get(self._path) is self:
             del self._disk._locks[self._path]
+            self._disk._left[self._path] = self.noted if self._stays else b""
 
 
 class SimDisk:
@@ -205,6 +208,8 @@ class SimDisk:
         self._root = FolderNode(0)
         self._used_bytes = 0
         self._locks: dict[str, _SimLock] = {}
+        self._left: dict[str, bytes] = {}
+        """What holders of locks left; it does not outlive a crash of the machine."""
         self._faults: list[tuple[str, str]] = []
         self._ailing: list[tuple[Ailment, str]] = []
 
@@ -441,17 +446,22 @@ class SimDisk:
             return 1 << 50
         return max(0, self.capacity_bytes - self._used_bytes)
 
-    def lock(self, path: str, *, sign: bool = True) -> _SimLock:
+    def lock(
+        self, path: str, *, sign: bool = True, note: Callable[[bytes], bytes] | None = None
+    ) -> _SimLock:
         self._refuse("lock", path)
         if path in self._locks:
-            note = self._locks[path].noted
-            raise Locked(folder_of(path), holder="this simulation", note=note)
+            noted = self._locks[path].noted
+            raise Locked(folder_of(path), holder="this simulation", note=noted)
         if not sign:
             self._file(path)
         elif self._lookup(path) is None:
             self.open(path, "create")
-        self._locks[path] = _SimLock(self, path)
-        return self._locks[path]
+        left = self._left.get(path, b"")
+        lock = self._locks[path] = _SimLock(self, path, left)
+        if note is not None:
+            lock.note(note(left))
+        return lock
 
     def describe(self, path: str) -> str:
         return path
