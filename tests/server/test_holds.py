@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -103,6 +104,40 @@ def test_rows_that_went_while_a_client_was_silent_are_named_so(
         next(backend.batches(table, 0, gone, held=True))
 
 
+def test_a_cut_is_held_by_readers_of_clients_and_not_by_those_that_were_closed(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given rows that are in a ledger, too; and a client whose releases wait for a moment
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 5))
+    served.db.advance_watermark("now")
+    assert orders.compact(engine="local", trim=False).state == "done"
+    backend = db.backend
+    assert isinstance(backend, RemoteBackend)
+    monkeypatch.setattr(backend, "_wake", SimpleQueue())  # its thread is not woken
+    # when a cut is asked for while a reader of the client is open, then it is held by that
+    reader = orders.read()
+    trimmed = served.db["orders"].trim({0: 5})[0]
+    assert (trimmed.safe.position, len(trimmed.safe.held_by)) == (0, 1)
+    assert trimmed.safe.held_by[0].holder.startswith("a reader of orders")
+    # when the reader is closed, and the same client asks for the cut, then it is made
+    reader.close()
+    assert orders.trim({0: 5})[0].safe.position == 5
+
+
+def test_a_run_of_a_client_is_not_in_the_way_of_its_own_cut(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
+    orders.append(rows(0, 5))
+    served.db.advance_watermark("now")
+    # given a client whose releases never come
+    monkeypatch.setattr(db.backend, "_release", lambda _: None)
+    # when it compacts, then what was compacted is cut
+    (part,) = orders.compact(engine="local").partitions
+    assert part.trimmed_to == 5
+
+
 def test_two_that_wait_for_the_same_hold_both_hear_of_a_change(db: Database) -> None:
     # given two threads that wait with one hold
     orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
@@ -189,6 +224,35 @@ def test_a_hold_that_is_taken_while_its_session_ends_is_let_go(
     with pytest.raises(errors.HoldUnknown):
         service._value(Request("", 7, "hold_files", (("one",),), {"hold": Hold.drawn()}))
     assert not backend.files_in_use()
+
+
+def test_which_clients_hold_anything_is_told_before_and_after() -> None:
+    # given a clock that is turned by hand
+    now, told = 0.0, list[set[int]]()
+    sessions = Sessions(
+        lambda _: None,
+        hold_ms=60_000,
+        clock=lambda: now,
+        on_held=lambda these: told.append(set(these)),
+    )
+    assert told == []
+    # when the first hold is about to be there, then that is told; the second says nothing new
+    sessions.add(7, Hold(1))
+    sessions.add(7, Hold(2))
+    assert told == [{7}]
+    # and it is told again while there are any
+    now = 15.0
+    sessions._tell_again()
+    assert told == [{7}, {7}]
+    # and when there are none any more
+    sessions.leave(7)
+    sessions._tell_again()
+    sessions._tell_again()
+    assert told == [{7}, {7}, set()]
+    # and at the end, whether any are left
+    sessions.add(8, Hold(3))
+    sessions.close()
+    assert told == [{7}, {7}, set(), {8}, {8}]
 
 
 def test_no_hold_is_kept_for_a_client_after_the_end() -> None:

@@ -261,3 +261,28 @@ def test_all_readers_of_a_client_go_on_when_the_server_is_slow_to_hold_again(
     assert found == [1] * 4
     for reader in readers:
         reader.close()
+
+
+@pytest.mark.parametrize("as_of", [None, "now"])
+def test_rows_that_went_while_no_server_knew_of_a_reader_are_no_mystery(
+    served: Served, db: Database, as_of: str | None
+) -> None:
+    # given a reader in the middle of its rows
+    orders = db.create_table("orders", COLUMNS, key="id")
+    for first in range(0, 40, 10):
+        orders.append(rows(first, first + 10))
+    reader = orders.read(batch_bytes=1, as_of=as_of, columns=["id"])
+    first = next(reader)
+    assert first.num_rows
+    # when its server is closed, and its rows are cut before another one hears of it
+    served.server.close()
+    served.db.advance_watermark("now")
+    assert served.db["orders"].compact(engine="local").state == "done"
+    served.serve()
+    # then the reader gives the rest, if that was on its way already, or says what happened
+    found = first["id"].to_pylist()
+    try:
+        found += [one for batch in reader for one in batch["id"].to_pylist()]
+    except (errors.HoldUnknown, errors.BelowWatermark):
+        return
+    assert sorted(found) == [*range(40)]

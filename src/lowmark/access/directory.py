@@ -16,9 +16,8 @@ from lowmark.errors import LowmarkError, Unavailable
 from lowmark.log import files
 from lowmark.node import Settings
 from lowmark.node.owner import Owner, new_address, remove_address
-from lowmark.node.settings import chosen
 from lowmark.runtime import Locked, RealDisk
-from lowmark.server import Server
+from lowmark.server import HOLD_MS, OwnerNote, Server
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +32,16 @@ _SILENT_S = 1.0
 class OwnerEndpoint:
     """Where the owner answers other processes of this machine."""
 
-    def __init__(self, database: Database, path: str, settings: Settings) -> None:
+    def __init__(self, database: Database, path: str) -> None:
         backend = database.backend
         assert isinstance(backend, Embedded)  # only an owner has an endpoint
         self._server: Server | None = None
+        note = OwnerNote(backend.node, hold_ms=HOLD_MS)
         self.address = ""
         try:
             check_fork(path)  # a child by fork has its database for itself
             self.address = new_address(path)
-            self._server = Server(database, self.address)
+            self._server = Server(database, self.address, on_held=note.held)
         except (LowmarkError, OSError) as error:
             # The database works without: a full disk has no room for a socket's name either.
             logger.warning(
@@ -50,9 +50,9 @@ class OwnerEndpoint:
             )
             self.address = ""
             alone = error.message if isinstance(error, LowmarkError) else str(error)
-            backend.note(Owner.here("", chosen(settings), alone=alone).note())
+            note.answers_at("", alone=alone)
             return
-        backend.note(Owner.here(self.address, chosen(settings)).note())
+        note.answers_at(self.address)
 
     def finish(self) -> None:
         """Take no more calls, let those that are under way end, and close."""
@@ -65,7 +65,7 @@ class OwnerEndpoint:
             remove_address(self.address)
 
 
-def serve_others(database: Database, path: str, settings: Settings) -> OwnerEndpoint:
+def serve_others(database: Database, path: str) -> OwnerEndpoint:
     """Let other processes use a database that this one owns, until it is closed.
 
     The endpoint is made on a thread of its own: Ctrl-C interrupts no more than the waiting, and
@@ -77,7 +77,7 @@ def serve_others(database: Database, path: str, settings: Settings) -> OwnerEndp
 
     def make() -> None:
         try:
-            made.append(OwnerEndpoint(database, path, settings))
+            made.append(OwnerEndpoint(database, path))
         except BaseException as error:
             failed.append(error)
         finally:
@@ -150,7 +150,7 @@ class Directory:
             RealDisk(self._path, create=False).lock(files.LOCK, sign=False).release()
             raise NoOwner(self._path)
         database = self._own()
-        endpoint = serve_others(database, self._path, self._settings)
+        endpoint = serve_others(database, self._path)
         if not endpoint.address:
             database.close()
             raise Unavailable(

@@ -112,7 +112,7 @@ def open_database(
                 raise
             directory = Directory(there, settings, own, may_own=True)
             return _as_guest(path, directory, check, given, spark=spark, engine=engine)
-        serve_others(database, path, settings)
+        serve_others(database, path)
     except DiskFull as full:
         raise _no_space(path, full) from full
     except BaseException as error:

@@ -26,6 +26,7 @@ from lowmark.backend.errors import BatchesMoved, HoldUnknown, RequestRefused
 from lowmark.backend.node_thread import NodeThread
 from lowmark.backend.uses import FileUses
 from lowmark.backend.values import (
+    ALL_FILES,
     Answer,
     BatchRange,
     DatabaseInfo,
@@ -39,6 +40,8 @@ from lowmark.backend.values import (
 from lowmark.catalog import Catalog, Command, Executed, TableId
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, open_command, when_all
+from lowmark.holds import Hold as BacklogHold
+from lowmark.holds import Span
 from lowmark.ledger import Tail, tail_of
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
@@ -89,6 +92,11 @@ class _Kept:
     """What keeps the files of ledgers, by partition."""
     held: Held | None = None
     """What its caller was given."""
+    starts: dict[tuple[TableId, int], int] = field(default_factory=dict)
+    """By partition, the first offset of the backlog that it reads."""
+    holder: tuple[str, str, str] = ("", "", "")
+    """Who has it, of what kind, and why."""
+    since_ms: int = 0
     history: AsOfHold | None = None
 
 
@@ -124,12 +132,28 @@ class Embedded(NodeThread):
         """By the numbers of holds that are being taken: the attempts that a caller waits for."""
         self._file_holds: dict[int, list[Callable[[], None]]] = {}
         self.uses = FileUses()
+        self.distant: set[int] = set()
+        """The numbers of holds whose holders outlive this process: clients of a server. No cut
+        passes what they read: else a part of it would be gone with this process, which alone knows
+        that it is held."""
         self._known: dict[tuple[TableId, int], weakref.ref[Partition]] = {}
         """Copies that were found, as long as the node has them."""
         self.wait_for_catalog()
         self.info = self._info()
         self.store = Store(self.info.ledger_location)
         self.wait_for_copies()
+        self.tables.holding_cuts.append(self._cut_holds)
+
+    def _cut_holds(self, partition: Partition) -> Iterator[BacklogHold]:
+        """On the loop: what no cut of a partition may pass."""
+        for number in list(self.distant):  # other threads add to it
+            kept = self._kept.get(number)
+            start = None if kept is None else kept.starts.get((partition.table, partition.number))
+            if kept is not None and start is not None and kept.holder[1] == "reader":
+                holder, kind, why = kept.holder  # a run has a lease besides, which is durable
+                yield BacklogHold(
+                    holder=holder, kind=kind, pins=Span(start), since_ms=kept.since_ms, why=why
+                )
 
     def _info(self) -> DatabaseInfo:
         settled, settings = self.node.cluster.settings, self.node.settings
@@ -462,12 +486,12 @@ class Embedded(NodeThread):
                 return there.held
             if not self._is_awaited(mine.number, attempt):
                 raise HoldUnknown(mine.number)  # its caller has given up
-            kept, found = _Kept(), {}
+            kept, found = _Kept(since_ms=self.node.loop.wall_ms(), holder=(name, kind, why)), {}
             try:
                 for one, wanted in sorted(ranges.items()):
                     partition = self.tables.get(table, one)
                     found[one] = self._status(partition, partition.state)
-                    self._keep(kept, partition, wanted, (name, kind, why))
+                    self._keep(kept, partition, wanted)
             except BaseException:
                 _call_all(kept.ends)
                 raise
@@ -484,9 +508,7 @@ class Embedded(NodeThread):
         finally:
             self._attempt_over(mine.number, attempt)
 
-    def _keep(
-        self, kept: _Kept, partition: Partition, wanted: ReadRange, named: tuple[str, str, str]
-    ) -> None:
+    def _keep(self, kept: _Kept, partition: Partition, wanted: ReadRange) -> None:
         """On the loop: what of one partition is kept by a hold."""
         view = partition.view
         start = wanted.start
@@ -503,7 +525,8 @@ class Embedded(NodeThread):
         end = min(wanted.end, view.end)
         if start >= end:
             return
-        holder, kind, why = named
+        holder, kind, why = kept.holder
+        kept.starts[partition.table, partition.number] = start
         pins = BitMap64(view.places[view.batch_at(start) : view.batch_at(end - 1) + 1])
         log = partition.group.log
         log.hold(holder, kind=kind, pins=pins, why=why)
@@ -540,6 +563,7 @@ class Embedded(NodeThread):
 
     def _end(self, number: int) -> None:
         """On the loop."""
+        self.distant.discard(number)
         kept = self._kept.pop(number, None)
         if kept is not None:
             _call_all(kept.ends)
@@ -662,6 +686,8 @@ class Embedded(NodeThread):
 
     def files_in_use(self) -> frozenset[str]:
         """See `Backend`."""
+        if self.node.awaited is not None:
+            return frozenset({*self.uses.in_use(), ALL_FILES})
         return frozenset(self.uses.in_use())
 
     def tail(

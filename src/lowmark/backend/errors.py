@@ -251,6 +251,13 @@ class RowsLost(LowmarkError):
     """Rows that should be there can't be read."""
 
 
+NOT_HELD = (
+    "A hold does not outlive the process that keeps it, nor a client that is silent for too long."
+    " If no process was started again meanwhile, please report this as a mistake of Lowmark's."
+)
+"""Why rows may be gone that a reader had held."""
+
+
 class RowsUnrecoverable(Corrupt):
     """A ledger can't be rebuilt without leaving rows out. Nothing was changed."""
 

@@ -222,9 +222,9 @@ class NodeThread:
 
         self.node.bridge.call(call)
 
-    def note(self, text: bytes) -> None:
+    def note(self, text: bytes, *, stays: bool = False) -> None:
         """Say in the lock file more of this process; see `DiskLock.note`."""
-        self.node.log.note(text)
+        self.node.log.note(text, stays=stays)
 
     @property
     def running(self) -> bool:

@@ -263,7 +263,7 @@ class Backend(Protocol):
         """
 
     def files_in_use(self) -> frozenset[str]:
-        """The manifests that holds keep."""
+        """The manifests that holds keep; with `ALL_FILES` among them, any may be."""
 
     def tail(
         self,

@@ -45,7 +45,7 @@ from lowmark.ledger import Tail
 from lowmark.metastore import Condition, Entry, Operation
 from lowmark.runtime import Buffer
 from lowmark.runtime.store import Store
-from lowmark.table import Advanced, Control, Outcome, View, WatermarkStanding
+from lowmark.table import Advanced, Control, Outcome, Trim, View, WatermarkStanding
 
 __all__ = ["RemoteBackend"]
 
@@ -104,6 +104,10 @@ class RemoteBackend:
         """The start of the server at which the holds are being taken again; 0: they are not."""
         self._holds: dict[int, tuple[str, tuple[Any, ...], dict[str, Any]]] = {}
         """The holds that this client has, and how each was taken."""
+        self._files: dict[int, dict[int, str]] = {}
+        """By hold, what it came with: the manifests that other holds keep, by their numbers."""
+        self._was_away = False
+        """Whether the server was away: another start of it may not know of the holds."""
         self._quiet: dict[int, tuple[float, float]] = {}
         """Of holds that are followed: since when nothing has changed, and when to make sure."""
         self._restarts = 0
@@ -125,6 +129,7 @@ class RemoteBackend:
             members=members,
             cluster=cluster,
             explain=explain,
+            on_away=_weakly(self._renew_soon),
         )
         self._instance = self._connection.welcome.instance
         self._hold_s = self._connection.welcome.hold_ms / 1_000
@@ -169,6 +174,7 @@ class RemoteBackend:
             with contextlib.suppress(LowmarkError):  # without it, they end with their time
                 self._call("leave", timeout_s=_RELEASE_S)
         self._holds.clear()
+        self._files.clear()
         self._closed = True
         self._wake.put(None)
         self._ahead.close()
@@ -357,6 +363,12 @@ class RemoteBackend:
         mine = hold or Hold.drawn()
         how = {"kind": kind, "holder": holder, "why": why}
         held: Held = self._take(mine, "hold", table, dict(ranges), timeout_s=timeout_s, **how)
+        if held.files and mine.number in self._holds:
+            self._files[mine.number] = {
+                files.number: manifest
+                for number, files in held.files.items()
+                if (manifest := _manifest(held.partitions[number].view, ranges[number]))
+            }
         return held
 
     def wait(self, hold: Hold, timeout_s: float, *, seen: int = 0) -> int:
@@ -501,6 +513,19 @@ class RemoteBackend:
                 # What can't be held any more is found out by its reader.
             if number not in self._holds:  # released meanwhile
                 self._release(number)
+        # A hold that is taken again keeps the ledgers of now; its reader goes on with those that
+        # it had.
+        for number, files in list(self._files.items()):
+            for one, manifest in list(files.items()):
+                try:
+                    self._call("hold_files", (manifest,), hold=Hold(one))
+                except LowmarkError as error:
+                    if is_passing(error):
+                        return False
+                if one not in self._files.get(number, ()):
+                    self._release(one)
+        with contextlib.suppress(LowmarkError):  # then it is waited for in vain
+            self._call("renew", back=True)
         return True
 
     def release(self, hold: Hold) -> None:
@@ -509,10 +534,16 @@ class RemoteBackend:
         has ended when this returns, if the server is there.
         """
         name, _, _ = self._holds.pop(hold.number, ("", (), {}))
+        came = self._files.pop(hold.number, {})
+        for files in list(self._files.values()):
+            files.pop(hold.number, None)
         self._quiet.pop(hold.number, None)
         if self.closed:
             return
         self._release(hold.number)
+        if self._restarts:  # else they end with it
+            for one in came:
+                self._release(one)
         if name == "hold_files":
             self._run_errands(_RELEASE_S)
 
@@ -528,6 +559,17 @@ class RemoteBackend:
             thread.name, thread.daemon = "lowmark-holds", True
             thread.start()
             self._caring = thread
+
+    def _renew_soon(self) -> None:
+        """The server is away: what is held is held again as soon as there is another one."""
+        if self._holds:
+            self._was_away = True
+            self._wake.put(None)
+
+    def _say_back(self) -> None:
+        """Have another server know what is held here; also if that is nothing any more."""
+        with contextlib.suppress(LowmarkError):
+            self._call("renew", timeout_s=self._hold_s / 3)
 
     def _renew(self) -> None:
         if self._holds:
@@ -582,6 +624,8 @@ class RemoteBackend:
                 self._errands.append(_Errand("propose", (table, given), _PROPOSE_S))
                 self._wake.put(None)
             return {}
+        if any(isinstance(one, Trim) for one in given.values()):
+            self._run_errands(_RELEASE_S)  # readers of this client that were closed hold nothing
         outcomes: dict[int, Outcome] = self._call("propose", table, given, timeout_s=timeout_s)
         return outcomes
 
@@ -664,15 +708,27 @@ def _drop(pid: int, *parts: Ahead | RemoteAppends | Connection) -> None:
         threading.Thread(target=close, name="lowmark-drop", daemon=True).start()
 
 
+def _manifest(view: View, wanted: ReadRange) -> str:
+    """Which ledger a hold of a range keeps; see `Embedded`."""
+    ledger = view.readable if wanted.ledger == "below" else view.ledger
+    return "" if ledger is None or wanted.ledger == "none" else ledger.manifest
+
+
 def _care_for(backend: weakref.ref[RemoteBackend], wake: SimpleQueue[None]) -> None:
     """Speak up for a client's holds until it is closed, or is no more."""
-    renew_at = 0.0
+    renew_at: float | None = None
     while True:
         one = backend()
         if one is None or one.closed:
             return
         every_s = one._hold_s / 3
+        if renew_at is None:  # the first hold is about to be taken: that is heard
+            renew_at = time.monotonic() + every_s
         one._run_errands(every_s)
+        if one._was_away:
+            one._was_away = False
+            one._say_back()
+            renew_at = time.monotonic() + every_s
         if time.monotonic() >= renew_at:
             one._renew()
             renew_at = time.monotonic() + every_s

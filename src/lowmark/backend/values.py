@@ -19,6 +19,10 @@ Answer: TypeAlias = Appended | LowmarkError
 """What became of one part of an append: where it went, or why it was not stored."""
 
 
+ALL_FILES = "*"
+"""Stands for every file of ledgers among those that are in use: holds may be missing there."""
+
+
 class Numbered(NamedTuple):
     """A batch that a client has numbered, on its way into the log."""
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lowmark.backend.errors import BatchesMoved, HoldUnknown, RowsLost
+from lowmark.backend.errors import NOT_HELD, BatchesMoved, HoldUnknown, RowsLost
 from lowmark.backend.ledgers import OpenLedger
 from lowmark.backend.port import Backend
 from lowmark.backend.values import BatchRange, Hold
@@ -158,7 +158,8 @@ class AsOfReader(Reader):
             raise RowsLost(
                 f"offsets {part.view.start} to {_end(part) - 1} of partition {part.partition} are"
                 " gone, though they were held for this reader",
-                hint="This is a bug of Lowmark: report it. Read the table as of a later time.",
+                detail=NOT_HELD,
+                hint="Read the table as of a later time.",
             ) from None
 
     def _survivors(self, part: PartitionReader) -> Iterator[pa.RecordBatch]:

@@ -27,7 +27,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
 
-from lowmark.backend.errors import BatchesMoved, HoldUnknown, PackageMissing, ReaderEnded, RowsLost
+from lowmark.backend.errors import (
+    NOT_HELD,
+    BatchesMoved,
+    HoldUnknown,
+    PackageMissing,
+    ReaderEnded,
+    RowsLost,
+)
 from lowmark.backend.filtering import Where
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
@@ -454,7 +461,8 @@ class Reader:
                 raise RowsLost(
                     f"offsets {part.at} to {end - 1} of partition {part.partition} are gone,"
                     " though they were held for this reader",
-                    hint="This is a bug of Lowmark: report it. Read again from the earliest.",
+                    detail=NOT_HELD,
+                    hint="Read again from the earliest.",
                 ) from None
             return  # a cut came first: the next view says so
         except Unavailable:

@@ -2,7 +2,8 @@
 
 What names a file: the pointer's manifest, and the adopted one's, and all that they refer to; a
 manifest that a reader reads; one that was replaced less than the grace time ago; and a run that
-goes on or can be resumed, whose name is part of every file it writes.
+goes on or can be resumed, whose name is part of every file it writes. Nothing goes while holds may
+be missing (`ALL_FILES`): readers that another owner of the directory knew are not back yet.
 
 The files are listed first, and what names them is looked up after that: a run that begins
 meanwhile has no file in the list, and one that ends has its pointer by then.
@@ -15,6 +16,7 @@ from collections.abc import Collection, Sequence
 
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
+from lowmark.backend.values import ALL_FILES
 from lowmark.catalog import TableId
 from lowmark.compaction.records import Records
 from lowmark.errors import Rejected
@@ -47,6 +49,8 @@ def sweep(
         expected.setdefault(pointer.manifest, Expected.published(table, number, pointer))
     # After what is adopted: a reader of an older one came before. Runs are known by their records.
     in_use = {name for name in backend.files_in_use() if not is_run(name)}
+    if ALL_FILES in in_use:
+        return []
     now_ms, grace_ms = backend.now().wall_ms, backend.info.grace_ms
     retired = records.retired(table)
     over = [
@@ -108,7 +112,10 @@ def sweep_dropped(
     folders = store.folders("")
     numbers = {one.removeprefix("table-") for one in folders if one.startswith("table-")}
     known = {int(number) for number in numbers if number.isdigit()} | records.tables()
-    read = {manifest.partition("/")[0] for manifest in backend.files_in_use()}
+    in_use = backend.files_in_use()
+    if ALL_FILES in in_use:
+        return []
+    read = {manifest.partition("/")[0] for manifest in in_use}
     watermark = backend.watermark().value
     gone = []
     for table in sorted(known.difference(busy)):

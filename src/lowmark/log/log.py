@@ -167,30 +167,34 @@ class Log:
         config: LogConfig | None = None,
         *,
         read_only: bool = False,
-        note: bytes = b"",
+        note: Callable[[bytes], bytes] | None = None,
     ) -> Log:
         """Open the log on the runtime's disk, mending what a crash left.
 
-        Read-only, nothing on the disk is changed, and leftovers are passed over. `note` is what
-        the lock file says of its holder from the beginning.
+        Read-only, nothing on the disk is changed, and leftovers are passed over. `note` makes what
+        the lock file says of its holder from the beginning, of what the one before it left.
         """
         log = Log(runtime, config or LogConfig(), read_only=read_only)
         lock = None if read_only and runtime.disk.stat(files.LOCK) is None else files.LOCK
         if lock is not None:
-            log._lock = runtime.disk.lock(lock, sign=not read_only)
+            log._lock = runtime.disk.lock(lock, sign=not read_only, note=note)
         try:
-            if note:
-                log.note(note)
             log._recover()
         except BaseException:
             log.close()
             raise
         return log
 
-    def note(self, text: bytes) -> None:
-        """Say more of this process to others that want the directory."""
-        if self._lock is not None:
-            self._lock.note(text)
+    def note(self, text: bytes, *, stays: bool = False) -> None:
+        """Say more of this process to others that want the directory; see `DiskLock.note`."""
+        lock = self._lock
+        if lock is not None:
+            lock.note(text, stays=stays)
+
+    @property
+    def left(self) -> bytes:
+        """What the process before this one noted and did not take back."""
+        return b"" if self._lock is None else self._lock.left
 
     def close(self) -> None:
         """Stop, after the steps that are under way. Call it from outside the loop.

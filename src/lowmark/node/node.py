@@ -21,12 +21,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lowmark.catalog import Catalogs
 from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
-from lowmark.group import Group, Groups
+from lowmark.group import Future, Group, Groups
+from lowmark.holds import Hold, Span
 from lowmark.log import Log
 from lowmark.metastore import (
     Cluster,
@@ -47,13 +49,13 @@ from lowmark.node.messages import (
     check_loopback,
     peers_beside,
 )
-from lowmark.node.owner import Owner
-from lowmark.node.server import Server, reply
+from lowmark.node.owner import Awaited, Owner, awaited_after
+from lowmark.node.server import Action, Server, reply
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Placement
 from lowmark.runtime import RealDisk, RealLoop, real_runtime
-from lowmark.table import LowWatermark, Tables
+from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,8 @@ SNAPSHOT_MS = 1_000
 REPLAY_BYTES = 1 << 20
 """A partition with more than this to read again takes a snapshot before it is closed."""
 SERVER_MS = 3_000
+_AGAIN_MS = 100
+_GUESTS = "guests of the process before may come back to what they read"
 STATUS_S = 10.0
 
 
@@ -120,9 +124,13 @@ class Node:
         self.stuck = False
         """Whether a client kept the server from closing: its thread ends only with the process."""
         self._stopping = False
+        self._history: AsOfHold | None = None
         self._damage: LowmarkError | None = None
         """What was found in the only copy of the metastore when the node was about to be ready."""
         self.embedded = options.embedded
+        self.awaited: Awaited | None = None
+        """Guests of the process that had the directory before, while they may come back: what they
+        hold is not known here yet."""
         self.catalogs: Catalogs | None = None
         """The catalog; there as soon as the cluster is ready."""
         self.tables: Tables | None = None
@@ -140,9 +148,10 @@ class Node:
             undo.callback(self.loop.close)
             self.bridge = Bridge(self.loop)
             known = find_identity(runtime.disk)
-            note = Owner.here("", chosen(self.settings)).note() if options.embedded else b""
-            self.log = Log.open(runtime, self.settings.log, note=note)
+            limits = self.settings.log
+            self.log = Log.open(runtime, limits, note=self._first_note)
             undo.callback(self.log.close)
+            self._wait_for_guests()
             if options.embedded:
                 _check_lone(options.data, known)
             identity = identify(runtime.disk, draw=runtime.random.randrange, name=options.name)
@@ -178,6 +187,81 @@ class Node:
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
             undo.pop_all()
+
+    # -- guests of an owner before ----------------------------------------------------------------
+
+    def _first_note(self, left: bytes) -> bytes:
+        """What the lock file says of this process from the beginning."""
+        self.awaited = awaited_after(left, self.loop.wall_ms())
+        return self._note().note()
+
+    def _note(self) -> Owner:
+        return Owner.here(
+            "",
+            chosen(self.settings),
+            awaited=self.awaited,
+            serves=not self.embedded,
+        )
+
+    def _wait_for_guests(self) -> None:
+        """Keep for guests of an owner before what they may hold (see `owner`)."""
+        if self.awaited is None:
+            return
+        left_ms = max(0, self.awaited.until_ms - self.loop.wall_ms())
+        self.log.note(self._note().note(), stays=True)
+        self.loop.call_later(left_ms, lambda: self._await(None))
+        logger.info("guests of the owner before are waited for", extra={"ms": left_ms})
+
+    def _await(self, awaited: Awaited | None) -> None:
+        """On the loop: these are left."""
+        over = self.awaited is not None and awaited is None
+        self.awaited = awaited
+        if over:
+            self._keep_history()
+
+    def guest_is_back(self, session: int) -> None:
+        """A guest of an owner before holds again what it held, or holds nothing. On any thread."""
+
+        def back() -> None:
+            if self.awaited is not None:
+                self._await(self.awaited.without(session))
+
+        if self.awaited is not None:
+            self.bridge.call(back)
+
+    def _guests_hold(self, partition: Partition) -> Iterator[Hold]:
+        """What no cut may pass until the time of guests is over: everything."""
+        del partition
+        if self.awaited is not None:
+            yield Hold(
+                holder="guests",
+                kind="reader",
+                pins=Span(0),
+                since_ms=self.loop.wall_ms(),
+                why=_GUESTS,
+                expires_at_ms=self.awaited.until_ms,
+            )
+
+    def _keep_history(self) -> None:
+        """Leave the low watermark where it is until the time of guests is over."""
+        watermark = self.watermark
+        if watermark is None:
+            return
+        history, self._history = self._history, None
+        if history is not None:
+            history()
+        if self.awaited is None:
+            return
+
+        def held(future: Future[AsOfHold]) -> None:
+            if future.error is None:
+                self._history = future.result()
+                if self.awaited is None:
+                    self._keep_history()
+            else:  # another node has moved it just now, or the metastore is busy
+                self.loop.call_later(_AGAIN_MS, self._keep_history)
+
+        watermark.hold(watermark.current, _GUESTS).then(held)
 
     @property
     def server(self) -> Server:
@@ -248,6 +332,7 @@ class Node:
             max_skew_ms=0 if self.embedded else settled.clock_max_skew_ms,
         )
         self.tables = tables = Tables(self.groups, self.log)
+        tables.holding_cuts.append(self._guests_hold)
         self.watermark = LowWatermark(
             runtime,
             cluster.metastore,
@@ -256,6 +341,7 @@ class Node:
             # A lone node's clock is the only one: there is none that it could be ahead of.
             max_skew_ms=0 if self.embedded else settled.clock_max_skew_ms,
         )
+        self._keep_history()
         self.placement = Placement(runtime, cluster, catalogs, tables)
         self.upkeep = Upkeep(
             runtime,

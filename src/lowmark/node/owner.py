@@ -1,9 +1,10 @@
 """Which process has a data directory open, and where it answers others of this machine.
 
-The process that has the lock is the owner. It listens on a Unix socket, and says in the lock file
-where. A socket's name in the file system is no claim: a server that starts takes over the name of a
-live one without a word, and one that ends late removes the name of its successor. So no name is
-used twice, and only the owner makes or removes any. In order:
+The process that has the lock is the owner. It listens on a Unix socket, or, run by `lowmark serve`,
+at the address that it was given, and says in the lock file where. A socket's name in the file
+system is no claim: a server that starts takes over the name of a live one without a word, and one
+that ends late removes the name of its successor. So no name is used twice, and only the owner makes
+or removes any. In order:
 
     1. the lock is taken                      other processes wait for an address in the lock file
     2. names that dead owners left are gone   none of them is in a lock file any more
@@ -14,6 +15,19 @@ used twice, and only the owner makes or removes any. In order:
     6. the lock goes, and the note with it    one of the others takes it
 
 A crash at any step leaves a name at most, for the next owner's step 2.
+
+While guests hold something (readers, runs), the owner says so in the lock file, and says it again
+every now and then. The next owner can't know what they hold until they are back. So it gives them
+a time: until it is over, or all are back, it cuts nothing, sweeps nothing, and leaves the low
+watermark where it is. What says so stays in the lock file from one owner to the next, for as long
+as it counts:
+
+    1. a guest is about to hold something     nothing is held yet
+    2. the lock file says so                  a crash from here on leaves that to the next owner
+    3. it holds it                            the guest hears of it
+    ...
+    4. it holds nothing any more, and the     the next owner waits for no guest
+       lock file says so, a moment later
 
 The folder of the socket can be entered by its user alone (mode 0700), for the socket's own mode
 follows the umask. It is `endpoint/` in the data directory, unless the path is too long for a
@@ -37,6 +51,10 @@ from lowmark.log import files
 from lowmark.version import __version__
 
 SCHEME = "unix:"
+HELD_MS_MAX = 120_000
+"""No owner waits longer for guests of another, whatever the clocks say."""
+GUESTS_MAX = 64
+"""As many are named in the lock file; if there are more, none is."""
 _PATH_MAX = 107
 _PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
 """Bytes that a path of a Unix socket may have."""
@@ -54,11 +72,39 @@ class Owner(msgspec.Struct, frozen=True):
     """Those that are not as usual."""
     alone: str = ""
     """Why it lets no other process in, if it does not."""
+    held_until_ms: int = 0
+    """Guests may come back until then (milliseconds since 1970) to what they hold; 0: they hold
+    nothing."""
+    guests: list[int] = []
+    """The sessions of those that hold something; empty if they are too many to be named."""
+    boot: str = ""
+    """Which start of the machine it is of: no guest outlives it."""
+    serves: bool = False
+    """Whether it is a node that is served (`lowmark serve`): guests wait for it when it is gone,
+    and do not take its place, for other nodes may know it."""
 
     @staticmethod
-    def here(address: str, settings: dict[str, str], *, alone: str = "") -> Owner:
+    def here(
+        address: str,
+        settings: dict[str, str],
+        *,
+        alone: str = "",
+        awaited: Awaited | None = None,
+        serves: bool = False,
+    ) -> Owner:
         """This process."""
-        return Owner(os.getpid(), os.uname().nodename, __version__, address, settings, alone)
+        return Owner(
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            release=__version__,
+            address=address,
+            settings=settings,
+            alone=alone,
+            held_until_ms=0 if awaited is None else awaited.until_ms,
+            guests=[] if awaited is None else sorted(awaited.guests or ()),
+            boot=_boot(),
+            serves=serves,
+        )
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, release {self.release} of Lowmark"
@@ -74,6 +120,54 @@ class Owner(msgspec.Struct, frozen=True):
             return msgspec.json.decode(note, type=Owner)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
+
+
+class Awaited(msgspec.Struct, frozen=True):
+    """Guests that hold something, or did with the owner before."""
+
+    until_ms: int
+    """They may come back until then."""
+    guests: frozenset[int] | None
+    """Their sessions; None: they are not known, or too many."""
+
+    @staticmethod
+    def of(until_ms: int, guests: frozenset[int]) -> Awaited | None:
+        """Guests by their sessions, if there are any."""
+        if not guests:
+            return None
+        return Awaited(until_ms, guests if len(guests) <= GUESTS_MAX else None)
+
+    def without(self, guest: int) -> Awaited | None:
+        """When one of them is back."""
+        if self.guests is None:
+            return self
+        return Awaited.of(self.until_ms, self.guests - {guest})
+
+    def and_also(self, other: Awaited | None) -> Awaited:
+        """Those of both."""
+        if other is None:
+            return self
+        until_ms = max(self.until_ms, other.until_ms)
+        if self.guests is None or other.guests is None:
+            return Awaited(until_ms, None)
+        return Awaited.of(until_ms, self.guests | other.guests) or self
+
+
+def awaited_after(left: bytes, now_ms: int) -> Awaited | None:
+    """The guests of the owner before, by what it left, that may come back."""
+    before = Owner.noted(left)
+    if before is None or before.boot != _boot() or before.held_until_ms <= now_ms:
+        return None
+    until_ms = min(before.held_until_ms, now_ms + HELD_MS_MAX)
+    return Awaited(until_ms, frozenset(before.guests) or None)
+
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 def is_plain_path(path: str) -> bool:

@@ -27,11 +27,14 @@ checking    what is wrong with a batch
 reading     bounded reads of our clients
 plain       tables for Flight clients with none of our code
 sessions    what is kept for clients, and for how long
+noting      what the lock file says of a process that serves
 limits      what may be under way
 cutting     ends connections that are stuck
 """
 
+from lowmark.server.endpoint import HOLD_MS
 from lowmark.server.limits import Limits
+from lowmark.server.noting import OwnerNote
 from lowmark.server.server import Server
 
-__all__ = ["Limits", "Server"]
+__all__ = ["HOLD_MS", "Limits", "OwnerNote", "Server"]

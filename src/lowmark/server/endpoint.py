@@ -80,6 +80,7 @@ class Endpoint:
         *,
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
+        on_held: Callable[[frozenset[int]], None] = lambda _: None,
     ) -> None:
         backend = database.backend
         if not isinstance(backend, Embedded):
@@ -91,7 +92,9 @@ class Endpoint:
         self._location = location_of(address)
         self._path = unix_path(address)
         self._port = host_and_port(address)[1] if self._path is None else None
-        self._service = Service(database, backend, limits=self.limits, hold_ms=hold_ms)
+        self._service = Service(
+            database, backend, limits=self.limits, hold_ms=hold_ms, on_held=on_held
+        )
         self._backend = backend
         self._checker = Checker()
         self._plain = PlainTables(database)

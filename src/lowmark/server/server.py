@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -82,7 +82,8 @@ class Server:
     """Serves a database that this process has open. It listens from the moment it is made.
 
     `address` is `host:port` on this machine (port 0: a free one), or `unix:PATH`; a socket at that
-    path must be no other process's. The database stays open when the server is closed.
+    path must be no other process's. The database stays open when the server is closed. `on_held`
+    is told which clients hold anything (see `Sessions`).
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Server:
         *,
         limits: Limits | None = None,
         hold_ms: int = HOLD_MS,
+        on_held: Callable[[frozenset[int]], None] = lambda _: None,
     ) -> None:
         check_fork(address)
         path = unix_path(address)
@@ -115,7 +117,9 @@ class Server:
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         try:
-            self._endpoint = Endpoint(database, address, limits=limits, hold_ms=hold_ms)
+            self._endpoint = Endpoint(
+                database, address, limits=limits, hold_ms=hold_ms, on_held=on_held
+            )
         except BaseException:
             self._server.shutdown()
             raise

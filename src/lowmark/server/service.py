@@ -77,13 +77,19 @@ class Service:
     """Answers for one database."""
 
     def __init__(
-        self, database: Database, backend: Embedded, *, limits: Limits, hold_ms: int
+        self,
+        database: Database,
+        backend: Embedded,
+        *,
+        limits: Limits,
+        hold_ms: int,
+        on_held: Callable[[frozenset[int]], None] = lambda _: None,
     ) -> None:
         self._db = database
         self.backend = backend
         self.instance = secrets.randbits(62) + 1
         self.closing = False
-        self.sessions = Sessions(backend.release, hold_ms=hold_ms)
+        self.sessions = Sessions(backend.release, hold_ms=hold_ms, on_held=on_held)
         self._hold_ms = hold_ms
         self._calls = Slots("calls", limits.calls)
         self._waits = Slots("waits for rows", limits.waits)
@@ -94,10 +100,10 @@ class Service:
         """Those of them of which one attempt has succeeded."""
         self._own: Mapping[str, Callable[[Request], Any]] = {
             "catalog": self._catalog,
-            "leave": lambda request: self.sessions.leave(request.session),
+            "leave": self._leave,
             "look_up": self._look_up,
             "release": self._release,
-            "renew": lambda _: None,
+            "renew": self._renew,
             "view_since": self._view_since,
             "wait": self._wait,
         }
@@ -218,6 +224,8 @@ class Service:
         with self._taking_lock:
             self._taking[key] = self._taking.get(key, 0) + 1
             self.sessions.add(request.session, hold)
+            if name == "hold":
+                self.backend.distant.add(hold.number)
         kept = False
         try:
             value = getattr(self.backend, name)(*request.arguments, **request.named)
@@ -243,6 +251,15 @@ class Service:
         """The catalog, if a client's is not the newest."""
         catalog = self.backend.catalog()
         return None if request.arguments == (catalog.version,) else catalog
+
+    def _leave(self, request: Request) -> None:
+        self.sessions.leave(request.session)
+        self.backend.node.guest_is_back(request.session)
+
+    def _renew(self, request: Request) -> None:
+        """A sign of life; `back`, of a client that holds again what it held before."""
+        if request.named.get("back"):
+            self.backend.node.guest_is_back(request.session)
 
     def _release(self, request: Request) -> None:
         (hold,) = _of_types(request, Hold)

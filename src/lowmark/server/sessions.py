@@ -38,8 +38,16 @@ class Sessions:
         *,
         hold_ms: int,
         clock: Callable[[], float] = time.monotonic,
+        on_held: Callable[[frozenset[int]], None] = lambda _: None,
     ) -> None:
+        """`on_held` is told which clients hold anything: before the first hold of one is there,
+        every now and then while there are any, a moment after one has none any more, and at the
+        end.
+        """
         self._release = release
+        self._on_held = on_held
+        self._told: frozenset[int] = frozenset()
+        self._told_s = 0.0
         self._hold_s = hold_ms / 1_000
         self._clock = clock
         self._lock = threading.Lock()
@@ -64,6 +72,8 @@ class Sessions:
             if self._over.is_set():
                 return
             self._sessions.setdefault(session, _Session(self._clock())).holds.add(hold.number)
+            if session not in self._told:
+                self._tell()
 
     def has(self, session: int, hold: Hold) -> bool:
         """Whether a client has this hold still: what ends its session takes it away."""
@@ -118,6 +128,7 @@ class Sessions:
         self._over.set()
         with self._lock:
             left = [one for session in self._sessions.values() for one in session.holds]
+            self._tell()
             self._sessions.clear()
         for one in left:
             self._release(Hold(one))
@@ -125,3 +136,20 @@ class Sessions:
     def _run(self) -> None:
         while not self._over.wait(min(1.0, self._hold_s / 4)):
             self.expire()
+            self._tell_again()
+
+    def _tell(self) -> None:
+        """With the lock: what is told is so until more is told."""
+        self._told, self._told_s = self._holding(), self._clock()
+        self._on_held(self._told)
+
+    def _holding(self) -> frozenset[int]:
+        return frozenset(number for number, one in self._sessions.items() if one.holds)
+
+    def _tell_again(self) -> None:
+        with self._lock:
+            if not self._told or self._over.is_set():
+                return
+            late = self._clock() - self._told_s >= self._hold_s / 4
+            if late or self._holding() != self._told:
+                self._tell()

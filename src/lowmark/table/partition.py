@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar, cast
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+import msgspec
 
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, Group
+from lowmark.holds import Hold, SafePoint, safe_point
 from lowmark.log import ReadPlan
 from lowmark.runtime import Buffer
 from lowmark.table.backlog import View
-from lowmark.table.commands import Control, Tick, encode_control
+from lowmark.table.commands import Control, Tick, Trim, encode_control
 from lowmark.table.errors import PartitionNotHere, TimeInFuture
 from lowmark.table.machine import PartitionMachine
 from lowmark.table.producers import Appended
-from lowmark.table.state import Outcome, State
+from lowmark.table.state import Outcome, State, Trimmed
 
 T = TypeVar("T")
 
@@ -42,7 +46,14 @@ def parse_group_name(name: str) -> tuple[TableId, int] | None:
 class Partition:
     """All calls are made on the loop, but `view`, which any thread may ask."""
 
-    def __init__(self, table: TableId, number: int) -> None:
+    def __init__(
+        self,
+        table: TableId,
+        number: int,
+        *,
+        cut_holds: Callable[[Partition], Iterable[Hold]] = lambda _: (),
+    ) -> None:
+        self._cut_holds = cut_holds
         self.table = table
         self.number = number
         self.machine = PartitionMachine()
@@ -91,11 +102,29 @@ class Partition:
         A producer's batches are numbered and go by `Producing`.
         """
         proposed = self.propose(command, in_place=in_place)
-        return cast("Future[Appended]", proposed.map(_accepted))
+        return cast("Future[Appended]", proposed.map(accepted))
 
     def ask(self, command: Control) -> Future[Outcome]:
         """Have anything else done; gives the outcome, or fails with what was refused."""
-        return self.propose(encode_control(command)).map(_accepted)
+        if isinstance(command, Trim):
+            return self._cut(command)
+        return self.propose(encode_control(command)).map(accepted)
+
+    def _cut(self, trim: Trim) -> Future[Outcome]:
+        """Cut as far as readers allow that this node knows of, and then those of the state."""
+        safe = safe_point(trim.offset, self._cut_holds(self))
+        if safe.position >= trim.offset:
+            return self.propose(encode_control(trim)).map(accepted)
+
+        def held(outcome: object) -> Outcome:
+            done = accepted(outcome)
+            if not isinstance(done, Trimmed):
+                return done
+            by = (*safe.held_by, *done.safe.held_by)
+            return done._replace(safe=SafePoint(done.safe.position, trim.offset, by))
+
+        less = msgspec.structs.replace(trim, offset=safe.position)
+        return self.propose(encode_control(less)).map(held)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -169,7 +198,8 @@ class Partition:
         self._tell()
 
 
-def _accepted(outcome: object) -> Outcome:
+def accepted(outcome: object) -> Outcome:
+    """An outcome; what the machine refuses is raised."""
     if isinstance(outcome, LowmarkError):
         raise outcome.again()
     return cast("Outcome", outcome)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 from lowmark.catalog import TableId
-from lowmark.group import Groups, PeerListener
+from lowmark.group import Future, Groups, PeerListener
+from lowmark.holds import Hold
 from lowmark.log import GroupUnknown, Log
 from lowmark.table.errors import PartitionNotHere
 from lowmark.table.partition import Partition, group_name, parse_group_name
@@ -21,6 +23,9 @@ class Tables:
         self._groups = groups
         self._log = log
         self._partitions: dict[tuple[TableId, int], Partition] = {}
+        self.holding_cuts: list[Callable[[Partition], Iterable[Hold]]] = []
+        """What no cut that is asked for at this node may pass, beside what a partition knows: holds
+        whose positions are offsets."""
 
     def start(
         self,
@@ -37,7 +42,7 @@ class Tables:
         there = self._partitions.get((table, number))
         if there is not None:
             return there
-        partition = Partition(table, number)
+        partition = Partition(table, number, cut_holds=self._cut_holds)
         name = group_name(table, number)
         if self._has(name):
             group = self._groups.open(
@@ -50,6 +55,9 @@ class Tables:
         partition.opened(group)
         self._partitions[table, number] = partition
         return partition
+
+    def _cut_holds(self, partition: Partition) -> Iterable[Hold]:
+        return chain.from_iterable(holding(partition) for holding in self.holding_cuts)
 
     def get(self, table: TableId, number: int) -> Partition:
         """A copy that is here; if a file of it can't be read just now, the error says which."""
