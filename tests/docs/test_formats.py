@@ -41,6 +41,7 @@ from lowmark.runtime import NetworkLimits, frames
 from lowmark.runtime.network import FRAME_HEADER_BYTES
 from lowmark.runtime.sim import sim_runtime
 from lowmark.table import commands as table_commands
+from lowmark.table import forwarding
 from lowmark.table import machine as table_machine
 
 PAGES = sorted(path.name for path in FORMATS.glob("*.md"))
@@ -83,6 +84,7 @@ CODE: dict[tuple[str, str], tuple[list[struct.Struct], int]] = {
     ("metastore.md", "Start"): ([commands._LENGTH], commands._LENGTH.size),
     ("metastore.md", "Block head"): ([machine._LENGTH], machine._LENGTH.size),
     ("table.md", "Batch"): ([table_commands._HEADER], table_commands.HEADER_BYTES),
+    ("table.md", "Question"): ([forwarding._HEAD], forwarding._HEAD.size),
     ("table.md", "Block head"): ([table_machine._LENGTH], table_machine._LENGTH.size),
     ("frames.md", "Hello head"): ([frames._HELLO], frames._HELLO.size),
     ("flight.md", "Request head"): ([protocol._HEAD], protocol._HEAD.size),

@@ -61,7 +61,7 @@ class TableNode(CatalogNode):
             delay_ms=settings.schema_sync_delay_ms,
             max_skew_ms=settings.clock_max_skew_ms,
         )
-        self.tables_ = Tables(groups, log)
+        self.tables_ = Tables(groups, log, routes=self._routes)
         self.watermark_ = LowWatermark(
             runtime,
             cluster.metastore,
@@ -82,6 +82,9 @@ class TableNode(CatalogNode):
         self.placement_.start()
         catalogs.start()
         self.upkeep_.start()
+
+    def _routes(self, table: int, number: int) -> tuple[int, ...]:
+        return self.placement.routes(table, number)
 
     @property
     def tables(self) -> Tables:

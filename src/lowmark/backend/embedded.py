@@ -54,6 +54,7 @@ from lowmark.table import (
     Advanced,
     AsOfHold,
     Control,
+    Distant,
     Fence,
     Outcome,
     Partition,
@@ -315,8 +316,8 @@ class Embedded(NodeThread):
         """On the loop."""
         for one in numbered:
             try:
-                copy = self.tables.get(one.table, one.partition)
-                future = copy.propose(one.room, in_place=True)
+                way = self.tables.way(one.table, one.partition)
+                future = way.propose(one.room, in_place=True)
             except LowmarkError as error:
                 future = Future.failed(error)
             future.then(partial(_answer, one))
@@ -660,8 +661,8 @@ class Embedded(NodeThread):
         """See `Backend`."""
 
         def send() -> Future[list[Outcome]]:
-            copies = [(self.tables.get(table, one), wanted) for one, wanted in commands.items()]
-            return when_all([_proposed(copy, wanted) for copy, wanted in copies])
+            ways = [(self.tables.way(table, one), wanted) for one, wanted in commands.items()]
+            return when_all([_proposed(way, wanted) for way, wanted in ways])
 
         def hand_over() -> None:
             send()
@@ -775,8 +776,11 @@ def _answer(one: Numbered, future: Future[object]) -> None:
     one.done(cast("Answer", future.error or future.result()))
 
 
-def _proposed(copy: Partition, command: Control) -> Future[Outcome]:
+def _proposed(way: Partition | Distant, command: Control) -> Future[Outcome]:
     """On the loop: a cut that freed something is followed by a snapshot, so that the log can go."""
+    if isinstance(way, Distant):
+        return way.ask(command)
+    copy = way
 
     def done(outcome: Outcome) -> Outcome:
         if isinstance(outcome, Trimmed) and outcome.batches:

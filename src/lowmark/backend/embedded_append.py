@@ -82,7 +82,7 @@ class EmbeddedAppender:
         futures: list[Future[Appended]] = []
         for number, batch in parts:
             try:
-                futures.append(self._producing.send(self._tables.get(self._table, number), batch))
+                futures.append(self._producing.send(self._tables.way(self._table, number), batch))
             except LowmarkError as error:
                 futures.append(Future.failed(error))
         together(futures).then(lambda _: sent.settle(futures))

@@ -55,7 +55,7 @@ from lowmark.raft import (
     StorageAppended,
 )
 from lowmark.raft.messages import Response
-from lowmark.runtime import DiskFailed, DiskFull, Future
+from lowmark.runtime import Buffer, DiskFailed, DiskFull, Future
 
 if TYPE_CHECKING:
     from lowmark.group.groups import Groups
@@ -89,6 +89,10 @@ class Group:
         self.machine = machine
         self.log = log
         self.stopped: LowmarkError | None = None
+        self.elsewhere: Callable[[Buffer, bool], Future[object]] | None = None
+        """Takes what is proposed here while another node leads (with whether it is `in_place`);
+        without it, that is refused by `NotLeader`.
+        """
         self._services = services
         self._observer = observer
         self._meta = meta

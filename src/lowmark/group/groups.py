@@ -122,6 +122,8 @@ class Groups:
         self._closed = False
         self._ticks = 0
         self._heard_at_ms: dict[int, int] = {}
+        self._cut: dict[int, int] = {}
+        """When the connections of nodes broke that gave no sign of life since."""
         self._heard_at_tick: dict[int, int] = {}
         """Ticks do not pass while this process is held up: what came meanwhile is not silence."""
         self._present: AbstractSet[int] = frozenset()
@@ -493,6 +495,7 @@ class Groups:
         """A node gave a sign of life."""
         self._heard_at_ms[sender] = self.now_ms()
         self._heard_at_tick[sender] = self._ticks
+        self._cut.pop(sender, None)
         if sender not in self._present:
             self._present |= {sender}
         if restarted:
@@ -506,10 +509,18 @@ class Groups:
             self.calls.answered(address, service, item)
         self._schedule()
 
+    def reaches(self, node: int) -> bool:
+        """Whether it is worth asking a node: its connection has not just broken. After a while it
+        is again: not every node has a reason to speak to this one.
+        """
+        cut_at_ms = self._cut.get(node)
+        return cut_at_ms is None or self.now_ms() - cut_at_ms >= self.config.election_ms
+
     def lost(self, node: int, address: str) -> None:
         """The connection with a node broke."""
         self.calls.lost(address)
         if node:
+            self._cut[node] = self.now_ms()
             for group in self._groups.values():
                 group.lost(node)
 

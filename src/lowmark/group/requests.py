@@ -20,10 +20,12 @@ from lowmark.group.errors import (
     CommandTooLarge,
     GroupBusy,
     GroupStopped,
+    MachineFailed,
     NoQuorum,
     NotLeader,
     NotWritten,
     OutcomeUnknown,
+    QuarantinedHere,
     ReadTimedOut,
     ShuttingDown,
     Superseded,
@@ -87,8 +89,10 @@ class Proposals:
         for index, proposal in enumerate(proposals, start=first):
             old = self.pending.get(index)
             if old is not None:
-                # This node led before, lost its entry here, and leads again.
-                old[1].future.reject(Superseded(self._group, index=index, leader=None))
+                # This node led before, lost its entry here, and leads again. Another node may
+                # still have the old entry, lead after this one, and commit it.
+                why = f"another entry took its place at {index}, and is not committed yet"
+                old[1].future.reject(OutcomeUnknown(self._group, why=why))
             self.pending[index] = (term, proposal)
 
     def applied(self, index: int, term: int, result: object, leader: int) -> None:
@@ -277,6 +281,8 @@ class Requests:
             if refusal is None and not self._log.fits(size):
                 refusal = self._no_space(command, in_place=in_place)
             if refusal is not None:
+                if self._host.elsewhere is not None and self._others_may(refusal):
+                    return self._host.elsewhere(command, in_place)
                 return Future.failed(refusal)
         # From here on it waits for a leader that is ready, and space is kept for it.
         future: Future[object] = Future()
@@ -288,6 +294,12 @@ class Requests:
         proposals.promise(size + _ADDED_BYTES)
         self._host.wake()
         return future
+
+    def _others_may(self, refusal: LowmarkError) -> bool:
+        """Whether another copy may do what this one refuses: it leads, or is sound."""
+        if isinstance(refusal, NotLeader):
+            return True
+        return isinstance(refusal, QuarantinedHere | MachineFailed) and not self._host.alone
 
     def _refusal(self, size: int) -> LowmarkError | None:
         host, config, proposals = self._host, self._config, self.proposals

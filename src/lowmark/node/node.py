@@ -331,7 +331,8 @@ class Node:
             delay_ms=1 if self.embedded else settled.schema_sync_delay_ms,
             max_skew_ms=0 if self.embedded else settled.clock_max_skew_ms,
         )
-        self.tables = tables = Tables(self.groups, self.log)
+        routes = None if self.embedded else self._routes
+        self.tables = tables = Tables(self.groups, self.log, routes=routes)
         tables.holding_cuts.append(self._guests_hold)
         self.watermark = LowWatermark(
             runtime,
@@ -363,6 +364,9 @@ class Node:
         self.status.problems = lambda: [room.problem for room in rooms]
         if self._server is not None:
             self._server.actions |= actions.actions()
+
+    def _routes(self, table: int, number: int) -> tuple[int, ...]:
+        return () if self.placement is None else self.placement.routes(table, number)
 
     # -- stopping -------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
 from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, deletes_held, holds_of
 from lowmark.table.splitting import check_row_sizes, outgoing, split
 from lowmark.table.state import Finished, Outcome, State, Ticked, Trimmed
-from lowmark.table.tables import Tables
+from lowmark.table.tables import Distant, Tables
 from lowmark.table.watermark import (
     HISTORY_KEY,
     Advanced,
@@ -161,6 +161,7 @@ __all__ = [
     "DeleteCursor",
     "DeletesGone",
     "DeletesHeld",
+    "Distant",
     "Fence",
     "Finish",
     "Finished",

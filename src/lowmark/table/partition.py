@@ -43,6 +43,16 @@ def parse_group_name(name: str) -> tuple[TableId, int] | None:
     return TableId(int(table)), int(number)
 
 
+class Forwards(Protocol):
+    """Takes what is proposed to a partition that another node leads (see `forwarding`)."""
+
+    def propose(self, table: int, number: int, command: Buffer, in_place: bool) -> Future[object]:
+        """Have it applied there."""
+
+    def leader_changed(self, table: int, number: int, leader: int) -> None:
+        """Another node leads."""
+
+
 class Partition:
     """All calls are made on the loop, but `view`, which any thread may ask."""
 
@@ -58,6 +68,8 @@ class Partition:
         self.number = number
         self.machine = PartitionMachine()
         self._group: Group | None = None
+        self.forwards: Forwards | None = None
+        """The way to the node that leads it, if that is another one."""
         self._followers: list[Callable[[], None]] = []
         self._snapshot_bytes = SNAPSHOT_BYTES
         """When so much was applied, another snapshot is due."""
@@ -65,6 +77,8 @@ class Partition:
     def opened(self, group: Group) -> None:
         """Its group is there."""
         self._group = group
+        if self.forwards is not None:
+            group.elsewhere = partial(self.forwards.propose, self.table, self.number)
         self.propose = group.propose  # type: ignore[method-assign]  # no call in between
 
     @property
@@ -89,6 +103,11 @@ class Partition:
         """Whether this copy is the only one and leads: then what it knows is what there is."""
         group = self._group
         return group is not None and group.ready and group.raft.core.singleton
+
+    @property
+    def replicated(self) -> bool:
+        """Whether another node may lead it."""
+        return self._group is not None and not self._group.alone
 
     # -- changing -------------------------------------------------------------------------------
 
@@ -142,18 +161,27 @@ class Partition:
         """The backlog, when no row at or below a time can come any more.
 
         A copy that knows so needs no other for it. Else only the leader can see to it, if the time
-        has come by its clock.
+        has come by its clock; and this copy has to hear of it.
         """
         if self.view.closed >= time:
             return Future.of(self.view)
 
-        def ticked(_: Outcome) -> View:
-            view = self.view
+        def checked(view: View) -> View:
             if view.closed < time:
                 raise TimeInFuture(time=time, now=view.closed)
             return view
 
-        return self.ask(Tick()).map(ticked)
+        def ticked(done: Future[Outcome]) -> None:
+            if done.error is not None:
+                answer.reject(done.error)
+            elif self.view.closed >= time:
+                answer.resolve(self.view)
+            else:
+                self.latest().map(checked).then(answer.follow)
+
+        answer: Future[View] = Future()
+        self.ask(Tick()).then(ticked)
+        return answer
 
     def plan(self, indexes: Iterable[int], *, held: bool = False) -> ReadPlan:
         """How to read batches that stand at these places in the log; carry it out on any thread."""
@@ -190,7 +218,10 @@ class Partition:
         self._tell()
 
     def on_leader_changed(self, leader: int, term: int) -> None:
-        """Nothing to do."""
+        """What was asked of the one before is not waited for."""
+        del term
+        if self.forwards is not None:
+            self.forwards.leader_changed(self.table, self.number, leader)
 
     def on_stopped(self, error: LowmarkError) -> None:
         """Wake the followers: they find out by asking."""

@@ -47,6 +47,11 @@ _FOR_LONG = (
     NoMemory,
 )
 """These do not pass by themselves while a caller waits: it gets the error at once."""
+_OF_ONE_NODE = (DiskFull, DiskFailed, NotWritten)
+_OF_ONE_NODE_MS = 5_000
+"""What is wrong with the disk of the node that leads: it hands leadership over, to one that may
+have none of it, so for a while it may pass.
+"""
 
 
 class Named(Protocol):
@@ -71,6 +76,10 @@ class Destination(Protocol):
     @property
     def group(self) -> Named:
         """Its group."""
+
+    @property
+    def replicated(self) -> bool:
+        """Whether another node may lead it."""
 
     def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
         """Have a command stored; gives what the machine answers, or an error that it refuses it
@@ -119,6 +128,8 @@ class _Sent:
     unknown: bool = False
     """Whether an attempt may have been stored without an answer."""
     tried: bool = False
+    passes_until_ms: int = 0
+    """Until when an error of the leader's disk is taken for one that passes; 0: it had none."""
 
 
 class _Header(TypedDict):
@@ -234,7 +245,7 @@ class _Lane:
         failed = sorted(self._failed, key=lambda sent: sent.sequence)
         now_ms = self._loop.elapsed_us() // 1_000
         first = failed[0]
-        if _may_pass(first.error) and now_ms < first.deadline_ms:
+        if now_ms < first.deadline_ms and self._may_pass(first, now_ms):
             self._pauses = True
             self._loop.call_later(_RETRY_MS, self._again)
             return False
@@ -258,6 +269,12 @@ class _Lane:
         for sent in given_up:
             sent.future.reject(self._why(sent))
         return True
+
+    def _may_pass(self, sent: _Sent, now_ms: int) -> bool:
+        if not isinstance(sent.error, _OF_ONE_NODE) or not self.partition.replicated:
+            return _may_pass(sent.error)
+        sent.passes_until_ms = sent.passes_until_ms or now_ms + _OF_ONE_NODE_MS
+        return now_ms < sent.passes_until_ms
 
     def _why(self, sent: _Sent) -> LowmarkError:
         """Why a batch was given up: if it may have been stored once, that is what counts."""

@@ -10,19 +10,62 @@ from lowmark.catalog import TableId
 from lowmark.group import Future, Groups, PeerListener
 from lowmark.holds import Hold
 from lowmark.log import GroupUnknown, Log
+from lowmark.runtime import Buffer
+from lowmark.table.commands import Control, encode_control
 from lowmark.table.errors import PartitionNotHere
-from lowmark.table.partition import Partition, group_name, parse_group_name
+from lowmark.table.forwarding import Forwarding
+from lowmark.table.partition import Partition, accepted, group_name, parse_group_name
+from lowmark.table.state import Outcome
 
 logger = logging.getLogger(__name__)
+
+
+class Distant:
+    """The way to a partition that has no copy here."""
+
+    def __init__(self, forwarding: Forwarding, table: TableId, number: int) -> None:
+        self._forwarding = forwarding
+        self.table = table
+        self.number = number
+        self.name = group_name(table, number)
+
+    @property
+    def group(self) -> Distant:
+        """Itself: errors name it."""
+        return self
+
+    @property
+    def replicated(self) -> bool:
+        """See `Partition`."""
+        return self._forwarding.copies(self.table, self.number) > 1
+
+    def propose(self, command: Buffer, *, in_place: bool = False) -> Future[object]:
+        """See `Partition`."""
+        return self._forwarding.propose(self.table, self.number, command, in_place)
+
+    def ask(self, command: Control) -> Future[Outcome]:
+        """See `Partition`."""
+        return self.propose(encode_control(command)).map(accepted)
 
 
 class Tables:
     """Opens, makes and destroys copies. All calls are made on the loop."""
 
-    def __init__(self, groups: Groups, log: Log) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        log: Log,
+        *,
+        routes: Callable[[int, int], tuple[int, ...]] | None = None,
+    ) -> None:
+        """`routes` gives the nodes that a partition is on; without it, there is only this node."""
         self._groups = groups
         self._log = log
         self._partitions: dict[tuple[TableId, int], Partition] = {}
+        self._distant: dict[tuple[TableId, int], Distant] = {}
+        self._forwarding: Forwarding | None = None
+        if routes is not None:
+            self._forwarding = Forwarding(groups, copy=self.here, routes=routes)
         self.holding_cuts: list[Callable[[Partition], Iterable[Hold]]] = []
         """What no cut that is asked for at this node may pass, beside what a partition knows: holds
         whose positions are offsets."""
@@ -43,6 +86,7 @@ class Tables:
         if there is not None:
             return there
         partition = Partition(table, number, cut_holds=self._cut_holds)
+        partition.forwards = self._forwarding
         name = group_name(table, number)
         if self._has(name):
             group = self._groups.open(
@@ -54,6 +98,7 @@ class Tables:
             )
         partition.opened(group)
         self._partitions[table, number] = partition
+        self._distant.pop((table, number), None)
         return partition
 
     def _cut_holds(self, partition: Partition) -> Iterable[Hold]:
@@ -66,6 +111,21 @@ class Tables:
             unreadable = self._log.unreadable.get(group_name(table, number))
             raise PartitionNotHere(table, number) if unreadable is None else unreadable.again()
         return partition
+
+    def way(self, table: TableId, number: int) -> Partition | Distant:
+        """Where a command for a partition goes: to the copy here, or to one at another node."""
+        partition = self._partitions.get((table, number))
+        if partition is None and self._forwarding is not None:
+            distant = self._distant.get((table, number))
+            if distant is None:  # the same one each time: producers number batches by their way
+                distant = Distant(self._forwarding, table, number)
+                self._distant[table, number] = distant
+            return distant
+        return self.get(table, number) if partition is None else partition
+
+    def here(self, table: int, number: int) -> Partition | None:
+        """The copy that is here, if there is one."""
+        return self._partitions.get((TableId(table), number))
 
     def of(self, table: TableId) -> list[Partition]:
         """The copies of a table's partitions that are here, by number."""
@@ -83,6 +143,7 @@ class Tables:
     def destroy(self, table: TableId, number: int) -> None:
         """Remove all that is here of a partition that no node needs any more."""
         self._partitions.pop((table, number), None)
+        self._distant.pop((table, number), None)
         name = group_name(table, number)
         if name in self._names():
             self._groups.delete(name)

@@ -1,0 +1,428 @@
+"""Carries what is proposed to a partition from any node to the one that leads it, and the answer
+back.
+
+A batch goes to the leader, by a node that says who leads if this one does not know, and is not
+tried again: its producer sends it again, in its order and under its number (`producing`).
+Anything else is tried again until its time is over, as long as it was surely not applied: no node
+leads, the one that was asked does not lead any more, the question did not leave this node. When
+it is not known whether it was applied, that is the answer (`OutcomeUnknown`), unless a second time
+does no harm. What was asked of a node that does not lead any more, as the copy here knows, is not
+waited for.
+
+A question carries the asker's time. The leader's clock follows it, within the skew that the cluster
+allows: so what was given as "now" by one node can be closed by another whose clock is behind.
+
+    question = time (8), table (8), partition (4), command          little endian
+    answer   = kind (1), what it says: an outcome of the machine in MessagePack, or an error
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from lowmark.catalog import TableId
+from lowmark.errors import Corrupt, LowmarkError
+from lowmark.fault import decode_fault, encode_fault
+from lowmark.group import (
+    COMMAND_BYTES,
+    CallLost,
+    Future,
+    Group,
+    GroupBusy,
+    Groups,
+    GroupStopped,
+    NotLeader,
+    OutcomeUnknown,
+    QuarantinedHere,
+    Reply,
+    Superseded,
+)
+from lowmark.holds import Hold, SafePoint, Span
+from lowmark.runtime import Buffer, ClockSkew, HybridTime
+from lowmark.table.adopting import Adopted
+from lowmark.table.commands import CONTROL, ReleaseLease, RenewLease, Tick, Trim, decode
+from lowmark.table.errors import PartitionNotHere
+from lowmark.table.partition import Partition, group_name
+from lowmark.table.producers import Appended
+from lowmark.table.readers import Cursor, Lease
+from lowmark.table.state import Finished, Ticked, Trimmed
+
+SERVICE: Final = "partition.propose"
+_HEAD = struct.Struct("<qqI")
+_RETRY_MS = 50
+_WAITING_BYTES_MAX: Final = 64 << 20
+"""Of commands of this node that are on their way."""
+_REDIRECTS_MAX: Final = 2
+_UNTOUCHED = (
+    NotLeader,
+    Superseded,
+    GroupBusy,
+    GroupStopped,
+    QuarantinedHere,
+    PartitionNotHere,
+)
+"""After these, the command was not applied and never will be."""
+_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease)
+_NOTHING, _REFUSED, _FAILED, _FIRST = range(4)
+"""Answers: None, what the machine refused, why it was not asked; then the outcomes below."""
+
+
+class _Held(msgspec.Struct, frozen=True, array_like=True):
+    """A hold in a partition's machine: all of them are spans."""
+
+    holder: str
+    kind: str
+    low: int
+    high: int | None
+    since_ms: int
+    why: str
+    expires_at_ms: int | None
+
+
+class _Cut(msgspec.Struct, frozen=True, array_like=True):
+    position: int
+    wanted: int
+    held_by: tuple[_Held, ...]
+    horizon: int
+    batches: int
+
+
+_KINDS: Final[tuple[Any, ...]] = (Appended, Finished, Ticked, _Cut, Cursor, Lease, Adopted)
+"""Their order is what travels: new ones go to the end."""
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = [msgspec.msgpack.Decoder(kind) for kind in _KINDS]
+
+
+class Forwarding:
+    """Takes commands for partitions that other nodes lead, and those of other nodes for partitions
+    that this node leads. All calls are made on the loop.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        *,
+        copy: Callable[[int, int], Partition | None],
+        routes: Callable[[int, int], tuple[int, ...]],
+    ) -> None:
+        self._groups = groups
+        self._now_ms = groups.now_ms
+        self._calls = groups.calls
+        self._clock = groups.clock
+        self._copy = copy
+        """The copy of a partition at this node."""
+        self._routes = routes
+        """The nodes that a partition is on."""
+        self._leaders: dict[tuple[int, int], int] = {}
+        """Of partitions without a sound copy here: the node that led when it last answered, or that
+        another node named as their leader."""
+        self._turns: dict[tuple[int, int], int] = {}
+        """Of the same: how often the node that was asked did not help."""
+        self._waiting_bytes = 0
+        self._open: dict[tuple[int, int], set[_Asked]] = {}
+        """What other nodes were asked, and have not answered."""
+        self._calls.serve(SERVICE, self._asked)
+
+    # -- at any node ------------------------------------------------------------------------------
+
+    def propose(self, table: int, number: int, command: Buffer, in_place: bool) -> Future[object]:
+        """Have a command applied by the node that leads a partition, which is not this one."""
+        data = memoryview(command)[COMMAND_BYTES:] if in_place else command
+        size = len(data)
+        name = group_name(table, number)
+        control = size > 0 and data[0] == CONTROL
+        full = self._waiting_bytes and self._waiting_bytes + size > _WAITING_BYTES_MAX
+        if full and not control:
+            why = f"{self._waiting_bytes} bytes are on their way to other nodes"
+            return Future.failed(GroupBusy(name, why=why))
+        head = _HEAD.pack(self._clock.now(), table, number)
+        asked = _Asked(
+            table,
+            number,
+            b"".join((head, data)),
+            deadline_ms=self._now_ms() + self._groups.config.request_timeout_ms,
+            patient=control,
+            repeatable=control and isinstance(decode(data), _REPEATABLE),
+        )
+        self._waiting_bytes += size
+        asked.future.then(lambda _: self._over(size))
+        self._try(asked)
+        return asked.future
+
+    def copies(self, table: int, number: int) -> int:
+        """How many nodes a partition is on."""
+        return len(self._routes(table, number))
+
+    def _over(self, size: int) -> None:
+        self._waiting_bytes -= size
+
+    def _try(self, asked: _Asked) -> None:
+        copy = self._copy(asked.table, asked.number)
+        name, left_ms = asked.name, asked.deadline_ms - self._now_ms()
+        leader = self._leader(asked, copy)
+        if left_ms <= 0:
+            asked.future.reject(asked.error or NotLeader(name, leader=leader or None))
+        elif copy is not None and copy.group.leads:
+            copy.group.propose(asked.command).then(partial(self._proposed, asked))
+        elif not leader or not self._groups.reaches(leader):
+            key = (asked.table, asked.number)
+            self._leaders.pop(key, None)
+            self._turns[key] = self._turns.get(key, 0) + 1
+            self._again(asked, NotLeader(name, leader=None))
+        else:
+            asked.node = leader
+            self._open.setdefault((asked.table, asked.number), set()).add(asked)
+            self._calls.ask(leader, SERVICE, asked.question, timeout_ms=left_ms).then(
+                partial(self._answered, asked, asked.tries)
+            )
+
+    def leader_changed(self, table: int, number: int, leader: int) -> None:
+        """Whatever another node was asked, it can't answer any more as a leader."""
+        for asked in [*self._open.get((table, number), ())] if leader else ():
+            if asked.node != leader:
+                self._unknown(asked, f"node {asked.node} does not lead any more")
+
+    def _leader(self, asked: _Asked, copy: Partition | None) -> int:
+        """Who leads, as far as this node knows; 0: it does not know."""
+        key = (asked.table, asked.number)
+        if copy is not None and copy.group.stopped is None:
+            self._leaders.pop(key, None)
+            return copy.group.leader
+        nodes = self._routes(*key)
+        known = self._leaders.get(key)
+        if known in nodes:
+            return known
+        # Each in turn: one of them leads, or knows which does.
+        others = [node for node in nodes if node != self._groups.node]
+        return others[self._turns.get(key, 0) % len(others)] if others else 0
+
+    def _again(self, asked: _Asked, error: LowmarkError) -> None:
+        """The command was surely not applied, or a second time does no harm."""
+        self._closed(asked)
+        asked.error = error
+        if asked.patient:
+            self._groups.later(_RETRY_MS, lambda: self._try(asked))
+        elif isinstance(error, GroupStopped | QuarantinedHere):
+            # Of a copy at another node: its producer must not take it for the end of its own.
+            asked.future.reject(NotLeader(asked.name, leader=None))
+        else:
+            asked.future.reject(error)
+
+    def _unknown(self, asked: _Asked, why: str) -> None:
+        """It may have been applied."""
+        unknown = OutcomeUnknown(asked.name, why=why)
+        if asked.repeatable:
+            self._again(asked, unknown)
+        else:
+            self._closed(asked)
+            asked.future.reject(unknown)
+
+    def _closed(self, asked: _Asked) -> None:
+        """No answer to this question is waited for any more."""
+        asked.tries += 1
+        key = (asked.table, asked.number)
+        open_here = self._open.get(key)
+        if open_here is not None:
+            open_here.discard(asked)
+            if not open_here:
+                del self._open[key]
+
+    def _proposed(self, asked: _Asked, done: Future[object]) -> None:
+        error = done.error
+        if error is None:
+            asked.future.resolve(done.result())
+        elif isinstance(error, _UNTOUCHED):
+            self._again(asked, error)
+        else:
+            asked.future.reject(error)
+
+    def _answered(self, asked: _Asked, tries: int, done: Future[bytes]) -> None:
+        if tries != asked.tries:
+            return  # it was not waited for
+        key, node, error = (asked.table, asked.number), asked.node, done.error
+        self._leaders.pop(key, None)
+        turn = self._turns.pop(key, 0)
+        if error is not None:
+            self._turns[key] = turn + 1
+        if isinstance(error, CallLost):
+            self._unknown(asked, error.message)
+            return
+        if error is not None:  # it was not asked
+            self._again(asked, error)
+            return
+        try:
+            outcome, failure = _decoded(done.result())
+        except (Corrupt, msgspec.MsgspecError) as bad:
+            self._unknown(asked, f"node {node} gave an answer that can't be read: {bad}")
+            return
+        if isinstance(failure, _UNTOUCHED):
+            leader = getattr(failure, "leader", None)
+            if isinstance(leader, int) and leader != node:
+                self._leaders[key] = leader
+                if asked.tries < _REDIRECTS_MAX:  # at once: what came behind it comes behind it
+                    self._closed(asked)
+                    self._try(asked)
+                    return
+            else:
+                self._turns[key] = turn + 1
+            self._again(asked, failure)
+            return
+        if isinstance(failure, OutcomeUnknown):
+            self._unknown(asked, failure.message)
+            return
+        self._closed(asked)
+        if failure is not None:
+            asked.future.reject(failure)
+        else:
+            copy = self._copy(*key)
+            if copy is None or copy.group.stopped is not None:
+                self._leaders[key] = node
+            if isinstance(outcome, Appended):  # what is asked for here next is later than that
+                with contextlib.suppress(ClockSkew):
+                    self._clock.observe(HybridTime(outcome.time))
+            asked.future.resolve(outcome)
+
+    # -- at the leader ----------------------------------------------------------------------------
+
+    def _asked(self, address: str, sender: int, question: Buffer, reply: Reply) -> None:
+        del address, sender
+        if len(question) < _HEAD.size:
+            reply(_failed(Corrupt("a question to a partition is too short")))
+            return
+        time, table, number = _HEAD.unpack_from(question)
+        # A copy: the log keeps it, and what came lies in the frame.
+        command = bytes(memoryview(question)[_HEAD.size :])
+        try:
+            decode(command)  # it goes into every member's log
+        except Corrupt as error:
+            reply(_failed(error))
+            return
+        copy = self._copy(TableId(table), number)
+        if copy is None:
+            reply(_failed(PartitionNotHere(table, number)))
+        elif not copy.group.leads:
+            reply(_failed(_not_here(copy.group)))
+        else:
+            with contextlib.suppress(ClockSkew):  # then its time is not closed here, and it is told
+                self._clock.observe(HybridTime(time))
+            copy.group.propose(command).then(lambda done: reply(_encoded(done)))
+
+
+class _Asked:
+    """One command on its way."""
+
+    __slots__ = (
+        "deadline_ms",
+        "error",
+        "future",
+        "name",
+        "node",
+        "number",
+        "patient",
+        "question",
+        "repeatable",
+        "table",
+        "tries",
+    )
+
+    def __init__(
+        self,
+        table: int,
+        number: int,
+        question: bytes,
+        *,
+        deadline_ms: int,
+        patient: bool,
+        repeatable: bool,
+    ) -> None:
+        self.table = table
+        self.number = number
+        self.name = group_name(table, number)
+        self.question = question
+        self.deadline_ms = deadline_ms
+        self.patient = patient
+        """Whether it is tried again here."""
+        self.repeatable = repeatable
+        """Whether it does no harm twice."""
+        self.node = 0
+        """The node that was asked last."""
+        self.future: Future[object] = Future()
+        self.error: LowmarkError | None = None
+        self.tries = 0
+
+    @property
+    def command(self) -> bytes:
+        return self.question[_HEAD.size :]
+
+
+def _not_here(group: Group) -> LowmarkError:
+    """Why a copy here does not take it."""
+    leader = group.leader if group.stopped is None else 0
+    return NotLeader(group.name, leader=leader or None)
+
+
+def _failed(error: LowmarkError) -> bytes:
+    return bytes([_FAILED]) + encode_fault(error)
+
+
+def _encoded(done: Future[object]) -> bytes:
+    if done.error is not None:
+        return _failed(done.error)
+    outcome = done.result()
+    if outcome is None:
+        return bytes([_NOTHING])
+    if isinstance(outcome, LowmarkError):
+        return bytes([_REFUSED]) + encode_fault(outcome)
+    if isinstance(outcome, Trimmed):
+        outcome = _cut_of(outcome)
+    return bytes([_FIRST + _KINDS.index(type(outcome))]) + _encode(outcome)
+
+
+def _decoded(answer: bytes) -> tuple[object, LowmarkError | None]:
+    """What the machine answered; or why it was not asked."""
+    kind, body = answer[0] if answer else 255, answer[1:]
+    if kind == _NOTHING:
+        return None, None
+    if kind in {_REFUSED, _FAILED}:
+        error = decode_fault(body)
+        if error is None:
+            raise Corrupt("an error that can't be read")
+        return (error, None) if kind == _REFUSED else (None, error)
+    if kind >= _FIRST + len(_KINDS):
+        raise Corrupt(f"there is no answer of kind {kind}")
+    outcome = _decoders[kind - _FIRST].decode(body)
+    return (_trimmed(outcome) if isinstance(outcome, _Cut) else outcome), None
+
+
+def _cut_of(trimmed: Trimmed) -> _Cut:
+    held = []
+    for one in trimmed.safe.held_by:
+        pins = one.pins if isinstance(one.pins, Span) else Span(one.pins.min(), one.pins.max())
+        held.append(
+            _Held(
+                one.holder, one.kind, pins.low, pins.high, one.since_ms, one.why, one.expires_at_ms
+            )
+        )
+    safe = trimmed.safe
+    return _Cut(safe.position, safe.wanted, tuple(held), trimmed.horizon, trimmed.batches)
+
+
+def _trimmed(cut: _Cut) -> Trimmed:
+    held = tuple(
+        Hold(
+            holder=one.holder,
+            kind=one.kind,
+            pins=Span(one.low, one.high),
+            since_ms=one.since_ms,
+            why=one.why,
+            expires_at_ms=one.expires_at_ms,
+        )
+        for one in cut.held_by
+    )
+    return Trimmed(SafePoint(cut.position, cut.wanted, held), cut.horizon, cut.batches)

@@ -1,0 +1,302 @@
+"""Commands for a partition, given to any node: the one that leads carries them out, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from lowmark.catalog import AlterZone, TableId
+from lowmark.errors import LowmarkError
+from lowmark.group import COMMAND_BYTES, Future, NotLeader, OutcomeUnknown, QuarantinedHere
+from lowmark.runtime import DiskFull, HybridTime
+from lowmark.table import (
+    Appended,
+    Change,
+    CreateCursor,
+    Cursor,
+    CursorUnknown,
+    DeleteCursor,
+    Distant,
+    Fence,
+    MoveCursor,
+    Outgoing,
+    Partition,
+    Producing,
+    TakeLease,
+    Tick,
+    TimeInFuture,
+    Trim,
+    Trimmed,
+    encode_batch,
+)
+from table.world import TableNode, TableWorld, log_table
+
+PRODUCER = b"p" * 16
+BATCH = encode_batch(b"rows", rows=1, schema=1)
+
+
+def world_of(nodes: int, seed: int = 1) -> tuple[TableWorld, TableId]:
+    """A table with three replicas whose partition leads somewhere."""
+    world = TableWorld(seed, nodes=nodes)
+    world.execute(1, AlterZone(name="default", replicas=3))
+    table = world.create(1, log_table("events"))
+    world.everywhere()
+    world.leading(table)
+    return world, table
+
+
+def leader(world: TableWorld, table: TableId) -> int:
+    return world.leading(table).group.node
+
+
+def followers(world: TableWorld, table: TableId) -> list[TableNode]:
+    found = [node for node in world.up if node.tables.of(table)]
+    return [node for node in found if node.number != leader(world, table)]
+
+
+def outsider(world: TableWorld, table: TableId) -> TableNode:
+    (found,) = [node for node in world.up if not node.tables.of(table)]
+    return found
+
+
+def way(node: TableNode, table: TableId) -> Partition | Distant:
+    return node.tables.way(table, 0)
+
+
+def batch(text: bytes = b"row") -> Outgoing:
+    return Outgoing(text, rows=1, schema=1, change=Change.UPSERT)
+
+
+@pytest.mark.parametrize("where", ["a follower", "a node without a copy"])
+def test_a_batch_that_any_node_is_given_is_stored_by_the_leader(where: str) -> None:
+    world, table = world_of(4)
+    node = followers(world, table)[0] if where == "a follower" else outsider(world, table)
+    # when it is given to another node than the leader
+    first = world.wait(way(node, table).propose(encode_batch(b"rows", rows=3, schema=1)))
+    room = memoryview(bytearray(COMMAND_BYTES) + encode_batch(b"rows", rows=2, schema=1))
+    second = world.wait(way(node, table).propose(room, in_place=True))
+    # then it has its offsets, and the leader has it
+    assert isinstance(first, Appended)
+    assert isinstance(second, Appended)
+    assert [(one.first, one.rows) for one in (first, second)] == [(0, 3), (3, 2)]
+    assert world.leading(table).view.end == 5
+
+
+def test_all_outcomes_of_commands_come_back_as_they_are() -> None:
+    world, table = world_of(4)
+    node = outsider(world, table)
+    there = way(node, table)
+    assert isinstance(there, Distant)
+    for number in range(4):
+        world.append(table, rows=number + 1)
+    # a cursor, which is a value
+    made = world.wait(there.ask(CreateCursor("c", 7, "raw", 2)))
+    assert isinstance(made, Cursor)
+    assert (made.name, made.offset) == ("c", 2)
+    assert world.leading(table).state.cursors["c"] == made
+    world.wait(there.ask(MoveCursor("c", 4)))
+    # nothing
+    assert world.wait(there.ask(Fence(PRODUCER, 1))) is None
+    # a lease, and a cut that it holds back
+    world.wait(there.ask(TakeLease("l", 1, 3, 60_000, "for a test")))
+    cut = world.wait(there.ask(Trim(6, expire=True)))
+    assert isinstance(cut, Trimmed)
+    here = world.wait(world.leading(table).ask(Trim(6, expire=True)))
+    assert isinstance(here, Trimmed)
+    assert cut.batches == 2
+    assert cut.safe == here.safe
+    assert cut.safe.held_by
+    # what the machine refuses, by its name
+    assert isinstance(world.wait_error(there.ask(DeleteCursor("other"))), CursorUnknown)
+    deleted = world.wait(there.ask(DeleteCursor("c")))
+    assert isinstance(deleted, Cursor)
+    assert deleted.offset == 4
+
+
+def test_a_control_waits_for_the_next_leader_and_a_batch_does_not() -> None:
+    world, table = world_of(3)
+    node = followers(world, table)[0]
+    # given a leader that is gone without a word
+    gone = leader(world, table)
+    world[gone].crash()
+    # when both are asked of a node that does not know it yet
+    moved = way(node, table).propose(encode_batch(b"rows", rows=1, schema=1))
+    made = way(node, table).ask(CreateCursor("c", 7, "raw", 0))
+    # then the batch is given back to its producer, and the cursor is there with the next leader,
+    # unless the one that is gone may have heard of it
+    error = world.wait_error(moved)
+    assert isinstance(error, NotLeader | OutcomeUnknown) or "asked" in error.message
+    try:
+        world.wait(made)
+    except OutcomeUnknown:
+        return
+    assert "c" in world.leading(table).state.cursors
+
+
+@pytest.mark.parametrize("where", ["the leader", "a follower", "a node without a copy"])
+def test_a_producer_does_not_hear_of_a_full_disk_that_one_node_has(where: str) -> None:
+    world, table = world_of(4)
+    full = world[leader(world, table)]
+    node = {
+        "the leader": full,
+        "a follower": followers(world, table)[0],
+        "a node without a copy": outsider(world, table),
+    }[where]
+    producing = Producing(node.run, producer=PRODUCER, timeout_ms=600_000)
+    first = [producing.send(way(node, table), batch(b"first"))]
+    world.wait(first[0])
+    # given a leader whose disk has only its reserve left
+    full.disk.capacity_bytes = full.disk._used_bytes + 1_000
+    # when rows come
+    sent = [producing.send(way(node, table), batch(b"%d" % number)) for number in range(50)]
+    # then they are stored, once and in order, by another leader
+    assert [world.wait(one).first for one in sent] == list(range(1, 51))
+    assert leader(world, table) != full.number
+    # and when all are full, that is the answer
+    for one in world.up:
+        one.disk.capacity_bytes = one.disk._used_bytes + 1_000
+    last = producing.send(way(node, table), batch(b"last" * 1_000))
+    error = world.wait_error(last)
+    assert isinstance(error, DiskFull | OutcomeUnknown)
+    assert "no space" in error.message
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_producer_at_any_node_stores_each_batch_once_while_leaders_die(seed: int) -> None:
+    world, table = world_of(4, seed)
+    node = outsider(world, table) if seed % 2 else followers(world, table)[0]
+    producing = Producing(node.run, producer=PRODUCER, timeout_ms=600_000)
+    sent: list[Future[Appended]] = []
+
+    def send(count: int) -> None:
+        for _ in range(count):
+            sent.append(producing.send(way(node, table), batch(b"%d" % len(sent))))
+
+    # when the node that leads dies, or is cut off, again and again
+    for round_ in range(4):
+        send(30)
+        world.run_for(seed + round_)
+        gone = next((n for n in world.up if _leads(n, table) and n is not node), None)
+        if gone is not None and round_ % 2:
+            world.isolate(gone.number)
+        elif gone is not None:
+            gone.crash()
+        send(30)
+        world.run_for(2_000)
+        world.heal()
+        if gone is not None and gone.tables_ is None:
+            gone.restart()
+            world.run_until(lambda: all(one.tables_ is not None for one in _all(world)))
+    # then each batch has an answer, each has an offset of its own, and in order
+    answers = [world.wait(one, timeout_ms=600_000) for one in sent]
+    assert [answer.first for answer in answers] == list(range(len(sent)))
+    assert world.leading(table).view.end == len(sent)
+
+
+def _all(world: TableWorld) -> list[TableNode]:
+    return [world[number] for number in world.nodes]
+
+
+def _leads(node: TableNode, table: TableId) -> bool:
+    return any(one.group.leads for one in node.tables.of(table))
+
+
+def test_a_time_of_one_node_is_closed_by_a_leader_whose_clock_is_behind() -> None:
+    world, table = world_of(3)
+    node = followers(world, table)[0]
+    lead = world.leading(table)
+    world.append(table)
+    # given a time that is ahead of the leader's clock, by less than clocks may differ
+    ahead = HybridTime(world[lead.group.node].run.clock.now() + (15 << 16))
+    node.run.clock.catch_up(ahead)
+    # when a copy at another node is asked to have seen all up to then
+    there = way(node, table)
+    assert isinstance(there, Partition)
+    view = world.wait(there.closed(ahead))
+    # then it has, and so has the leader: nothing comes at or below it any more
+    assert view.closed >= ahead
+    assert world.append(table).time > ahead
+    # and what is further ahead is refused
+    far = HybridTime(ahead + (60_000 << 16))
+    assert isinstance(world.wait_error(there.closed(far)), TimeInFuture)
+
+
+def test_rubbish_of_a_peer_is_refused_and_nothing_is_stored() -> None:
+    world, table = world_of(3)
+    node = followers(world, table)[0]
+    groups = node.groups
+    assert groups is not None
+    for body in (b"", b"\x00" * 5, b"\x00" * 20, b"\x00" * 20 + b"\x63rubbish"):
+        answer = world.wait(groups.calls.ask(leader(world, table), "partition.propose", body))
+        assert answer[0] == 2, answer
+    assert world.leading(table).view.end == 0
+
+
+def test_what_is_too_much_on_its_way_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowmark.table.forwarding._WAITING_BYTES_MAX", 1_000)
+    world, table = world_of(3)
+    node = followers(world, table)[0]
+    some = [way(node, table).propose(encode_batch(bytes(600), rows=1, schema=1)) for _ in range(3)]
+    errors: list[LowmarkError] = [world.wait_error(one) for one in some[1:]]
+    assert all("on their way" in error.message for error in errors)
+    assert isinstance(world.wait(some[0]), Appended)
+    # and there is room again
+    assert isinstance(
+        world.wait(way(node, table).propose(encode_batch(bytes(600), rows=1, schema=1))), Appended
+    )
+
+
+def test_a_link_that_broke_once_does_not_keep_a_node_from_asking_again() -> None:
+    # given a node without a copy, and a leader that has no reason to speak to it
+    world, table = world_of(4, 1)
+    for seed in range(2, 20):
+        if world.wait_leader().number not in {outsider(world, table).number, leader(world, table)}:
+            break
+        world, table = world_of(4, seed)
+    node, lead = outsider(world, table), leader(world, table)
+    assert isinstance(world.wait(way(node, table).propose(BATCH)), Appended)
+    # when the connection of the two breaks once
+    groups = node.groups
+    assert groups is not None
+    groups.lost(lead, groups.transport.addresses[lead])
+    assert not groups.reaches(lead)
+    # then it is asked again after a while
+    world.run_for(20_000)
+    assert isinstance(world.wait(way(node, table).propose(BATCH)), Appended)
+
+
+def quarantined(one: Partition) -> None:
+    one.group.stop(QuarantinedHere(one.group.name, cause="a bad block", alone=False))
+
+
+def test_a_node_whose_own_copy_has_stopped_carries_commands_to_the_leader() -> None:
+    world, table = world_of(3)
+    node = followers(world, table)[0]
+    (copy,) = node.tables.of(table)
+    quarantined(copy)
+    producing = Producing(node.run, producer=PRODUCER, timeout_ms=60_000)
+    assert world.wait(producing.send(way(node, table), batch())).first == 0
+    assert isinstance(world.wait(copy.ask(CreateCursor("c", 7, "raw", 0))), Cursor)
+
+
+def test_commands_wait_for_the_next_leader_when_the_copy_that_leads_has_stopped() -> None:
+    world, table = world_of(3)
+    node, lead = followers(world, table)[0], world.leading(table)
+    producing = Producing(node.run, producer=PRODUCER, timeout_ms=60_000)
+    there = way(node, table)
+    ticked = there.ask(Tick())
+    stored = producing.send(there, batch())
+    quarantined(lead)
+    made = there.ask(CreateCursor("c", 7, "raw", 0))
+    assert world.wait(ticked) is not None
+    assert world.wait(stored).first == 0
+    assert isinstance(world.wait(made), Cursor)
+
+
+def test_a_control_passes_what_is_too_much_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowmark.table.forwarding._WAITING_BYTES_MAX", 1_000)
+    world, table = world_of(3)
+    node = followers(world, table)[0]
+    rows = way(node, table).propose(encode_batch(bytes(900), rows=1, schema=1))
+    ticked = way(node, table).ask(Tick())
+    assert isinstance(world.wait(rows), Appended)
+    assert world.wait(ticked) is not None
