@@ -122,7 +122,7 @@ class DataCalls(Protocol):
     def put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """`DoPut`."""
 
-    def exchange(self, descriptor: Any, reader: Any, writer: Any) -> None:
+    def exchange(self, descriptor: Any, reader: Any, writer: Any, context: Any) -> None:
         """`DoExchange`."""
 
     def flights(self) -> Iterator[Any]:
@@ -164,9 +164,8 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             data.put(context, descriptor, reader, writer)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        del context
         with self._server.in_flight_s_words("DoExchange") as data:
-            data.exchange(descriptor, reader, writer)
+            data.exchange(descriptor, reader, writer, context)
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         del context, criteria
@@ -191,6 +190,8 @@ class Server:
         self.actions: dict[str, Action] = {}
         self.data: DataCalls | None = None
         """What answers for rows, as soon as it is there."""
+        self.no_data: LowmarkError | None = None
+        """Why there is nothing that answers for rows, if it can't be made."""
         self._closed = False
         self._lock = threading.Lock()
         self._open = 0
@@ -207,7 +208,8 @@ class Server:
         """What answers for rows; whatever goes wrong with it as Flight carries it."""
         try:
             if self._closed or self.data is None:
-                raise NodeClosing  # or it is about to be there: either way, clients ask again
+                # Or it is about to be there: either way, clients ask again.
+                raise NodeClosing if self.no_data is None else self.no_data.again()
             yield self.data
         except LowmarkError as error:
             raise _flight_error(error) from error

@@ -156,13 +156,10 @@ class Endpoint:
                 with self._writes_to(peer):
                     writer.write(pa.py_buffer(said))
 
-    def exchange(self, descriptor: Any, reader: Any, writer: Any, context: Any = None) -> None:
-        """A stream of appends, or of calls. Without a context its client has no name: then it is
-        not cut off, since that would end all connections.
-        """
+    def exchange(self, descriptor: Any, reader: Any, writer: Any, context: Any) -> None:
+        """A stream of appends, or of calls."""
         command = descriptor.command or b""
-        peer = None if context is None else context.peer()
-        watched = contextlib.nullcontext if peer is None else partial(self._writes_to, peer)
+        watched = partial(self._writes_to, context.peer())
         if command.startswith(CALLS):
             self._service.request(command.removeprefix(CALLS))
             with self._call_streams.one():
