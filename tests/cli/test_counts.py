@@ -77,5 +77,5 @@ def test_status_says_that_it_counts_the_backlog_alone(shop: Shop) -> None:
     shop.run("append", "t", "-", stdin="id\nc\n")
     said = shop.run("status")
     head, row = [line.split() for line in said.splitlines() if line.startswith(("table ", "t "))]
-    assert " ".join(head) == "table partitions here backlog rows backlog bytes cursors"
-    assert row[:4] == ["t", "1", "1", "1"]
+    assert " ".join(head) == "table partitions state here backlog rows backlog bytes cursors"
+    assert row[:5] == ["t", "1", "-", "1", "1"]  # of a directory no state is known

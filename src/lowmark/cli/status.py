@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import typer
 
@@ -12,6 +14,8 @@ from lowmark.formatting import time_text
 from lowmark.node import GroupRow, Status
 from lowmark.table import parse_group_name
 
+STATES = ("available", "degraded", "read-only", "unavailable")
+
 
 def status(
     ctx: typer.Context, node: NodeOption = None, data: DataOption = None, as_json: Json = False
@@ -21,6 +25,9 @@ def status(
     A node that is asked asks all others. From a data directory: what its node knew at the end.
     Groups of tables are shown if something is wrong with them, and counted otherwise. Warnings
     name cursors that keep much, or for long, and readers that hold the low watermark.
+
+    A partition is available if all its voters are sound, degraded if only a majority is, read-only
+    without one, and unavailable if no copy is sound.
 
     With --json, one object: source, cluster, nodes, groups (each with its members), metastore,
     catalog, tables (rows and bytes are those of the backlog; `lowmark table show` knows what
@@ -62,6 +69,7 @@ def _show(found: Status) -> None:
             continue
         print()
         words = f"group {group.group}: {_leader(group.leader_name)}, term {group.term}"
+        words += f", {group.state}" if group.state else ""
         show_table(
             [
                 {
@@ -95,11 +103,12 @@ def _show_tables(found: Status) -> None:
     if not found.tables:
         return
     print()
-    columns = ("table", "partitions", "here", "backlog_rows", "backlog_bytes", "cursors")
+    columns = ("table", "partitions", "state", "here", "backlog_rows", "backlog_bytes", "cursors")
     rows: list[dict[str, Cell]] = [
         {
             "table": table.name,
             "partitions": table.partitions or None,
+            "state": _states(found, table.id),
             "here": table.here,
             "backlog_rows": table.rows,
             "backlog_bytes": table.bytes,
@@ -108,6 +117,19 @@ def _show_tables(found: Status) -> None:
         for table in found.tables
     ]
     show_table(rows, columns=columns, as_json=False)
+
+
+def _states(found: Status, table: int) -> str | None:
+    """How its partitions are: `available`, or how many are what."""
+    states = Counter(
+        group.state
+        for group in found.groups
+        if group.state and (place := parse_group_name(group.group)) and place[0] == table
+    )
+    if len(states) == 1:
+        return next(iter(states))
+    order = sorted(states, key=STATES.index)
+    return ", ".join(f"{states[state]} {state}" for state in order) or None
 
 
 def _leader(name: str) -> str:

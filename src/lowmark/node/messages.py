@@ -300,6 +300,10 @@ class GroupRow(_Reply, frozen=True):
     learners: tuple[int, ...]
     stage: str
     members: tuple[MemberRow, ...]
+    state: str = ""
+    """available: all voters are sound; degraded: some are not, a majority is; read-only: without a
+    majority that is sound nothing can be changed; unavailable: no copy is sound.
+    """
 
 
 class LeaseRow(_Reply, frozen=True):
@@ -347,6 +351,7 @@ class TableRow(_Reply, frozen=True):
     bytes: int
     """Of the same rows."""
     cursors: int
+    id: int = 0
 
 
 class HolderRow(_Reply, frozen=True):

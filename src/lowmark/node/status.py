@@ -174,6 +174,7 @@ def table_rows(parts: Iterable[TablePart]) -> tuple[TableRow, ...]:
             rows=part.rows,
             bytes=part.bytes,
             cursors=len(part.cursors),
+            id=part.id,
         )
         for part in _added(parts)
     )
@@ -552,4 +553,15 @@ def _group_row(
         learners=best.learners,
         stage=best.stage,
         members=tuple(members),
+        state=_state(best, members),
     )
+
+
+def _state(best: Copy, members: Sequence[MemberRow]) -> str:
+    """See `GroupRow.state`."""
+    sound = [one for one in members if one.node in best.voters and not one.problem]
+    if not sound:
+        return "unavailable"
+    if not best.leader or len(sound) <= len(best.voters) // 2:
+        return "read-only"
+    return "available" if len(sound) == len(best.voters) else "degraded"
