@@ -151,8 +151,17 @@ class EncodedBackend:
         self.calls.add("appender")
         return EncodedAppender(self._backend.appender(table, producer=producer, epoch=epoch))
 
-    def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
-        epoch: int = self._call("fence", table, producer, timeout_s=timeout_s)
+    def fence(
+        self,
+        table: TableId,
+        producer: bytes,
+        *,
+        partitions: Collection[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        epoch: int = self._call(
+            "fence", table, producer, partitions=partitions, timeout_s=timeout_s
+        )
         return epoch
 
     def view(

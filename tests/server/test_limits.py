@@ -94,12 +94,20 @@ def test_more_waits_than_allowed_are_refused_by_name(served: Served, db: Databas
     seen = backend.wait(held.hold, 0)
     waits = served.server.endpoint._service._waits
     eventually(lambda: waits.taken == 0)  # the answer is there before its place is free
-    waiting = threading.Thread(target=lambda: backend.wait(held.hold, 60, seen=seen))
+    over = threading.Event()
+
+    def follow() -> None:
+        at = seen
+        while not over.is_set():  # a partition has other changes than rows, too
+            at = backend.wait(held.hold, 60, seen=at)
+
+    waiting = threading.Thread(target=follow)
     waiting.start()
     eventually(lambda: waits.taken == 1)
     with pytest.raises(errors.ServerFull, match="waits") as full:
         backend._connection.call("wait", held.hold, 0.1, timeout_s=0.1)  # type: ignore[attr-defined]
     assert (full.value.what, full.value.limit) == ("waits for rows", 1)
+    over.set()
     orders.append(rows(0, 1))
     waiting.join(30)
 

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Self
 
+import pyarrow as pa
 import pytest
 from pyarrow import flight
 
 import lowmark
+from eventually import eventually
+from lowmark.access.directory import Directory
 from lowmark.backend.attached import Attached
+from lowmark.backend.connection import location_of
 from lowmark.backend.embedded import Embedded
-from lowmark.node import NodeClient
+from lowmark.backend.protocol import CALLS, Request, encode_request
+from lowmark.backend.remote import RemoteBackend
+from lowmark.backend.spread import Spread
+from lowmark.errors import Rejected, Unavailable
+from lowmark.node import Node, NodeClient, NodeOptions, NodeUnreachable
+from lowmark.node.owner import Owner
+from lowmark.runtime import Locked
+from lowmark.server import Limits, on_node
+from lowmark.server.endpoint import Endpoint
+from lowmark.server.on_node import attach
+from node.running import QUICK
 from server.world import COLUMNS
 
 
@@ -66,5 +85,92 @@ def test_a_served_node_gives_rows_out_at_its_address(tmp_path: Path) -> None:
 
 def test_a_served_node_does_not_wait_for_copies_that_other_nodes_have() -> None:
     assert Attached.wait_for_copies is not Embedded.wait_for_copies
-    own = {name for name in vars(Attached) if not name.startswith("__")}
-    assert all(hasattr(Embedded, name) for name in own)
+
+
+class Node1:
+    """A node in this process that gives rows to clients."""
+
+    def __init__(self, data: Path, limits: Limits | None = None) -> None:
+        self.node = Node(NodeOptions(data=str(data), listen="127.0.0.1:0"), QUICK)
+        self.address = self.node.server.address
+        ready = threading.Event()
+
+        def on_ready() -> None:
+            attach(self.node, str(data), limits=limits)
+            ready.set()
+
+        self._thread = threading.Thread(target=self.node.run, args=(on_ready,), name="a node")
+        self._thread.start()
+        assert ready.wait(30)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.node.stop()
+        self._thread.join()
+
+
+def test_a_client_that_takes_no_answers_is_cut_off_at_a_node_too(tmp_path: Path) -> None:
+    # given a client of a node that makes calls, and takes no answers
+    with Node1(tmp_path / "n1", Limits(stall_ms=300)) as served:
+        with lowmark.connect(served.address) as db:
+            cluster = db.backend.info.cluster
+        endpoint = served.node.server.data
+        assert isinstance(endpoint, Endpoint)
+
+        def request(call: str) -> bytes:
+            return encode_request(Request(cluster, 1, call, (), {}))
+
+        descriptor = flight.FlightDescriptor.for_command(CALLS + request("calls"))
+        many = pa.py_buffer(request("x" * 100))
+        with flight.FlightClient(location_of(served.address)) as client:
+            writer, _ = client.do_exchange(descriptor)
+            # when it goes on so, then it is cut off
+            with pytest.raises((flight.FlightError, OSError)):
+                _repeat(lambda: writer.write_metadata(many))
+        eventually(lambda: endpoint._call_streams.taken == 0)
+
+
+def _repeat(send: Callable[[], None]) -> None:
+    ends_at = time.monotonic() + 30
+    while time.monotonic() < ends_at:
+        send()
+
+
+def test_clients_hear_why_a_node_gives_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a node whose tables can't be given to clients
+    def fails(*_: object, **__: object) -> Attached:
+        raise Rejected("the ledgers are of another database")
+
+    monkeypatch.setattr(on_node, "Spread", fails)
+    with Node1(tmp_path / "n1") as served:
+        eventually(lambda: served.node.server.no_data is not None)
+        # when a client connects, then it hears the reason at once, whichever way it asks
+        with pytest.raises(Rejected, match="the ledgers are of another database"):
+            lowmark.connect(served.address, timeout_s=30)
+        plain = flight.FlightClient(location_of(served.address))
+        with plain, pytest.raises(flight.FlightError, match="ledgers are of another database"):
+            list(plain.list_flights())
+
+
+def test_a_node_that_could_not_give_rows_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a node that can't give rows to clients at its first try
+    tries = iter([Unavailable("the metastore has no leader"), None])
+
+    def fails_once(*given: Any, **named: Any) -> Attached:
+        error = next(tries)
+        if error is not None:
+            raise error
+        return Spread(*given, **named)
+
+    monkeypatch.setattr(on_node, "Spread", fails_once)
+    monkeypatch.setattr(on_node, "_AGAIN_S", 0.01)
+    with Node1(tmp_path / "n1") as served:
+        eventually(lambda: served.node.server.data is not None)
+        with lowmark.connect(served.address) as db:
+            assert db.tables() == []

@@ -1,7 +1,9 @@
 """The port, answered by a node that this process runs by itself: `lowmark serve`.
 
-The node is started and stopped by others; closing this leaves it running. It may be one of several:
-partitions whose copy is not here, or does not lead, are refused by name.
+The node is started and stopped by others; closing this leaves it running. It may be one of several.
+Rows go to the node that leads their partition, whichever that is. They are read from the copy here,
+which first hears of all that was acknowledged; a partition without a copy here is refused by name,
+and its readers ask a node that has one (`spread`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.node_thread import SLACK_S
+from lowmark.catalog import Catalog
 from lowmark.node import Node
 
 
@@ -38,6 +41,13 @@ class Attached(Embedded):
 
     def _catch_up(self) -> None:
         """Other nodes' clocks are in the log, too: they are followed within limits."""
+
+    def catalog(self, *, fresh: bool = False) -> Catalog:
+        """See `Backend`. Another node may have written a version that was not heard of here yet."""
+        if fresh and not self.closed:
+            clock = self.node.runtime.clock
+            self.ask(lambda: self.catalogs.at(clock.now()))
+        return super().catalog()
 
     def close(self) -> None:
         """Ask nothing more of it."""

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -46,7 +47,7 @@ from lowmark.ledger import Tail, tail_of
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
 from lowmark.node import Settings
-from lowmark.runtime import Buffer, HybridTime, millis_of
+from lowmark.runtime import Buffer, ClockSkew, HybridTime, millis_of
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store
 from lowmark.table import (
@@ -175,15 +176,27 @@ class Embedded(NodeThread):
 
     def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
         """See `Backend`."""
+        return self.now_here(table, timeout_s=timeout_s)
 
-        def look() -> Moment:
+    def now_here(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
+        """As `now`, of the partitions that have a copy at this node."""
+        ends_at = self._ends_at(timeout_s)
+
+        def look(views: Sequence[View] = ()) -> Moment:
             clock = self.node.runtime.clock
-            if table is not None:
-                closed = max((one.view.closed for one in self.tables.of(table)), default=0)
-                clock.catch_up(HybridTime(closed))  # by this clock, though it may be behind now
+            closed = max((view.closed for view in views), default=0)
+            clock.catch_up(HybridTime(closed))  # by this clock, though it may be behind now
             return Moment(int(clock.now()), self.node.loop.wall_ms())
 
-        return self.ask_now(look, timeout_s=timeout_s)
+        def latest() -> Future[Moment]:
+            # Rows have times of their leaders' clocks, which may be ahead of this one.
+            # One that has stopped takes no rows any more, and knows of those that it had.
+            copies = self.tables.of(table) if table is not None else []
+            stopped = [one.view for one in copies if one.group.stopped is not None]
+            sound = [one for one in copies if one.group.stopped is None]
+            return when_all([one.latest() for one in sound]).map(lambda new: look([*new, *stopped]))
+
+        return self.ask(latest, timeout_s=_left(ends_at))
 
     # -- the catalog ----------------------------------------------------------------------------
 
@@ -322,19 +335,26 @@ class Embedded(NodeThread):
                 future = Future.failed(error)
             future.then(partial(_answer, one))
 
-    def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
+    def fence(
+        self,
+        table: TableId,
+        producer: bytes,
+        *,
+        partitions: Collection[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
         """See `Backend`."""
         ends_at = self._ends_at(timeout_s)
-        partitions = list(self._copies(table, ends_at=ends_at).values())
+        copies = list(self._copies(table, partitions, ends_at=ends_at).values())
         epochs = self.ask(
             lambda: when_all(
-                [one.read(lambda state: state.producers.epoch_of(producer)) for one in partitions]
+                [one.read(lambda state: state.producers.epoch_of(producer)) for one in copies]
             ),
             timeout_s=_left(ends_at),
         )
         newest = max((epoch for epoch in epochs if epoch is not None), default=0)
         epoch = (newest >> EPOCH_BITS) + 1 << EPOCH_BITS
-        fences = {one.number: Fence(producer, epoch) for one in partitions}
+        fences = {one.number: Fence(producer, epoch) for one in copies}
         self.propose(table, fences, timeout_s=_left(ends_at))
         return epoch
 
@@ -409,8 +429,7 @@ class Embedded(NodeThread):
         asked = list(self._copies(table, partitions, ends_at=ends_at).items())
         if closed_at is not None:
             views = self.ask(
-                lambda: when_all([one.closed(closed_at) for _, one in asked]),
-                timeout_s=_left(ends_at),
+                partial(self._closed_views, asked, closed_at), timeout_s=_left(ends_at)
             )
         elif all(one.alone for _, one in asked):
             return {number: one.view for number, one in asked}
@@ -419,6 +438,16 @@ class Embedded(NodeThread):
                 lambda: when_all([one.latest() for _, one in asked]), timeout_s=_left(ends_at)
             )
         return {number: view for (number, _), view in zip(asked, views, strict=True)}
+
+    def _closed_views(
+        self, copies: Sequence[tuple[int, Partition]], time: int
+    ) -> Future[list[View]]:
+        """On the loop."""
+        clock = self.node.runtime.clock
+        if not clock.alone:  # else no other clock gave it
+            with suppress(ClockSkew):  # then it is yet to come, and refused as that
+                clock.observe(HybridTime(time))
+        return when_all([one.closed(time) for _, one in copies])
 
     def status(
         self,
@@ -500,8 +529,12 @@ class Embedded(NodeThread):
             kept.held = Held(mine, found, kept.files)
             return kept.held
 
+        def latest() -> Future[Held]:
+            copies = [self.tables.get(table, one) for one in ranges]
+            return when_all([one.latest() for one in copies]).map(lambda _: take())
+
         try:
-            return self.ask_now(take, timeout_s=timeout_s)
+            return self.ask(latest, timeout_s=timeout_s)
         except BaseException:
             if hold is None:
                 self.release(mine)  # its caller does not know of it
@@ -640,6 +673,8 @@ class Embedded(NodeThread):
                 plan, fresh = None, copy.view
                 if fresh.start > wanted.first:
                     raise BatchesMoved(copy.number, wanted.first) from None
+                if wanted.first >= fresh.end:  # this copy has not heard of them yet
+                    fresh = self.ask(copy.latest, timeout_s=_left(ends_at))
                 # A copy at another place has taken over: the view of now names it.
                 at = fresh.batch_at(wanted.first)
                 places = fresh.places[at : at + len(wanted.places)].tolist()
@@ -687,6 +722,10 @@ class Embedded(NodeThread):
 
     def files_in_use(self) -> frozenset[str]:
         """See `Backend`."""
+        return self.files_here()
+
+    def files_here(self) -> frozenset[str]:
+        """The manifests that holds at this node keep."""
         if self.node.awaited is not None:
             return frozenset({*self.uses.in_use(), ALL_FILES})
         return frozenset(self.uses.in_use())

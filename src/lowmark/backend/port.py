@@ -140,8 +140,16 @@ class Backend(Protocol):
     def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> Appender:
         """A producer's way in. A higher epoch of the same producer fences off lower ones."""
 
-    def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
-        """Begin an epoch above every one that is known of a producer, in all partitions; gives it.
+    def fence(
+        self,
+        table: TableId,
+        producer: bytes,
+        *,
+        partitions: Collection[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Begin an epoch above every one that is known of a producer, in all partitions or in
+        these; gives it.
 
         Whatever an older one still sends is refused from then on.
         """

@@ -54,6 +54,7 @@ CATALOG_AGE_S = 1.0
 _CONNECT_S = 10.0
 _SLACK_S = 5.0
 _EXECUTE_S = 60.0
+_ENDPOINT_S = 2.0
 _RELEASE_S = 0.5
 _PROPOSE_S = 2.0
 _CLOSE_S = 2.0
@@ -201,6 +202,11 @@ class RemoteBackend:
         moment: Moment = self._call("now", table, timeout_s=timeout_s)
         return moment
 
+    def now_here(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
+        """As `now`, of the partitions that have a copy at this server's node."""
+        moment: Moment = self._call("now_here", table, timeout_s=timeout_s)
+        return moment
+
     # -- the catalog ----------------------------------------------------------------------------
 
     def catalog(self, *, fresh: bool = False) -> Catalog:
@@ -213,7 +219,7 @@ class RemoteBackend:
         if known is not None and not fresh and young and known.version >= self._catalog_newest:
             return known
         version = 0 if known is None else known.version
-        found: Catalog | None = self._call("catalog", version)
+        found: Catalog | None = self._call("catalog", version, fresh=fresh)
         if found is not None and (self._catalog is None or found.version > self._catalog.version):
             self._catalog = found
         self._asked_at = now
@@ -284,9 +290,17 @@ class RemoteBackend:
             timeout_ms=self.info.request_timeout_ms,
         )
 
-    def fence(self, table: TableId, producer: bytes, *, timeout_s: float | None = None) -> int:
+    def fence(
+        self,
+        table: TableId,
+        producer: bytes,
+        *,
+        partitions: Collection[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
         """See `Backend`."""
-        epoch: int = self._call("fence", table, producer, timeout_s=timeout_s)
+        these = None if partitions is None else tuple(partitions)
+        epoch: int = self._call("fence", table, producer, partitions=these, timeout_s=timeout_s)
         return epoch
 
     # -- rows out -------------------------------------------------------------------------------
@@ -641,6 +655,16 @@ class RemoteBackend:
         """See `Backend`."""
         self._run_errands(_RELEASE_S)  # what readers of this client have let go is not in use
         manifests: frozenset[str] = self._call("files_in_use")
+        return manifests
+
+    def endpoint_here(self, table: TableId, partition: int) -> str:
+        """Where clients best read a partition, as far as this server's node knows."""
+        endpoint: str = self._call("endpoint_here", table, partition, timeout_s=_ENDPOINT_S)
+        return endpoint
+
+    def files_here(self) -> frozenset[str]:
+        """The manifests that holds of this server's own clients keep."""
+        manifests: frozenset[str] = self._call("files_here")
         return manifests
 
     def tail(

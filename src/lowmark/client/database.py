@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -31,7 +32,7 @@ from lowmark.compaction.runner import Engine, Runners
 from lowmark.compaction.sweep import claim
 from lowmark.convert.columns import ColumnsLike, columns_of
 from lowmark.convert.times import parse_time
-from lowmark.errors import Rejected
+from lowmark.errors import Rejected, Unavailable
 from lowmark.ledger import RunRecord
 from lowmark.runtime.store import Store
 from lowmark.table import HISTORY_KEY, Advanced, WatermarkStanding, read_history, write_history
@@ -76,7 +77,8 @@ class Database:
         info = self._backend.info
         if info.ledgers_elsewhere:
             claim(store, info.cluster)
-        self._compactor.sweep_dropped()
+        with contextlib.suppress(Unavailable):  # of a node that is not there: its readers count
+            self._compactor.sweep_dropped()
 
     @property
     def path(self) -> str:

@@ -239,7 +239,11 @@ class Lookup:
 
     def partition_of(self, values: Sequence[object]) -> int:
         """Where a key belongs."""
-        return self._form.bucket_one(self._form.one(values), self.table.partitions)
+        return self.partition_of_key(self._form.one(values))
+
+    def partition_of_key(self, key: int | bytes) -> int:
+        """Where a key belongs that is in its form already."""
+        return self._form.bucket_one(key, self.table.partitions)
 
     def _at(self, number: int) -> _Indexed:
         indexed = self._indexed.get(number)

@@ -42,7 +42,7 @@ from lowmark.backend.values import BatchRange, Held, Hold, PartitionStatus, Read
 from lowmark.catalog import Table, TableId
 from lowmark.client.edges import edge
 from lowmark.convert.pythonic import convert_rows, converts_of
-from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
+from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable, invariant
 from lowmark.ledger import Lost
 from lowmark.runtime import Buffer
 from lowmark.table import (
@@ -233,6 +233,8 @@ class Reader:
         try:
             ranges, name = self._ranges(), reading.name
             held = backend.hold(self._table, ranges, holder=name, why=_WHY, hold=self._hold)
+            whole = held.partitions.keys() == ranges.keys()
+            invariant(whole, "a reader has all partitions that it asked for")
             self._parts = self._open(held)
             if reading.lease_ms is not None:
                 kind: Literal["raw", "compacted"] = "compacted" if reading.compacted else "raw"

@@ -406,6 +406,11 @@ class Table:
         lookup = self._looking_up()
         return [lookup.find_key(key) for key in keys]
 
+    def partitions_of(self, keys: Sequence[int | bytes]) -> list[int]:
+        """Where keys belong that are given in their form: for a server."""
+        lookup = self._looking_up()
+        return [lookup.partition_of_key(key) for key in keys]
+
     @property
     def index_size(self) -> IndexSize | None:
         """What the index of its keys costs in memory; None before the first look-up."""

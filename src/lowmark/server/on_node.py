@@ -4,36 +4,62 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
 
-from lowmark.backend.attached import Attached
 from lowmark.backend.protocol import CALL, HELLO
+from lowmark.backend.spread import Spread
 from lowmark.client import Database
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, Unavailable
 from lowmark.node import Node, NodeClosing
 from lowmark.node.server import Action
-from lowmark.server.endpoint import Endpoint
+from lowmark.server.endpoint import HOLD_MS, Endpoint
+from lowmark.server.limits import Limits
+from lowmark.server.noting import OwnerNote
 
 logger = logging.getLogger(__name__)
 
+_AGAIN_S = 1.0
 
-def attach(node: Node, data: str) -> None:
+
+def attach(node: Node, data: str, *, limits: Limits | None = None) -> None:
     """Have a node that is ready answer clients of its tables. Called on the node's loop; it is
-    there a moment later, and clients that come before ask again.
+    there a moment later, and clients that come before ask again. If it can't be made, they hear
+    why; if that may pass, it is tried again.
     """
     loop = threading.current_thread()
 
     def run() -> None:
-        try:
-            database = Database(Attached(node, data, runs_on=loop))
-            endpoint = Endpoint(database, node.server.address)
-        except LowmarkError as error:
-            logger.error("this node gives no rows to clients", extra={"reason": error.one_line()})
-            return
-        node.server.data = endpoint
+        while True:
+            try:
+                _attach(node, data, loop, limits)
+                node.server.no_data = None
+                return
+            except LowmarkError as error:
+                reason = error.one_line()
+                logger.error("this node gives no rows to clients", extra={"reason": reason})
+                node.server.no_data = error
+                if not isinstance(error, Unavailable):
+                    return
+            except Exception:  # a mistake of ours: clients hear of it, and it may pass
+                logger.exception("this node gives no rows to clients")
+                node.server.no_data = Unavailable(
+                    "this node gives no rows, by a mistake of its own", hint="See the node's log."
+                )
+            if not loop.is_alive():
+                return
+            time.sleep(_AGAIN_S)
 
     node.server.actions |= {one: _action(node, one) for one in (HELLO, CALL)}
     threading.Thread(target=run, name="lowmark-attach", daemon=True).start()
+
+
+def _attach(node: Node, data: str, loop: threading.Thread, limits: Limits | None) -> None:
+    note = OwnerNote(node, hold_ms=HOLD_MS)
+    backend = Spread(node, data, runs_on=loop)
+    database = Database(backend)
+    node.server.data = Endpoint(database, node.server.address, limits=limits, on_held=note.held)
+    note.answers_at(node.server.address)
 
 
 def _action(node: Node, name: str) -> Action:
@@ -41,7 +67,8 @@ def _action(node: Node, name: str) -> Action:
         del gone
         endpoint = node.server.data
         if not isinstance(endpoint, Endpoint):
-            raise NodeClosing  # it is about to be there: clients ask again
+            # It is about to be there, and clients ask again; or it can't be.
+            raise NodeClosing if node.server.no_data is None else node.server.no_data.again()
         return [endpoint.act(name, body)]
 
     return act

@@ -20,10 +20,11 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from lowmark.backend.errors import RequestRefused
+from lowmark.backend.connection import location_of
+from lowmark.backend.errors import RequestRefused, TableUnknown
+from lowmark.backend.spread import Spread
 from lowmark.client import Database, Reader, Table
 from lowmark.convert.times import parse_time
-from lowmark.errors import LowmarkError
 from lowmark.table import SYSTEM_COLUMNS, TimeInFuture
 
 MESSAGE_BYTES: Final = 4 << 20
@@ -83,9 +84,14 @@ class PlainTables:
 
     def flights(self, location: str) -> Iterator[Any]:
         """One for each table, as it is now."""
+        # As of one time by this node's clock: a table of which no copy answers is listed, too.
+        now = self._db.backend.now().time
         for name in self._db.tables():
-            with contextlib.suppress(LowmarkError):  # dropped meanwhile
-                yield self.info(flight.FlightDescriptor.for_path(*name.split(".")), location)
+            with contextlib.suppress(TableUnknown):  # dropped meanwhile
+                descriptor = flight.FlightDescriptor.for_path(*name.split("."))
+                yield self._info(
+                    descriptor, self._db.table(name), Wanted(table=name), now, location
+                )
 
     def wanted(self, descriptor: Any) -> Wanted:
         """What a descriptor means."""
@@ -110,6 +116,9 @@ class PlainTables:
         """Where its rows are: an endpoint a partition."""
         wanted = self.wanted(descriptor)
         table, time = self._table(wanted)
+        return self._info(descriptor, table, wanted, time, location)
+
+    def _info(self, descriptor: Any, table: Table, wanted: Wanted, time: int, location: str) -> Any:
         records = _UNKNOWN
         if wanted.changes:
             tickets, records = self._changes(table, wanted, time)
@@ -118,8 +127,18 @@ class PlainTables:
                 Ticket(table=wanted.table, partition=one, as_of=time, columns=wanted.columns)
                 for one in range(table.partitions)
             ]
-        endpoints = [flight.FlightEndpoint(msgspec.json.encode(one), [location]) for one in tickets]
+        endpoints = [
+            flight.FlightEndpoint(msgspec.json.encode(one), [self._at(table, one, location)])
+            for one in tickets
+        ]
         return flight.FlightInfo(_shown(table, wanted), descriptor, endpoints, records, _UNKNOWN)
+
+    def _at(self, table: Table, ticket: Ticket, location: str) -> str:
+        """Where a partition is best read: in a cluster, at its leader. Any node gives it."""
+        backend = self._db.backend
+        if not isinstance(backend, Spread):
+            return location
+        return location_of(backend.endpoint_of(table.descriptor.id, ticket.partition))
 
     def _table(self, wanted: Wanted) -> tuple[Table, int]:
         """A table, and the time as of which it is meant."""

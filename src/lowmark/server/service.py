@@ -39,7 +39,8 @@ from lowmark.backend.protocol import (
     decode_request,
     encode_reply,
 )
-from lowmark.backend.values import Found, Hold
+from lowmark.backend.spread import Spread
+from lowmark.backend.values import Found, Hold, Moment
 from lowmark.backend.view_parts import Known, since
 from lowmark.catalog import TableId
 from lowmark.client import Database
@@ -100,8 +101,11 @@ class Service:
         """Those of them of which one attempt has succeeded."""
         self._own: Mapping[str, Callable[[Request], Any]] = {
             "catalog": self._catalog,
+            "endpoint_here": self._endpoint_here,
+            "files_here": lambda _: self.backend.files_here(),
             "leave": self._leave,
             "look_up": self._look_up,
+            "now_here": self._now_here,
             "release": self._release,
             "renew": self._renew,
             "view_since": self._view_since,
@@ -249,7 +253,7 @@ class Service:
 
     def _catalog(self, request: Request) -> Any:
         """The catalog, if a client's is not the newest."""
-        catalog = self.backend.catalog()
+        catalog = self.backend.catalog(fresh=bool(request.named.get("fresh")))
         return None if request.arguments == (catalog.version,) else catalog
 
     def _leave(self, request: Request) -> None:
@@ -266,11 +270,34 @@ class Service:
         self.sessions.discard(request.session, hold)
         self.backend.release(hold)
 
+    def _endpoint_here(self, request: Request) -> str:
+        table, partition = _of_types(request, int, int)
+        if not isinstance(self.backend, Spread):
+            raise RequestRefused("this server is no node of a cluster")
+        return self.backend.endpoint_here(TableId(table), partition)
+
+    def _now_here(self, request: Request) -> Moment:
+        (table,) = _of_types(request, int)
+        return self.backend.now_here(TableId(table))
+
     def _look_up(self, request: Request) -> tuple[Found | None, ...]:
         table, keys = _of_types(request, int, tuple)
         if len(keys) > KEYS_MAX or not all(type(key) in {int, bytes} for key in keys):
             raise RequestRefused(f"keys are up to {KEYS_MAX} numbers or bytes")
-        return tuple(self._db.table_of(TableId(table)).find_keys(keys))
+        there = self._db.table_of(TableId(table))
+        if not isinstance(self.backend, Spread):
+            return tuple(there.find_keys(keys))
+        places = there.partitions_of(keys)
+        by_partition = {number: list[int | bytes]() for number in places}
+        for number, key in zip(places, keys, strict=True):
+            by_partition[number].append(key)
+        # Where the rows are there is an index: none is made here of rows elsewhere.
+        found = self.backend.look_up_there(TableId(table), by_partition)
+        here = {
+            n: iter(found[n] if n in found else there.find_keys(some))
+            for n, some in by_partition.items()
+        }
+        return tuple(next(here[number]) for number in places)
 
     def _view_since(self, request: Request) -> tuple[int | None, View]:
         """A view, or what is new of it."""
@@ -296,6 +323,8 @@ class Service:
         self.closing = True
         if not self.backend.closed:
             self.sessions.close()
+        if isinstance(self.backend, Spread):  # the node goes on; its connections to others end
+            self.backend.close()
 
 
 def _of_types(request: Request, *types: Any) -> tuple[Any, ...]:

@@ -1,0 +1,501 @@
+"""The port, answered by a node of a cluster: of partitions that have no copy here, too.
+
+What belongs to a partition without a copy is asked of a node that has one, as any client asks it,
+and passed on. So a client needs to know one node, and may ask any. Nodes are as good as each other
+if they hold the same partitions: to each such set there is one connection, which goes to another
+node of the set when its node is away, and takes its holds along.
+
+A node that should have a copy and has none yet says so (`PartitionNotHere`) instead of asking the
+others: two nodes that do not know yet what the other one has can't send a question round in
+circles. What is asked of all nodes, each of them answers for itself alone (`…_here`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from lowmark.backend.attached import Attached
+from lowmark.backend.errors import Closed, Ended, HoldUnknown, OtherDatabase
+from lowmark.backend.remote import RemoteBackend
+from lowmark.backend.values import (
+    BatchRange,
+    Found,
+    Held,
+    Hold,
+    Moment,
+    PartitionStatus,
+    ReadRange,
+)
+from lowmark.catalog import TableId
+from lowmark.errors import LowmarkError, Unavailable
+from lowmark.ledger import Tail
+from lowmark.metastore import Topology
+from lowmark.node import Node, NodeClosing, NodeUnreachable
+from lowmark.runtime import Buffer
+from lowmark.table import Fence, View
+
+logger = logging.getLogger(__name__)
+
+_PEER_S = 2.0
+_WAIT_S = 20.0
+_AGAIN_S = 0.5
+_THEIRS = (NodeUnreachable, NodeClosing, Ended)
+"""What a client would take as said of its own server."""
+
+Nodes: TypeAlias = tuple[int, ...]
+
+
+class CopiesAway(Unavailable):
+    """No node answers that holds partitions which this node has no copy of."""
+
+    def __init__(self, nodes: Nodes, *, why: str) -> None:
+        names = ", ".join(map(str, nodes))
+        super().__init__(
+            f"no node answers that holds what was asked for (nodes {names})",
+            detail=why,
+            hint="Start one of them, or wait until it is back.",
+        )
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What other nodes keep of a hold."""
+
+    peers: list[tuple[RemoteBackend, Hold]] = field(default_factory=list)
+    """Each has a number of its own there: two sets of partitions may be at the same node."""
+    files: list[int] = field(default_factory=list)
+    held: Held | None = None
+    """What its caller was given."""
+    error: LowmarkError | None = None
+    """Why nothing will be heard of one of them any more."""
+    released: bool = False
+
+
+class Spread(Attached):
+    """See `Attached`."""
+
+    def __init__(
+        self, node: Node, data: str | os.PathLike[str], *, runs_on: threading.Thread
+    ) -> None:
+        self._peers: dict[Nodes, RemoteBackend] = {}
+        self._connecting = threading.Lock()
+        self._locks: dict[Nodes, threading.Lock] = {}
+        self._on_close: list[Callable[[], None]] = []
+        self._parts: dict[int, _Parts] = {}
+        self._files: dict[int, RemoteBackend] = {}
+        """Holds of files that other nodes keep, each by its own number."""
+        self._endpoints: dict[int, str] = {}
+        """Where clients reach the nodes that are, or were, up."""
+        self._up: frozenset[int] = frozenset()
+        super().__init__(node, data, runs_on=runs_on)
+        self.ask_now(lambda: node.cluster.on_topology(self._heard_of_nodes))
+
+    def _heard_of_nodes(self, topology: Topology) -> None:
+        """On the loop."""
+        found = {one.number: one.endpoint for one in topology.nodes if one.endpoint}
+        self._endpoints = {**self._endpoints, **found}  # another one: threads look at it
+        self._up = frozenset(found)
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call this when nothing more is asked of it."""
+        self._on_close.append(callback)
+
+    def close(self) -> None:
+        """See `Attached`."""
+        super().close()
+        for callback in self._on_close:
+            callback()
+        peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            peer.close()
+
+    # -- where partitions are ---------------------------------------------------------------------
+
+    def members(self) -> tuple[str, ...]:
+        """See `Embedded`."""
+        endpoints, up = self._endpoints, self._up
+        order = sorted(endpoints, key=lambda one: one not in up)
+        return tuple(endpoints[one] for one in order) if len(order) > 1 else ()
+
+    def endpoint_of(self, table: TableId, partition: int) -> str:
+        """Where clients best read a partition: at its leader. A node without a copy asks one."""
+        _, away = self._split(table, (partition,), None)
+        for nodes in away:
+            with contextlib.suppress(LowmarkError), self._at(nodes) as peer:
+                return peer.endpoint_here(table, partition)
+        return self.endpoint_here(table, partition)
+
+    def endpoint_here(self, table: TableId, partition: int) -> str:
+        """The leader's endpoint, as far as this node knows; else that of a node with a copy."""
+        placement = self.node.placement
+        assert placement is not None
+
+        def look() -> str:
+            endpoints, up = self._endpoints, self._up
+            copies = [one for one in self.tables.of(table) if one.number == partition]
+            leader = copies[0].group.leader if copies and copies[0].group.stopped is None else 0
+            for one in (leader, *placement.routes(table, partition)):
+                if one in up:
+                    return endpoints[one]
+            return self.node.info.endpoint
+
+        return self.ask_now(look)
+
+    def _split(
+        self, table: TableId, numbers: Collection[int], timeout_s: float | None
+    ) -> tuple[list[int], dict[Nodes, list[int]]]:
+        """The partitions that are asked here, and those that are asked elsewhere."""
+        if all(self._is_here(table, number) for number in numbers):
+            return list(numbers), {}
+        placement, own = self.node.placement, self.node.info.number
+        assert placement is not None
+
+        def look() -> tuple[list[int], dict[Nodes, list[int]]]:
+            here, away = list[int](), dict[Nodes, list[int]]()
+            for number in numbers:
+                nodes = placement.routes(table, number)
+                copy = self.tables.here(table, number)
+                if copy is not None and copy.group.stopped is not None and not copy.group.alone:
+                    nodes = tuple(one for one in nodes if one != own)  # the others are sound
+                    copy = None
+                if copy is not None or not nodes or own in nodes:
+                    here.append(number)
+                else:
+                    away.setdefault(nodes, []).append(number)
+            return here, away
+
+        return self.ask_now(look, timeout_s=timeout_s)
+
+    def _is_here(self, table: TableId, number: int) -> bool:
+        """Whether there surely is a sound copy here; on any thread."""
+        known = self._known.get((table, number))
+        copy = None if known is None else known()
+        return copy is not None and copy.group.stopped is None
+
+    def _all(self, table: TableId) -> Collection[int]:
+        described = self.catalogs.latest.table(table)
+        return () if described is None else range(described.partitions)
+
+    def _peer(self, nodes: Nodes) -> RemoteBackend:
+        """A database at one of these nodes."""
+        known = self._peers.get(nodes)
+        if known is not None and not known.closed:
+            return known
+        with self._lock_of(nodes):
+            known = self._peers.get(nodes)
+            if known is not None and not known.closed:
+                return known
+            if self.closed:
+                raise Closed(str(self.data))
+
+            def members() -> list[str]:
+                """Those that are up before those that are not."""
+                endpoints, up = self._endpoints, self._up
+                found = sorted((one for one in nodes if one in endpoints), key=up.__contains__)
+                return [endpoints[one] for one in reversed(found)]
+
+            why = "None of them is known."
+            for address in members():
+                try:
+                    peer = RemoteBackend(
+                        address, timeout_s=_PEER_S, members=members, cluster=self.info.cluster
+                    )
+                except (Unavailable, OtherDatabase) as error:
+                    why = error.message
+                    continue
+                self._peers[nodes] = peer
+                return peer
+            raise CopiesAway(nodes, why=why)
+
+    def _lock_of(self, nodes: Nodes) -> threading.Lock:
+        """Held while a connection to these is made: others are not kept waiting."""
+        with self._connecting:
+            return self._locks.setdefault(nodes, threading.Lock())
+
+    @contextlib.contextmanager
+    def _at(self, nodes: Nodes) -> Iterator[RemoteBackend]:
+        """Another node, while it is asked. That it is away says nothing of this one. If none of
+        them is up, as the cluster knows, that is said at once: a caller may wait by asking again.
+        """
+        if self._up.isdisjoint(nodes):
+            raise CopiesAway(nodes, why="None of them is up.")
+        try:
+            yield self._peer(nodes)
+        except _THEIRS as error:
+            raise CopiesAway(nodes, why=error.message) from error
+
+    def peers(self) -> list[RemoteBackend]:
+        """Every other node that is up."""
+        others = sorted(self._up - {self.node.info.number})
+        found = []
+        for one in others:
+            with self._at((one,)) as peer:
+                found.append(peer)
+        return found
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
+        """See `Backend`."""
+        latest = self.now_here(table, timeout_s=timeout_s)
+        if table is None:
+            return latest
+        _, away = self._split(table, self._all(table), timeout_s)
+        for nodes in away:
+            with self._at(nodes) as peer:
+                there = peer.now_here(table, timeout_s=timeout_s)
+            latest = max(latest, there, key=lambda moment: moment.time)
+        return latest
+
+    def fence(
+        self,
+        table: TableId,
+        producer: bytes,
+        *,
+        partitions: Collection[int] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """See `Backend`."""
+        numbers = self._all(table) if partitions is None else partitions
+        here, away = self._split(table, numbers, timeout_s)
+        if not away:
+            return super().fence(table, producer, partitions=partitions, timeout_s=timeout_s)
+        epochs: dict[int, int] = {}
+        for nodes, some in away.items():
+            with self._at(nodes) as peer:
+                begun = peer.fence(table, producer, partitions=some, timeout_s=timeout_s)
+            epochs |= dict.fromkeys(some, begun)
+        if here:
+            begun = super().fence(table, producer, partitions=here, timeout_s=timeout_s)
+            epochs |= dict.fromkeys(here, begun)
+        epoch = max(epochs.values())
+        below = {number: Fence(producer, epoch) for number in epochs if epochs[number] < epoch}
+        if below:
+            self.propose(table, below, timeout_s=timeout_s)
+        return epoch
+
+    def view(
+        self,
+        table: TableId,
+        partition: int,
+        *,
+        latest: bool = False,
+        timeout_s: float | None = None,
+    ) -> View:
+        """See `Backend`."""
+        if not self._is_here(table, partition):
+            _, away = self._split(table, (partition,), timeout_s)
+            for nodes in away:
+                with self._at(nodes) as peer:
+                    return peer.view(table, partition, latest=latest, timeout_s=timeout_s)
+        return super().view(table, partition, latest=latest, timeout_s=timeout_s)
+
+    def views(
+        self,
+        table: TableId,
+        partitions: Collection[int],
+        *,
+        closed_at: int | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[int, View]:
+        """See `Backend`."""
+        here, away = self._split(table, partitions, timeout_s)
+        found = super().views(table, here, closed_at=closed_at, timeout_s=timeout_s)
+        for nodes, some in away.items():
+            with self._at(nodes) as peer:
+                found |= peer.views(table, some, closed_at=closed_at, timeout_s=timeout_s)
+        return {number: found[number] for number in partitions}
+
+    def status(
+        self,
+        table: TableId,
+        partitions: Collection[int] | None = None,
+        *,
+        latest: bool = True,
+        timeout_s: float | None = None,
+    ) -> dict[int, PartitionStatus]:
+        """See `Backend`. Of a table that was dropped: of those that are here."""
+        numbers = self._all(table) if partitions is None else partitions
+        here, away = self._split(table, numbers, timeout_s)
+        if not away:
+            return super().status(table, partitions, latest=latest, timeout_s=timeout_s)
+        found = super().status(table, here, latest=latest, timeout_s=timeout_s)
+        for nodes, some in away.items():
+            with self._at(nodes) as peer:
+                found |= peer.status(table, some, latest=latest, timeout_s=timeout_s)
+        return dict(sorted(found.items()))
+
+    def look_up_there(
+        self, table: TableId, keys: Mapping[int, Sequence[int | bytes]]
+    ) -> dict[int, Sequence[Found | None]]:
+        """The last change of keys, by partition: of those partitions that have no copy here."""
+        _, away = self._split(table, keys, None)
+        found: dict[int, Sequence[Found | None]] = {}
+        for nodes, some in away.items():
+            with self._at(nodes) as peer:
+                rows = iter(peer.look_up(table, [key for one in some for key in keys[one]]))
+            found |= {one: [next(rows) for _ in keys[one]] for one in some}
+        return found
+
+    def batches(
+        self,
+        table: TableId,
+        partition: int,
+        ranges: Sequence[BatchRange],
+        *,
+        held: bool,
+        timeout_s: float | None = None,
+    ) -> Iterator[list[Buffer]]:
+        """See `Backend`."""
+        _, away = self._split(table, (partition,), timeout_s)
+        for nodes in away:
+            with self._at(nodes) as peer:
+                yield from peer.batches(table, partition, ranges, held=held, timeout_s=timeout_s)
+            return
+        yield from super().batches(table, partition, ranges, held=held, timeout_s=timeout_s)
+
+    def tail(
+        self,
+        table: TableId,
+        partition: int,
+        *,
+        low: int,
+        high: int,
+        timeout_s: float | None = None,
+    ) -> Tail:
+        """See `Backend`."""
+        _, away = self._split(table, (partition,), timeout_s)
+        for nodes in away:
+            with self._at(nodes) as peer:
+                return peer.tail(table, partition, low=low, high=high, timeout_s=timeout_s)
+        return super().tail(table, partition, low=low, high=high, timeout_s=timeout_s)
+
+    # -- holds ------------------------------------------------------------------------------------
+
+    def hold(
+        self,
+        table: TableId,
+        ranges: Mapping[int, ReadRange],
+        *,
+        kind: Literal["reader", "run"] = "reader",
+        holder: str,
+        why: str,
+        hold: Hold | None = None,
+        timeout_s: float | None = None,
+    ) -> Held:
+        """See `Backend`."""
+        mine = hold or Hold.drawn()
+        known = self._parts.get(mine.number)
+        if known is not None and known.held is not None:
+            return known.held  # the client repeats its call
+        here, away = self._split(table, ranges, timeout_s)
+        named: dict[str, str] = {"holder": holder, "why": why}
+        local = super().hold(
+            table,
+            {number: ranges[number] for number in here},
+            kind=kind,
+            hold=mine,
+            timeout_s=timeout_s,
+            **named,
+        )
+        if not away:
+            return local
+        parts = _Parts()
+        found, files = dict(local.partitions), dict(local.files)
+        try:
+            for nodes, some in away.items():
+                with self._at(nodes) as peer:
+                    theirs = Hold.drawn()
+                parts.peers.append((peer, theirs))
+                wanted = {number: ranges[number] for number in some}
+                there = peer.hold(
+                    table, wanted, kind=kind, hold=theirs, timeout_s=timeout_s, **named
+                )
+                found |= there.partitions
+                files |= there.files
+                numbers = [one.number for one in there.files.values()]
+                parts.files += numbers
+                self._files |= dict.fromkeys(numbers, peer)
+                if any(one.end is None for one in wanted.values()):
+                    self._follow(mine, parts, peer, theirs)
+            parts.held = Held(mine, dict(sorted(found.items())), files)
+            if self._parts.setdefault(mine.number, parts) is not parts:
+                held = self._parts[mine.number].held  # another attempt was quicker
+                assert held is not None
+                self._let_go(parts)
+                return held
+            if mine.number not in self._kept:  # released meanwhile
+                raise HoldUnknown(mine.number)
+        except BaseException as error:
+            if self._parts.get(mine.number) is parts:
+                del self._parts[mine.number]
+            self._let_go(parts)
+            if isinstance(error, _THEIRS):
+                asked = tuple(one for nodes in away for one in nodes)
+                raise CopiesAway(asked, why=error.message) from error
+            raise
+        return parts.held
+
+    def _let_go(self, parts: _Parts) -> None:
+        """What other nodes keep of a hold."""
+        parts.released = True
+        for number in parts.files:
+            self._files.pop(number, None)
+        for peer, theirs in parts.peers:
+            peer.release(theirs)
+
+    def _follow(self, mine: Hold, parts: _Parts, peer: RemoteBackend, theirs: Hold) -> None:
+        """Hear of changes at another node, until the hold is released."""
+        kept = self._kept.get(mine.number)
+
+        def run() -> None:
+            seen = 0
+            while not parts.released and kept is not None:
+                try:
+                    now = peer.wait(theirs, _WAIT_S, seen=seen)
+                except Unavailable:
+                    time.sleep(_AGAIN_S)  # it may be back
+                    continue
+                except Exception as error:
+                    parts.error = (
+                        error if isinstance(error, LowmarkError) else Ended("a peer", error)
+                    )
+                    kept.changes.add()
+                    return
+                if now != seen:
+                    kept.changes.add()
+                seen = now
+
+        threading.Thread(target=run, name="lowmark-follow", daemon=True).start()
+
+    def wait(self, hold: Hold, timeout_s: float, *, seen: int = 0) -> int:
+        """See `Backend`."""
+        parts = self._parts.get(hold.number)
+        if parts is not None and parts.error is not None:
+            raise parts.error.again()
+        return super().wait(hold, timeout_s, seen=seen)
+
+    def release(self, hold: Hold) -> None:
+        """See `Backend`."""
+        files = self._files.pop(hold.number, None)
+        if files is not None:
+            files.release(hold)
+            return
+        parts = self._parts.pop(hold.number, None)
+        if parts is not None:
+            self._let_go(parts)
+        super().release(hold)
+
+    def files_in_use(self) -> frozenset[str]:
+        """See `Backend`. Readers are at any node: each that is up is asked."""
+        found = self.files_here()
+        for peer in self.peers():
+            found |= peer.files_here()
+        return found

@@ -1,0 +1,99 @@
+"""A cluster of nodes, each a process of its own, by the command; to be killed, paused, started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Self
+
+import lowmark
+from lowmark.catalog import AlterZone
+from lowmark.client import Database, Table
+
+COLUMNS = {"id": "int64", "status": "string"}
+START_S = 60.0
+PATIENT = {"LOWMARK_GROUP_REQUEST_TIMEOUT_MS": "60000"}
+"""A machine that is busy with other tests takes its time to elect a leader."""
+
+
+class Nodes:
+    """So many nodes in a folder; they end with the `with`."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self._path = path
+        ports = _free_ports(2 * count)
+        self._listen = [f"127.0.0.1:{port}" for port in ports[:count]]
+        self._peers = [f"127.0.0.1:{port}" for port in ports[count:]]
+        self._processes: dict[int, subprocess.Popen[str]] = {}
+        for number in range(count):
+            self.start(number, join=number > 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in list(self._processes):
+            self.kill(number)
+
+    @property
+    def up(self) -> list[int]:
+        return sorted(self._processes)
+
+    def start(self, number: int, *, join: bool = False) -> None:
+        words = ["serve", "--data", str(self._path / f"n{number}"), "--json"]
+        words += ["--listen", self._listen[number], "--peers", self._peers[number]]
+        words += ["--join", self._listen[0]] if join else []
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lowmark", *words],
+            env=os.environ | PATIENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._processes[number] = process
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said, f"node {number} did not start"
+        assert json.loads(said)["listen"] == self._listen[number]
+
+    def kill(self, number: int) -> None:
+        process = self._processes.pop(number)
+        process.kill()
+        process.communicate()
+
+    def pause(self, number: int) -> None:
+        self._processes[number].send_signal(signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        self._processes[number].send_signal(signal.SIGCONT)
+
+    def address(self, number: int) -> str:
+        return self._listen[number]
+
+    def connect(self, number: int) -> Database:
+        return lowmark.connect(self._listen[number], timeout_s=START_S)
+
+    def number_of(self, address: str) -> int:
+        return self._listen.index(address)
+
+
+def table_of(db: Database, name: str, *, replicas: int, partitions: int = 8) -> Table:
+    """A table with so many replicas."""
+    db.backend.execute([AlterZone(name="default", replicas=replicas)])
+    return db.create_table(name, COLUMNS, key="id", partitions=partitions)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

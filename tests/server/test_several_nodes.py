@@ -1,0 +1,248 @@
+"""Clients of a cluster: any node will do, whichever has the rows, and whichever dies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+from pyarrow import flight
+
+from eventually import eventually
+from lowmark.backend.spread import CopiesAway
+from lowmark.client import Reader, Table
+from lowmark.node import NodeClient
+from lowmark.table import ProducerFenced
+from server.nodes import Nodes, table_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("several-nodes")]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with Nodes(tmp_path_factory.mktemp("nodes"), 3) as nodes:
+        yield nodes
+
+
+def rows(first: int, count: int) -> list[dict[str, object]]:
+    return [{"id": number, "status": "new"} for number in range(first, first + count)]
+
+
+def ids(table: Table) -> list[int]:
+    return sorted(row["id"] for row in table.read().to_pylist())
+
+
+def follow(reader: Reader, count: int) -> list[int]:
+    """So many rows of a reader that follows."""
+    found: list[int] = []
+    while len(found) < count:
+        found += next(reader).column("id").to_pylist()
+    return found
+
+
+def states(nodes: Nodes, table: str) -> set[str]:
+    """Of the partitions of a table, as a node that is up has it."""
+    with NodeClient(nodes.address(nodes.up[0])) as client:
+        status = client.status()
+    names = [f"table.{one.id}." for one in status.tables if one.name.endswith(table)]
+    return {one.state for one in status.groups for name in names if one.group.startswith(name)}
+
+
+def compact(table: Table) -> None:
+    """As soon as its rows are old enough: older than clocks of nodes may differ."""
+
+    compactable(table)
+    assert table.compact(engine="local").state == "done"
+
+
+def compactable(table: Table) -> None:
+    """Wait until the low watermark has passed all rows that are there."""
+    backend = table._backend
+    time = backend.now(table.descriptor.id).time
+    eventually(lambda: backend.advance_watermark(time).after >= time)
+
+
+def test_any_node_gives_and_takes_rows_of_partitions_that_others_have(nodes: Nodes) -> None:
+    # given a table whose partitions are each at one node only
+    clients = [nodes.connect(number) for number in range(3)]
+    table_of(clients[0], "single", replicas=1)
+    tables = [db["single"] for db in clients]
+    # when each client appends, then each finds all of it, by every way
+    for number, table in enumerate(tables):
+        table.append(rows(100 * number, 100))
+    reader = tables[1].read(follow=True)
+    assert sorted(follow(reader, 300)) == list(range(300))
+    for table in tables:
+        assert ids(table) == list(range(300))
+        assert table.count() == 300
+        assert [table.get(key) for key in (7, 107, 207)] == [
+            rows(key, 1)[0] for key in (7, 107, 207)
+        ]
+        assert table.get(1_000) is None
+        found = table.get_many([{"id": key} for key in range(0, 400, 10)])
+        assert sum(row is not None for row in found) == 30
+        assert table.read(as_of="now").to_arrow().num_rows == 300
+    # and a reader that follows hears of rows that come by another node, at another node
+    tables[2].append(rows(300, 50))
+    assert sorted(follow(reader, 50)) == list(range(300, 350))
+    reader.close()
+    # and a cursor, a snapshot and a named producer work across nodes
+    tables[0].cursors.create("c", start="earliest")
+    snapshot = tables[2].snapshot()
+    assert sum(snapshot.ends.values()) == 350
+    with tables[1].read(cursor="c") as some:
+        assert some.to_arrow().num_rows == 350
+        tables[1].cursors.commit("c", some.position)
+    assert tables[2].read(cursor="c").to_arrow().num_rows == 0
+    old = tables[0].producer(name="p")
+    with tables[2].producer(name="p") as new:
+        new.send(rows(350, 1)[0])
+    for row in rows(351, 8):
+        old.send(row)
+    with pytest.raises(ProducerFenced):
+        old.close()
+    for db in clients:
+        db.close()
+
+
+def test_a_plain_client_reads_and_appends_at_any_node(nodes: Nodes) -> None:
+    with nodes.connect(0) as db:
+        table_of(db, "plain", replicas=1).append(rows(0, 100))
+        addresses = set()
+        for number in range(3):
+            with flight.FlightClient(f"grpc+tcp://{nodes.address(number)}") as plain:
+                info = plain.get_flight_info(flight.FlightDescriptor.for_path("plain"))
+                # each partition where it is, and at any other node, too
+                read = 0
+                for one in info.endpoints:
+                    addresses.add(one.locations[0].uri.decode())
+                    with flight.FlightClient(one.locations[0]) as there:
+                        part = there.do_get(one.ticket).read_all()
+                    assert plain.do_get(one.ticket).read_all().num_rows == part.num_rows
+                    read += part.num_rows
+                assert read == 100 + 10 * number
+                batch = db["plain"].read(limit=10).to_arrow().slice(0, 10)
+                batch = batch.set_column(
+                    0, "id", [list(range(100 + 10 * number, 110 + 10 * number))]
+                )
+                writer, _ = plain.do_put(flight.FlightDescriptor.for_path("plain"), batch.schema)
+                writer.write_table(batch)
+                writer.close()
+        assert len(addresses) > 1
+        assert ids(db["plain"]) == list(range(130))
+
+
+def test_a_client_goes_on_at_another_node_when_its_own_is_killed(nodes: Nodes) -> None:
+    # given a client at node 1, a reader half-way and one that follows
+    with nodes.connect(1) as db, nodes.connect(0) as other:
+        table = table_of(db, "three", replicas=3)
+        table.append(rows(0, 2_000))
+        half = table.read(batch_bytes=1)
+        seen = next(half).column("id").to_pylist()
+        following = table.read(follow=True)
+        followed = follow(following, 2_000)
+        # when that node is killed, again with another one
+        first = 2_000
+        for gone in (1, 2, 0):
+            nodes.kill(gone)
+            eventually(lambda: states(nodes, "three") == {"degraded"})
+            for _ in range(5):
+                table.append(rows(first, 20))
+                other["three"].append(rows(first + 20, 20))
+                first += 40
+            # then nothing that was acknowledged is missing, and nothing is there twice
+            assert ids(table) == list(range(first))
+            assert ids(other["three"]) == list(range(first))
+            assert table.get(first - 1) == rows(first - 1, 1)[0]
+            nodes.start(gone)
+            eventually(lambda: states(nodes, "three") == {"available"})
+        # and the readers go on where they were
+        for batch in half:
+            seen += batch.column("id").to_pylist()
+        assert sorted(seen) == list(range(2_000))
+        followed += follow(following, first - 2_000)
+        assert sorted(followed) == list(range(first))
+
+
+def test_a_client_goes_on_at_another_node_when_its_own_is_suspended(nodes: Nodes) -> None:
+    with nodes.connect(2) as db:
+        table = table_of(db, "suspended", replicas=3)
+        table.append(rows(0, 100))
+        # given rows on their way all the time
+        over, failed = threading.Event(), list[BaseException]()
+        sent = 100
+
+        def send() -> None:
+            nonlocal sent
+            try:
+                while not over.is_set():
+                    table.append(rows(sent, 10))
+                    sent += 10
+            except BaseException as error:
+                failed.append(error)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        # when the node of the client gives no answer any more
+        nodes.pause(2)
+        try:
+            before = sent
+            found = ids(table)
+            # then others answer: reads have all that was acknowledged before them
+            assert found[:before] == list(range(before))
+            while sent < before + 100 and sending.is_alive():
+                over.wait(0.05)
+        finally:
+            nodes.resume(2)
+            over.set()
+            sending.join()
+        assert not failed
+        # and what it does when it wakes up changes nothing
+        assert ids(table) == list(range(sent))
+
+
+def test_what_no_node_has_is_said_of_its_table_and_of_no_other(nodes: Nodes) -> None:
+    # given a table whose partitions are each at one node, and one of the nodes is gone
+    with nodes.connect(0) as db:
+        table = table_of(db, "lone", replicas=1)
+        table.append(rows(0, 100))
+        nodes.kill(2)
+        try:
+            eventually(lambda: up(nodes) == 2)  # the others know
+            # then its rows can't be read, and the error names who is away
+            assert raises(CopiesAway, lambda: ids(table))
+            # and both commands and plain clients list all tables
+            words = [sys.executable, "-m", "lowmark", "table", "list", "--json", "--node"]
+            listed = subprocess.run(
+                [*words, nodes.address(0)], capture_output=True, text=True, check=True
+            )
+            found = {row["table"].rpartition(".")[2]: row for row in json.loads(listed.stdout)}
+            assert found["lone"]["rows"] is None
+            assert "lone" in listed.stderr
+            assert found["three"]["rows"] is not None
+            with flight.FlightClient(f"grpc+tcp://{nodes.address(0)}") as plain:
+                names = {one.descriptor.path[-1].decode() for one in plain.list_flights()}
+            assert {"lone", "three"} <= names
+        finally:
+            nodes.start(2)
+        # and when it is back, so are its rows
+        eventually(lambda: not raises(CopiesAway, lambda: ids(table)))
+        assert ids(table) == list(range(100))
+
+
+def up(nodes: Nodes) -> int:
+    """How many nodes are up, as the first of those has it."""
+    with NodeClient(nodes.address(nodes.up[0])) as client:
+        return sum(bool(one.up) for one in client.status().nodes)
+
+
+def raises(kind: type[Exception], function: Callable[[], object]) -> bool:
+    try:
+        function()
+    except kind:
+        return True
+    return False
