@@ -135,6 +135,7 @@ _DEFINED_IN = {
         " SparkMissing SparkNotStarted TaskFailed TaskLost WorkersUnfit"
     ),
     "lowmark.inspect": "DataInUse",
+    "lowmark.backend.attached": "LedgersUnknown",
     "lowmark.backend.spread": "CopiesAway",
     "lowmark.node": "AnswerLost NodeSilent NodeUnreachable NotADatabase NotLoopback",
     "lowmark.ledger.errors": "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed",

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -22,9 +23,10 @@ from backend.encoded import EncodedBackend
 from eventually import eventually
 from lowmark import errors
 from lowmark.backend.port import RETRY, Backend
-from lowmark.backend.values import BatchRange, DatabaseInfo, Hold, ReadRange
+from lowmark.backend.values import BatchRange, Hold, ReadRange
 from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Database, Table
+from lowmark.ledger import Tail
 
 pytestmark = pytest.mark.contract
 
@@ -386,9 +388,8 @@ def test_a_cut_of_no_partition_is_refused(db: Database, orders: Table) -> None:
 def test_a_run_away_from_the_segments_is_refused_by_name(tmp_path: Path) -> None:
     # given a backend whose segments are on no disk of this machine
     class Elsewhere(EncodedBackend):
-        @property
-        def info(self) -> DatabaseInfo:
-            return replace(super().info, data_path="")
+        def tail(self, *given: Any, **named: Any) -> Tail:
+            return msgspec.structs.replace(super().tail(*given, **named), root="")
 
     with Database(Elsewhere(embedded(tmp_path / "data"))) as db:
         orders = db.create_table("orders", COLUMNS, key="id", partitions=1)

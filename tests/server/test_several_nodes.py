@@ -136,6 +136,70 @@ def test_a_plain_client_reads_and_appends_at_any_node(nodes: Nodes) -> None:
         assert ids(db["plain"]) == list(range(130))
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_ledger_that_one_client_made_is_read_at_every_node(nodes: Nodes, replicas: int) -> None:
+    # given a table whose rows came again and again, and one that is deleted
+    clients = [nodes.connect(number) for number in range(3)]
+    name = f"compacted{replicas}"
+    table_of(clients[0], name, replicas=replicas, partitions=4)
+    tables = [db[name] for db in clients]
+    for status in ("new", "paid", "sent"):
+        tables[1].append([{"id": number, "status": status} for number in range(200)])
+    tables[2].delete([{"id": 7}])
+    reader = tables[0].read(compacted=True, follow=True)
+    # when a client of another node than the first compacts it
+    compact(tables[2])
+    # then all nodes read the same from the ledger
+    expected = [{"id": number, "status": "sent"} for number in range(200) if number != 7]
+    for table in tables:
+        found = sorted(table.read(as_of="now").to_pylist(), key=lambda row: row["id"])
+        assert found == expected
+        assert table.read(compacted=True).to_arrow().num_rows in {199, 200}  # or with the delete
+        assert table.get(8) == {"id": 8, "status": "sent"}
+        assert table.get(7) is None
+        assert table.explain(8).row is not None
+    # and a reader from before sees each last row once
+    seen: dict[int, str] = {}
+    while seen.get(7) is not None or list(seen.values()).count("sent") < 199:
+        for row in next(reader).to_pylist():
+            seen[row["id"]] = row["status"]
+    reader.close()
+    # and a second run, by another client, begins with that ledger
+    tables[0].append([{"id": 8, "status": "back"}])
+    compact(tables[1])
+    assert [table.get(8) for table in tables] == [{"id": 8, "status": "back"}] * 3
+    for db in clients:
+        db.close()
+
+
+_DIES = """
+import os, sys, lowmark
+table = lowmark.connect(sys.argv[1])[sys.argv[2]]
+def step(name):
+    if name == "adopt partition 0":
+        os._exit(9)
+table.compact(engine="local", step=step)
+"""
+
+
+def test_a_run_whose_process_dies_right_after_publishing_needs_no_other(nodes: Nodes) -> None:
+    # given rows that are old enough
+    with nodes.connect(0) as db:
+        table = table_of(db, "published", replicas=3, partitions=1)
+        table.append(rows(0, 100))
+        table.append(rows(0, 100))
+        view = partial(db.backend.view, table.descriptor.id, 0)
+        compactable(table)
+        # when the process of a run dies between publishing and adopting
+        words = [sys.executable, "-c", _DIES, nodes.address(1), "published"]
+        assert subprocess.run(words, check=False).returncode == 9
+        assert view(latest=True).ledger is None
+        # then the partition's leader adopts it, and it is read
+        eventually(lambda: view(latest=True).ledger is not None)
+        assert table.read(compacted=True).to_arrow().num_rows == 100
+        assert table.get(99) == rows(99, 1)[0]
+
+
 def test_a_client_goes_on_at_another_node_when_its_own_is_killed(nodes: Nodes) -> None:
     # given a client at node 1, a reader half-way and one that follows
     with nodes.connect(1) as db, nodes.connect(0) as other:

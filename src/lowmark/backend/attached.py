@@ -11,11 +11,45 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.node_thread import SLACK_S
 from lowmark.catalog import Catalog
+from lowmark.errors import Corrupt, Unavailable
+from lowmark.metastore import Compare, Put, Revision, missing
 from lowmark.node import Node
+from lowmark.runtime import Buffer
+
+_HOME_KEY: Final = b"ledgers.home"
+
+
+class LedgerHome(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a cluster has its ledgers that has settled no place for them."""
+
+    node: int
+    """Whose directory it is in."""
+    path: str
+
+
+def decode_home(value: Buffer) -> LedgerHome:
+    """As it stands in the metastore."""
+    try:
+        return msgspec.json.decode(value, type=LedgerHome)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"the place of ledgers in the metastore can't be read: {error}") from error
+
+
+class LedgersUnknown(Unavailable):
+    """A node that does not know yet where the ledgers of its cluster are."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the first node of this cluster has not said yet where its ledgers are",
+            hint="Wait until that node is up; the others begin then.",
+        )
 
 
 class Attached(Embedded):
@@ -48,6 +82,31 @@ class Attached(Embedded):
             clock = self.node.runtime.clock
             self.ask(lambda: self.catalogs.at(clock.now()))
         return super().catalog()
+
+    def _ledger_home(self) -> str:
+        """See `Embedded`. All nodes of a cluster have one place for ledgers: the directory of the
+        first of them, which may have some from before there were others. It is noted in the
+        metastore by that node; if the directory was moved, again.
+        """
+        own = super()._ledger_home()
+        while True:
+            noted = self.get(_HOME_KEY)
+            home = None if noted is None else decode_home(noted.value)
+            number = self.node.info.number
+            mine = self._is_first() if home is None else home.node == number
+            if home is not None and (not mine or home.path == own):
+                return home.path
+            if not mine:
+                raise LedgersUnknown
+            unchanged = missing(_HOME_KEY)
+            if noted is not None:
+                unchanged = Revision(_HOME_KEY, Compare.EQ, noted.revision)
+            value = msgspec.json.encode(LedgerHome(node=number, path=own))
+            self.write([Put(_HOME_KEY, value)], condition=unchanged)
+
+    def _is_first(self) -> bool:
+        nodes = self.ask_now(self.node.cluster.nodes)
+        return nodes[0].number == self.node.info.number
 
     def close(self) -> None:
         """Ask nothing more of it."""

@@ -162,13 +162,17 @@ class Embedded(NodeThread):
         return DatabaseInfo(
             name=str(self.data),
             cluster=settled.id,
-            ledger_location=settled.ledger_location or str(self.data.absolute() / files.LEDGERS),
+            ledger_location=settled.ledger_location or self._ledger_home(),
             ledgers_elsewhere=bool(settled.ledger_location),
             data_path=str(self.data.absolute()),
             watermark_availability_ms=settled.watermark_availability_ms,
             grace_ms=settings.ledger.grace_ms,
             request_timeout_ms=settings.group.request_timeout_ms,
         )
+
+    def _ledger_home(self) -> str:
+        """Where ledgers are, if the cluster has settled nothing: in the directory."""
+        return str(self.data.absolute() / files.LEDGERS)
 
     def members(self) -> tuple[str, ...]:
         """Where clients reach the nodes of the cluster, if there are several; for a server."""
@@ -751,7 +755,8 @@ class Embedded(NodeThread):
             if low < view.start:
                 raise BatchesMoved(partition, low)
             at, end = view.batch_at(low), view.batch_at(high - 1) + 1
-            tail = tail_of(view, self._whole_plan(copy, view, at, end), at=at, low=low, high=high)
+            plan = self._whole_plan(copy, view, at, end)
+            tail = tail_of(view, plan, at=at, low=low, high=high, root=self.info.data_path)
             if tail is not None:
                 return tail
             if not rolled:

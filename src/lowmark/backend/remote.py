@@ -23,6 +23,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from lowmark.backend.connection import Connection, Explain, Locate, Members, is_passing
 from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
 from lowmark.backend.protocol import Reply
@@ -679,7 +681,8 @@ class RemoteBackend:
         """See `Backend`."""
         wait_s = _EXECUTE_S if timeout_s is None else timeout_s
         tail: Tail = self._call("tail", table, partition, low=low, high=high, timeout_s=wait_s)
-        return tail
+        here = self._connection.same_machine and Path(tail.root).is_dir()
+        return tail if here else msgspec.structs.replace(tail, root="")
 
     # -- the metastore --------------------------------------------------------------------------
 

@@ -46,14 +46,14 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
     """All that a task has to know of one partition."""
     table, options = context.table, context.options
     info = context.backend.info
-    if not info.data_path and plan.low < plan.horizon:
+    if tail and not tail.root:
         raise SegmentsElsewhere(info.name, plan.partition)
     base = _base(context.store, given)
     mark = _mark(plan, given, base)
     return Work(
         run=context.run,
         store=context.store.location,
-        root=info.data_path,
+        root=tail.root or info.data_path,
         table=encode_table(table),
         table_name=table.name,
         partition=plan.partition,

@@ -54,6 +54,8 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     pieces: tuple[Piece, ...] = ()
     columns: tuple[bytes, ...] = ()
     """What the backlog knows of each batch."""
+    root: str = ""
+    """The data directory of the node that has these segments, on its machine."""
 
     @property
     def size(self) -> int:
@@ -64,7 +66,9 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
         return self.low < self.high
 
 
-def tail_of(view: View, plan: ReadPlan, *, at: int, low: int, high: int) -> Tail | None:
+def tail_of(
+    view: View, plan: ReadPlan, *, at: int, low: int, high: int, root: str = ""
+) -> Tail | None:
     """The batches of a view that a plan reads, from position `at` on; None if one is in memory."""
     pieces = []
     for piece in plan.pieces:
@@ -73,7 +77,7 @@ def tail_of(view: View, plan: ReadPlan, *, at: int, low: int, high: int) -> Tail
         pieces.append(Piece(piece.number, np.array(piece.indexes, np.uint64).tobytes()))
     count = sum(len(piece.indexes) // 8 for piece in pieces)
     columns = tuple(getattr(view.columns, name)[at : at + count].tobytes() for name, _ in _COLUMNS)
-    return Tail(plan.group, plan.folder, plan.incarnation, low, high, tuple(pieces), columns)
+    return Tail(plan.group, plan.folder, plan.incarnation, low, high, tuple(pieces), columns, root)
 
 
 class TailReader:

@@ -13,6 +13,7 @@ from lowmark.client import Database
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.node import Node, NodeClosing
 from lowmark.node.server import Action
+from lowmark.server.adopting import Adopter
 from lowmark.server.endpoint import HOLD_MS, Endpoint
 from lowmark.server.limits import Limits
 from lowmark.server.noting import OwnerNote
@@ -59,6 +60,7 @@ def _attach(node: Node, data: str, loop: threading.Thread, limits: Limits | None
     backend = Spread(node, data, runs_on=loop)
     database = Database(backend)
     node.server.data = Endpoint(database, node.server.address, limits=limits, on_held=note.held)
+    backend.on_close(Adopter(backend).close)
     note.answers_at(node.server.address)
 
 

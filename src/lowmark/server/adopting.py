@@ -1,0 +1,175 @@
+"""Has partitions that this node leads adopt what was published for them.
+
+A run has it adopted itself, right after it has published it. This is for a run whose process died
+in between: the pointer stands in the metastore, and no other run may come for long. The node hears
+of pointers by a watch, waits for a moment, and if the partition still has not adopted it, reads its
+manifest, sees that its files are there, and does what the run would have done: adopt, then cut.
+Each node sees to the partitions that it leads. A leader that is new finds what the one before has
+left, since all nodes with a copy wait until it is adopted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Final, NamedTuple
+
+from lowmark.backend.attached import Attached
+from lowmark.catalog import TableId
+from lowmark.errors import LowmarkError
+from lowmark.ledger import (
+    Expected,
+    Pointer,
+    RunRecord,
+    check_there,
+    decode_record,
+    read_manifest,
+    run_key,
+)
+from lowmark.ledger.records import POINTER_PREFIX
+from lowmark.metastore import Entry, Event
+from lowmark.table import Adopt, Trim
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 3.0
+"""So long a run may take to have it adopted itself."""
+_AGAIN_S: Final = 3.0
+_AGAIN_S_MAX: Final = 60.0
+_FOLLOW_MS: Final = 300
+
+
+class _Published(NamedTuple):
+    pointer: Pointer
+    due_s: float
+    waited_s: float
+
+
+class Adopter:
+    """Of one node; made on any thread but the node's."""
+
+    def __init__(self, backend: Attached, *, patience_s: float = PATIENCE_S) -> None:
+        self._backend = backend
+        self._patience_s = patience_s
+        self._lock = threading.Condition()
+        self._left: dict[tuple[TableId, int], _Published] = {}
+        """What was published and may not be adopted yet, of partitions that have a copy here."""
+        self._closed = False
+        backend.ask_now(self._follow)
+        threading.Thread(target=self._run, name="lowmark-adopt", daemon=True).start()
+
+    def close(self) -> None:
+        """See to nothing more."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+
+    # -- on the loop ------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        metastore = self._backend.node.cluster.metastore
+        if self._closed or metastore.group.stopped is not None:
+            return
+        try:
+            page = metastore.range_local(POINTER_PREFIX)
+            metastore.watch(
+                prefix=POINTER_PREFIX,
+                from_revision=page.revision + 1,
+                on_event=self._changed,
+                on_end=self._follow_later,
+                name="published ledgers",
+            )
+        except LowmarkError as error:
+            self._follow_later(error)
+            return
+        for entry in page.entries:
+            self._learn(entry)
+
+    def _follow_later(self, error: LowmarkError) -> None:
+        if not self._closed:
+            logger.warning("ledgers are not followed for now", extra={"reason": error.message})
+            self._backend.node.loop.call_later(_FOLLOW_MS, self._follow)
+
+    def _changed(self, event: Event) -> None:
+        for change in event.changes:
+            if change.entry is not None:
+                self._learn(change.entry)
+
+    def _learn(self, entry: Entry) -> None:
+        place = entry.key.removeprefix(POINTER_PREFIX).split(b".")
+        if len(place) != 2 or not all(part.isdigit() for part in place):
+            return  # one that was retired
+        table, number = TableId(int(place[0])), int(place[1])
+        copy = self._backend.tables.here(table, number)
+        if copy is None:
+            return
+        pointer = decode_record(entry.value, Pointer)
+        ledger = copy.state.ledger
+        if ledger is None or ledger.epoch < pointer.epoch:
+            due_s = time.monotonic() + self._patience_s
+            with self._lock:
+                self._left[table, number] = _Published(pointer, due_s, _AGAIN_S)
+                self._lock.notify()
+
+    # -- on its thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._left and not self._closed:
+                    self._lock.wait()
+                if self._closed:
+                    return
+                place, published = min(self._left.items(), key=lambda item: item[1].due_s)
+                wait_s = published.due_s - time.monotonic()
+                if wait_s > 0:
+                    self._lock.wait(wait_s)
+                    continue
+            try:
+                over = self._see_to(*place, published.pointer)
+            except LowmarkError as error:
+                if self._backend.closed:
+                    return
+                over = False
+                logger.warning(
+                    "a ledger that was published can't be adopted",
+                    extra={"table": place[0], "partition": place[1], "reason": error.message},
+                )
+            with self._lock:
+                if self._left.get(place) is not published:
+                    continue  # a newer one came
+                if over:
+                    del self._left[place]
+                else:
+                    due_s = time.monotonic() + published.waited_s
+                    waited_s = min(2 * published.waited_s, _AGAIN_S_MAX)
+                    self._left[place] = _Published(published.pointer, due_s, waited_s)
+
+    def _see_to(self, table: TableId, number: int, pointer: Pointer) -> bool:
+        """Whether nothing is left to do."""
+
+        def look() -> tuple[bool, bool]:
+            copy = self._backend.tables.here(table, number)
+            ledger = None if copy is None else copy.state.ledger
+            over = copy is None or (ledger is not None and ledger.epoch >= pointer.epoch)
+            return over, copy is not None and copy.group.ready
+
+        over, leads = self._backend.ask_now(look)
+        if over or not leads:
+            return over
+        store = self._backend.store
+        said = Expected.published(table, number, pointer)
+        check_there(store, read_manifest(store, pointer.manifest, said).files)
+        adopt = Adopt(
+            pointer.epoch, pointer.manifest, pointer.horizon, said.digest, pointer.deletes_below
+        )
+        self._backend.propose(table, {number: adopt})
+        logger.info(
+            "a ledger was adopted for a run that is gone",
+            extra={"table": table, "partition": number, "run": pointer.run},
+        )
+        noted = self._backend.get(run_key(table, pointer.run))
+        if noted is None or decode_record(noted.value, RunRecord).trim:
+            self._backend.propose(table, {number: Trim(pointer.horizon)})
+        return True
