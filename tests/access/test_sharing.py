@@ -16,11 +16,13 @@ import pytest
 import lowmark
 from eventually import eventually
 from lowmark.access import opening
+from lowmark.backend.remote import RemoteBackend
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.log import LogConfig
 from lowmark.node import Settings
-from lowmark.runtime import Locked
+from lowmark.node.owner import Owner
+from lowmark.runtime import Locked, RealDisk
 
 OPENS = """
 import sys, lowmark
@@ -224,6 +226,56 @@ def test_an_owner_that_does_not_answer_is_named(
         assert ids(db) == []
 
 
+@pytest.mark.slow
+def test_a_guest_hears_which_owner_does_not_answer_any_more(
+    data: Path, others: list[Other]
+) -> None:
+    # given a guest whose owner is suspended
+    owner = Other(data)
+    others.append(owner)
+    with lowmark.open(data) as db:
+        backend = db.backend
+        assert isinstance(backend, RemoteBackend)
+        table, backend._timeout_s = db["t"], 0.3
+        os.kill(owner.process.pid, signal.SIGSTOP)
+        # when it asks for something, then it hears what one hears that opens the directory
+        for ask in (table.explain, table.read):
+            with pytest.raises(Locked) as refused:
+                ask()
+            for word in (f"process {owner.process.pid}", lowmark.__version__, "suspended"):
+                assert word in str(refused.value)
+        # and when the owner goes on, so does the guest
+        os.kill(owner.process.pid, signal.SIGCONT)
+        backend._timeout_s = 15
+        assert ids(db) == []
+
+
+@pytest.mark.slow
+def test_commands_that_look_at_a_node_ask_the_owner(data: Path, others: list[Other]) -> None:
+    owner = Other(data, "table.append([{'id': 7, 'who': 'o'}])\n")
+    others.append(owner)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "lowmark", *words, "--data", str(data)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    # when commands are given a directory that a process has open, then it answers
+    found = json.loads(run("status", "--json").stdout)
+    assert [table["rows"] for table in found["tables"]] == [1]
+    assert [node["up"] for node in found["nodes"]] == [True]
+    assert "catalog." in run("meta", "range").stdout
+    assert "who" in run("catalog", "show").stdout
+    # and one that does not answer is named
+    owner.kill()
+    gone = Owner.here("unix:/gone", {})
+    lock = RealDisk(str(data)).lock("LOCK", note=lambda _: gone.note())
+    refused = run("status")
+    lock.release()
+    assert refused.returncode == 1
+    assert str(gone) in refused.stderr
+    assert "suspended" in refused.stderr
+
+
 def test_a_holder_that_does_not_say_where_it_is_keeps_the_directory(
     data: Path, others: list[Other]
 ) -> None:
@@ -254,7 +306,7 @@ def test_whoever_insists_on_owning_gets_the_directory_or_an_error(
 ) -> None:
     owner = Other(data)
     others.append(owner)
-    with pytest.raises(Locked, match="in another process"):
+    with pytest.raises(Locked, match=r"is owned by process \d+ on .*, release"):
         lowmark.open(data, owner=True)
     assert owner.end() == 0
     lowmark.open(data, owner=True).close()

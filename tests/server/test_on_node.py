@@ -87,6 +87,67 @@ def test_a_served_node_does_not_wait_for_copies_that_other_nodes_have() -> None:
     assert Attached.wait_for_copies is not Embedded.wait_for_copies
 
 
+@pytest.mark.slow
+def test_a_served_node_lets_processes_of_its_machine_in_by_its_directory(tmp_path: Path) -> None:
+    # given a node, by the command
+    data = tmp_path / "n1"
+    process, address = serve(data)
+    try:
+        # when its directory is opened, then that is a way to the node
+        with lowmark.open(data) as db:
+            orders = db.create_table("orders", COLUMNS, key="id", partitions=2)
+            orders.append([{"id": number, "status": "new"} for number in range(10)])
+            assert owner_of(data).pid == process.pid
+            assert (owner_of(data).address, owner_of(data).serves) == (address, True)
+            # and so it is for commands, also for one that would insist on other settings
+            words = ["get", "orders", "3", "--data", str(data), "--json"]
+            ran = subprocess.run(
+                [sys.executable, "-m", "lowmark", *words],
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "LOWMARK_LOG_WAL_BYTES_MAX": "8MiB"},
+            )
+            assert json.loads(ran.stdout) == {"id": 3, "status": "new"}
+            with lowmark.open(data, read_only=True) as reports:
+                assert reports["orders"].count() == 10
+            # and the one that insists on owning does not get in
+            with pytest.raises(Locked):
+                lowmark.open(data, owner=True)
+            # when the node is killed, then a guest waits for it, and does not take its place
+            process.kill()
+            process.communicate()
+            with ThreadPoolExecutor(1) as pool:
+                waits = pool.submit(orders.count)
+                backend = db.backend
+                assert isinstance(backend, RemoteBackend)
+                eventually(lambda: backend._connection._away)
+                process, _ = serve(data)
+                assert waits.result() == 10
+            assert owner_of(data).pid == process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def owner_of(data: Path) -> Owner:
+    """The process that the lock file names."""
+    found = Owner.noted((data / "LOCK").read_bytes()[32:])
+    assert found is not None
+    return found
+
+
+def test_a_guest_of_a_served_node_never_takes_its_place(tmp_path: Path) -> None:
+    # given a directory whose node was served, and is not any more
+    with lowmark.open(tmp_path / "n1"):
+        pass
+    directory = Directory(str(tmp_path / "n1"), lambda: pytest.fail("it was owned"))
+    directory.owner = Owner.here("127.0.0.1:1", {}, serves=True)
+    # when one of its guests looks for it, then it hears that there is none
+    with pytest.raises(NodeUnreachable, match="no node serves"):
+        directory.locate(0.1)
+
+
 class Node1:
     """A node in this process that gives rows to clients."""
 

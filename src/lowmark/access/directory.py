@@ -14,7 +14,7 @@ from lowmark.backend.forks import check_fork
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.log import files
-from lowmark.node import Settings
+from lowmark.node import NodeUnreachable
 from lowmark.node.owner import Owner, new_address, remove_address
 from lowmark.runtime import Locked, RealDisk
 from lowmark.server import HOLD_MS, OwnerNote, Server
@@ -104,18 +104,30 @@ class Directory:
     """One directory, as a guest uses it; it becomes the owner if there is none, and it may."""
 
     def __init__(
-        self, path: str, settings: Settings, own: Callable[[], Database], *, may_own: bool
+        self,
+        path: str,
+        own: Callable[[], Database] | None,
     ) -> None:
+        """`own` opens it; without, it is never owned here."""
         self._path = path
-        self._settings = settings
         self._own = own
-        self._may_own = may_own
+        self.away_s = 0.0
+        """How long it waits for the next owner, if it never becomes one, before `NoOwner`."""
         self._lock = threading.Lock()
         self._owned: Database | None = None
         self._endpoint: OwnerEndpoint | None = None
         self._closed = False
         self.owner: Owner | None = None
         """The last owner that was found."""
+
+    def explain(self, error: LowmarkError) -> LowmarkError:
+        """Why the owner gives no answer, as far as can be seen from here."""
+        try:
+            owner = owner_of(self._path)
+        except LowmarkError:
+            return error
+        served = owner is None or owner.serves
+        return error if served else unreachable(self._path, owner, error)
 
     def locate(self, timeout_s: float) -> str:
         """The address of the owner; see `backend.connection.Locate`."""
@@ -131,6 +143,9 @@ class Directory:
                     found = self._try()
                     if found:
                         return found
+                except NodeGone:
+                    if time.monotonic() >= ends_at:
+                        raise
                 except Locked as locked:
                     self.owner = Owner.noted(locked.note)
                     if self.owner is not None and self.owner.address:
@@ -146,9 +161,10 @@ class Directory:
 
     def _try(self) -> str:
         """Own the directory; `Locked` says who does."""
-        if not self._may_own:
-            RealDisk(self._path, create=False).lock(files.LOCK, sign=False).release()
-            raise NoOwner(self._path)
+        served = self.owner is not None and self.owner.serves
+        if self._own is None or served:
+            locked = RealDisk(self._path, create=False).holder(files.LOCK)
+            raise locked or (NodeGone(self._path) if served else NoOwner(self._path))
         database = self._own()
         endpoint = serve_others(database, self._path)
         if not endpoint.address:
@@ -170,6 +186,18 @@ class Directory:
             owned.close()
 
 
+class NodeGone(NodeUnreachable):
+    """A directory whose node was served, and is not any more: this process does not take its
+    place.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, why="The node that serves this directory does not run.")
+        self.message = f"no node serves {path} any more"
+        self.args = (self.message,)
+        self.hint = "Start it again with `lowmark serve`; what is waiting then goes on."
+
+
 class NoOwner(Unavailable):
     """A directory that no process has open, and that this one may not open itself."""
 
@@ -181,6 +209,12 @@ class NoOwner(Unavailable):
         )
 
 
+def owner_of(path: str) -> Owner | None:
+    """The process that has a directory open, as it says itself; None: none has, or says so."""
+    locked = RealDisk(path, create=False).holder(files.LOCK)
+    return None if locked is None else Owner.noted(locked.note)
+
+
 def unreachable(path: str, owner: Owner | None, error: LowmarkError) -> Locked:
     """Why a directory can't be used: another process has it, and does not let others in."""
     locked = error if isinstance(error, Locked) else Locked(path, holder=str(owner))
@@ -188,11 +222,10 @@ def unreachable(path: str, owner: Owner | None, error: LowmarkError) -> Locked:
         locked.detail = f"That process lets no other one in: {owner.alone}."
     elif owner is None:
         locked.detail = (
-            "It does not say where others reach it: it only reads, or is of an earlier release, or"
-            " a node of a cluster."
+            "It does not say where others reach it: it only reads, or is of an earlier release."
         )
     else:
-        locked.detail = f"It was asked at {owner.address}. {error.message}. {error.detail}".strip()
+        locked.detail = f"It was asked: {error.message}. {error.detail}".strip()
     locked.hint = (
         "Close it there, or wait for its end. A process of another machine, container, user or"
         " release can't be reached, and one that is suspended does not answer."

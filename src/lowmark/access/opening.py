@@ -104,13 +104,13 @@ def open_database(
 
     try:
         if _in_spark_task() and not owner:
-            return _as_guest(path, Directory(there, settings, own, may_own=False), check, given)
+            return _as_guest(path, Directory(there, None), check, given)
         try:
             database = own(first=True, spark=spark, engine=engine)
-        except Locked:
+        except Locked as locked:
             if owner:
-                raise
-            directory = Directory(there, settings, own, may_own=True)
+                raise _owned(locked) from None
+            directory = Directory(there, own)
             return _as_guest(path, directory, check, given, spark=spark, engine=engine)
         serve_others(database, path)
     except DiskFull as full:
@@ -118,6 +118,17 @@ def open_database(
     except BaseException as error:
         raise_by_name(error, data)
     return database
+
+
+def _owned(locked: Locked) -> Locked:
+    """Why a directory can't be owned: who has it."""
+    owner = Owner.noted(locked.note)
+    if owner is not None and not locked.here:
+        locked.message = f"{locked.path} is owned by {owner}"
+        locked.args = (locked.message,)
+        locked.detail = "One process owns a directory; others use it through that one."
+        locked.hint = "Leave owner=True out to use it together, or close it there first."
+    return locked
 
 
 def _as_guest(
@@ -136,7 +147,7 @@ def _as_guest(
         directory.finish()
         raise
     try:
-        if given is not None and directory.owner is not None:
+        if given is not None and directory.owner is not None and not directory.owner.serves:
             _check_same(path, directory.owner, given)
         check(backend)
         database = Database(backend, spark=spark, engine=engine)

@@ -1,4 +1,6 @@
-"""Where a command reads from: a running node, or a data directory that no process has open."""
+"""Where a command reads from: a running node, or a data directory; if a process has that open, the
+process.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import Annotated, Protocol
 
 import typer
 
+from lowmark.access.directory import owner_of, unreachable
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.errors import Corrupt, Rejected
 from lowmark.inspect import open_offline
@@ -19,6 +22,7 @@ from lowmark.node import (
     GetReply,
     HistoryPage,
     NodeClient,
+    NodeUnreachable,
     RangePage,
     Status,
     WatchEvent,
@@ -39,7 +43,9 @@ NodeOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Read a data directory that no process has open."),
+    typer.Option(
+        "--data", metavar="DIR", help="Read a data directory; of one that is open, ask its process."
+    ),
 ]
 
 
@@ -83,6 +89,14 @@ def opened_source(
         data = Path(data_path(data))
         if not data.is_dir():
             raise Rejected(f"there is no directory {data}")
+    owner = owner_of(str(data))
+    if owner is not None and owner.address:
+        with NodeClient(owner.address) as client:
+            try:
+                yield client
+            except NodeUnreachable as error:
+                raise unreachable(str(data), owner, error) from error
+        return
     with open_offline(str(data), settings_of(ctx).log) as store:
         if store.problem and not damaged_ok:
             raise store.damage()

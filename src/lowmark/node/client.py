@@ -34,6 +34,7 @@ from lowmark.node.messages import (
     WrittenReply,
     joined,
 )
+from lowmark.node.owner import SCHEME
 from lowmark.runtime import host_and_port
 
 T = TypeVar("T")
@@ -85,9 +86,13 @@ class NodeClient:
     """One node, by its endpoint. Close it when done."""
 
     def __init__(self, address: str, *, timeout_s: float | None = None) -> None:
-        self.address = joined(*host_and_port(address))
+        if address.startswith(SCHEME):  # the owner of a directory of this machine
+            self.address, location = address, f"grpc+unix://{address.removeprefix(SCHEME)}"
+        else:
+            self.address = joined(*host_and_port(address))
+            location = f"grpc+tcp://{self.address}"
         self._timeout_s = timeout_s
-        self._flight = flight.FlightClient(f"grpc+tcp://{self.address}", generic_options=_OPTIONS)
+        self._flight = flight.FlightClient(location, generic_options=_OPTIONS)
 
     def __enter__(self) -> Self:
         return self

@@ -131,6 +131,9 @@ class Node:
         self.awaited: Awaited | None = None
         """Guests of the process that had the directory before, while they may come back: what they
         hold is not known here yet."""
+        self.actions: dict[str, Action] = {}
+        """What clients may ask by name: of its server, or of one that an embedded node is behind.
+        """
         self.catalogs: Catalogs | None = None
         """The catalog; there as soon as the cluster is ready."""
         self.tables: Tables | None = None
@@ -167,6 +170,7 @@ class Node:
             self.loop.around = self.groups.turn
             self._server = None if options.embedded else Server(options.endpoint)
             if self._server is not None:
+                self._server.actions = self.actions
                 undo.callback(self._server.close)
             undo.callback(self.bridge.close)  # before the server, so that no call keeps it open
             self.info = NodeInfo(
@@ -181,8 +185,7 @@ class Node:
                 runtime, self.log, self.groups, node=self.info, config=self.settings.metastore
             )
             self.status = StatusService(self.groups, self.cluster)
-            if self._server is not None:
-                self._open_server(self._server)
+            self._offer()
             self.cluster.start(join=join, settings=self.settings.for_founding())
             known = load_identity(runtime.disk)
             self._belongs_to(known.cluster if known is not None else "")
@@ -269,11 +272,13 @@ class Node:
         invariant(self._server is not None, "a node that is embedded has no server")
         return self._server  # type: ignore[return-value]
 
-    def _open_server(self, server: Server) -> None:
+    def _offer(self) -> None:
+        """What can be asked of it before the cluster is ready."""
         self._peer = PeerAddress(address=self.info.address)
-        server.actions |= {
+        if not self.embedded:
             # Without the loop: a node that waits for others to start says so, too.
-            "cluster.peer-address": reply(Nothing, lambda _: self._peer),
+            self.actions["cluster.peer-address"] = reply(Nothing, lambda _: self._peer)
+        self.actions |= {
             "status": reply(
                 Nothing, lambda _: self.bridge.ask(self.status.status, timeout_s=STATUS_S)
             ),
@@ -362,8 +367,7 @@ class Node:
         watermark, rooms = self.watermark, (self.placement, self.upkeep)
         self.status.watermark = lambda: watermark_status(watermark.standing())
         self.status.problems = lambda: [room.problem for room in rooms]
-        if self._server is not None:
-            self._server.actions |= actions.actions()
+        self.actions |= actions.actions()
 
     def _routes(self, table: int, number: int) -> tuple[int, ...]:
         return () if self.placement is None else self.placement.routes(table, number)

@@ -112,6 +112,10 @@ class Endpoint:
 
     # -- what Flight asks -------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Refuse to begin anything when the end has come."""
+        self._service.check()
+
     def act(self, name: str, body: bytes) -> bytes:
         """An action."""
         if name == CALL:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from lowmark.backend.connection import location_of, unix_path
+from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import ServerStuck
 from lowmark.backend.forks import check_fork, made
 from lowmark.backend.protocol import CALL, HELLO
@@ -42,13 +43,13 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(location)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        del context
         with in_flight_s_words(action.type):
-            yield self._server.endpoint.act(action.type, action.body.to_pybytes())
+            yield from self._server.act(action, context.is_cancelled)
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
         del context
-        return [(HELLO, "who is there"), (CALL, "a call of Lowmark's client")]
+        own = [(HELLO, "who is there"), (CALL, "a call of Lowmark's client")]
+        return [*own, *((name, "") for name in sorted(self._server.actions))]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         with in_flight_s_words("a read"):
@@ -103,6 +104,9 @@ class Server:
         self._lock = threading.Lock()
         self._closed = False
         self._endpoint: Endpoint | None = None
+        backend = database.backend
+        self.actions = backend.node.actions if isinstance(backend, Embedded) else {}
+        """What clients may ask of the node itself, as of one that is served."""
         try:
             self._server = made(_FlightServer(self, location_of(address)))
         except pa.ArrowException as error:
@@ -130,6 +134,15 @@ class Server:
         if self._endpoint is None:
             raise NodeClosing
         return self._endpoint
+
+    def act(self, action: Any, gone: Callable[[], bool]) -> Iterable[bytes]:
+        """An action: of an endpoint, or of the node."""
+        body = action.body.to_pybytes()
+        of_node = self.actions.get(action.type)
+        if of_node is None:
+            return [self.endpoint.act(action.type, body)]
+        self.endpoint.check()
+        return of_node(body, gone)
 
     def refuse(self) -> None:
         """Take nothing new; what is under way goes on."""
