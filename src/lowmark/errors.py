@@ -122,8 +122,9 @@ def invariant(ok: object, message: str) -> None:
 
 _DEFINED_IN = {
     "lowmark.backend.errors": (
-        "AppendFailed Cancelled Closed Ended Forked HoldUnknown OtherDatabase PackageMissing"
-        " ProducerClosed ProtocolRefused ReaderEnded RequestRefused RowMisplaced RowsLost"
+        "AppendFailed Cancelled Closed DirectoryChanged Ended Forked HoldUnknown OtherDatabase"
+        " PackageMissing ProducerClosed ProtocolRefused ReadOnly ReaderEnded RequestRefused"
+        " RowMisplaced RowsLost"
         " RowsUnrecoverable RunUnderWay SchemaNotInForce SegmentsElsewhere ServerFull ServerStuck"
         " TableUnknown"
     ),

@@ -13,7 +13,10 @@ What holds
        database in the place of one that is gone.
     4. A guest that took over serves the others like any owner. It uses its own endpoint itself, so
        that what it has under way goes on, whichever process is the owner.
-    5. `Locked` means that the owner can't be reached, or that the caller insists on owning.
+    5. A process that opens it to read never owns it and never writes to it: it is a guest, or,
+       while there is no owner, reads the files as they were at one moment. It keeps no owner out;
+       what an owner removes that it needs is `DirectoryChanged`.
+    6. `Locked` means that the owner can't be reached, or that the caller insists on owning.
 """
 
 from lowmark.access.opening import connect, open_database

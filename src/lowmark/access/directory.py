@@ -120,6 +120,10 @@ class Directory:
         self.owner: Owner | None = None
         """The last owner that was found."""
 
+    def has_owner(self) -> bool:
+        """Whether a process has it open. Nothing is claimed or written."""
+        return RealDisk(self._path, create=False).holder(files.LOCK) is not None
+
     def explain(self, error: LowmarkError) -> LowmarkError:
         """Why the owner gives no answer, as far as can be seen from here."""
         try:
@@ -133,6 +137,7 @@ class Directory:
         """The address of the owner; see `backend.connection.Locate`."""
         ends_at, pause_s = time.monotonic() + timeout_s, _PAUSE_S
         silent_at = time.monotonic() + min(timeout_s, _SILENT_S)
+        away_at = time.monotonic() + min(timeout_s, self.away_s)
         with self._lock:
             while True:
                 if self._closed:
@@ -145,6 +150,9 @@ class Directory:
                         return found
                 except NodeGone:
                     if time.monotonic() >= ends_at:
+                        raise
+                except NoOwner:
+                    if time.monotonic() >= away_at:
                         raise
                 except Locked as locked:
                     self.owner = Owner.noted(locked.note)
@@ -204,8 +212,10 @@ class NoOwner(Unavailable):
     def __init__(self, path: str) -> None:
         super().__init__(
             f"no process has {path} open",
-            detail="A task of Spark uses a directory through the process that has it open.",
-            hint="Keep it open in the driver, by lowmark.open, while the tasks run.",
+            detail="A task of Spark uses a directory through the process that has it open, and so"
+            " does a database that was opened read-only beside one.",
+            hint="For a task, keep it open in the driver by lowmark.open. To read what is on disk,"
+            " open it again with read_only=True.",
         )
 
 

@@ -6,19 +6,21 @@ import os
 import sys
 from collections.abc import Callable
 
-from lowmark.access.directory import Directory, serve_others, unreachable
+from lowmark.access.directory import Directory, NoOwner, serve_others, unreachable
 from lowmark.backend.embedded import Embedded
-from lowmark.backend.errors import ProtocolRefused
+from lowmark.backend.errors import DirectoryChanged, ProtocolRefused
 from lowmark.backend.port import Backend
+from lowmark.backend.read_only import FilesBackend, RemoteReader
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client import Database
 from lowmark.client.database import history_ms
 from lowmark.client.edges import raise_by_name
 from lowmark.compaction.runner import Engine
-from lowmark.errors import Rejected
+from lowmark.errors import Rejected, Unavailable
 from lowmark.log import files
 from lowmark.node import (
     NodeUnreachable,
+    NotADatabase,
     Settings,
     check_directory,
     data_path,
@@ -33,6 +35,9 @@ START_S = 60.0
 """How long an owner may take to start."""
 HELLO_S = 10.0
 """How long one may take to answer."""
+_AWAY_S = 5.0
+"""How long a reader waits for the next owner when one is gone."""
+_ATTEMPTS = 10
 _SHOWN_MAX = 3
 _MIB = 1 << 20
 _START_BYTES = 4 * _MIB
@@ -44,6 +49,7 @@ def open_database(
     *,
     create: bool = True,
     owner: bool = False,
+    read_only: bool = False,
     settings: Settings | None = None,
     watermark_availability_ms: int | None = None,
     spark: object = None,
@@ -61,6 +67,12 @@ def open_database(
     another machine, of another user or release, or suspended. With `owner=True` this process owns
     the directory, or gets `Locked`. Close the database when done, best by `with`; at exit it is
     closed by itself.
+
+    With `read_only=True` this process never owns the directory, and never writes to it: not a byte
+    of it changes, and it may be one that can't be written to. If a process has it open, it is read
+    through that one; else it is what was on disk when it was opened, and `DirectoryChanged` says
+    that a process has opened it since and what is needed is gone. What would change the database
+    is refused (`ReadOnly`).
 
     Settings come from `lowmark.toml` and the environment, unless given. The owner's count: settings
     that are given, and are not the owner's, are refused. How long history stays exact
@@ -83,8 +95,16 @@ def open_database(
         if watermark_availability_ms is not None:
             watermark["availability_ms"] = watermark_availability_ms
         settings = load_settings(arguments={"watermark": watermark})
-    check_directory(path, create=create)
-    make_directory(path)
+    if read_only and (owner or spark is not None or engine is not None):
+        raise Rejected(
+            "a database that is opened read-only is neither owned nor compacted",
+            hint="Leave read_only out, or owner, spark and engine.",
+        )
+    if read_only:
+        _check_there(path)
+    else:
+        check_directory(path, create=create)
+        make_directory(path)
     there = os.path.abspath(path)  # a guest that takes over may be in another folder by then
 
     def check(backend: Backend) -> None:
@@ -103,6 +123,8 @@ def open_database(
             raise
 
     try:
+        if read_only:
+            return _to_read(path, there, settings, check, given)
         if _in_spark_task() and not owner:
             return _as_guest(path, Directory(there, None), check, given)
         try:
@@ -118,6 +140,49 @@ def open_database(
     except BaseException as error:
         raise_by_name(error, data)
     return database
+
+
+def _check_there(path: str) -> None:
+    try:
+        check_directory(path, create=False)
+    except NotADatabase as refused:
+        refused.hint = "Check the path. With read_only=True nothing is made."
+        raise
+
+
+def _to_read(
+    path: str,
+    there: str,
+    settings: Settings,
+    check: Callable[[Backend], None],
+    given: Settings | None,
+) -> Database:
+    """Read a directory: through its owner, or its files while there is none."""
+    for _ in range(_ATTEMPTS):
+        try:
+            directory = Directory(there, None)
+            if directory.has_owner():
+                database = _as_guest(path, directory, check, given, read_only=True)
+                directory.away_s = _AWAY_S
+                return database
+        except NoOwner:
+            continue  # it went just now
+        # It notes first when the directory was last opened. If that has not changed when all of
+        # it is read, and there was no owner in between, then it is as it was at one moment.
+        try:
+            backend = FilesBackend(path, settings, has_owner=directory.has_owner)
+        except DirectoryChanged:
+            continue
+        try:
+            check(backend)
+            return Database(backend, read_only=True)
+        except BaseException:
+            backend.abandon()
+            raise
+    raise Unavailable(
+        f"{path} can't be opened read-only: other processes open and close it all the time",
+        hint="Open it again, or keep it open in one of them.",
+    )
 
 
 def _owned(locked: Locked) -> Locked:
@@ -139,10 +204,11 @@ def _as_guest(
     *,
     spark: object = None,
     engine: Engine | None = None,
+    read_only: bool = False,
 ) -> Database:
     """Use a directory through its owner."""
     try:
-        backend = _reached(path, directory)
+        backend = _reached(path, directory, RemoteReader if read_only else RemoteBackend)
     except BaseException:
         directory.finish()
         raise
@@ -150,7 +216,7 @@ def _as_guest(
         if given is not None and directory.owner is not None and not directory.owner.serves:
             _check_same(path, directory.owner, given)
         check(backend)
-        database = Database(backend, spark=spark, engine=engine)
+        database = Database(backend, spark=spark, engine=engine, read_only=read_only)
     except BaseException:
         backend.close()
         directory.finish()
@@ -159,10 +225,16 @@ def _as_guest(
     return database
 
 
-def _reached(path: str, directory: Directory) -> RemoteBackend:
+def _reached(path: str, directory: Directory, kind: type[RemoteBackend]) -> RemoteBackend:
     try:
         address = directory.locate(START_S)
-        return RemoteBackend(address, timeout_s=HELLO_S, locate=directory.locate, name=path)
+        return kind(
+            address,
+            timeout_s=HELLO_S,
+            locate=directory.locate,
+            explain=directory.explain,
+            name=path,
+        )
     except (Locked, NodeUnreachable, ProtocolRefused) as error:
         raise unreachable(path, directory.owner, error) from error
 

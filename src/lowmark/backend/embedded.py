@@ -108,8 +108,10 @@ class Embedded(NodeThread):
     See `Backend` for what each call is for.
     """
 
-    def __init__(self, data: str | os.PathLike[str], settings: Settings) -> None:
-        super().__init__(Path(data), settings)
+    def __init__(
+        self, data: str | os.PathLike[str], settings: Settings, *, read_only: bool = False
+    ) -> None:
+        super().__init__(Path(data), settings, read_only=read_only)
         try:
             self._settle_in()
         except BaseException:

@@ -77,6 +77,32 @@ class Forked(Rejected):
         )
 
 
+class ReadOnly(Rejected):
+    """A change of a database that was opened to be read."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(
+            f"the database {path} is open read-only, and {what} would change it",
+            detail="Nothing was sent or written.",
+            hint="Open it without read_only=True to change it.",
+        )
+
+
+class DirectoryChanged(Conflict):
+    """A directory that was opened to be read while no process owned it, and that one has opened
+    since: files that are needed may be gone.
+    """
+
+    def __init__(self, path: str, found: LowmarkError | None = None) -> None:
+        super().__init__(
+            f"another process has opened {path} since it was opened here read-only",
+            detail="What was read before is as the directory had it then."
+            + ("" if found is None else f" Found now: {found.message}."),
+            hint="Open it again with read_only=True: while that process has it open, you read"
+            " through it.",
+        )
+
+
 class PackageMissing(Rejected):
     """An optional package that is not installed."""
 

@@ -43,7 +43,9 @@ class NodeThread:
 
     node: Node
 
-    def __init__(self, data: str | os.PathLike[str], settings: Settings) -> None:
+    def __init__(
+        self, data: str | os.PathLike[str], settings: Settings, *, read_only: bool = False
+    ) -> None:
         self.data = Path(data)
         self._closed = False
         self._failure: BaseException | None = None
@@ -59,7 +61,8 @@ class NodeThread:
                     return
                 # Made on the thread that runs it: Ctrl-C interrupts no more than the waiting, and
                 # never leaves half a node behind.
-                self.node = Node(NodeOptions(data=str(data), embedded=True), settings)
+                options = NodeOptions(data=str(data), embedded=True, read_only=read_only)
+                self.node = Node(options, settings)
                 made.set()
                 self.node.run(ready.set)
             except BaseException as failure:

@@ -16,7 +16,7 @@ from lowmark.access import connect, open_database
 from lowmark.backend.connection import location_of
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
-from lowmark.cli.node_option import NODE_KEY
+from lowmark.cli.node_option import NODE_KEY, READ_ONLY_KEY
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.client import Database, Table
 from lowmark.client.table_reading import Start
@@ -55,8 +55,12 @@ def opened_database(
     """Open the directory that the command line names; make one only if that is asked for. With
     --node, connect to the server there.
     """
-    node = ctx.meta.get(NODE_KEY)
+    node, read_only = ctx.meta.get(NODE_KEY), READ_ONLY_KEY in ctx.meta
     if node is not None:
+        if read_only:
+            raise WrongUse(
+                "--read-only and --node are given", hint="It is for a directory: leave one out."
+            )
         if data is not None:
             raise WrongUse(
                 "--data and --node are given", hint="A command works on one of both: leave one out."
@@ -71,7 +75,7 @@ def opened_database(
             with wrong_use():
                 log_disk(str(Path(named)), missing_hint=hint, hint=hint)
         with wrong_use(NotADatabase):
-            database = open_database(named, settings=settings_of(ctx))
+            database = open_database(named, settings=settings_of(ctx), read_only=read_only)
     try:
         yield database
     except BaseException:

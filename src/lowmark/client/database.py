@@ -43,7 +43,12 @@ class Database:
     """Tables by name. Safe to use from any thread; not after a fork."""
 
     def __init__(
-        self, backend: Backend, *, spark: object = None, engine: Engine | None = None
+        self,
+        backend: Backend,
+        *,
+        spark: object = None,
+        engine: Engine | None = None,
+        read_only: bool = False,
     ) -> None:
         self._session = Session(backend)
         self._lock = threading.Lock()
@@ -51,7 +56,8 @@ class Database:
         ledgers = Ledgers(backend.store)
         self._compactor = Compactor(self._session, ledgers)
         self._session.finishing.add(self._compactor)
-        self._check_ledgers(backend.store)
+        if not read_only:
+            self._check_ledgers(backend.store)
         self.auto: Automatic | None = None
         if spark is not None or engine is not None:
             runners = Runners(self._compactor.spark, session=spark, engine=engine or "auto")

@@ -10,6 +10,9 @@ Embedded, it is a node in the caller's process: it has no address and no server,
 it, and it can join none. A version of the catalog is then in force as soon as it is written: there
 is no other node that could still be using the one before.
 
+Read-only, it is embedded, takes no lock, and its disk keeps in memory whatever is written: it
+replays the log as any start does, nothing of that stays, and it is ended without ceremony.
+
 To stop: the server takes nothing new; leadership is handed over; the node gives its lease back, so
 that no other node waits for it; watches are ended, with a word; the metastore takes a snapshot, so
 that the directory says by itself all that the node knew; then everything is closed. A step that
@@ -73,6 +76,13 @@ REPLAY_BYTES = 1 << 20
 SERVER_MS = 3_000
 _AGAIN_MS = 100
 _GUESTS = "guests of the process before may come back to what they read"
+_NOT_REWRITTEN: dict[str, Any] = {
+    "compaction_interval_ms": 0,
+    "compaction_dead_ratio": 1.0,
+    "disk_low_bytes": 0,
+    "disk_reserved_bytes": 0,
+}
+"""Limits of a log whose directory stays as it is: what would be rewritten, memory would hold."""
 STATUS_S = 10.0
 
 
@@ -96,6 +106,10 @@ class NodeOptions:
     attributes: Mapping[str, str] = field(default_factory=dict)
     embedded: bool = False
     """Whether it lives in the process of its only client: without address and server."""
+    read_only: bool = False
+    """Whether its directory stays as it is: embedded, and all that it writes is kept in memory. It
+    has no lock, and looks after nothing: what is there is there to be read.
+    """
 
     @property
     def endpoint(self) -> str:
@@ -128,6 +142,7 @@ class Node:
         self._damage: LowmarkError | None = None
         """What was found in the only copy of the metastore when the node was about to be ready."""
         self.embedded = options.embedded
+        self._read_only = options.read_only
         self.awaited: Awaited | None = None
         """Guests of the process that had the directory before, while they may come back: what they
         hold is not known here yet."""
@@ -144,7 +159,9 @@ class Node:
         # Asked before anything is opened: nothing has to be closed if no node answers.
         join = _seed(options)
         with contextlib.ExitStack() as undo:
-            runtime = real_runtime(options.data, alone=options.embedded)
+            runtime = real_runtime(
+                options.data, alone=options.embedded, read_only=options.read_only
+            )
             assert isinstance(runtime.loop, RealLoop)
             self.runtime = runtime
             self.loop = runtime.loop
@@ -152,6 +169,8 @@ class Node:
             self.bridge = Bridge(self.loop)
             known = find_identity(runtime.disk)
             limits = self.settings.log
+            if options.read_only:
+                limits = replace(limits, **_NOT_REWRITTEN)
             self.log = Log.open(runtime, limits, note=self._first_note)
             undo.callback(self.log.close)
             self._wait_for_guests()
@@ -360,7 +379,8 @@ class Node:
         )
         self.placement.start()  # before the catalog: it gets every version
         catalogs.start()
-        self.upkeep.start()
+        if not self._read_only:
+            self.upkeep.start()
         actions = CatalogActions(catalogs, self.bridge)
         self.status.catalog = actions.status
         self.status.tables = lambda: parts_here(catalogs.latest, tables, now_ms=self.loop.wall_ms())
@@ -375,6 +395,8 @@ class Node:
     # -- stopping -------------------------------------------------------------------------------
 
     def _say_goodbye(self) -> None:
+        if self._read_only:
+            return  # nothing of it stays
         if self._server is not None:
             self._server.refuse()
         for room in (self.upkeep, self.placement):
