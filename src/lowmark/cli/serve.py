@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
+from lowmark.cli.dev import serve_dev
 from lowmark.cli.output import Json
 from lowmark.cli.session import settings_of, wrong_use
 from lowmark.errors import Rejected
 from lowmark.node import DEFAULT_ENDPOINT, Node, NodeOptions, check_directory, data_path
+from lowmark.node.messages import check_loopback
 from lowmark.server.on_node import attach
 
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -44,6 +46,13 @@ def serve(
     attribute: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be given several times.")
     ] = None,
+    dev: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Run N nodes on this machine, to try a cluster; data in DIR/n1, DIR/n2 and so on.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a node, until Ctrl-C or SIGTERM.
@@ -54,11 +63,25 @@ def serve(
     When the node is ready it says so in one line on stdout; with --json, as one object: name,
     number, listen, peers, data, pid.
 
+    With --dev 3, three nodes are started, each in a process of its own, and all end with this one.
+
     Example: lowmark serve --data n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
     """
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with wrong_use():
         data = data_path(data) if data.strip() else data
+        if dev is not None and (peers or join or name or rack or attribute):
+            raise Rejected(
+                "--dev starts nodes of its own: they have no other options",
+                hint="Leave out --peers, --join, --name, --rack and --attribute.",
+            )
+    if dev is not None:
+        with wrong_use():
+            if not data.strip():
+                raise Rejected("--data names no directory", hint="Write --data ./try.")
+            check_loopback(listen)
+        serve_dev(dev, data, listen, as_json=as_json)
+        return
     options = NodeOptions(
         data=data,
         listen=listen,

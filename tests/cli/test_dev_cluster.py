@@ -1,0 +1,97 @@
+"""`lowmark serve --dev N`: a cluster by one command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lowmark
+from eventually import eventually
+
+PATIENT = {"LOWMARK_GROUP_REQUEST_TIMEOUT_MS": "60000"}
+
+
+def dev(data: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lowmark", "serve", "--data", str(data), *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | PATIENT
+    )
+
+
+def free_base() -> str:
+    """A port such that the next three are free, too."""
+    for port in range(21_000 + os.getpid() % 5_000, 60_000, 7):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for at in range(4):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port + at))
+            return f"127.0.0.1:{port}"
+    raise AssertionError("no four ports are free")
+
+
+def said(process: subprocess.Popen[str], lines: int) -> list[dict[str, object]]:
+    assert process.stdout is not None
+    return [json.loads(process.stdout.readline()) for _ in range(lines)]
+
+
+def gone(pid: object) -> bool:
+    assert isinstance(pid, int)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.slow
+def test_one_command_starts_a_cluster_and_ends_it_and_it_is_there_again(tmp_path: Path) -> None:
+    # given two nodes by one command
+    listen = free_base()
+    process = dev(tmp_path, "--dev", "2", "--listen", listen, "--json")
+    try:
+        nodes = said(process, 2)
+        with lowmark.connect(str(nodes[1]["listen"]), timeout_s=60) as db:
+            orders = db.create_table("orders", {"id": "int64"}, key="id", partitions=2)
+            orders.append([{"id": 1}])
+        # when it is interrupted, then all of them end
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+        eventually(lambda: all(gone(node["pid"]) for node in nodes))
+        # and a second start finds what was there
+        process = dev(tmp_path, "--dev", "2", "--listen", listen, "--json")
+        nodes = said(process, 2)
+        with lowmark.connect(str(nodes[0]["listen"]), timeout_s=60) as db:
+            assert db["orders"].get(1) == {"id": 1}
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+        eventually(lambda: all(gone(node["pid"]) for node in nodes))
+    finally:
+        process.terminate()  # it ends its nodes
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (("--dev", "0"), "too few"),
+        (("--dev", "10"), "too many"),
+        (("--dev", "2", "--join", "127.0.0.1:1"), "--dev starts nodes of its own"),
+        (("--dev", "2", "--listen", "8.8.8.8:1"), "loopback"),
+        (("--dev", "2", "--listen", "127.0.0.1:0"), "needs a port"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, words: tuple[str, ...], wrong: str) -> None:
+    process = dev(tmp_path / "d", *words)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert wrong in error
+    assert not (tmp_path / "d").exists()
