@@ -65,11 +65,17 @@ COMMANDS = {
         "tables: append, send, get, read, memory; beside SQLite, PostgreSQL, bare files.",
         "The figure against PostgreSQL needs its server programs (Debian: `postgresql`).",
     ),
+    "server": (
+        90,
+        "the server: append, send, read, get; beside SQLite, NATS, a bare Flight server, Redis.",
+        "Figures against NATS need the extra packages that `bench` names.",
+    ),
     "compact": (
         150,
         "compaction on Spark: beside plain Spark, DuckDB, Polars, and copying.",
         "It needs PySpark and Java; figures against DuckDB and Polars need what `bench` names.",
     ),
+    "cluster": (120, "three served nodes: how they start and rest with many partitions.", ""),
 }
 """Seconds of a quick run, what it measures, and what it needs. The suites take long to import."""
 

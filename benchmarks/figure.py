@@ -28,17 +28,21 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure should come to."""
+    """What a figure should come to; without a limit it is only reported."""
 
-    limit: float
+    limit: float | None
     at_least: bool = True
     aim: float | None = None
 
     def met_by(self, value: float) -> bool:
         """Whether a value is good enough."""
+        if self.limit is None:
+            return True
         return value >= self.limit if self.at_least else value <= self.limit
 
     def __str__(self) -> str:
+        if self.limit is None:
+            return "reported"
         sign = "≥" if self.at_least else "≤"
         aim = f", aim {self.aim:g}" if self.aim is not None else ""
         return f"{sign} {self.limit:,.10g}{aim}"

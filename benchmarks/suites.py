@@ -6,10 +6,13 @@ import sqlite3
 from collections.abc import Mapping
 
 from benchmarks import catalog_figures as catalog
+from benchmarks import cluster_figures as cluster
 from benchmarks import group_figures as group
+from benchmarks import server_figures as server
 from benchmarks import table_figures as table
 from benchmarks.append import append_1m, append_100b
 from benchmarks.catalog_sizes import CatalogSizes
+from benchmarks.cluster_sizes import ClusterSizes
 from benchmarks.compact_rounds import compaction
 from benchmarks.compact_sizes import CompactSizes
 from benchmarks.compaction import append_during_phase3, phase3
@@ -18,6 +21,8 @@ from benchmarks.live_set import live_set_bytes
 from benchmarks.log_sizes import LogSizes
 from benchmarks.recover import open_10k, recover, recover_small
 from benchmarks.runner import Suite
+from benchmarks.server_peers import nats_version, redis_version
+from benchmarks.server_sizes import ServerSizes
 from benchmarks.table_peers import postgres_version
 from benchmarks.table_sizes import TableSizes
 
@@ -81,9 +86,30 @@ SUITES: Mapping[str, Suite] = {
             "postgresql": postgres_version(),
         },
     ),
+    "server": Suite(
+        sizes=ServerSizes,
+        measurements=[
+            server.socket_append_vs_embedded,
+            server.tcp_append_vs_sqlite,
+            server.send_vs_nats,
+            server.read_vs_flight,
+            server.get_per_s,
+        ],
+        versions=["pyarrow", "numpy", "msgspec", "nats-py"],
+        machine=lambda: {
+            "sqlite": sqlite3.sqlite_version,
+            "nats": nats_version(),
+            "redis": redis_version(),
+        },
+    ),
     "compact": Suite(
         sizes=CompactSizes,
         measurements=[compaction],
         versions=["pyarrow", "numpy", "pyspark", "duckdb", "polars"],
+    ),
+    "cluster": Suite(
+        sizes=ClusterSizes,
+        measurements=[cluster.many_groups],
+        versions=["pyarrow", "numpy", "msgspec"],
     ),
 }

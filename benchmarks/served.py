@@ -1,0 +1,164 @@
+"""Three nodes as people run them: processes of `lowmark serve` on this machine."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from clusters.processes import Child, Children
+from lowmark.errors import LowmarkError, invariant
+from lowmark.node import NodeClient, Status
+from lowmark.node.messages import GroupRow
+
+DEADLINE_S = 300.0
+PARTITIONS = 8
+"""Of a table."""
+TABLES_AT_ONCE = 100
+METASTORE = "metastore"
+
+
+class ServedCluster:
+    """Nodes n1, n2, n3: started inside the `with`, gone after it."""
+
+    def __init__(self, folder: Path, nodes: int = 3) -> None:
+        self._folder = folder
+        self._children = Children(folder)
+        self._lives: dict[str, int] = {}
+        self._listens: dict[str, str] = {}
+        self.names = [f"n{number}" for number in range(1, nodes + 1)]
+        self.nodes: dict[str, Child] = {}
+        """Those that are up."""
+        self.numbers: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            first, *others = self.names
+            self.start(first)
+            for name in others:
+                self.launch(name, join=self._listens[first])
+            for name in others:
+                self.wait_ready(name)
+            self.until(self._all_in, "all nodes are in")
+        except BaseException:
+            self._children.kill_all()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._children.kill_all()
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a node, with the folder and the address that it had, if it had any."""
+        self.launch(name)
+        self.wait_ready(name)
+
+    def launch(self, name: str, *, join: str = "") -> None:
+        """The same, without waiting until it is ready."""
+        life = self._lives[name] = self._lives.get(name, 0) + 1
+        listen = self._listens.get(name, "127.0.0.1:0")
+        words = ["serve", "--data", str(self._folder / name), "--name", name, "--listen", listen]
+        self.nodes[name] = self._children.start(
+            "lowmark", *words, "--json", *(["--join", join] if join else []), name=f"{name}-{life}"
+        )
+
+    def wait_ready(self, name: str) -> None:
+        """Until it says that it is ready."""
+        said = self.nodes[name].receive(dict[str, Any], deadline_s=DEADLINE_S)
+        self._listens[name], self.numbers[name] = said["listen"], said["number"]
+
+    def kill(self, name: str) -> None:
+        """With -9."""
+        self.nodes.pop(name).kill()
+
+    def stop(self, name: str) -> None:
+        """In good order."""
+        node = self.nodes[name]
+        node.send_signal(signal.SIGTERM)
+        self.until(lambda: not node.alive, f"{name} has stopped", of=False)
+        self.kill(name)
+
+    def client(self, name: str) -> NodeClient:
+        """To ask a node."""
+        return NodeClient(self._listens[name])
+
+    def endpoint(self, name: str) -> str:
+        """Where clients reach a node."""
+        return self._listens[name]
+
+    def _all_in(self) -> bool:
+        status = self.status(self.names[0])
+        voters = [row for row in status.nodes if row.up and row.role in {"coordinator", "voter"}]
+        return len(voters) == len(self.names)
+
+    def until(self, condition: Callable[[], bool], what: str, *, of: bool = True) -> None:
+        """Wait for something; `of`: a node that dies meanwhile is an error."""
+        ends_at = time.monotonic() + DEADLINE_S
+        while not condition():
+            invariant(time.monotonic() < ends_at, f"{what}: not in time")
+            if of:
+                for node in self.nodes.values():
+                    node.check()
+            time.sleep(0.02)
+
+    # -- tables ---------------------------------------------------------------------------------
+
+    def status(self, name: str) -> Status:
+        """What a node says of the cluster."""
+        with self.client(name) as client:
+            return client.status()
+
+    def create_groups(self, count: int) -> None:
+        """Make tables, each with three replicas, until there are so many partitions."""
+        sizes = [PARTITIONS] * (count // PARTITIONS)
+        sizes += [count % PARTITIONS] if count % PARTITIONS else []
+        commands: list[dict[str, object]] = [
+            {
+                "create_table": {
+                    "name": f"t{number:04d}",
+                    "columns": [{"name": "id", "type": "int64", "required": True}],
+                    "key": ["id"],
+                    "partitions": partitions,
+                }
+            }
+            for number, partitions in enumerate(sizes)
+        ]
+        with self.client(self.names[0]) as client:
+            for at in range(0, len(commands), TABLES_AT_ONCE):
+                client.execute(commands[at : at + TABLES_AT_ONCE])
+
+    def partitions(self, asked: str) -> list[GroupRow]:
+        """All partitions, as a node sees them; none if it can't say yet."""
+        try:
+            groups = self.status(asked).groups
+        except LowmarkError:
+            return []
+        return [row for row in groups if row.group != METASTORE]
+
+    def has_all(self, name: str, count: int, *, asked: str = "") -> bool:
+        """Whether a node has its copies of so many partitions, each of which is led."""
+        number = self.numbers[name]
+        rows = self.partitions(asked or name)
+        here = [
+            row
+            for row in rows
+            if row.leader and any(m.node == number and m.applied is not None for m in row.members)
+        ]
+        return len(here) >= count
+
+    # -- rest -----------------------------------------------------------------------------------
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """The processor time of each node that is up."""
+        return {name: node.cpu_seconds() for name, node in self.nodes.items()}
+
+    def shares(self, seconds: float) -> list[float]:
+        """Processor time per second of each node, watched for so long; the calmest first."""
+        before, began = self.cpu_seconds(), time.perf_counter()
+        time.sleep(seconds)
+        after, took = self.cpu_seconds(), time.perf_counter() - began
+        return sorted((after[name] - before[name]) / took for name in after)
