@@ -57,6 +57,11 @@ sim: export LOWMARK_SIM_SEEDS ?= 2000
 sim: $(READY) ## Many simulated worlds; SEED=17 replays one, LOWMARK_SIM_SEEDS=9000 runs more
 	$(PY) -m pytest tests/sim tests/compaction/test_lives.py $(if $(SEED),-vv,-n auto)
 
+.PHONY: torture
+torture: MINUTES ?= 10
+torture: bytecode ## Three nodes, killed, cut off and suspended for MINUTES=10; HISTORY=DIR keeps what clients did
+	PYTHONPATH=tests $(PY) -m torture.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(HISTORY),--history "$(HISTORY)")
+
 .PHONY: golden
 golden: $(READY) ## Write what the code prints now into tests/scenarios; read the difference, then commit
 	REWRITE=1 $(PY) -m pytest -q tests/scenarios
