@@ -210,3 +210,27 @@ def test_a_new_copy_does_not_vote_as_the_one_that_it_replaces(asked_as: int, vot
     # then it judges only as what it is today: its old copy may have had what the candidate lacks
     granted = [m for m in sent if isinstance(m, VoteResponse) and not m.reject]
     assert bool(granted) is votes
+
+
+@pytest.mark.parametrize("probing", [True, False])
+def test_a_member_that_was_held_up_is_sent_no_entry_again_for_each_heartbeat_it_missed(
+    probing: bool,
+) -> None:
+    # given a leader with entries that a member lacks: it was suspended, and so was its node
+    leader = a_leader()
+    acknowledge(leader, 2, 1)
+    acknowledge(leader, 3, 1)
+    leader.raft.propose([b"a", b"b"])
+    leader.work()
+    if probing:
+        leader.raft.report_unreachable(3)
+    # when it wakes up, and answers all heartbeats of a minute at a time
+    answer = HeartbeatResponse(1, 3, leader.core.term, 0)
+    sent = [m for m in leader.step(*[answer] * 600) if isinstance(m, Append)]
+    # then one of them has something sent: the leader has other things to do
+    assert [message.to for message in sent] == [3]
+    # and it is sent once more after the next heartbeat, in case it was lost
+    leader.raft.tick()
+    leader.work()
+    sent = [m for m in leader.step(answer, answer) if isinstance(m, Append)]
+    assert [message.to for message in sent] == [3]

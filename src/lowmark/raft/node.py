@@ -117,6 +117,8 @@ class RaftNode:
             changes.leave_if_due(core)
         if core.role is Role.LEADER and core.heartbeat_elapsed >= core.config.heartbeat_ticks:
             core.heartbeat_elapsed = 0
+            for progress in core.progress.values():
+                progress.nudged = False
             replication.broadcast_heartbeat(core)
 
     def campaign(self) -> None:
@@ -325,10 +327,13 @@ class RaftNode:
         core = self.core
         progress = core.progress[message.sender]
         progress.recent_active = True
-        progress.flow_paused = False
-        behind = progress.match < core.log.last_index
-        if behind or progress.state is ProgressState.PROBE:
-            replication.send_append(core, message.sender)
+        # Once per heartbeat: a member that was held up answers all that it missed at a time, and
+        # each answer would have the same entries read and sent once more.
+        if not progress.nudged:
+            progress.flow_paused = False
+            if progress.match < core.log.last_index or progress.state is ProgressState.PROBE:
+                replication.send_append(core, message.sender)
+                progress.nudged = True
         if message.context:
             reads.heard_round(core, message, progress)
 

@@ -80,11 +80,13 @@ class Progress(msgspec.Struct, kw_only=True):
     """Whether it was heard of since quorum was last checked."""
     flow_paused: bool = False
     """A probe is on its way, or the window is full: wait for an answer or a heartbeat's."""
+    nudged: bool = False
+    """Whether an answer to a heartbeat had something sent, since the last tick that called it."""
     read_round: int = 0
     """The last round of reads in which it said that it follows."""
 
     def _enter(self, state: ProgressState) -> None:
-        self.flow_paused = False
+        self.flow_paused = self.nudged = False
         self.pending_snapshot = 0
         self.state = state
         self.inflights.clear()
