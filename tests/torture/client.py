@@ -46,6 +46,10 @@ META_END = "torture/end"
 AS_OF_AGE_S = 240.0
 PAUSE_S = 0.05
 FINISH_S = 90.0
+META_WRITE_S = 8.0
+"""A write that must not be made twice waits this long for a node that is suspended. A writer may
+meet that node two times in a row, and is expected to go on all the same (`nemesis.PROGRESS_S`).
+"""
 
 
 class ClientSpec(msgspec.Struct):
@@ -371,7 +375,7 @@ class Client:
     def meta_write(self) -> None:
         """Values that no other write has; some only if the one before is known."""
         count = 0
-        nodes = [NodeClient(address, timeout_s=15.0) for address in self.spec.addresses]
+        nodes = [NodeClient(address, timeout_s=META_WRITE_S) for address in self.spec.addresses]
         while self.going_on:
             count += 1
             key, value = self.meta_key(), f"{self.me.number}-{count}"
@@ -391,7 +395,7 @@ class Client:
                     self.do(
                         "write",
                         [key.decode(), value],
-                        lambda puts=puts: self.db.backend.write(puts),  # type: ignore[misc]
+                        lambda puts=puts: self.db.backend.write(puts, timeout_s=META_WRITE_S),  # type: ignore[misc]
                         changes=True,
                     )
                 case _:
@@ -410,7 +414,9 @@ class Client:
             [key.decode(), [before, value]],
             lambda: (
                 self.db.backend.write(
-                    [Put(key, value.encode())], condition=value_is(key, before.encode())
+                    [Put(key, value.encode())],
+                    condition=value_is(key, before.encode()),
+                    timeout_s=META_WRITE_S,
                 ),
             ),
             lambda found: {"key": key.decode(), "old": before, "new": value, "done": found[0]},
