@@ -240,6 +240,7 @@ class Group:
             raise self.stopped.again()
         if to not in self.raft.core.members.voters:
             raise NotAMember(self.name, to)
+        self.resting.wake()  # without a clock, one that fails would never be given up
         self._act(lambda: self.raft.transfer_leader(to))
 
     def campaign(self) -> None:
@@ -686,6 +687,10 @@ class Group:
     def last_index(self) -> int:
         """The last index of the log."""
         return self.raft.core.log.last_index
+
+    def hears(self, node: int) -> bool:
+        """Whether a member's node has spoken lately."""
+        return node not in self._services.missing(self.raft.core.progress)
 
     def status(self) -> GroupStatus:
         """Everything worth knowing about this copy."""

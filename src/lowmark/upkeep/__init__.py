@@ -1,9 +1,9 @@
 """What a cluster does by itself, every now and then: the low watermark, retention, dropped tables,
-old revisions of the metastore.
+old revisions of the metastore, who leads what.
 
-Every node looks after what it has: retention of the partitions that it leads, files that a cut has
-freed, copies of dropped tables. What is there once for the whole cluster, the watermark and keys of
-dropped tables, is the coordinator's.
+Every node looks after what it has: retention of the partitions that it leads, leadership that
+another node should have, files that a cut has freed, copies of dropped tables. What is there once
+for the whole cluster, the watermark and keys of dropped tables, is the coordinator's.
 
 Invariants
     1. Nothing is done that the low watermark, or a hold in a partition, does not allow: each duty

@@ -18,6 +18,7 @@ from lowmark.placement import Placement
 from lowmark.runtime import COUNTER_BITS, HybridClock, Runtime, millis_of
 from lowmark.table import Advanced, LowWatermark, Partition, Tables, Tick, Trim, Trimmed, View
 from lowmark.upkeep.dropped import Dropped
+from lowmark.upkeep.leaders import Leaders
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +194,8 @@ class Look:
     """Partitions that were cut by retention, or that a reader holds."""
     snapshots: int
     """This many copies were asked to free what was cut."""
+    handed_over: int
+    """This many partitions shall be led by another node from now on."""
     destroyed: tuple[tuple[TableId, int], ...]
     """Copies of dropped tables that went."""
     removed: tuple[TableId, ...]
@@ -223,6 +226,9 @@ class Upkeep:
         self._clock = runtime.clock
         self._retention = Retention(runtime.clock, catalogs)
         self._freeing = Freeing()
+        self._leaders = Leaders(
+            routes=placement.routes, now_ms=lambda: runtime.loop.elapsed_us() // 1_000
+        )
         self._dropped = Dropped(catalogs, tables, placement, watermark)
         self._forgetting: Future[int] = Future()
         """The last time that old revisions were asked to go."""
@@ -291,6 +297,7 @@ class Upkeep:
         retained: list[Future[Retained]],
     ) -> None:
         snapshots = self._freeing.look(self._open_copies())
+        handed_over = self._leaders.look(self._open_copies())
         destroyed: list[tuple[TableId, int]] = []
         errors: list[LowmarkError] = []
         removing: Future[list[Future[TableId]]] = Future.of([])
@@ -309,6 +316,7 @@ class Upkeep:
                     next(iter(_values(moved)), None),
                     tuple(one for one in _values(retained) if one.rows or one.held_by),
                     len(snapshots),
+                    handed_over,
                     tuple(destroyed),
                     tuple(_values(keys)),
                     (
