@@ -610,6 +610,34 @@ def test_a_node_whose_copy_is_damaged_starts_and_says_so_by_name(place: int) -> 
     serves(world, world[1])
 
 
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_nodes_that_join_a_founder_which_has_moved_do_not_answer_it_where_it_was(seed: int) -> None:
+    # given a founder that was alone, as an embedded one is, and is now at another address
+    world = World(seed, nodes=1, metastore_config=MetastoreConfig(lease_ms=60_000))
+    world[1].metastore.group.snapshot()
+    world.run_for(1_000)
+    world[1].stop()
+    world[1].address = "n1:2"
+    world[1].start()
+    # when two nodes join it, right away
+    for number in (2, 3):
+        world.nodes[number] = world.new_node(number)
+        world[number].start(join="n1:2")
+    # then they are up to date long before a lease is over
+    world.run_until(
+        lambda: all(
+            node.here.ready.done
+            and len(node.metastore.group.members().voters) == 3
+            and node.metastore.state.latest == world[1].metastore.state.latest
+            for node in world.nodes.values()
+        ),
+        timeout_ms=10_000,
+    )
+    # and all know where all are
+    for node in world.nodes.values():
+        assert {one.address for one in node.here.nodes()} == {"n1:2", "n2:1", "n3:1"}
+
+
 def test_a_copy_of_a_data_directory_is_not_let_in_beside_its_original() -> None:
     # given a node that is up, and a copy of its directory from before it joined
     world = World()

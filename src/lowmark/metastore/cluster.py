@@ -235,6 +235,8 @@ class Cluster:
         self._turn = 0
         self._leaving: Future[None] | None = None
         self._closed = False
+        self._welcomed: Welcome | None = None
+        """Where the leader said that nodes are, until this node's copy is as new as that."""
         self.refused: ClusterRefused | None = None
         """Why this node was not let in again, the last time it asked."""
 
@@ -319,12 +321,8 @@ class Cluster:
 
     def _joined(self, reply: JoinReply) -> None:
         match reply:
-            case Welcome(cluster=cluster, nodes=nodes):
-                for node in nodes:
-                    if node.number != self.node.number:
-                        self._groups.transport.learn(node.number, node.address)
-                peers = {str(n.number): n.address for n in nodes if n.number != self.node.number}
-                self._save(cluster=cluster.id, peers=peers)
+            case Welcome(cluster=cluster):
+                self._save(cluster=cluster.id, peers=self._welcomed_by(reply))
                 self.metastore.follow()
                 self._go()
             case Elsewhere() | NotNow():
@@ -336,6 +334,30 @@ class Cluster:
                 self.ready.reject(_has_left(self.node))
             case _:
                 assert_never(reply)
+
+    def _welcomed_by(self, welcome: Welcome) -> dict[str, str]:
+        """Take the leader's word for where others are; gives that."""
+        self._welcomed = welcome
+        peers = self._others(welcome)
+        for number, address in peers.items():
+            self._groups.transport.learn(int(number), address)
+        return peers
+
+    def _newer_than_here(self) -> dict[str, str]:
+        """Where the leader said that others are, if this node's copy is older than that.
+
+        A copy that is new begins with what was long ago, when nodes were elsewhere. Its node would
+        answer the leader there, and hear nothing more.
+        """
+        said = self._welcomed
+        if said is None or self.metastore.state.latest >= said.revision:
+            self._welcomed = None
+            return {}
+        return self._others(said)
+
+    def _others(self, welcome: Welcome) -> dict[str, str]:
+        nodes = welcome.nodes
+        return {str(n.number): n.address for n in nodes if n.number != self.node.number}
 
     def _ask(self, address: str, answered: Callable[[JoinReply], None], hops: int = 0) -> None:
         """Ask to be let in, at an address and where it says the leader is."""
@@ -359,6 +381,8 @@ class Cluster:
         self._watch()
         self._presence.start()
         self._coordinator.start()
+        # A leader that has moved says so first: it lets no other node in before.
+        self.metastore.on_elected(lambda _: None if self._closed else self._say_where())
         self._every()
 
     def _watch(self) -> None:
@@ -395,7 +419,7 @@ class Cluster:
             str(node.number): node.address
             for node in now.by_presence()
             if node.number != self.node.number
-        }
+        } | self._newer_than_here()
         for number, address in peers.items():
             self._groups.transport.learn(int(number), address)
         # A node that has left is a member until its place is taken, and a majority may need it.
@@ -428,6 +452,9 @@ class Cluster:
             return
         self._loop.call_later(self.config.lease_ms / 3, self._every)
         self._learn()
+        self._say_where()
+
+    def _say_where(self) -> None:
         # Also one that is leaving: it may be out already, and have crashed before it knew.
         if not self._identity.left and not self._is_in():
             self._ask_again()
@@ -466,10 +493,8 @@ class Cluster:
         self._asking = False
         self.refused = None
         match reply:
-            case Welcome(nodes=nodes):
-                for node in nodes:
-                    if node.number != self.node.number:
-                        self._groups.transport.learn(node.number, node.address)
+            case Welcome():
+                self._welcomed_by(reply)
             case Elsewhere() | NotNow():
                 logger.info("not let in again yet", extra={"reason": repr(reply)})
             case Turned(message=message, detail=detail, hint=hint):

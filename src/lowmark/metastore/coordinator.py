@@ -74,6 +74,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
     cluster: ClusterSettings
     nodes: tuple[NodeInfo, ...]
     """Where all nodes are that may speak to it."""
+    revision: int = 0
+    """As of which that is said."""
 
 
 class Elsewhere(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -225,7 +227,12 @@ class Coordinator:
             _check_welcome(asked, settings, now)
         except Rejected as error:
             return Future.failed(error)
-        welcome = Welcome(settings, (*self._on_their_way_out(now), *now.by_presence()))
+        here = now.nodes.get(self._metastore.node)
+        if here is not None and here.address != self._groups.transport.address != node.address:
+            # A newcomer would learn from its copy where this node was, and answer it there.
+            return Future.of(NotNow("its leader has moved, and has not said so yet"))
+        nodes = (*self._on_their_way_out(now), *now.by_presence())
+        welcome = Welcome(settings, nodes, self._metastore.state.latest)
         if now.nodes.get(node.number) == node == now.topology.find(node.number):
             return Future.of(welcome)
         whole: Future[JoinReply] = Future()
