@@ -34,7 +34,7 @@ FOUND_BY = {
     "sweeps what somebody reads": (2, ("LedgerLost",)),
     "sweeps what a run has written": (0, ("swept, though a run goes on", "LedgerLost")),
     "publishes whatever was published meanwhile": (0, ("LedgerConflict",)),
-    "reads a row below the horizon again": (0, ("gave", "after")),
+    "reads a row below the horizon again": (1, ("gave", "after")),
     "stays with an older ledger": (2, ("did not say that", "did not give")),
     "reads without checking": (3, (" for {",)),
     "trusts any manifest with a valid checksum": (

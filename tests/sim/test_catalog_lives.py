@@ -32,14 +32,14 @@ print(live(int(sys.argv[1])))
 
 FOUND_BY = {
     "appends unconditionally": (0, "was made twice"),
-    "cuts unconditionally": (15, "the log has"),
+    "cuts unconditionally": (10, "the log has"),
     "reads parts as they are now": (10, "is missing"),
     "ignores its token": (34, "refused, but it is in version"),
     "looks without waiting": (1, "is in force"),
     "takes times from its own clock": (0, "at another time"),
     "answers without the skew": (0, "was said to be done"),
     "refuses at once": (0, "does not show why"),
-    "says that nothing was written": (30, "but it is in"),
+    "says that nothing was written": (66, "but it is in"),
     "tells a jump to nobody": (5, "was told after"),
 }
 """The seed, and a part of what is said then."""
