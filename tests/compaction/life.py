@@ -61,7 +61,7 @@ __all__ = [
     "small",
 ]
 
-LIVES_IN_TEST = 12
+LIVES_IN_TEST = 8
 """Lives in `make test`."""
 LIVES_IN_ALL = 24
 """Lives in `make test-all`."""

@@ -17,7 +17,7 @@ from sim.lives import note_seed, portions, seeds_of
 from sim.log_mutants import MUTANTS
 
 STEPS = 150
-SEEDS_IN_TEST = 40
+SEEDS_IN_TEST = 20
 SEEDS = seeds_of(100)
 SEEDS_PER_TEST = 20
 SEEDS_FOR_MUTANTS = 200
