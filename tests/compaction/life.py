@@ -769,14 +769,21 @@ class Life:
     def damage(self) -> None:
         """A bit of a ledger's file is wrong for a while: whoever reads it is told, or unharmed."""
         for _ in range(3):
-            there = self.table._compactor.ledgers.store.files(table_folder(self.table_id))
-            paths = [one.path for one in there if one.bytes]
+            paths = self._written_paths()
             if paths:
                 rows = [path for path in paths if path.endswith(".parquet")]
                 self._damage(self.dice.choice(self.dice.choice([rows or paths, paths])))
         self.check_compacted()
         self.check_keys()
         self.misplace()
+
+    def _written_paths(self) -> list[str]:
+        """The files of ledgers in the order in which they were written, which a seed decides: the
+        names of runs of one second are in an order that chance decides.
+        """
+        store = self.table._compactor.ledgers.store
+        paths = [one.path for one in store.files(table_folder(self.table_id)) if one.bytes]
+        return sorted(paths, key=lambda path: Path(store.full_path(path)).stat().st_mtime_ns)
 
     def _damage(self, path: str) -> None:
         dice, ledgers = self.dice, self.table._compactor.ledgers

@@ -36,7 +36,7 @@ FOUND_BY = {
     "publishes whatever was published meanwhile": (0, ("LedgerConflict",)),
     "reads a row below the horizon again": (1, ("gave", "after")),
     "stays with an older ledger": (2, ("did not say that", "did not give")),
-    "reads without checking": (3, (" for {",)),
+    "reads without checking": (8, (" for {",)),
     "trusts any manifest with a valid checksum": (
         10,
         ("reading compacted", "is another ledger's"),
