@@ -17,8 +17,9 @@ from lowmark.client import Database, Table
 
 COLUMNS = {"id": "int64", "status": "string"}
 START_S = 60.0
-PATIENT = {"LOWMARK_GROUP_REQUEST_TIMEOUT_MS": "60000"}
-"""A machine that is busy with other tests takes its time to elect a leader."""
+SETTINGS = {"LOWMARK_GROUP_REQUEST_TIMEOUT_MS": "60000", "LOWMARK_METASTORE_LEASE_MS": "5000"}
+"""A machine that is busy with other tests takes its time to elect a leader. A lease ends sooner
+than by default: a test waits for that until the others know that a node is gone."""
 
 
 class Nodes:
@@ -50,7 +51,7 @@ class Nodes:
         words += ["--join", self._listen[0]] if join else []
         process = subprocess.Popen(
             [sys.executable, "-m", "lowmark", *words],
-            env=os.environ | PATIENT,
+            env=os.environ | SETTINGS,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
