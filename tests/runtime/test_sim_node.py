@@ -360,3 +360,42 @@ def test_a_cluster_crashes_and_restarts_and_every_life_is_one_piece(seed: int, n
     first = run_cluster(seed, names=names, check=check)
     # and one seed gives one story
     assert first == run_cluster(seed, names=names, check=check)
+
+
+# -- a node that is held up -----------------------------------------------------------------------
+
+
+def test_a_node_that_is_held_up_does_everything_later_in_the_same_order() -> None:
+    # given a node with things to do, one of which takes a while
+    world = SimLoop(1)
+    node, other = SimNode(world, "a"), SimNode(world, "b")
+    done: list[tuple[str, float]] = []
+
+    def do(who: str, *, takes_ms: float = 0.0) -> Callable[[], None]:
+        def step() -> None:
+            done.append((who, world.elapsed_us() / 1_000))
+            node.hold_up(takes_ms)
+
+        return step
+
+    node.call_later(10, do("first", takes_ms=30))
+    node.call_later(20, do("second"))
+    node.call_later(40, do("third"))
+    cancelled = node.call_later(30, never)
+    other.call_later(20, do("other"))
+    # when it is held up, and gives one of them up before it goes on
+    node.hold_up(25)
+    world.call_later(40, cancelled.cancel)
+    world.run_for(100)
+    # then each waits for those before it, and another node for none of them
+    assert done == [("other", 20), ("first", 25), ("second", 55), ("third", 55)]
+
+
+def test_a_node_that_dies_while_it_is_held_up_does_nothing_more() -> None:
+    world = SimLoop(1)
+    node = SimNode(world, "a")
+    node.hold_up(20)
+    node.call_later(10, never)
+    world.run_for(15)
+    node.crash()
+    world.run_for(100)

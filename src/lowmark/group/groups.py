@@ -121,11 +121,12 @@ class Groups:
         self._scheduled = False
         self._closed = False
         self._ticks = 0
-        self._heard_at_ms: dict[int, int] = {}
         self._cut: dict[int, int] = {}
         """When the connections of nodes broke that gave no sign of life since."""
         self._heard_at_tick: dict[int, int] = {}
         """Ticks do not pass while this process is held up: what came meanwhile is not silence."""
+        self._watched_since: dict[int, int] = {}
+        """The tick since which groups rest on a node without a break."""
         self._present: AbstractSet[int] = frozenset()
         """Nodes that have spoken lately, as of the last tick."""
         self._rests = _Rests()
@@ -419,7 +420,7 @@ class Groups:
                 group.tick()
             elif look:
                 group.rest_tick()
-        self._watch_nodes(now)
+        self._watch_nodes()
 
     def rest_changed(self) -> None:
         """A group rests, or does not any more."""
@@ -435,7 +436,7 @@ class Groups:
         heard = {node for node, tick in self._heard_at_tick.items() if tick > since}
         self._present = heard | {self.node}
 
-    def _watch_nodes(self, now: int) -> None:
+    def _watch_nodes(self) -> None:
         """Watch over those nodes that groups rest on, and look for those they rest without."""
         before = self._rests.on
         if self._rests_changed:
@@ -445,8 +446,8 @@ class Groups:
             if node == self.node:
                 continue
             if node not in before:
-                self._heard_at_ms[node] = now  # it had no reason to say anything before
-            elif now - self._heard_at_ms[node] >= self.config.election_ms:
+                self._watched_since[node] = self._ticks  # it had no reason to speak before
+            elif self._silent_ticks(node) >= self.config.election_ticks:
                 self._fell_silent(node)
             self.transport.pulse(node)
         for node in self._rests.without:
@@ -455,6 +456,10 @@ class Groups:
             elif self._ticks % self.config.election_ticks == 0:
                 # If it is there, it answers: that it has no such service, if nothing else.
                 self.calls.ask(node, _PRESENCE, b"", timeout_ms=self.config.election_ms)
+
+    def _silent_ticks(self, node: int) -> int:
+        since = max(self._heard_at_tick.get(node, 0), self._watched_since.get(node, 0))
+        return self._ticks - since
 
     def _wake_without(self, node: int) -> None:
         for group in self._groups.values():
@@ -493,7 +498,6 @@ class Groups:
 
     def heard(self, sender: int, *, restarted: bool) -> None:
         """A node gave a sign of life."""
-        self._heard_at_ms[sender] = self.now_ms()
         self._heard_at_tick[sender] = self._ticks
         self._cut.pop(sender, None)
         if sender not in self._present:

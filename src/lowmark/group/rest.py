@@ -9,7 +9,9 @@ proposal or read starts the clock again.
 Meanwhile nodes watch over each other, one small frame per pair and tick: a leader over all members,
 the others over the leader. When a node falls silent for an election timeout, or comes back as a new
 process, the groups that rest on it wake, as if they had counted all that time themselves. (Not on
-each other: a follower that woke alone would hear of no leader, and elect one.)
+each other: a follower that woke alone would hear of no leader, and elect one.) Silence is counted
+in the node's own ticks: on a machine that is too slow for all its groups, nodes that are late would
+else be taken for dead, and wake more groups.
 
 A node that is down does not keep the others awake. A member is *missing* if its node has said
 nothing to the leader's node for two election timeouts, though it was called or should have spoken.

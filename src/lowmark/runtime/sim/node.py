@@ -10,6 +10,7 @@ A `SimNode` is one life. After a crash it calls nothing any more, whoever still 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,23 +28,27 @@ _MILLION = 1_000_000
 class _NodeTimer:
     """Known to its node as long as it may go off."""
 
-    def __init__(self, waiting: dict[_NodeTimer, None], callback: Callback) -> None:
-        self._waiting = waiting
+    def __init__(self, node: SimNode, callback: Callback) -> None:
+        self._node = node
         self._callback = callback
         self.inner: Timer | None = None
 
     def start(self, inner: Timer) -> None:
         self.inner = inner
-        self._waiting[self] = None
+        self._node.waiting[self] = None
 
     def cancel(self) -> None:
-        self._waiting.pop(self, None)
+        self._node.waiting.pop(self, None)
         if self.inner is not None:
             self.inner.cancel()
 
     def __call__(self) -> None:
-        del self._waiting[self]
-        self._callback()
+        self._node.run(self._go_off)
+
+    def _go_off(self) -> None:
+        if self in self._node.waiting:  # it may have been cancelled while the node was held up
+            del self._node.waiting[self]
+            self._callback()
 
 
 class _NodeLane:
@@ -83,6 +88,8 @@ class SimNode:
     time never jumps, but runs at the same rate. A timer keeps the moment that it was started for
     when the rate changes.
 
+    A node can be held up (`hold_up`): it does everything, but late.
+
     If the node's disk stops the world (`WorldStopped`), it stops for this node only: the node
     crashes, and the others go on.
     """
@@ -91,7 +98,9 @@ class SimNode:
         self.world = world
         self.name = name
         self.crashed = False
-        self._waiting: dict[_NodeTimer, None] = {}
+        self.waiting: dict[_NodeTimer, None] = {}
+        self._held_until_us = 0
+        self._held: deque[Callback] = deque()
         self._lanes: dict[str, _NodeLane] = {}
         self._at_crash: list[Callback] = []
         # The clock is a line through one point, in whole numbers, so that it is the same anywhere.
@@ -142,7 +151,7 @@ class SimNode:
 
     def at(self, time_us: int, callback: Callback) -> Timer:
         """Call back at a time of the world's clock, if this life lasts until then."""
-        timer = _NodeTimer(self._waiting, lambda: self.run(callback))
+        timer = _NodeTimer(self, callback)
         if not self.crashed:
             timer.start(self.world.at(time_us, timer))
         return timer
@@ -165,7 +174,7 @@ class SimNode:
         if self.crashed:
             return
         self.crashed = True
-        for timer in list(self._waiting):
+        for timer in list(self.waiting):
             timer.cancel()
         for give_back in self._at_crash:
             give_back()
@@ -173,13 +182,46 @@ class SimNode:
     # -- life and death ---------------------------------------------------------------------------
 
     def run(self, callback: Callback) -> None:
-        """Call something as this node: not at all if it is dead, to its death if its disk stops."""
+        """Call something as this node: not at all if it is dead, to its death if its disk stops.
+
+        While the node is held up, and until it has done what waited, it waits behind that.
+        """
         if self.crashed:
+            return
+        if self._held or self.world.elapsed_us() < self._held_until_us:
+            self._held.append(callback)
+            if len(self._held) == 1:
+                self.world.at(self._held_until_us, self._catch_up)
             return
         try:
             callback()
         except WorldStopped:
             self.crash()
+
+    def hold_up(self, ms: float) -> None:
+        """Do nothing for so long, as a process that is suspended, or that has other work to do.
+
+        What was to happen meanwhile happens afterwards, in the same order. A node that is held up
+        already is held up for longer.
+        """
+        since_us = max(self.world.elapsed_us(), self._held_until_us)
+        self._held_until_us = since_us + int(ms * 1_000)
+
+    def _catch_up(self) -> None:
+        """Do the first thing that waits; what it takes may hold up the next."""
+        if self.crashed:
+            return
+        try:
+            if self.world.elapsed_us() >= self._held_until_us:
+                try:
+                    self._held[0]()
+                finally:
+                    self._held.popleft()  # until now, what came meanwhile waited behind it
+        except WorldStopped:
+            self.crash()
+        finally:
+            if self._held:
+                self.world.at(self._held_until_us, self._catch_up)
 
     def at_crash(self, callback: Callback) -> None:
         """Call back when this life ends."""
