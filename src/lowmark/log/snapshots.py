@@ -253,6 +253,7 @@ class SnapshotSender:
         self.needed = needed
         self._order = np.frombuffer(needed.to_array(), np.uint64)
         self._sent = 0
+        self._likely = 16
         self._previous = last_applied
         self._read = read
         self._on_close = on_close
@@ -262,9 +263,12 @@ class SnapshotSender:
 
         At least one comes, however large; after it no more than what `bytes_max` has room for.
         """
-        indexes = self._order[self._sent : self._sent + count_max].tolist()
+        # Only some more than fitted the last time: those that don't fit are looked up in vain.
+        count = min(count_max, self._likely)
+        indexes = self._order[self._sent : self._sent + count].tolist()
         previous, found = self._previous, self._read(indexes, bytes_max) if indexes else []
         self._sent += len(found)
+        self._likely = 2 * len(found) + 1
         if found:
             self._previous = found[-1].index
         return previous, found

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from crc32c import crc32c
 
 from lowmark.errors import invariant
@@ -144,7 +145,8 @@ class FrameReader:
             raise self._misread("its address is no text") from error
 
     def _start_long(self, begun: memoryview, length: int, checksum: int) -> None:
-        self._long = memoryview(bytearray(length))
+        # Not a bytearray, which would be filled with zeros first: all of it is received into.
+        self._long = memoryview(np.empty(length, np.uint8))
         self._long[: len(begun)] = begun
         self._long_filled = len(begun)
         self._long_checksum = checksum
