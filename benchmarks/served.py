@@ -18,6 +18,8 @@ PARTITIONS = 8
 """Of a table."""
 TABLES_AT_ONCE = 100
 METASTORE = "metastore"
+POLL_PAUSE = 2.0
+"""How long to wait between two questions, in times of what the last one took."""
 
 
 class ServedCluster:
@@ -98,12 +100,18 @@ class ServedCluster:
     def until(self, condition: Callable[[], bool], what: str, *, of: bool = True) -> None:
         """Wait for something; `of`: a node that dies meanwhile is an error."""
         ends_at = time.monotonic() + DEADLINE_S
-        while not condition():
-            invariant(time.monotonic() < ends_at, f"{what}: not in time")
+        while True:
+            asked_at = time.monotonic()
+            if condition():
+                return
+            now = time.monotonic()
+            invariant(now < ends_at, f"{what}: not in time")
             if of:
                 for node in self.nodes.values():
                     node.check()
-            time.sleep(0.02)
+            # The answer is work for every node, much of it with thousands of partitions: nodes that
+            # are asked without a pause would have little time for what is waited for.
+            time.sleep(max(0.02, POLL_PAUSE * (now - asked_at)))
 
     # -- tables ---------------------------------------------------------------------------------
 
