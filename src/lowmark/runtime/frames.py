@@ -146,7 +146,7 @@ class FrameReader:
 
     def _start_long(self, begun: memoryview, length: int, checksum: int) -> None:
         # Not a bytearray, which would be filled with zeros first: all of it is received into.
-        self._long = memoryview(np.empty(length, np.uint8))
+        self._long = np.empty(length, np.uint8).data
         self._long[: len(begun)] = begun
         self._long_filled = len(begun)
         self._long_checksum = checksum
