@@ -124,7 +124,8 @@ def _load_snapshot(disk: Disk, state: GroupState, *, read_only: bool) -> None:
     if not read_only:
         if found is not None and damage is None and _has_older(disk, state, found.folder):
             name_anew(disk, found.folder)
-        disk.sync_dir(root)
+        if disk.list(root):  # else it has no name to rely on: thousands of groups start sooner
+            disk.sync_dir(root)
         keep = found.folder.removeprefix(f"{root}/") if found is not None else ""
         remove_others(disk, state.folder, keep, only_older=False)
     if found is not None:
