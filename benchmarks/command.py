@@ -75,7 +75,11 @@ COMMANDS = {
         "compaction on Spark: beside plain Spark, DuckDB, Polars, and copying.",
         "It needs PySpark and Java; figures against DuckDB and Polars need what `bench` names.",
     ),
-    "cluster": (120, "three served nodes: how they start and rest with many partitions.", ""),
+    "cluster": (
+        120,
+        "three served nodes: append beside one node, with a node killed; start, rest.",
+        "",
+    ),
 }
 """Seconds of a quick run, what it measures, and what it needs. The suites take long to import."""
 

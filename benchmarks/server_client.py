@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import assert_never
@@ -21,6 +22,7 @@ from benchmarks.server_wire import (
     Go,
     Leave,
     Order,
+    Pace,
     Reach,
     Read,
     Ready,
@@ -61,10 +63,16 @@ def producer_batch(window: int) -> int:
     return rows
 
 
+Acks = list[tuple[int, int]]
+"""When each append was made, and when it was acknowledged."""
+
+
 class Client:
     """A database that is open here, and what is done with it."""
 
     def __init__(self, reach: Reach) -> None:
+        self.acks: Acks = []
+        """Of the last work, if it noted any."""
         self._opened: Opened | None = None
         with ExitStack() as stack:
             db = stack.enter_context(self._database(reach))
@@ -94,9 +102,12 @@ class Client:
     def prepared(self, work: Work) -> Callable[[], int]:
         """What is to be done when the clock starts; it gives how much was done."""
         table = self._table
+        self.acks = []
         match work:
             case Append(first=first, rows=rows):
                 return _append(table, first, rows)
+            case Pace():
+                return _pace(table, work, self.acks)
             case Send(first=first, rows=rows, window=window):
                 return _send(table, first, rows, window)
             case Read():
@@ -119,6 +130,24 @@ def _append(table: Table, first: int, rows: int) -> Callable[[], int]:
         return sum(table.append(batch).rows for batch in batches)
 
     return append
+
+
+def _pace(table: Table, work: Pace, acks: Acks) -> Callable[[], int]:
+    size = work.batch_rows
+    batches = [batch_of(work.first + at * size, size) for at in range(work.batches)]
+
+    def pace() -> int:
+        rows = 0
+        ends_ns = time.monotonic_ns() + int(work.seconds * 1e9)
+        for batch in cycle(batches) if work.seconds else batches:
+            made_ns = time.monotonic_ns()
+            if work.seconds and made_ns > ends_ns:
+                break
+            rows += table.append(batch).rows
+            acks.append((made_ns, time.monotonic_ns()))
+        return rows
+
+    return pace
 
 
 def _send(table: Table, first: int, rows: int, window: int) -> Callable[[], int]:
@@ -157,9 +186,10 @@ def begin(parent: Parent) -> int:
     return time.monotonic_ns()
 
 
-def end(parent: Parent, began_ns: int, amount: int) -> None:
+def end(parent: Parent, began_ns: int, amount: int, acks: Acks | None = None) -> None:
     """Say what it came to."""
-    parent.send(Done(amount=amount, began_ns=began_ns, ended_ns=time.monotonic_ns()))
+    ended_ns = time.monotonic_ns()
+    parent.send(Done(amount=amount, began_ns=began_ns, ended_ns=ended_ns, acks=tuple(acks or ())))
 
 
 def main() -> None:
@@ -182,7 +212,7 @@ def main() -> None:
                 parent.send(Rested(at_ns=client.rest()))
             case _:
                 do = client.prepared(said)
-                end(parent, begin(parent), do())
+                end(parent, begin(parent), do(), client.acks)
     if client is not None:
         client.close()
 

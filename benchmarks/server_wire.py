@@ -8,7 +8,7 @@ to the last `ended`, or until the server has come to rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -41,6 +41,16 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rows: int
 
 
+class Pace(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Append batches, the next when the last was acknowledged, and note when that was."""
+
+    first: int
+    batch_rows: int
+    batches: int
+    seconds: float = 0.0
+    """Go on for so long, with the same batches again and again; 0: each of them once."""
+
+
 class Send(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Give single rows to a producer, or publish them as messages."""
 
@@ -71,7 +81,7 @@ class Get(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Of a peer."""
 
 
-Work = Append | Send | Read | Get
+Work = Append | Pace | Send | Read | Get
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -100,6 +110,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     amount: int
     began_ns: int
     ended_ns: int
+    acks: tuple[tuple[int, int], ...] = ()
+    """Of each append of a `Pace`: when it was made, and when it was acknowledged."""
 
 
 class Rested(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,18 +123,28 @@ class Rested(msgspec.Struct, frozen=True, kw_only=True):
 WORK_DEADLINE_S = 600.0
 
 
-def worked(
-    workers: Sequence[Child], work: Sequence[Work], *, until_rest_of: Child | None = None
-) -> Side:
-    """Have each worker do its part, all at the same time; what they came to together."""
-    pairs = list(zip(workers, work, strict=True))
-    for worker, part in pairs:
+def done_by(
+    workers: Sequence[Child],
+    work: Sequence[Work],
+    *,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> list[Done]:
+    """Have each worker do its part, all at the same time; what each came to."""
+    for worker, part in zip(workers, work, strict=True):
         worker.send(Order(part))
     for worker in workers:
         worker.receive(Ready, deadline_s=WORK_DEADLINE_S)
     for worker in workers:
         worker.send(Go())
-    done = [worker.receive(Done, deadline_s=WORK_DEADLINE_S) for worker in workers]
+    meanwhile()
+    return [worker.receive(Done, deadline_s=WORK_DEADLINE_S) for worker in workers]
+
+
+def worked(
+    workers: Sequence[Child], work: Sequence[Work], *, until_rest_of: Child | None = None
+) -> Side:
+    """Have each worker do its part, all at the same time; what they came to together."""
+    done = done_by(workers, work)
     ends = [one.ended_ns for one in done]
     if until_rest_of is not None:
         rested = until_rest_of.ask(Order(Rest()), Rested, deadline_s=WORK_DEADLINE_S)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from benchmarks import catalog_figures as catalog
 from benchmarks import cluster_figures as cluster
+from benchmarks import cluster_load
 from benchmarks import group_figures as group
 from benchmarks import server_figures as server
 from benchmarks import table_figures as table
@@ -109,7 +110,7 @@ SUITES: Mapping[str, Suite] = {
     ),
     "cluster": Suite(
         sizes=ClusterSizes,
-        measurements=[cluster.many_groups],
+        measurements=[cluster_load.under_load, cluster.many_groups],
         versions=["pyarrow", "numpy", "msgspec"],
     ),
 }
