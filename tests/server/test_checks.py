@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import flight
@@ -20,8 +21,11 @@ from lowmark.backend.connection import location_of
 from lowmark.backend.protocol import CALL, HELLO, Hello, Request, encode_request
 from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Database, Table
+from lowmark.group import COMMAND_BYTES
 from lowmark.server import Server
+from lowmark.server.checking import _TOGETHER_ROWS, Checker, Received
 from lowmark.table import Change, KeyForm, Outgoing, outgoing
+from lowmark.table.commands import encode_batch
 from server.world import Served
 
 COLUMNS = {"id": "int64", "status": "string", "at": "date"}
@@ -82,6 +86,61 @@ def test_a_row_of_another_partition_is_refused_with_its_batch(orders: Table) -> 
     # and without it they are stored
     assert sent(orders, 1, encoded(batch(*mine))).rows == 3
     assert orders.get(mine[0]) is not None
+
+
+@pytest.mark.parametrize("count", [3, _TOGETHER_ROWS // 2 + 1])
+def test_of_a_message_only_the_batch_with_a_row_of_another_partition_is_refused(
+    orders: Table, count: int
+) -> None:
+    # given batches for three partitions; their keys are hashed together, or are too many for that
+    keys = pa.array(range(10 * count))
+    buckets = KeyForm.of(orders.descriptor).buckets(keys, 3)
+    ids = [[*np.flatnonzero(buckets == number)[:count].tolist()] for number in range(3)]
+    # when the second to last row of the last one belongs to the first
+    ids[2][-2] = ids[0][0]
+    parts = [(number, encoded(batch(*ids[number]))) for number in range(3)]
+    appender = orders._backend.appender(orders.descriptor.id, producer=os.urandom(16))
+    answers = appender.send(parts).answers(30)
+    # then that is said of it, and the others are stored
+    assert answers is not None
+    *stored, refused = answers
+    assert isinstance(refused, errors.RowMisplaced)
+    assert (refused.row, refused.partition, refused.belongs) == (count - 2, 2, 0)
+    assert [getattr(one, "rows", one) for one in stored] == [count, count]
+    assert orders.count() == 2 * count
+
+
+def test_batches_of_two_tables_in_one_message_are_each_held_against_their_own(
+    db: Database, orders: Table
+) -> None:
+    # given a table of two partitions beside one of three, so that most keys have other places
+    other = db.create_table(f"other_{os.urandom(4).hex()}", COLUMNS, key="id", partitions=2)
+    catalog, checker = db.backend.catalog(), Checker()
+
+    def received(table: Table, partitions: int, number: int) -> Received:
+        buckets = KeyForm.of(table.descriptor).buckets(pa.array(range(30)), partitions)
+        out = encoded(batch(*np.flatnonzero(buckets == number).tolist()))
+        command = encode_batch(
+            out.message,
+            rows=out.rows,
+            schema=1,
+            change=Change.UPSERT,
+            producer=b"p" * 16,
+            epoch=0,
+            sequence=0,
+        )
+        room = memoryview(bytes(COMMAND_BYTES) + bytes(command))
+        return table.descriptor.id, number, room
+
+    sound = [received(orders, 3, 0), received(other, 2, 1), received(orders, 3, 2)]
+    assert checker.check(catalog, sound) == [None, None, None]
+    # when the places of one table are taken for those of the other
+    mixed = [sound[0], (other.descriptor.id, 0, sound[2][2]), sound[2]]
+    # then it is refused, and those beside it are not
+    first, second, third = checker.check(catalog, mixed)
+    assert (first, third) == (None, None)
+    assert isinstance(second, errors.RowMisplaced)
+    assert (second.partition, second.belongs) == (0, 1)
 
 
 def _date_beyond(ids: list[int]) -> pa.RecordBatch:
@@ -245,11 +304,11 @@ columns = {
     "tags": "list<string>", "parts": "map<string, date>", "note": "string",
 }
 db = lowmark.open(sys.argv[1])
-db.create_table("t", columns, key="id", partitions=1)
+db.create_table("t", columns, key="id", partitions=2)
 seen, check = [], Checker.check
-def seeing(self, catalog, table, partition, room):
-    seen.append((catalog, table, partition, bytes(room)))
-    check(self, catalog, table, partition, room)
+def seeing(self, catalog, batches):
+    seen.extend((catalog, table, partition, bytes(room)) for table, partition, room in batches)
+    return check(self, catalog, batches)
 Checker.check = seeing
 day = datetime.date(2026, 7, 1)
 with Server(db) as server, lowmark.connect(server.address) as client:
@@ -267,10 +326,11 @@ for _ in range(20_000):
     wrong = bytearray(room)
     for _ in range(drawn.choice([1, 1, 2, 4])):
         wrong[drawn.randrange(9, len(wrong))] = drawn.choice([0, 128, 255, drawn.randrange(256)])
-    try:
-        check(checker, catalog, table, partition, memoryview(bytes(wrong)))
-    except Rejected:
-        refused += 1
+    # beside a sound one, which is not refused with it
+    both = [(table, partition, memoryview(each)) for each in (room, bytes(wrong))]
+    sound, why = check(checker, catalog, both)
+    assert sound is None and (why is None or isinstance(why, Rejected)), (sound, why)
+    refused += why is not None
 db.close()
 print(refused)
 """

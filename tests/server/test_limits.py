@@ -27,11 +27,10 @@ from lowmark.backend.protocol import (
     encode_places,
     encode_request,
 )
-from lowmark.backend.values import BatchRange, ReadRange
+from lowmark.backend.values import BatchRange, Numbered, ReadRange
 from lowmark.client import Database, Table
 from lowmark.server import Limits, appending
 from lowmark.server.appending import AppendStream
-from lowmark.server.checking import Checker
 from lowmark.server.limits import Slots
 from server.world import COLUMNS, Served
 
@@ -215,20 +214,20 @@ def test_more_streams_than_allowed_are_refused_by_name(served: Served, db: Datab
             theirs.append(rows(1, 2))
 
 
-def test_bytes_are_given_back_when_a_check_fails_by_a_mistake(
+def test_bytes_are_given_back_when_a_message_fails_by_a_mistake(
     served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a message of several batches, and a check that fails at the second one, once
+    # given a message of several batches, and no memory for the second one, once
     orders = db.create_table("orders", COLUMNS, key="id", partitions=4)
     orders.append(rows(0, 1))
-    check, asked = Checker.check, itertools.count(1)
+    asked = itertools.count(1)
 
-    def failing(*given: Any) -> None:
+    def failing(*given: Any) -> Numbered:
         if next(asked) == 2:
             raise MemoryError
-        check(*given)
+        return Numbered(*given)
 
-    monkeypatch.setattr(Checker, "check", failing)
+    monkeypatch.setattr(appending, "Numbered", failing)
     # when all was stored, since the client sent it again, then no bytes are taken any more
     orders.append(rows(0, 1_000))
     assert next(asked) > 5

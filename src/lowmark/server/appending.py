@@ -104,11 +104,19 @@ class AppendStream:
             self._bytes += sum(map(len, commands))
         catalog, well = self._backend.catalog(), list[Numbered]()
         taken = 0
+        received = [
+            (TableId(table), partition, sent)
+            for (_, table, partition), sent in zip(places, commands, strict=True)
+        ]
         try:
-            for (number, table, partition), sent in zip(places, commands, strict=True):
+            wrong = self._checker.check(catalog, received)
+            for (number, _, _), (table, partition, sent), why in zip(
+                places, received, wrong, strict=True
+            ):
                 size = len(sent)
                 try:
-                    self._checker.check(catalog, TableId(table), partition, sent)
+                    if why is not None:
+                        raise why
                     self._all_bytes.take(size, wait_s=_FULL_S)
                 except LowmarkError as error:
                     self._done(number, size, error)
@@ -119,7 +127,7 @@ class AppendStream:
                 room = memoryview(pa.allocate_buffer(size)).cast("B")
                 room[:] = sent
                 stored = partial(self._stored, number, size)
-                well.append(Numbered(TableId(table), partition, room, stored))
+                well.append(Numbered(table, partition, room, stored))
             self._hand_over(well)
         except BaseException:
             self._all_bytes.give(taken)  # no batch of the message was handed over

@@ -1,13 +1,17 @@
-"""What is wrong with a batch that a client has encoded: nothing of it is believed.
+"""What is wrong with batches that a client has encoded: nothing of them is believed.
 
-Its header, its table and schema version, its bytes as Arrow, every value of it, and of every row
-that it belongs into the partition it was sent to. All of that is done in columns; what it takes is
-worked out once for each schema version.
+The header of each, its table and schema version, its bytes as Arrow, every value of it, and of
+every row that it belongs into the partition it was sent to. All of that is done in columns; what it
+takes is worked out once for each schema version. The keys of several batches are hashed together: a
+message has a batch for each partition, and hashing takes as many steps for a short column as for a
+long one. In each step a thread may lose its turn to another client's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +22,19 @@ from lowmark.backend.errors import RequestRefused, RowMisplaced, SchemaNotInForc
 from lowmark.catalog import Catalog, Table, TableId
 from lowmark.client.checking import check_values
 from lowmark.client.table_writing import written_with
-from lowmark.errors import Corrupt, Rejected
+from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import COMMAND_BYTES
 from lowmark.table import CHANGE, BatchRefused, Change, KeyForm, stored_schema
 from lowmark.table.commands import HEADER_BYTES, Batch
 from lowmark.table.commands import decode as decode_command
 
 ROOM_BYTES = COMMAND_BYTES + HEADER_BYTES
+_TOGETHER_ROWS: Final = 1 << 14
+_TOGETHER_BYTES: Final = 8 << 20
+"""Keys are hashed together for so many rows, and of batches of so many bytes."""
+
+Received: TypeAlias = tuple[TableId, int, memoryview]
+"""Where a batch is to go, and the command with room in front of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +56,27 @@ class Checker:
     def __init__(self) -> None:
         self._ways: dict[tuple[TableId, int, int], _Way] = {}
 
-    def check(self, catalog: Catalog, table: TableId, partition: int, room: memoryview) -> None:
-        """Refuse a batch that must not be stored; `room` is the command with room in front."""
+    def check(self, catalog: Catalog, batches: Sequence[Received]) -> list[LowmarkError | None]:
+        """Why each of a message's batches must not be stored; None: it may be."""
+        wrong: list[LowmarkError | None] = [None] * len(batches)
+        keyed: list[_Keyed] = []
+        for at, (table, partition, room) in enumerate(batches):
+            try:
+                way, rows = self._looked_at(catalog, table, partition, room)
+            except LowmarkError as error:
+                wrong[at] = error
+                continue
+            if way.form is not None and way.table.partitions > 1:
+                keyed.append(_Keyed(at, way, partition, rows, len(room)))
+        for together in _of_one_way(keyed):
+            for at, misplaced in _misplaced(together):
+                wrong[at] = misplaced
+        return wrong
+
+    def _looked_at(
+        self, catalog: Catalog, table: TableId, partition: int, room: memoryview
+    ) -> tuple[_Way, pa.RecordBatch]:
+        """The rows of a batch, of which only the places may be wrong; else it is refused."""
         described = catalog.table(table)
         if described is None:
             raise TableUnknown(f"with the id {table}", known=())
@@ -61,8 +90,8 @@ class Checker:
         rows = _rows(described, way.stored, header, room)
         check_values(rows)
         _check_required(way, Change(header.change), rows)
-        if way.form is not None:
-            _check_places(way, partition, rows)
+        _check_nulls(way, rows)
+        return way, rows
 
     def _way(self, table: Table, header: Batch) -> _Way:
         key = (table.id, header.schema, header.change)
@@ -151,26 +180,71 @@ def _check_required(way: _Way, change: Change, rows: pa.RecordBatch) -> None:
             )
 
 
-def _check_places(way: _Way, partition: int, rows: pa.RecordBatch) -> None:
-    assert way.form is not None
-    keys = way.form.array(rows)
-    name = way.table.name
+def _check_nulls(way: _Way, rows: pa.RecordBatch) -> None:
+    """A key is whole; or there is none, where the table keeps such rows."""
     columns = [rows.column(one) for one in way.key]
-    if any(column.null_count for column in columns):
-        nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns]
-        some, whole = np.logical_or.reduce(nulls), np.logical_and.reduce(nulls)
-        bad = some & ~whole if way.keyless_ok else some
-        if way.keyless_ok and CHANGE in rows.schema.names:
-            bad |= whole & (rows.column(CHANGE).to_numpy() == Change.DELETE)
-        if bad.any():
-            raise BatchRefused(
-                f"the key of table {name} can't be null (row {int(bad.argmax())})",
-                detail="Nothing of the batch was stored.",
-            )
-    if way.table.partitions == 1:
+    if not any(column.null_count for column in columns):
         return
-    buckets = way.form.buckets(keys, way.table.partitions)
-    wrong = (buckets != partition) & (buckets >= 0)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise RowMisplaced(name, partition=partition, row=row, belongs=int(buckets[row]))
+    nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns]
+    some, whole = np.logical_or.reduce(nulls), np.logical_and.reduce(nulls)
+    bad = some & ~whole if way.keyless_ok else some
+    if way.keyless_ok and CHANGE in rows.schema.names:
+        bad |= whole & (rows.column(CHANGE).to_numpy() == Change.DELETE)
+    if bad.any():
+        raise BatchRefused(
+            f"the key of table {way.table.name} can't be null (row {int(bad.argmax())})",
+            detail="Nothing of the batch was stored.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Keyed:
+    """A batch whose rows must be of its partition."""
+
+    at: int
+    """Its place in the message."""
+    way: _Way
+    partition: int
+    rows: pa.RecordBatch
+    bytes: int
+
+
+def _of_one_way(keyed: Iterable[_Keyed]) -> Iterator[list[_Keyed]]:
+    """Those whose keys are hashed together: neighbours of one schema version, not too many."""
+    some: list[_Keyed] = []
+    rows = size = 0
+    for one in keyed:
+        rows, size = rows + one.rows.num_rows, size + one.bytes
+        full = rows > _TOGETHER_ROWS or size > _TOGETHER_BYTES
+        if some and (full or one.way is not some[0].way):
+            yield some
+            some, rows, size = [], one.rows.num_rows, one.bytes
+        some.append(one)
+    if some:
+        yield some
+
+
+def _misplaced(together: Sequence[_Keyed]) -> Iterator[tuple[int, RowMisplaced]]:
+    """Batches with a row of another partition, by their place in the message."""
+    way = together[0].way
+    assert way.form is not None
+    columns = [
+        pa.concat_arrays([one.rows.column(name) for one in together]) for name in way.form.names
+    ]
+    buckets = way.form.buckets(way.form.array_of(columns), way.table.partitions)
+    counts = [one.rows.num_rows for one in together]
+    wrong = buckets != np.repeat([one.partition for one in together], counts)
+    wrong &= buckets >= 0
+    if not wrong.any():
+        return
+    low = 0
+    for one, count in zip(together, counts, strict=True):
+        here = wrong[low : low + count]
+        if here.any():
+            row = int(here.argmax())
+            belongs = int(buckets[low + row])
+            yield (
+                one.at,
+                RowMisplaced(way.table.name, partition=one.partition, row=row, belongs=belongs),
+            )
+        low += count
