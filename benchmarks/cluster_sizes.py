@@ -57,10 +57,10 @@ class ClusterSizes:
             groups=2_400,
             groups_few=300,
             idle_seconds=5.0,
-            load_batches=20,
+            load_batches=15,
             kills=3,
-            kill_seconds=4.0,
-            paced_batches=100,
+            kill_seconds=3.0,
+            paced_batches=50,
         )
 
     @classmethod
