@@ -139,7 +139,9 @@ _DEFINED_IN = {
     "lowmark.backend.attached": "LedgersUnknown",
     "lowmark.backend.spread": "CopiesAway",
     "lowmark.node": "AnswerLost NodeSilent NodeUnreachable NotADatabase NotLoopback",
-    "lowmark.ledger.errors": "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed",
+    "lowmark.ledger.errors": (
+        "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"
+    ),
     "lowmark.table.errors": (
         "BatchRefused BelowWatermark CursorExists CursorMovesBack CursorOverdue CursorUnknown"
         " DeletesGone DeletesHeld LeaseExpired OffsetExpired OffsetToCome OutOfSequence"

@@ -32,6 +32,7 @@ ROW = {
     "verify",
     "trim",
     "rewrite",
+    "read",
     "read_rate",
     "write_rate",
     "resumed",

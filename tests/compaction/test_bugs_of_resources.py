@@ -208,7 +208,6 @@ def work(partition: int) -> Work:
     return Work(
         run="r",
         store="s",
-        root="d",
         table=b"",
         table_name="t",
         partition=partition,

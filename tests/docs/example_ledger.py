@@ -122,6 +122,7 @@ RUN = RunRecord(
             files_written=1,
             ledger_bytes=2226,
             rows_checked=2,
+            read_from="segments",
             trimmed_bytes=331,
             trimmed_to=10,
             held_by=("cursor billing",),
@@ -145,4 +146,5 @@ DONE = Done(
     files_dropped=1,
     rows_checked=2,
     ledger_bytes=2226,
+    read_from="segments",
 )

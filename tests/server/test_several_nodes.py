@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 from pyarrow import flight
@@ -15,6 +16,7 @@ from pyarrow import flight
 from eventually import eventually
 from lowmark.backend.spread import CopiesAway
 from lowmark.client import Reader, Table
+from lowmark.ledger import kernel, work
 from lowmark.node import NodeClient
 from lowmark.table import ProducerFenced
 from server.nodes import Nodes, table_of
@@ -198,6 +200,36 @@ def test_a_run_whose_process_dies_right_after_publishing_needs_no_other(nodes: N
         eventually(lambda: view(latest=True).ledger is not None)
         assert table.read(compacted=True).to_arrow().num_rows == 100
         assert table.get(99) == rows(99, 1)[0]
+
+
+def test_a_task_reads_on_at_another_node_when_the_one_it_reads_from_is_killed(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a run that reads over Flight from node 1
+    with nodes.connect(1) as db:
+        table = table_of(db, "read_away", replicas=3, partitions=1)
+        for _ in range(3):
+            table.append(rows(0, 500))
+        compactable(table)
+        original = kernel.fold_tail
+
+        def kill_between(*given: Any, **more: Any) -> Any:
+            folded = original(*given, **more)
+            nodes.kill(1)
+            return folded
+
+        # when that node is killed between the two passes over its rows
+        monkeypatch.setattr(work, "fold_tail", kill_between)
+        try:
+            run = table.compact(engine="local", read="flight", verify=True)
+        finally:
+            nodes.start(1)
+        # then the run has its rows from another one
+        assert run.state == "done"
+        assert run.partitions[0].read_from == nodes.address(1)
+        assert run.rows_live == 500
+        assert table.count() == 500
+        eventually(lambda: states(nodes, "read_away") == {"available"})
 
 
 def test_a_client_goes_on_at_another_node_when_its_own_is_killed(nodes: Nodes) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,9 +56,15 @@ def test_spark_comes_to_the_same_ledger_as_this_process(
     other = tmp_path / "other"
     subprocess.run(["cp", "-r", str(history), str(other)], check=True)
     digests = []
-    for folder, how in ((history, {"spark": shared._session}), (other, {"engine": "local"})):
+    ways: list[tuple[Path, dict[str, Any]]] = [
+        (history, {"spark": shared._session, "read": "flight"}),
+        (other, {"engine": "local"}),
+    ]
+    for folder, how in ways:
         with opened(folder) as (_, table):
-            table.compact(**how)
+            run = table.compact(**how)
+            # though Spark's tasks have asked a server, as on another machine
+            assert ("read" in how) == all(one.read_from != "segments" for one in run.partitions)
             ledgers = [part.ledger for part in map(_view, partitions_of(table))]
             digests.append([one.digest for one in ledgers if one is not None])
     # then both have the same rows

@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Literal, cast
 
+import msgspec
 from pyroaring import BitMap64
 
 from lowmark.backend.changes import Changes
@@ -47,7 +48,7 @@ from lowmark.ledger import Tail, tail_of
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
 from lowmark.node import Settings
-from lowmark.runtime import Buffer, ClockSkew, HybridTime, millis_of
+from lowmark.runtime import Buffer, ClockSkew, HybridTime, millis_of, place_of
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store
 from lowmark.table import (
@@ -140,6 +141,8 @@ class Embedded(NodeThread):
         """The numbers of holds whose holders outlive this process: clients of a server. No cut
         passes what they read: else a part of it would be gone with this process, which alone knows
         that it is held."""
+        self.served_at: list[str] = []
+        """The addresses of servers that answer for it."""
         self._known: dict[tuple[TableId, int], weakref.ref[Partition]] = {}
         """Copies that were found, as long as the node has them."""
         self.wait_for_catalog()
@@ -758,9 +761,15 @@ class Embedded(NodeThread):
                 raise BatchesMoved(partition, low)
             at, end = view.batch_at(low), view.batch_at(high - 1) + 1
             plan = self._whole_plan(copy, view, at, end)
-            tail = tail_of(view, plan, at=at, low=low, high=high, root=self.info.data_path)
+            tail = tail_of(view, plan, at=at, low=low, high=high)
             if tail is not None:
-                return tail
+                root = self.info.data_path
+                return msgspec.structs.replace(
+                    tail,
+                    root=root,
+                    place=place_of(f"{root}/{tail.folder}"),
+                    addresses=self.addresses_of(table, partition),
+                )
             if not rolled:
                 self.ask_now(self.node.log.roll)
                 rolled = True
@@ -777,6 +786,11 @@ class Embedded(NodeThread):
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.1)
+
+    def addresses_of(self, table: TableId, partition: int) -> tuple[str, ...]:
+        """Where servers give the rows of a partition out, the best one first."""
+        del table, partition
+        return tuple(self.served_at)
 
     def _whole_plan(self, copy: Partition, view: View, at: int, end: int) -> ReadPlan:
         """Where these batches are; the loop is asked for a few thousand at a time."""

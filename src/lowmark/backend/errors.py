@@ -177,13 +177,22 @@ class BatchesMoved(Conflict):
 
 
 class SegmentsElsewhere(Rejected):
-    """Rows of the backlog that a run should read from segments on another machine."""
+    """A backlog that a task can't read: it sees no segments, or no server gives the rows."""
 
-    def __init__(self, database: str, partition: int) -> None:
+    def __init__(self, table: str, partition: int, *, here: bool = False) -> None:
+        if here:
+            detail = "It was to be read from a server, and no server gives this database out."
+            hint = "Leave read='flight' (--read flight) out, or serve the database."
+        else:
+            detail = "The task does not see the directory in which the segments of its node are."
+            hint = (
+                "Compact where that directory is, or let tasks read from a server: connect to a"
+                " node, and leave read='segments' (--read segments) out."
+            )
         super().__init__(
-            f"the backlog of partition {partition} can't be compacted from here",
-            detail=f"The segments of the database {database} are on no disk of this machine.",
-            hint="Compact it where its directory is.",
+            f"the backlog of partition {partition} of table {table} can't be compacted from here",
+            detail=detail,
+            hint=hint,
         )
 
 

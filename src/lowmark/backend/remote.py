@@ -681,8 +681,9 @@ class RemoteBackend:
         """See `Backend`."""
         wait_s = _EXECUTE_S if timeout_s is None else timeout_s
         tail: Tail = self._call("tail", table, partition, low=low, high=high, timeout_s=wait_s)
-        here = self._connection.same_machine and Path(tail.root).is_dir()
-        return tail if here else msgspec.structs.replace(tail, root="")
+        # Last the server of now: it may be reached at an address that it does not know itself.
+        known = dict.fromkeys([*tail.addresses, self._connection.address])
+        return msgspec.structs.replace(tail, addresses=tuple(known))
 
     # -- the metastore --------------------------------------------------------------------------
 

@@ -148,6 +148,19 @@ class Spread(Attached):
 
         return self.ask_now(look)
 
+    def addresses_of(self, table: TableId, partition: int) -> tuple[str, ...]:
+        """See `Embedded`. This node, which has a copy; then the others that have one."""
+        placement = self.node.placement
+        assert placement is not None
+
+        def look() -> tuple[str, ...]:
+            endpoints, up = self._endpoints, self._up
+            nodes = sorted(placement.routes(table, partition), key=lambda one: one not in up)
+            others = [endpoints[one] for one in nodes if one in endpoints]
+            return tuple(dict.fromkeys([self.node.info.endpoint, *others]))
+
+        return self.ask_now(look)
+
     def _split(
         self, table: TableId, numbers: Collection[int], timeout_s: float | None
     ) -> tuple[list[int], dict[Nodes, list[int]]]:

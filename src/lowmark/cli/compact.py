@@ -21,7 +21,7 @@ from lowmark.cli.database import (
 from lowmark.cli.formatting import run_json, show_done, show_plan, terminal_bar
 from lowmark.cli.output import Json, show_json
 from lowmark.cli.session import WrongUse
-from lowmark.client import Engine, Progress, RunRecord, Table, why_no_spark
+from lowmark.client import Engine, Progress, ReadWay, RunRecord, Table, why_no_spark
 from lowmark.errors import LowmarkError
 
 # Makes a run of compaction in sight of a person: where, with a bar, and with a word when it is
@@ -53,6 +53,16 @@ EngineOption = Annotated[
         help="What does the work: Spark; or this process, without Spark, which is quicker for less"
         " than a million rows. auto is Spark where PySpark and Java are installed, else this"
         " process; for a run that is resumed, what it had.",
+    ),
+]
+ReadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--read",
+        metavar="auto|segments|flight",
+        help="How tasks read the backlog: segments, files in a node's directory; flight, rows from"
+        " a node's server. auto is segments where a task sees that directory, else flight.",
+        show_default="auto",
     ),
 ]
 _RATE = "Bytes a second, for all tasks together: 50MiB; else as fast as it goes."
@@ -91,6 +101,13 @@ def is_local(place: Mapping[str, Any], resumed: RunRecord | None = None) -> bool
     if place["engine"] != "auto" or place["master"] or place["spark_config"]:
         return bool(place["engine"] == "local")
     return resumed.engine == "local" if resumed is not None else bool(why_no_spark())
+
+
+def read_of(read: str | None) -> dict[str, str | None]:
+    """How a run reads, as `Table.compact` takes it."""
+    if read is not None and read not in get_args(ReadWay):
+        raise WrongUse(f"--read can't be {read!r}", hint="Use auto, segments or flight.")
+    return {"read": read}
 
 
 def rates_of(read_rate: str | None, write_rate: str | None) -> dict[str, int | None]:
@@ -194,6 +211,7 @@ def compact(
     engine: EngineOption = "auto",
     spark_master: MasterOption = None,
     spark_conf: ConfOption = None,
+    read: ReadOption = None,
     read_rate: ReadRateOption = None,
     write_rate: WriteRateOption = None,
     memory: Annotated[
@@ -220,11 +238,12 @@ def compact(
 
     With --json, one object: run, table, state (done; nothing, if no row is new; too young, if all
     new rows are later than held_until says; planned, if it is a dry run), trigger, began, ended,
-    seconds, engine (spark or local), where, watermark, verify, trim, rewrite, read_rate,
-    write_rate, resumed, error; of all partitions rows_read, rows_live, rows_died, deletes,
-    deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes, too_young_rows,
-    held_until; and partitions, each with these and its partition, state, why, base, base_epoch,
-    low, horizon, rows, bytes, manifest, files_written, rows_checked, trimmed_to, held_by.
+    seconds, engine (spark or local), where, watermark, verify, trim, rewrite, read (auto, segments
+    or flight), read_rate, write_rate, resumed, error; of all partitions rows_read, rows_live,
+    rows_died, deletes, deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes,
+    too_young_rows, held_until; and partitions, each with these and its partition, state, why, base,
+    base_epoch, low, horizon, rows, bytes, manifest, files_written, rows_checked, read_from
+    (segments, or the address of a server), trimmed_to, held_by.
 
     rows_live does not count deletes that are kept; those are in deletes. bytes_read counts the
     backlog once for each pass over it: once for the keys, or once for each range of them that fits
@@ -245,6 +264,7 @@ def compact(
         "trim": not no_trim,
         "rewrite": rewrite,
         "resume": resume,
+        **read_of(read),
         **rates_of(read_rate, write_rate),
     }
     memory_bytes = parse_size(memory, option="--memory", least=_MEMORY_LEAST)

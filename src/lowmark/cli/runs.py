@@ -11,12 +11,14 @@ from lowmark.cli.compact import (
     ConfOption,
     EngineOption,
     MasterOption,
+    ReadOption,
     ReadRateOption,
     WriteRateOption,
     is_local,
     made,
     place_of,
     rates_of,
+    read_of,
     shown_progress,
 )
 from lowmark.cli.database import DatabaseOption, directory_of, opened_database
@@ -51,10 +53,11 @@ def runs(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False)
     The last 50 of a table are kept. One that was interrupted can be resumed, or cancelled.
 
     With --json, a list: run, table, state (done, failed, cancelled or interrupted), trigger,
-    began, ended, seconds, engine, where, watermark, verify, trim, rewrite, read_rate, write_rate,
-    resumed, error, and of all partitions rows_read, rows_live, rows_died, deletes, deletes_dropped,
-    bytes_read, bytes_written, ledger_bytes, trimmed_bytes, too_young_rows, held_until. rows_live
-    does not count deletes; bytes_read counts the backlog once for each pass over it.
+    began, ended, seconds, engine, where, watermark, verify, trim, rewrite, read, read_rate,
+    write_rate, resumed, error, and of all partitions rows_read, rows_live, rows_died, deletes,
+    deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes, too_young_rows,
+    held_until. rows_live does not count deletes; bytes_read counts the backlog once for each pass
+    over it.
 
     Example: lowmark runs orders --data ./shop
     """
@@ -156,6 +159,7 @@ def resume(
     engine: EngineOption = "auto",
     spark_master: MasterOption = None,
     spark_conf: ConfOption = None,
+    read: ReadOption = None,
     read_rate: ReadRateOption = None,
     write_rate: WriteRateOption = None,
     data: DatabaseOption = None,
@@ -164,15 +168,15 @@ def resume(
     """Go on with a run that was interrupted or has failed; what is finished is not done again.
 
     It goes on with the engine that it had, on the same master, unless another one is named;
-    settings by --spark-conf are not kept. It is as fast as it was allowed to be before, unless
-    other rates are given; 0 is no limit.
+    settings by --spark-conf are not kept. It reads as it did, and is as fast as it was allowed to
+    be before, unless --read or other rates are given; 0 is no limit.
 
     With --json, one object: what `compact` gives.
 
     Example: lowmark runs resume 20260701T120000-1a2b3c --data ./shop
     """
     place = place_of(spark_master, spark_conf, engine=engine)
-    options = place | rates_of(read_rate, write_rate)
+    options = place | read_of(read) | rates_of(read_rate, write_rate)
     with opened_database(ctx, _data(ctx, data)) as database:
         resumed = _run(database, run)
         table = _table_of(database, resumed)

@@ -62,7 +62,7 @@ from lowmark.compaction.verify import LedgerVerdict
 from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused
 from lowmark.convert.times import datetime_of, parse_time, time_text
 from lowmark.errors import NoMemory, NoThreads
-from lowmark.ledger import Lost, PartitionPlan, Problem, RunRecord
+from lowmark.ledger import Lost, PartitionPlan, Problem, ReadWay, RunRecord
 from lowmark.runtime import DiskFailed, DiskFull, Locked, NoHandles
 from lowmark.table import (
     BelowWatermark,
@@ -120,6 +120,7 @@ __all__ = [
     "ProducerClosed",
     "ProducerFenced",
     "Progress",
+    "ReadWay",
     "Reader",
     "ReaderEnded",
     "Rebuilt",

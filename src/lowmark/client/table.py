@@ -50,13 +50,13 @@ from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import Progress, RunOptions
 from lowmark.compaction.description import LedgerDescription
 from lowmark.compaction.repair import Rebuilt, Reconciled, rebuild_ledgers, reconcile_ledgers
-from lowmark.compaction.runner import Engine, Runners
+from lowmark.compaction.runner import Engine, Runners, read_way
 from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
 from lowmark.convert.columns import ColumnsLike
 from lowmark.convert.times import TimeLike
 from lowmark.errors import Rejected
 from lowmark.formatting import counted
-from lowmark.ledger import RunRecord
+from lowmark.ledger import ReadWay, RunRecord
 from lowmark.runtime import RAN_OUT
 from lowmark.table import KeyForm, Shape, Trim, Trimmed
 
@@ -485,6 +485,7 @@ class Table:
         verify: bool = False,
         trim: bool = True,
         rewrite: bool = False,
+        read: ReadWay | None = None,
         read_rate: int | None = None,
         write_rate: int | None = None,
         memory_bytes: int = MEMORY_BYTES,
@@ -506,10 +507,13 @@ class Table:
         where PySpark and Java are installed, else this process; the answer says which (`engine`,
         `where`). `dry_run` gives the plan. `verify` finds every survivor by a second algorithm, not
         only those of a sample of keys. Without `trim` the backlog stays as it is. `rewrite` writes
-        every file of the ledgers anew. `read_rate` and `write_rate` are bytes a second,
-        `memory_bytes` is what the keys of one partition may take in a task. `resume` goes on with a
-        run that was interrupted, as it was planned, with the engine and at the rates that it had,
-        unless others are given. `step` gets the name of every step before it is made.
+        every file of the ledgers anew. `read` says how tasks read the backlog: `"segments"`, files
+        in the directory of a node; `"flight"`, rows from a node's server; `"auto"` (the default) is
+        segments where the task sees that directory, else a server. `read_rate` and `write_rate` are
+        bytes a second, `memory_bytes` is what the keys of one partition may take in a task.
+        `resume` goes on with a run that was interrupted, as it was planned, with the engine, by the
+        way to read and at the rates that it had, unless others are given. `step` gets the name of
+        every step before it is made.
         """
         if here is not None:
             raise Rejected(
@@ -527,6 +531,7 @@ class Table:
             verify=verify,
             trim=trim,
             rewrite=rewrite,
+            read=read_way(read),
             read_rate=None if read_rate is None else whole(read_rate, "read_rate"),
             write_rate=None if write_rate is None else whole(write_rate, "write_rate"),
             memory_bytes=whole(memory_bytes, "memory_bytes", least=1 << 20),

@@ -161,6 +161,7 @@ class Compactor:
                 state="running",
                 ended_at_ms=0,
                 error="",
+                read=options.read or "auto",
                 read_rate=options.read_rate or 0,
                 write_rate=options.write_rate or 0,
             )
@@ -301,6 +302,7 @@ def _as_before(options: RunOptions, record: RunRecord) -> RunOptions:
         verify=record.verify,
         trim=record.trim,
         rewrite=record.rewrite,
+        read=record.read if options.read is None else options.read,
         read_rate=record.read_rate if options.read_rate is None else options.read_rate,
         write_rate=record.write_rate if options.write_rate is None else options.write_rate,
         trigger=record.trigger,

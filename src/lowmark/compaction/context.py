@@ -15,6 +15,7 @@ from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.compaction.records import Records
 from lowmark.errors import Rejected
+from lowmark.ledger import ReadWay
 from lowmark.ledger.manifest import run_folder
 from lowmark.log import files
 from lowmark.runtime.store import Store
@@ -150,6 +151,8 @@ class RunOptions:
     trim: bool = True
     rewrite: bool = False
     """Write every file anew, though nothing may be new."""
+    read: ReadWay | None = None
+    """How tasks read backlogs; None: `auto`, or as before if the run is resumed."""
     read_rate: int | None = None
     """Bytes a second; 0: no limit; None: no limit, or as before if the run is resumed."""
     write_rate: int | None = None

@@ -41,7 +41,7 @@ class RunHolds:
         """Hold what is going to be read of a partition."""
         number, run = plan.partition, self._run
         low = max(plan.low, view.start)
-        lease = TakeLease(_lease_of(run), _holder_of(run), low, LEASE_MS, _WHY, "run")
+        lease = TakeLease(lease_of(run), _holder_of(run), low, LEASE_MS, _WHY, "run")
         self._held[number] = lease  # first: an outcome that is not known has to be given back, too
         self._backend.propose(self._table, {number: lease})
         self._unpin(number)  # of an earlier round: one name has one hold
@@ -81,10 +81,11 @@ class RunHolds:
 
 def release_of(run: str) -> ReleaseLease:
     """Ends the lease of a run in a partition, whichever process has taken it."""
-    return ReleaseLease(_lease_of(run), _holder_of(run))
+    return ReleaseLease(lease_of(run), _holder_of(run))
 
 
-def _lease_of(run: str) -> str:
+def lease_of(run: str) -> str:
+    """The name of a run's lease: its tasks show it where they read."""
     return f"compaction {run}"
 
 

@@ -231,6 +231,7 @@ class Run:
             verify=options.verify,
             trim=options.trim,
             rewrite=options.rewrite,
+            read=options.read or "auto",
             read_rate=options.read_rate or 0,
             write_rate=options.write_rate or 0,
             engine=options.engine,

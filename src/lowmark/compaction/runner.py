@@ -18,10 +18,11 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from lowmark import spark
 from lowmark.compaction.context import CancelToken
+from lowmark.compaction.tail_source import source_of
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.fault import encode_fault
-from lowmark.ledger import RunRecord, carry_out
-from lowmark.runtime import Disk, DiskFull, RealDisk
+from lowmark.ledger import ReadWay, RunRecord, Source, Work, carry_out
+from lowmark.runtime import DiskFull
 
 # Several things at the same time, each on a thread: for what mostly waits for the disk.
 #
@@ -317,6 +318,20 @@ def _check_place(
         )
 
 
+def read_way(read: str | None) -> ReadWay | None:
+    """How tasks shall read backlogs, if that was said; refused, if it is no such way."""
+    for known in get_args(ReadWay):
+        if read == known:
+            way: ReadWay = known
+            return way
+    if read is None:
+        return None
+    raise Rejected(
+        f"read can't be {read!r}",
+        hint="It is 'segments', 'flight' for rows from a server, or 'auto' for either.",
+    )
+
+
 def _on_session(session: Any) -> Runner:
     runner: Runner = spark.SparkRunner(session)
     return runner
@@ -350,8 +365,8 @@ class _ThisProcess:
     def draw(self) -> str:
         return secrets.token_hex(4)
 
-    def disk(self, root: str) -> Disk:
-        return RealDisk(root, create=False)
+    def source(self, work: Work) -> tuple[Source, str]:
+        return source_of(work)
 
     def check(self) -> None:
         token = _token.get()

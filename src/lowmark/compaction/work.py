@@ -18,8 +18,10 @@ from lowmark.backend.errors import SegmentsElsewhere
 from lowmark.catalog import Table
 from lowmark.catalog.serializers import encode_table
 from lowmark.compaction.context import RunContext
+from lowmark.compaction.holds import lease_of
 from lowmark.compaction.plan import PlanInput
 from lowmark.compaction.runner import Runner, work_off
+from lowmark.compaction.tail_source import is_here
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.fault import decode_fault
 from lowmark.ledger import (
@@ -45,15 +47,16 @@ _MANY = 32
 def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: Tail) -> Work:
     """All that a task has to know of one partition."""
     table, options = context.table, context.options
-    info = context.backend.info
-    if tail and not tail.root:
-        raise SegmentsElsewhere(info.name, plan.partition)
+    if tail and not tail.addresses and not (is_here(tail) and options.read != "flight"):
+        raise SegmentsElsewhere(table.name, plan.partition, here=is_here(tail))
     base = _base(context.store, given)
     mark = _mark(plan, given, base)
     return Work(
         run=context.run,
         store=context.store.location,
-        root=tail.root or info.data_path,
+        read=options.read or "auto",
+        cluster=context.backend.info.cluster,
+        lease=lease_of(context.run),
         table=encode_table(table),
         table_name=table.name,
         partition=plan.partition,

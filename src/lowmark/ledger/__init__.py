@@ -71,10 +71,11 @@ from lowmark.ledger.records import (
 )
 from lowmark.ledger.recovery import Salvage, recover_ledger
 from lowmark.ledger.rule import LAST_ROW, lacks_needed_deletes, may_go_below, passed_by_readers
-from lowmark.ledger.tail import Tail, tail_of
+from lowmark.ledger.tail import Segments, Source, Span, Tail, tail_of, view_of
 from lowmark.ledger.verification import Problem, Verified, verify_ledger
 from lowmark.ledger.work import (
     Done,
+    ReadWay,
     TaskContext,
     Work,
     carry_out,
@@ -99,10 +100,14 @@ __all__ = [
     "PartitionPlan",
     "Pointer",
     "Problem",
+    "ReadWay",
     "Retired",
     "RunRecord",
     "Salvage",
+    "Segments",
+    "Source",
     "SourceMoved",
+    "Span",
     "Tail",
     "TaskContext",
     "Verified",
@@ -130,4 +135,5 @@ __all__ = [
     "table_folder",
     "tail_of",
     "verify_ledger",
+    "view_of",
 ]

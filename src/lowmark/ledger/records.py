@@ -84,6 +84,8 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     files_written: int = 0
     ledger_bytes: int = 0
     rows_checked: int = 0
+    read_from: str = ""
+    """Where the backlog was read: `segments`, or the address of a server."""
     trimmed_bytes: int = 0
     trimmed_to: int = 0
     held_by: tuple[str, ...] = ()
@@ -104,6 +106,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verify: bool = False
     trim: bool = True
     rewrite: bool = False
+    read: Literal["auto", "segments", "flight"] = "auto"
+    """How tasks read backlogs."""
     read_rate: int = 0
     write_rate: int = 0
     engine: Literal["", "spark", "local"] = ""

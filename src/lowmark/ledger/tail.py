@@ -1,15 +1,17 @@
-"""The part of a backlog that a run reads, as another process can read it: sealed segments by name.
+"""The part of a backlog that a run reads, as another process can read it.
 
-A tail is planned by the process that has the log open, when all of it is in segments; the process
-that gets it opens those files and needs nothing else of the log. Segments may be merged meanwhile:
-then a name leads to nothing, and `SourceMoved` says to plan again.
+A tail is planned by a node that has a copy of the partition, when all of it is in sealed segments.
+It says two things of the same batches: in which segments of that node they stand, and at which
+places of the log, which are the same at every copy. A process that sees the node's directory opens
+the segments and needs nothing else of the log; any other one asks a node for the places. Segments
+may be merged meanwhile: then a name leads to nothing, and `SourceMoved` says to plan again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -56,6 +58,10 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
     """What the backlog knows of each batch."""
     root: str = ""
     """The data directory of the node that has these segments, on its machine."""
+    place: str = ""
+    """Which directory its folder is (`place_of`): elsewhere the same path may lead to another."""
+    addresses: tuple[str, ...] = ()
+    """Where servers give the same batches over the network: the first one is the best."""
 
     @property
     def size(self) -> int:
@@ -66,9 +72,7 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
         return self.low < self.high
 
 
-def tail_of(
-    view: View, plan: ReadPlan, *, at: int, low: int, high: int, root: str = ""
-) -> Tail | None:
+def tail_of(view: View, plan: ReadPlan, *, at: int, low: int, high: int) -> Tail | None:
     """The batches of a view that a plan reads, from position `at` on; None if one is in memory."""
     pieces = []
     for piece in plan.pieces:
@@ -77,31 +81,35 @@ def tail_of(
         pieces.append(Piece(piece.number, np.array(piece.indexes, np.uint64).tobytes()))
     count = sum(len(piece.indexes) // 8 for piece in pieces)
     columns = tuple(getattr(view.columns, name)[at : at + count].tobytes() for name, _ in _COLUMNS)
-    return Tail(plan.group, plan.folder, plan.incarnation, low, high, tuple(pieces), columns, root)
+    return Tail(plan.group, plan.folder, plan.incarnation, low, high, tuple(pieces), columns)
+
+
+Span: TypeAlias = tuple[int, int]
+"""Batches of a tail, from a position to before another one."""
+
+
+class Source(Protocol):
+    """Where the batches of a tail are read from."""
+
+    def read(self, spans: Sequence[Span]) -> Iterator[Sequence[Buffer]]:
+        """The commands of each span, in order; a few megabytes are in memory at a time."""
+
+    def close(self) -> None:
+        """Let go of what it has open."""
 
 
 class TailReader:
     """Reads a tail, once or often, a few megabytes at a time."""
 
-    def __init__(self, disk: Disk, tail: Tail, *, partition: int) -> None:
-        self._disk = disk
+    def __init__(self, source: Source, tail: Tail, *, partition: int) -> None:
+        self._source = source
         self._tail = tail
         self.partition = partition
-        self._readers: dict[int, SegmentReader] = {}
-        self._places = [np.frombuffer(piece.indexes, np.uint64) for piece in tail.pieces]
 
     @cached_property
     def view(self) -> View:
         """The batches, as the backlog knows them."""
-        tail = self._tail
-        columns = tail.columns or (b"",) * len(_COLUMNS)  # nothing is new, but all is rewritten
-        arrays = {
-            name: np.frombuffer(data, kind)
-            for (name, kind), data in zip(_COLUMNS, columns, strict=True)
-        }
-        place = np.concatenate(self._places) if self._places else np.zeros(0, np.uint64)
-        count = len(place)
-        return View(Columns(place=place, **arrays), count, tail.low, tail.high, 0)
+        return view_of(self._tail)
 
     @property
     def skip(self) -> int:
@@ -113,20 +121,53 @@ class TailReader:
         self, pace: Callable[[int], None], *, wanted: Callable[[int, int], bool] | None = None
     ) -> Iterator[tuple[int, int, Sequence[Buffer]]]:
         """Batches `low` to `high` and their commands; what is not `wanted` is not read."""
-        view = self.view
-        ends = np.cumsum([len(places) for places in self._places])
-        low = 0
+        view, spans, low = self.view, list[Span](), 0
         while low < view.count:
             high = view.fitting(low, view.count, _CHUNK_BYTES)
             if wanted is None or wanted(low, high):
-                commands = self._read(low, high, ends)
-                pace(int(view.size[low:high].sum(dtype=np.uint64)))
-                yield low, high, commands
+                spans.append((low, high))
             low = high
+        for (low, high), commands in zip(spans, self._source.read(spans), strict=True):
+            pace(int(view.size[low:high].sum(dtype=np.uint64)))
+            yield low, high, commands
 
-    def _read(self, low: int, high: int, ends: np.ndarray[Any, Any]) -> list[Buffer]:
+    def close(self) -> None:
+        """Let go of all files."""
+        self._source.close()
+
+
+def view_of(tail: Tail) -> View:
+    """The batches of a tail, as the backlog knows them."""
+    columns = tail.columns or (b"",) * len(_COLUMNS)  # nothing is new, but all is rewritten
+    arrays = {
+        name: np.frombuffer(data, kind)
+        for (name, kind), data in zip(_COLUMNS, columns, strict=True)
+    }
+    places = [np.frombuffer(piece.indexes, np.uint64) for piece in tail.pieces]
+    place = np.concatenate(places) if places else np.zeros(0, np.uint64)
+    return View(Columns(place=place, **arrays), len(place), tail.low, tail.high, 0)
+
+
+class Segments:
+    """The sealed segments of a node, in its directory; see `Source`."""
+
+    def __init__(self, disk: Disk, tail: Tail, *, partition: int) -> None:
+        self._disk = disk
+        self._tail = tail
+        self._partition = partition
+        self._readers: dict[int, SegmentReader] = {}
+        self._places = [np.frombuffer(piece.indexes, np.uint64) for piece in tail.pieces]
+        self._ends = np.cumsum([len(places) for places in self._places])
+
+    def read(self, spans: Sequence[Span]) -> Iterator[Sequence[Buffer]]:
+        """See `Source`."""
+        for low, high in spans:
+            yield self._read(low, high)
+
+    def _read(self, low: int, high: int) -> list[Buffer]:
         """Commands, checked each time: pages that were let go of come from the disk again."""
         found: list[Buffer] = []
+        ends = self._ends
         at = int(np.searchsorted(ends, low, "right"))
         while low < high:
             start = int(ends[at]) - len(self._places[at])
@@ -140,7 +181,7 @@ class TailReader:
                     raise ReferenceExpired(reader.path)
                 entries = reader.read(rows)
             except ReferenceExpired as expired:
-                raise SourceMoved(self.partition) from expired
+                raise SourceMoved(self._partition) from expired
             found += [open_command(entry.data).data for entry in entries]
             low, at = stop, at + 1
         return found

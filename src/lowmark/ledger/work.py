@@ -32,7 +32,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -59,8 +59,7 @@ from lowmark.ledger.manifest import (
 )
 from lowmark.ledger.policy import Fate, Room, fates
 from lowmark.ledger.rule import LAST_ROW, Rule, deletes_to_drop
-from lowmark.ledger.tail import Tail, TailReader
-from lowmark.runtime import Disk
+from lowmark.ledger.tail import Source, Tail, TailReader
 from lowmark.runtime.store import Store
 from lowmark.table import (
     CHANGE,
@@ -113,13 +112,22 @@ _KEYS_MOST = 1 << 30
 """In whatever budget: files are not too small to be worth it, and no array is too large."""
 
 
+ReadWay: TypeAlias = Literal["auto", "segments", "flight"]
+"""How a task reads a backlog: sealed segments, from the directory of a node; the same batches from
+a server, over Arrow Flight; or segments where the task sees that directory, else a server."""
+
+
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What there is to do for one partition."""
 
     run: str
     store: str
-    root: str
-    """The data directory that the tail's segments are in."""
+    read: ReadWay = "auto"
+    """How the tail is read."""
+    cluster: str = ""
+    """The database that servers at the tail's addresses must have."""
+    lease: str = ""
+    """The run's lease in the partition: tasks that ask a server for the tail show it there."""
     table: bytes
     table_name: str
     partition: int
@@ -180,6 +188,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     """This many rows were looked at by the second algorithm."""
     key_ranges: int = 1
     ledger_bytes: int = 0
+    read_from: str = ""
+    """Where the tail was read: `segments`, or the address of a server; empty, if nothing was."""
 
 
 class TaskContext(Protocol):
@@ -194,8 +204,8 @@ class TaskContext(Protocol):
     def draw(self) -> str:
         """A few letters that no other attempt draws: they tell two attempts apart."""
 
-    def disk(self, root: str) -> Disk:
-        """The disk below a root, for reading."""
+    def source(self, work: Work) -> tuple[Source, str]:
+        """What the tail is read from, and where that is, in words."""
 
     def check(self) -> None:
         """Raise if the work is no longer wanted."""
@@ -313,7 +323,14 @@ class _Job:
         if base is not None and base.horizon > work.horizon:
             raise ProofFailed(work.partition, "the horizon would fall")
         old = [self._opened(file) for file in base.files] if base is not None else []
-        reader = TailReader(self.context.disk(work.root), work.tail, partition=work.partition)
+        source, read_from = self.context.source(work)
+        with contextlib.closing(TailReader(source, work.tail, partition=work.partition)) as reader:
+            return self._compact(base, old, reader, read_from)
+
+    def _compact(
+        self, base: Manifest | None, old: list[_Old], reader: TailReader, read_from: str
+    ) -> Done:
+        work = self.work
 
         def each(part: KeyRange, survivors: Survivors, second: Second) -> None:
             self._supersede(old, part, survivors, second)
@@ -335,7 +352,6 @@ class _Job:
         pa.default_memory_pool().release_unused()  # the keys are gone; now come the rows
         self._drop_deletes(old)
         files = list(self._write(old, reader, folded))
-        reader.close()
         deletes_below = max(work.deletes_gone, base.deletes_below if base else 0, self.gone_below)
         manifest = self._manifest(base, files, deletes_below)
         path = self._manifest_path
@@ -362,6 +378,7 @@ class _Job:
             rows_checked=folded.checked,
             key_ranges=folded.ranges,
             ledger_bytes=manifest.bytes,
+            read_from=read_from,
         )
         # Its name need not be durable: who does not find it does the work again.
         answer = done_path(self.table.id, work.run, work.partition)

@@ -53,6 +53,7 @@ from lowmark.runtime.network import (
     PeerMisbehaved,
     host_and_port,
 )
+from lowmark.runtime.place import place_of
 from lowmark.runtime.real_disk import RealDisk
 from lowmark.runtime.real_loop import RealLoop
 from lowmark.runtime.real_network import RealNetwork
@@ -92,6 +93,7 @@ __all__ = [
     "by_name",
     "host_and_port",
     "millis_of",
+    "place_of",
     "real_runtime",
     "together",
     "when_all",

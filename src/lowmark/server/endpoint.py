@@ -108,6 +108,8 @@ class Endpoint:
         """The same of streams that wait for their client to take an answer."""
         self._numbers = itertools.count()
         self._over = threading.Event()
+        self._address = address if self._path is None else f"unix:{self._path}"
+        backend.served_at.append(self._address)
         threading.Thread(target=self._watch, name="lowmark-watch", daemon=True).start()
 
     # -- what Flight asks -------------------------------------------------------------------------
@@ -239,6 +241,8 @@ class Endpoint:
         """Keep nothing for clients, and cut off those that do not let go, until the server has
         ended, or the time is over.
         """
+        with contextlib.suppress(ValueError):  # it was ended before
+            self._backend.served_at.remove(self._address)
         self._service.close()
         self._over.set()
         ends_at = time.monotonic() + within_s
