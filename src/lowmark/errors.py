@@ -123,7 +123,7 @@ def invariant(ok: object, message: str) -> None:
 _DEFINED_IN = {
     "lowmark.backend.errors": (
         "AppendFailed Cancelled Closed DirectoryChanged Ended Forked HoldUnknown OtherDatabase"
-        " PackageMissing ProducerClosed ProtocolRefused ReadOnly ReaderEnded RequestRefused"
+        " PackageMissing PlanOutdated ProducerClosed ProtocolRefused ReadOnly ReaderEnded RequestRefused"
         " RowMisplaced RowsLost"
         " RowsUnrecoverable RunUnderWay SchemaNotInForce SegmentsElsewhere ServerFull ServerStuck"
         " TableUnknown"

@@ -166,6 +166,19 @@ class RunUnderWay(Conflict):
         )
 
 
+class PlanOutdated(Conflict):
+    """A run can't be resumed: the version of the catalog that it was planned with is gone."""
+
+    def __init__(self, run: str, version: int, *, why: str) -> None:
+        super().__init__(
+            f"run {run} was planned with version {version} of the catalog, which is gone",
+            detail=f"{why} With another version its ledgers could lack columns. Nothing was"
+            " changed.",
+            hint="Begin another run: `lowmark compact` gives this one up.",
+        )
+        self.version = version
+
+
 class BatchesMoved(Conflict):
     """Batches that a view names were cut meanwhile."""
 

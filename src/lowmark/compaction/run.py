@@ -35,8 +35,9 @@ from typing import TypeVar
 
 import msgspec
 
-from lowmark.backend.errors import Cancelled
+from lowmark.backend.errors import Cancelled, PlanOutdated
 from lowmark.catalog import Table
+from lowmark.catalog.errors import VersionCompacted
 from lowmark.compaction.context import Progress, RunContext
 from lowmark.compaction.holds import RunHolds
 from lowmark.compaction.plan import PlanInput, plan_input, plan_partition
@@ -228,6 +229,7 @@ class Run:
             trigger=options.trigger,
             began_at_ms=self.context.now_ms(),
             watermark=watermark,
+            catalog=self._backend.catalog_at(watermark).version,
             verify=options.verify,
             trim=options.trim,
             rewrite=options.rewrite,
@@ -280,6 +282,7 @@ class Run:
         try:
             self.context.step("note the run")
             self._note(record)
+            self._check_catalog(record)
             with self._watch.over(record):
                 record = self._all(record, runner)
             self.context.token.check()
@@ -300,6 +303,20 @@ class Run:
         with contextlib.suppress(Exception):  # it is done, whatever the caller makes of it
             self._watch.tell_whole(planned)
         return record
+
+    def _check_catalog(self, record: RunRecord) -> None:
+        """Refuse to go on with a run that was planned with a catalog which is not there any more:
+        its partitions would get another schema than those that are finished, and an older one.
+        """
+        if not record.resumed or not record.catalog:
+            return
+        try:
+            found = self._backend.catalog_at(record.watermark).version
+        except VersionCompacted as gone:
+            raise PlanOutdated(record.run, record.catalog, why=gone.detail) from gone
+        if found != record.catalog:
+            why = f"At that time version {found} was in force, as the catalog has it now."
+            raise PlanOutdated(record.run, record.catalog, why=why)
 
     def _all(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
         attempts, left = 0, len(record.partitions) + 1

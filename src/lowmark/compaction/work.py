@@ -102,11 +102,11 @@ def _schema(context: RunContext, plan: PartitionPlan, given: PlanInput, *, mark:
     at, end = view.batch_at(plan.low), view.batch_at(max(plan.horizon - 1, plan.low))
     versions = view.columns.schema[at : end + 1][: max(view.count - at, 0)]
     newest = int(versions.max()) if len(versions) and plan.rows else 0
-    in_force = table.schemas[0].number
-    with contextlib.suppress(LowmarkError):  # the watermark is older than the catalog's history
-        then = context.backend.catalog_at(mark).table(table.id)
-        in_force = max(in_force, then.latest.number if then is not None else 0)
-    return max(newest, in_force)
+    # If the catalog of then can't be read, the run fails: with an older version, columns would be
+    # missing in its files that readers may ask for.
+    then = context.backend.catalog_at(mark).table(table.id)
+    in_force = table.schemas[0] if then is None else then.latest
+    return max(newest, in_force.number)
 
 
 def _base_is(table: Table, plan: PartitionPlan, given: PlanInput) -> Expected | None:

@@ -103,6 +103,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     began_at_ms: int
     ended_at_ms: int = 0
     watermark: int = 0
+    catalog: int = 0
+    """The version of the catalog in force at the watermark: it was planned with that. As long as
+    the run can be resumed, it needs it. 0: there was no table then, or it was not noted."""
     verify: bool = False
     trim: bool = True
     rewrite: bool = False
