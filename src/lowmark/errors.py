@@ -123,8 +123,8 @@ def invariant(ok: object, message: str) -> None:
 _DEFINED_IN = {
     "lowmark.backend.errors": (
         "AppendFailed Cancelled Closed DirectoryChanged Ended Forked HoldUnknown OtherDatabase"
-        " PackageMissing PlanOutdated ProducerClosed ProtocolRefused ReadOnly ReaderEnded RequestRefused"
-        " RowMisplaced RowsLost"
+        " PackageMissing PlanOutdated ProducerClosed ProtocolRefused ReadOnly ReaderEnded"
+        " RequestRefused RowMisplaced RowsLost"
         " RowsUnrecoverable RunUnderWay SchemaNotInForce SegmentsElsewhere ServerFull ServerStuck"
         " TableUnknown"
     ),
@@ -139,6 +139,7 @@ _DEFINED_IN = {
     "lowmark.backend.attached": "LedgersUnknown",
     "lowmark.backend.spread": "CopiesAway",
     "lowmark.node": "AnswerLost NodeSilent NodeUnreachable NotADatabase NotLoopback",
+    "lowmark.ledger.claim": "LedgersUnseen",
     "lowmark.ledger.errors": (
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"
     ),

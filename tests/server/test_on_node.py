@@ -28,7 +28,7 @@ from lowmark.backend.protocol import CALLS, Request, encode_request
 from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.spread import Spread
 from lowmark.errors import Rejected, Unavailable
-from lowmark.node import Node, NodeClient, NodeOptions, NodeUnreachable
+from lowmark.node import Node, NodeClient, NodeOptions, NodeUnreachable, Settings
 from lowmark.node.owner import Owner
 from lowmark.runtime import Locked
 from lowmark.server import Limits, on_node
@@ -151,8 +151,16 @@ def test_a_guest_of_a_served_node_never_takes_its_place(tmp_path: Path) -> None:
 class Node1:
     """A node in this process that gives rows to clients."""
 
-    def __init__(self, data: Path, limits: Limits | None = None) -> None:
-        self.node = Node(NodeOptions(data=str(data), listen="127.0.0.1:0"), QUICK)
+    def __init__(
+        self,
+        data: Path,
+        limits: Limits | None = None,
+        *,
+        join: str = "",
+        settings: Settings = QUICK,
+    ) -> None:
+        options = NodeOptions(data=str(data), listen="127.0.0.1:0", join=join)
+        self.node = Node(options, settings)
         self.address = self.node.server.address
         ready = threading.Event()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from lowmark.backend.embedded import Embedded
 from lowmark.backend.node_thread import SLACK_S
 from lowmark.catalog import Catalog
 from lowmark.errors import Corrupt, Unavailable
+from lowmark.ledger.claim import claim, prove
 from lowmark.metastore import Compare, Put, Revision, missing
 from lowmark.node import Node
 from lowmark.runtime import Buffer
@@ -69,6 +71,16 @@ class Attached(Embedded):
         self._made.set()
         self._thread = runs_on
         self._settle_in()
+
+    def _claim_ledgers(self) -> None:
+        """See `Embedded`. A node gives no rows before it has proven that it sees the ledgers."""
+        info = self.info
+        own = info.ledger_location == super()._ledger_home()
+        if self._is_first() if info.ledgers_elsewhere else own:
+            claim(self.store, info.cluster)
+        prove(self.store, info.cluster, token=str(self.node.info.number))
+        self.info = replace(info, ledgers_claimed=True)
+        self.node.says_ledgers(info.ledger_location)
 
     def wait_for_copies(self) -> None:
         """Not all of them may ever be here."""

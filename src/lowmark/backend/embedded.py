@@ -45,6 +45,7 @@ from lowmark.group import Future, open_command, when_all
 from lowmark.holds import Hold as BacklogHold
 from lowmark.holds import Span
 from lowmark.ledger import Tail, tail_of
+from lowmark.ledger.claim import claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
 from lowmark.node import Settings
@@ -148,6 +149,7 @@ class Embedded(NodeThread):
         self.wait_for_catalog()
         self.info = self._info()
         self.store = Store(self.info.ledger_location)
+        self._claim_ledgers()
         self.wait_for_copies()
         self.tables.holding_cuts.append(self._cut_holds)
 
@@ -173,7 +175,13 @@ class Embedded(NodeThread):
             watermark_availability_ms=settled.watermark_availability_ms,
             grace_ms=settings.ledger.grace_ms,
             request_timeout_ms=settings.group.request_timeout_ms,
+            ledgers_claimed=bool(settled.ledger_location),
         )
+
+    def _claim_ledgers(self) -> None:
+        """Ledgers of another database must not be swept by this one."""
+        if self.info.ledgers_claimed:
+            claim(self.store, self.info.cluster)
 
     def _ledger_home(self) -> str:
         """Where ledgers are, if the cluster has settled nothing: in the directory."""

@@ -189,6 +189,9 @@ class FilesBackend(_Refusing, Embedded):
             self.abandon()
             raise DirectoryChanged(data)
 
+    def _claim_ledgers(self) -> None:
+        """See `Embedded`. It writes nothing, so it claims nothing."""
+
     @property
     def changed(self) -> bool:
         """Whether a process has opened the directory to change it, since this one did to read."""

@@ -50,6 +50,9 @@ class DatabaseInfo:
     grace_ms: int
     """How long a ledger that was replaced stays."""
     request_timeout_ms: int
+    ledgers_claimed: bool = False
+    """Whether a file where ledgers are says whose they are: a process that does not find it there
+    sees another place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,10 @@ from lowmark.client.table import Table
 from lowmark.compaction.automatic import Automatic
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.runner import Engine, Runners
-from lowmark.compaction.sweep import claim
 from lowmark.convert.columns import ColumnsLike, columns_of
 from lowmark.convert.times import parse_time
 from lowmark.errors import Rejected, Unavailable
 from lowmark.ledger import RunRecord
-from lowmark.runtime.store import Store
 from lowmark.table import HISTORY_KEY, Advanced, WatermarkStanding, read_history, write_history
 
 
@@ -57,7 +55,7 @@ class Database:
         self._compactor = Compactor(self._session, ledgers)
         self._session.finishing.add(self._compactor)
         if not read_only:
-            self._check_ledgers(backend.store)
+            self._sweep_dropped()
         self.auto: Automatic | None = None
         if spark is not None or engine is not None:
             runners = Runners(self._compactor.spark, session=spark, engine=engine or "auto")
@@ -78,11 +76,7 @@ class Database:
     def _backend(self) -> Backend:
         return self._session.backend
 
-    def _check_ledgers(self, store: Store) -> None:
-        """Ledgers of another database must not be swept by this one."""
-        info = self._backend.info
-        if info.ledgers_elsewhere:
-            claim(store, info.cluster)
+    def _sweep_dropped(self) -> None:
         with contextlib.suppress(Unavailable):  # of a node that is not there: its readers count
             self._compactor.sweep_dropped()
 

@@ -31,6 +31,7 @@ from lowmark.compaction.runner import OwnSpark, Runner
 from lowmark.compaction.sweep import sweep, sweep_dropped
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.ledger import REBUILD, RunRecord
+from lowmark.ledger.claim import check_claim
 from lowmark.ledger.manifest import is_run, run_folder, table_folder
 
 _STOP_S = 20.0
@@ -277,6 +278,7 @@ class Compactor:
         hold = Hold.drawn()
         mine = run_folder(run.table.id, run.name)
         try:
+            self._check_place()
             # Looked at before, for another process may resume the same run, and after: of two that
             # begin at a time, at least one sees the other.
             self._check_elsewhere(run.table, self._under_way())
@@ -288,6 +290,12 @@ class Compactor:
             with self._lock:
                 del self._active[run.table.id]
                 self._changed.notify_all()
+
+    def _check_place(self) -> None:
+        """Refuse to write ledgers to a place that the nodes do not read them from."""
+        info = self.backend.info
+        if info.ledgers_claimed:
+            check_claim(self.ledgers.store, info.cluster)
 
     def _check_elsewhere(self, table: Table, under_way: set[str]) -> None:
         """Refuse a run of a table that another process compacts."""

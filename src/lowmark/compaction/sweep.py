@@ -19,13 +19,10 @@ from lowmark.backend.port import Backend
 from lowmark.backend.values import ALL_FILES
 from lowmark.catalog import TableId
 from lowmark.compaction.records import Records
-from lowmark.errors import Rejected
 from lowmark.ledger import Expected, LedgerDamaged, LedgerLost, read_manifest, table_folder
 from lowmark.ledger.manifest import is_run
-from lowmark.runtime import FileMissing
 from lowmark.runtime.store import Store
 
-_CLAIM = "database"
 logger = logging.getLogger(__name__)
 
 
@@ -82,21 +79,6 @@ def sweep(
     if gone:
         logger.info("files of ledgers removed", extra={"table": table, "files": len(gone)})
     return gone
-
-
-def claim(store: Store, database: str) -> None:
-    """Take a place for the ledgers of one database; refused if another one has it."""
-    try:
-        owner = store.read(_CLAIM).decode("utf-8", "replace").strip()
-    except FileMissing:
-        store.write(_CLAIM, f"{database}\n".encode())
-        owner = store.read(_CLAIM).decode("utf-8", "replace").strip()
-    if owner != database:
-        raise Rejected(
-            f"{store.location} has the ledgers of another database, {owner}",
-            detail=f"This one is {database}. Each would take the other's files for leftovers.",
-            hint="Give every database a place of its own (ledger.location).",
-        )
 
 
 def sweep_dropped(

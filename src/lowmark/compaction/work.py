@@ -46,7 +46,7 @@ _MANY = 32
 
 def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: Tail) -> Work:
     """All that a task has to know of one partition."""
-    table, options = context.table, context.options
+    table, options, info = context.table, context.options, context.backend.info
     if tail and not tail.addresses and not (is_here(tail) and options.read != "flight"):
         raise SegmentsElsewhere(table.name, plan.partition, here=is_here(tail))
     base = _base(context.store, given)
@@ -55,7 +55,8 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
         run=context.run,
         store=context.store.location,
         read=options.read or "auto",
-        cluster=context.backend.info.cluster,
+        cluster=info.cluster,
+        claimed=info.ledgers_claimed,
         lease=lease_of(context.run),
         table=encode_table(table),
         table_name=table.name,

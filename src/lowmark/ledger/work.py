@@ -42,6 +42,7 @@ from pyroaring import BitMap
 from lowmark.catalog import Table, TableSchema
 from lowmark.catalog.serializers import decode_table
 from lowmark.errors import Corrupt, LowmarkError, invariant
+from lowmark.ledger.claim import check_claim
 from lowmark.ledger.digest import EMPTY, Digest
 from lowmark.ledger.errors import LedgerDamaged, ProofFailed
 from lowmark.ledger.files import FileWriter, OpenFile, Rows, check_there, schema_of
@@ -126,6 +127,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """How the tail is read."""
     cluster: str = ""
     """The database that servers at the tail's addresses must have."""
+    claimed: bool = False
+    """Whether the store says that it is this database's: the task must see that, too."""
     lease: str = ""
     """The run's lease in the partition: tasks that ask a server for the tail show it there."""
     table: bytes
@@ -319,6 +322,8 @@ class _Job:
 
     def _run(self) -> Done:
         work = self.work
+        if work.claimed:
+            check_claim(self.store, work.cluster)
         base = read_manifest(self.store, work.base, work.base_is) if work.base else None
         if base is not None and base.horizon > work.horizon:
             raise ProofFailed(work.partition, "the horizon would fall")

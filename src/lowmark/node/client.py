@@ -225,8 +225,10 @@ def ask_peer(endpoint: str, *, patience_s: float = JOIN_PATIENCE_S) -> PeerAddre
     while True:
         try:
             with NodeClient(endpoint, timeout_s=5.0) as client:
-                return client.peer()
+                peer = client.peer()
+            if peer.ledgers != "" or time.monotonic() > ends_at:
+                return peer
         except Unavailable:
             if time.monotonic() > ends_at:
                 raise
-            time.sleep(RETRY_S)
+        time.sleep(RETRY_S)

@@ -244,6 +244,9 @@ class PeerAddress(_Reply, frozen=True):
     address: str
     cluster: str = ""
     """The id of its cluster; empty until it belongs to one."""
+    ledgers: str | None = None
+    """Where the cluster has its ledgers: a node that joins must see that place. Empty, as long as
+    this node has not found out; None, if it does not say."""
 
 
 class ClusterStatus(_Reply, frozen=True):

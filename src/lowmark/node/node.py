@@ -23,15 +23,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from lowmark.catalog import Catalogs
 from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
 from lowmark.group import Future, Group, Groups
 from lowmark.holds import Hold, Span
+from lowmark.ledger.claim import prove
 from lowmark.log import Log
 from lowmark.metastore import (
     Cluster,
@@ -58,6 +62,7 @@ from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
 from lowmark.placement import Placement
 from lowmark.runtime import RealDisk, RealLoop, real_runtime
+from lowmark.runtime.store import Store
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
 from lowmark.upkeep import Upkeep
 
@@ -306,7 +311,11 @@ class Node:
 
     def _belongs_to(self, cluster: str) -> None:
         """Say so to clients."""
-        self._peer = PeerAddress(address=self.info.address, cluster=cluster)
+        self._peer = msgspec.structs.replace(self._peer, cluster=cluster)
+
+    def says_ledgers(self, location: str) -> None:
+        """Say to nodes that join where the ledgers of the cluster are; empty: it will be known."""
+        self._peer = msgspec.structs.replace(self._peer, ledgers=location)
 
     # -- running --------------------------------------------------------------------------------
 
@@ -491,7 +500,10 @@ def _seed(options: NodeOptions) -> str:
     with contextlib.suppress(LowmarkError):
         known = load_identity(RealDisk(options.data, create=False))
     if known is None or not known.cluster:
-        return ask_peer(options.join).address
+        seed = ask_peer(options.join)
+        if seed.ledgers:
+            prove(Store(seed.ledgers), seed.cluster, token=secrets.token_hex(8))
+        return seed.address
     if known.left:
         return ""  # it gets that error when it starts
     try:

@@ -29,6 +29,7 @@ def attach(node: Node, data: str, *, limits: Limits | None = None) -> None:
     why; if that may pass, it is tried again.
     """
     loop = threading.current_thread()
+    node.says_ledgers("")  # a node that joins waits until it is known
 
     def run() -> None:
         while True:

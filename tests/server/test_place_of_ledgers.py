@@ -1,0 +1,124 @@
+"""Where a cluster has its ledgers: every node and every run must see that place and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import lowmark
+from eventually import eventually
+from ledger.remote import remote_store
+from lowmark.errors import LedgersUnseen, Rejected
+from lowmark.ledger.claim import claim, prove
+from lowmark.node import NodeClient, Settings
+from lowmark.node.settings import ClockLimits, LedgerSettings, WatermarkSettings
+from node.running import QUICK
+from server.test_on_node import Node1
+
+COLUMNS = {"id": "int64", "status": "string"}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def settings(shared: Path) -> Settings:
+    return replace(
+        QUICK,
+        ledger=LedgerSettings(location=str(shared)),
+        clock=ClockLimits(max_skew_ms=0),
+        watermark=WatermarkSettings(availability_ms=0),
+    )
+
+
+@pytest.fixture
+def first(tmp_path: Path, settings: Settings) -> Iterator[Node1]:
+    with Node1(tmp_path / "n1", settings=settings) as node:
+        yield node
+
+
+class Elsewhere:
+    """Meanwhile the path leads to another folder, as on a machine that has not mounted it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._aside = folder, folder.with_name("aside")
+
+    def __enter__(self) -> None:
+        self._folder.rename(self._aside)
+        self._folder.mkdir()
+
+    def __exit__(self, *_: object) -> None:
+        assert list(self._folder.iterdir()) == []  # nothing was written where it does not belong
+        self._folder.rmdir()
+        self._aside.rename(self._folder)
+
+
+@pytest.mark.slow
+def test_a_node_that_sees_another_place_for_ledgers_is_not_let_in(
+    tmp_path: Path, first: Node1, shared: Path
+) -> None:
+    # given a cluster with a place for its ledgers
+    with lowmark.connect(first.address) as db:
+        cluster = db.backend.info.cluster
+    assert (shared / "database").read_text() == f"{cluster}\n"
+    # when a node joins for which that path leads somewhere else, then it is refused, and hears why
+    with Elsewhere(shared), pytest.raises(LedgersUnseen, match=str(shared)) as refused:
+        Node1(tmp_path / "n2", join=first.address)
+    assert "leads to another place" in refused.value.detail
+    assert "shared file system" in refused.value.hint
+    with NodeClient(first.address) as client:
+        assert len(client.status().nodes) == 1
+    # and one that sees it is let in, and leaves no probe behind
+    with Node1(tmp_path / "n2", join=first.address) as second:
+        with lowmark.connect(second.address) as db:
+            assert db.backend.info.ledger_location == str(shared)
+            assert db.tables() == []
+        assert [path.name for path in shared.iterdir()] == ["database"]
+
+
+@pytest.mark.slow
+def test_a_run_that_sees_another_place_for_ledgers_writes_nothing_there(
+    first: Node1, shared: Path
+) -> None:
+    with lowmark.connect(first.address) as db:
+        table = db.create_table("orders", COLUMNS, key="id", partitions=1)
+        table.append([{"id": 1, "status": "new"}])
+        passed = db.backend.now(table.descriptor.id).time
+        eventually(lambda: db.backend.advance_watermark(passed).after >= passed)
+        # when a client makes a run whose path to the ledgers leads somewhere else
+        with Elsewhere(shared), pytest.raises(LedgersUnseen, match=str(shared)):
+            table.compact(engine="local")
+        # then nothing was published that no node could read
+        assert table.runs() == []
+        assert db.backend.view(table.descriptor.id, 0).ledger is None
+        # and where it sees them, it goes on
+        assert table.compact(engine="local").state == "done"
+        assert table.get(1) == {"id": 1, "status": "new"}
+
+
+def test_a_place_that_can_t_be_written_to_or_is_another_s_is_no_place(tmp_path: Path) -> None:
+    store, system = remote_store(str(tmp_path))
+    claim(store, "ours")
+    prove(store, "ours", token="1")
+    # when nothing can be written there
+    system.broken = "open_output_stream"
+    with pytest.raises(LedgersUnseen, match="can't be used from here") as refused:
+        prove(store, "ours", token="1")
+    assert "the line is dead" in refused.value.detail
+    # or what was written can't be removed
+    system.broken = "delete_file"
+    with pytest.raises(LedgersUnseen):
+        prove(store, "ours", token="1")
+    system.broken = ""
+    # or another database has it
+    with pytest.raises(Rejected, match="ledgers of another database, ours"):
+        prove(store, "theirs", token="1")
+    prove(store, "ours", token="1")
+    assert [one.path for one in store.files("")] == ["database"]
