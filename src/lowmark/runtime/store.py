@@ -75,7 +75,8 @@ class Store:
     def url(self, path: str) -> str:
         """As other programs open it."""
         if "://" in self.location and not self.local:
-            return f"{self.location.rstrip('/')}/{path}"
+            place, mark, options = self.location.partition("?")
+            return f"{place.rstrip('/')}/{path}{mark}{options}"
         return self.full_path(path)
 
     # -- reading --------------------------------------------------------------------------------
