@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +57,10 @@ class Elsewhere:
 
     def __exit__(self, *_: object) -> None:
         assert list(self._folder.iterdir()) == []  # nothing was written where it does not belong
-        self._folder.rmdir()
+        self.back()
+
+    def back(self) -> None:
+        shutil.rmtree(self._folder)
         self._aside.rename(self._folder)
 
 
@@ -98,6 +102,17 @@ def test_a_run_that_sees_another_place_for_ledgers_writes_nothing_there(
         # then nothing was published that no node could read
         assert table.runs() == []
         assert db.backend.view(table.descriptor.id, 0).ledger is None
+        # and if only its tasks see another place, they say so before they write
+        away = Elsewhere(shared)
+
+        def step(name: str) -> None:
+            if name == "carry out the work":
+                away.__enter__()
+
+        with pytest.raises(LedgersUnseen, match=str(shared)):
+            table.compact(engine="local", step=step)
+        assert not [path for path in shared.rglob("*") if path.suffix in {".parquet", ".json"}]
+        away.back()
         # and where it sees them, it goes on
         assert table.compact(engine="local").state == "done"
         assert table.get(1) == {"id": 1, "status": "new"}
