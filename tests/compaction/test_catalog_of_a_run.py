@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import lowmark
 from compaction.world import World
 from inside import backend_of
 from lowmark.backend.embedded import Embedded
@@ -67,3 +69,15 @@ def test_a_run_is_not_resumed_when_the_catalog_that_it_was_planned_with_is_gone(
     assert [run.state for run in world.table.runs()] == ["done", "cancelled"]
     (layout,) = world.manifest().layouts
     assert [column.name for column in layout.columns] == ["id", "v", "w"]
+
+
+def test_before_the_low_watermark_was_ever_moved_every_row_is_too_young(tmp_path: Path) -> None:
+    # given a database whose low watermark stands at the beginning of time
+    with lowmark.open(tmp_path / "data") as db:
+        table = db.create_table("t", {"id": "int64"}, key="id")
+        table.append([{"id": 1}])
+        assert db.backend.watermark(latest=True).value == 0
+        # then a run is planned, with the empty catalog, and has nothing to do
+        plan = table.compact(engine="local", dry_run=True)
+        assert (plan.too_young_rows, plan.catalog) == (1, 0)
+        assert table.compact(engine="local").state == "too young"

@@ -13,7 +13,7 @@ import msgspec
 
 from lowmark.backend.port import Backend
 from lowmark.backend.values import PartitionStatus
-from lowmark.catalog import Table, duration_text
+from lowmark.catalog import Catalog, Table, duration_text
 from lowmark.compaction.records import SeenPointer
 from lowmark.convert.times import time_text
 from lowmark.ledger import (
@@ -105,6 +105,13 @@ def plan_input(
         _compare(status, seen)
         watermark = table_mark(table, watermark=watermark, wall_ms=status.wall_ms)
     return PlanInput.of(status, seen, watermark=watermark)
+
+
+def catalog_then(backend: Backend, time: int) -> Catalog:
+    """The version of the catalog in force at a time. At 0, where watermarks begin, it is the empty
+    one, which is in force from 1 on.
+    """
+    return backend.catalog_at(max(time, 1))
 
 
 def _compare(status: PartitionStatus, seen: SeenPointer) -> None:

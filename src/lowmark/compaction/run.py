@@ -40,7 +40,7 @@ from lowmark.catalog import Table
 from lowmark.catalog.errors import VersionCompacted
 from lowmark.compaction.context import Progress, RunContext
 from lowmark.compaction.holds import RunHolds
-from lowmark.compaction.plan import PlanInput, plan_input, plan_partition
+from lowmark.compaction.plan import PlanInput, catalog_then, plan_input, plan_partition
 from lowmark.compaction.publish import Publisher
 from lowmark.compaction.runner import Runner, together
 from lowmark.compaction.work import carried_out, work_for
@@ -229,7 +229,7 @@ class Run:
             trigger=options.trigger,
             began_at_ms=self.context.now_ms(),
             watermark=watermark,
-            catalog=self._backend.catalog_at(watermark).version,
+            catalog=catalog_then(self._backend, watermark).version,
             verify=options.verify,
             trim=options.trim,
             rewrite=options.rewrite,
@@ -311,7 +311,7 @@ class Run:
         if not record.resumed or not record.catalog:
             return
         try:
-            found = self._backend.catalog_at(record.watermark).version
+            found = catalog_then(self._backend, record.watermark).version
         except VersionCompacted as gone:
             raise PlanOutdated(record.run, record.catalog, why=gone.detail) from gone
         if found != record.catalog:

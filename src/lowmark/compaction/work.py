@@ -19,7 +19,7 @@ from lowmark.catalog import Table
 from lowmark.catalog.serializers import encode_table
 from lowmark.compaction.context import RunContext
 from lowmark.compaction.holds import lease_of
-from lowmark.compaction.plan import PlanInput
+from lowmark.compaction.plan import PlanInput, catalog_then
 from lowmark.compaction.runner import Runner, work_off
 from lowmark.compaction.tail_source import is_here
 from lowmark.errors import Corrupt, LowmarkError
@@ -105,7 +105,7 @@ def _schema(context: RunContext, plan: PartitionPlan, given: PlanInput, *, mark:
     newest = int(versions.max()) if len(versions) and plan.rows else 0
     # If the catalog of then can't be read, the run fails: with an older version, columns would be
     # missing in its files that readers may ask for.
-    then = context.backend.catalog_at(mark).table(table.id)
+    then = catalog_then(context.backend, mark).table(table.id)
     in_force = table.schemas[0] if then is None else then.latest
     return max(newest, in_force.number)
 
