@@ -798,7 +798,8 @@ class Embedded(NodeThread):
     def addresses_of(self, table: TableId, partition: int) -> tuple[str, ...]:
         """Where servers give the rows of a partition out, the best one first."""
         del table, partition
-        return tuple(self.served_at)
+        # First those that other machines can reach, too.
+        return tuple(sorted(self.served_at, key=lambda one: one.startswith("unix:")))
 
     def _whole_plan(self, copy: Partition, view: View, at: int, end: int) -> ReadPlan:
         """Where these batches are; the loop is asked for a few thousand at a time."""
