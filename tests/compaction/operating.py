@@ -15,7 +15,7 @@ from inside import backend_of
 from lowmark.catalog import SetTableOptions
 from lowmark.compaction import runner as running
 from lowmark.ledger import Pointer, RunRecord, pointer_key
-from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX
+from lowmark.ledger.records import CLAIM_PREFIX, POINTER_PREFIX, RUN_PREFIX
 from lowmark.metastore import Put, Remove
 from lowmark.upkeep.upkeep import Look
 
@@ -59,10 +59,10 @@ def look_after(world: World) -> Look:
 
 
 def keys_left(world: World) -> list[bytes]:
-    """All that the metastore knows of ledgers and runs."""
+    """All that the metastore knows of ledgers, runs and claims."""
     backend = backend_of(world.db)
     found: list[bytes] = []
-    for prefix in (POINTER_PREFIX, RUN_PREFIX):
+    for prefix in (POINTER_PREFIX, RUN_PREFIX, CLAIM_PREFIX):
         found += [entry.key for entry in backend.range(prefix)]
     return found
 

@@ -122,8 +122,9 @@ def test_of_many_threads_that_compact_at_once_one_does_and_nothing_is_done_twice
 
 
 def rival_of(world: World) -> Compactor:
-    """One that makes runs as if it were in another process, and heard of no run elsewhere: their
-    holds are gone for a moment when the owner of a directory was killed.
+    """One that makes runs as if it were in another process, of a release that knows no claims, and
+    heard of no run elsewhere: their holds are gone for a moment when the owner of a directory was
+    killed.
     """
     own = world.table._compactor
     return Compactor(world.table._session, own.ledgers)
@@ -133,6 +134,7 @@ def compact_by(rival: Compactor, world: World) -> RunRecord:
     with (
         replaced(rival, "give_up_others", lambda record: False),
         replaced(rival, "_under_way", set),
+        replaced(rival, "_claimed", lambda *_, **__: contextlib.nullcontext()),
     ):
         return rival.compact(
             world.table.descriptor,

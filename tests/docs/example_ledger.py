@@ -8,11 +8,20 @@ import numpy as np
 import pyarrow as pa
 from pyroaring import BitMap
 
-from lowmark.ledger import Done, LedgerFile, Manifest, PartitionPlan, Pointer, Retired, RunRecord
+from lowmark.ledger import (
+    Claim,
+    Done,
+    LedgerFile,
+    Manifest,
+    PartitionPlan,
+    Pointer,
+    Retired,
+    RunRecord,
+)
 from lowmark.ledger.digest import EMPTY, row_hashes
 from lowmark.ledger.manifest import Layout, LedgerColumn, bitmap_text, checksums_text, digest_text
 
-__all__ = ["DONE", "HASHES", "MANIFEST", "POINTER", "RETIRED", "ROWS", "RUN", "Row"]
+__all__ = ["CLAIM", "DONE", "HASHES", "MANIFEST", "POINTER", "RETIRED", "ROWS", "RUN", "Row"]
 
 Row = tuple[int, bool, dict[int, object]]
 """Offset, whether it is a delete, and values by the ids of their columns."""
@@ -91,6 +100,7 @@ POINTER = Pointer(
     run=_RUN,
 )
 RETIRED = Retired(manifest=f"{_BASE}.json", at_ms=1_782_907_200_300, by=_RUN)
+CLAIM = Claim(run=_RUN, holder="db1:4711:9f8e7d6c", lease_ms=20_000)
 RUN = RunRecord(
     run=_RUN,
     table=3,

@@ -22,15 +22,17 @@ import pytest
 from crc32c import crc32c
 
 import lowmark
-from docs.example_ledger import DONE, HASHES, MANIFEST, POINTER, RETIRED, ROWS, RUN, Row
+from docs.example_ledger import CLAIM, DONE, HASHES, MANIFEST, POINTER, RETIRED, ROWS, RUN, Row
 from docs.pages import FORMATS, blocks, tables
 from inside import backend_of
 from lowmark.client import Database, Table
+from lowmark.compaction.claims import HeldClaim
 from lowmark.compaction.records import _FINISHED_KEPT
 from lowmark.compaction.run import _LOOK_S
 from lowmark.errors import Rejected
 from lowmark.inspect import verify_log
 from lowmark.ledger import (
+    Claim,
     Done,
     LedgerDamaged,
     LedgerFile,
@@ -67,11 +69,13 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "Retired": Retired,
     "RunRecord": RunRecord,
     "PartitionPlan": PartitionPlan,
+    "Claim": Claim,
 }
 VALUES: dict[bytes, msgspec.Struct] = {
     pointer_key(3, 0): POINTER,
     retired_key(3, 0, 1): RETIRED,
     run_key(3, RUN.run): RUN,
+    HeldClaim(3, CLAIM).key: CLAIM,
 }
 
 

@@ -54,6 +54,7 @@ from lowmark.client.reading import Gap, GapFound, Reader
 from lowmark.client.table import Table
 from lowmark.client.table_reading import Snapshot
 from lowmark.client.tide import HolderTotal, PartitionTide, Tide, TideHolder, TideLedger
+from lowmark.compaction.automatic import Told
 from lowmark.compaction.context import Progress
 from lowmark.compaction.description import LedgerDescription, RetiredLedger
 from lowmark.compaction.repair import Rebuilt, Reconciled
@@ -140,6 +141,7 @@ __all__ = [
     "TideHolder",
     "TideLedger",
     "TimeInFuture",
+    "Told",
     "ValueRefused",
     "datetime_of",
     "parse_time",

@@ -39,6 +39,17 @@ def whole(number: object, what: str, *, least: int = 0) -> int:
     return value
 
 
+def check_detached(**given: object) -> None:
+    """Refuse what a run that is left to a worker can't be told: it is made as the worker says."""
+    named = [name for name, value in given.items() if value]
+    if named:
+        raise Rejected(
+            f"a run that is left to a worker takes no {' and no '.join(named)}",
+            detail="It is made where the worker is, as the worker was started.",
+            hint="Leave that out, or leave detach out.",
+        )
+
+
 def check_offsets(offsets: object, what: str, *, partitions: int) -> dict[int, int]:
     """Offsets by partition, all of them of the table."""
     if not isinstance(offsets, Mapping):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Self
 
@@ -23,11 +23,13 @@ from lowmark.catalog import (
     parse_duration,
 )
 from lowmark.catalog import Table as TableDescriptor
+from lowmark.client.checking import whole
 from lowmark.client.edges import edge
 from lowmark.client.session import Finishing, Session
 from lowmark.client.table import Table
-from lowmark.compaction.automatic import Automatic
+from lowmark.compaction.automatic import Automatic, Told
 from lowmark.compaction.compactor import Compactor
+from lowmark.compaction.context import LEASE_MS, LEASE_MS_LEAST, RunOptions
 from lowmark.compaction.runner import Engine, Runners
 from lowmark.convert.columns import ColumnsLike, columns_of
 from lowmark.convert.times import parse_time
@@ -58,10 +60,8 @@ class Database:
             self._sweep_dropped()
         self.auto: Automatic | None = None
         if spark is not None or engine is not None:
-            runners = Runners(self._compactor.spark, session=spark, engine=engine or "auto")
-            self.auto = Automatic(self._session, self._compactor, runners)
+            self.auto = self.worker(spark=spark, engine=engine or "auto")
             self.auto.start()
-            self._session.finishing.add(self.auto)
 
     def finish_last(self, one: Finishing, *, behind: bool = False) -> None:
         """Have something closed with this database, behind all that is under way here."""
@@ -181,6 +181,42 @@ class Database:
         """The runs of compaction that are known, of all tables; the newest first."""
         self._backend.check()
         return self._compactor.runs()
+
+    def worker(
+        self,
+        *,
+        spark: object = None,
+        master: str | None = None,
+        spark_config: Mapping[str, str] | None = None,
+        engine: Engine = "auto",
+        read_rate: int | None = None,
+        write_rate: int | None = None,
+        lease_ms: int = LEASE_MS,
+        tell: Callable[[Told], None] = lambda _: None,
+    ) -> Automatic:
+        """A worker that compacts tables with the option `compaction=auto` when they are due, and
+        runs that wait for a worker (`Table.compact(detach=True)`). `start()` has it look every few
+        seconds, on a thread; `look()` has it look once. It ends with the database.
+
+        Any number of processes may have workers. When one dies, another goes on with its run as
+        soon as it has seen no sign of it for `lease_ms`. The other arguments are as
+        `Table.compact` has them; `tell` is called when a run begins and ends.
+        """
+        runners = Runners(
+            self._compactor.spark,
+            session=spark,
+            master=master,
+            config=spark_config,
+            engine=engine,
+        )
+        options = RunOptions(
+            read_rate=None if read_rate is None else whole(read_rate, "read_rate"),
+            write_rate=None if write_rate is None else whole(write_rate, "write_rate"),
+            lease_ms=whole(lease_ms, "lease_ms", least=LEASE_MS_LEAST),
+        )
+        worker = Automatic(self._session, self._compactor, runners, options=options, tell=tell)
+        self._session.finishing.add(worker)
+        return worker
 
     # -- the low watermark ----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.altering import alterations
 from lowmark.client.appending import Result
 from lowmark.client.checking import (
+    check_detached,
     check_key,
     check_offsets,
     coerced_key,
@@ -491,6 +493,7 @@ class Table:
         memory_bytes: int = MEMORY_BYTES,
         progress: Callable[[Progress], None] | None = None,
         resume: str | None = None,
+        detach: bool = False,
         step: Callable[[str], None] | None = None,
         here: object = None,
     ) -> RunRecord:
@@ -512,8 +515,9 @@ class Table:
         segments where the task sees that directory, else a server. `read_rate` and `write_rate` are
         bytes a second, `memory_bytes` is what the keys of one partition may take in a task.
         `resume` goes on with a run that was interrupted, as it was planned, with the engine, by the
-        way to read and at the rates that it had, unless others are given. `step` gets the name of
-        every step before it is made.
+        way to read and at the rates that it had, unless others are given. `detach` leaves the run to
+        a worker (`lowmark worker`), and gives the plan: its state is `planned`. `step` gets the name
+        of every step before it is made.
         """
         if here is not None:
             raise Rejected(
@@ -542,6 +546,16 @@ class Table:
         )
         if dry_run:
             return self._compactor.plan(table, wanted, options)
+        if detach:
+            check_detached(
+                resume=resume,
+                spark=spark,
+                master=master,
+                spark_config=spark_config,
+                engine="" if engine == "auto" else engine,
+                memory_bytes=0 if memory_bytes == MEMORY_BYTES else memory_bytes,
+            )
+            return self._compactor.detach(table, wanted, replace(options, engine="", where=""))
         if resume is not None:
             return self._compactor.resume(table, runners.get, options, run=resume)
         return self._compactor.compact(table, wanted, runners.get, options)

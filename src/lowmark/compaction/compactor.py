@@ -1,9 +1,9 @@
 """The runs of compaction of one database: begins them, goes on with them, gives them up.
 
-For each table there is one run at a time, in this process; the second one is refused, and the
-error names the first. A run that was interrupted stays until it is resumed, cancelled, or given up
-for another one: as long as it is known, no sweep removes its files. When the database is closed,
-runs end and stay to be resumed.
+For each table there is one run at a time, in all processes (see `claims`); the second one is
+refused, and the error names the first. A run that was interrupted stays until it is resumed,
+cancelled, or given up for another one: as long as it is known, no sweep removes its files. When the
+database is closed, runs end and stay to be resumed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend, HasBackend
 from lowmark.backend.values import Hold
 from lowmark.catalog import Table, TableId
+from lowmark.compaction.claims import Claims, HeldClaim, SeenClaim
 from lowmark.compaction.context import CancelToken, RunContext, RunOptions, leave_word
 from lowmark.compaction.description import LedgerDescription, describe_ledgers
 from lowmark.compaction.holds import release_of
@@ -35,6 +36,8 @@ from lowmark.ledger.claim import check_claim
 from lowmark.ledger.manifest import is_run, run_folder, table_folder
 
 _STOP_S = 20.0
+UNDECIDED = frozenset({"planned", "running", "failed"})
+"""States of runs that can be resumed, or given up."""
 
 
 class Compactor:
@@ -47,9 +50,12 @@ class Compactor:
         self._session = session
         self.ledgers = ledgers
         self.records = Records(session)
+        self.claims = Claims(session)
         self.spark = OwnSpark()
         self._lock = threading.Lock()
         self._active: dict[int, Run] = {}
+        self._held: dict[int, HeldClaim] = {}
+        """The claims of those."""
         self._changed = threading.Condition(self._lock)
         self._closing = False
 
@@ -70,25 +76,52 @@ class Compactor:
         partitions: Collection[int],
         runner: Callable[[], Runner],
         options: RunOptions,
+        *,
+        over: SeenClaim | None = None,
     ) -> RunRecord:
         """Make a run; gives what it did. Without anything to do, nothing is begun, and the state
-        says why.
+        says why. `over`: see `only`.
         """
         run = self._run(table, partitions, options)
-        with self.only(run):
-            record = run.plan()
-            if self.give_up_others(record):
-                # Before it writes: else a run that is interrupted each time would fill the disk.
-                with contextlib.suppress(Corrupt):  # a ledger that can't be read, the run tells of
-                    self.sweep(table)
-            if all(one.state == "skipped" for one in record.partitions):
-                record = msgspec.structs.replace(
-                    record,
-                    state="too young" if record.too_young_rows else "nothing",
-                    ended_at_ms=record.began_at_ms,
-                )
+        with self.only(run, over=over):
+            record = self._planned(run)
+            if record.state != "planned":
                 return run.finish_published(record)
             return run.go(record, runner)
+
+    def detach(self, table: Table, partitions: Collection[int], options: RunOptions) -> RunRecord:
+        """Plan a run for a worker to carry out; gives the plan, which waits until one does. Without
+        anything to do, nothing waits, and the state says why.
+
+        1. the claim of the table is taken, as one for workers
+        2. the plan is noted
+        3. the claim has no holder: the next worker that looks takes it. If this process dies before
+           that, workers find the plan when the claim's lease is over, or find that there is none
+        """
+        run = self._run(table, partitions, options)
+        with self.only(run, detached=True) as held:
+            record = self._planned(run)
+            if record.state == "planned":
+                run.context.step("note the plan")
+                self.records.put_run(record)
+                run.context.step("leave it to a worker")
+                self.claims.give_back(held, left=True)
+        return record
+
+    def _planned(self, run: Run) -> RunRecord:
+        """The plan of a run, in the place of those that were interrupted."""
+        record = run.plan()
+        if self.give_up_others(record):
+            # Before it writes: else a run that is interrupted each time would fill the disk.
+            with contextlib.suppress(Corrupt):  # a ledger that can't be read, the run tells of
+                self.sweep(run.table)
+        if all(one.state == "skipped" for one in record.partitions):
+            record = msgspec.structs.replace(
+                record,
+                state="too young" if record.too_young_rows else "nothing",
+                ended_at_ms=record.began_at_ms,
+            )
+        return record
 
     def context(
         self, table: Table, partitions: Collection[int], options: RunOptions, *, run: str = ""
@@ -120,7 +153,7 @@ class Compactor:
         for one in self.records.runs(record.table):
             if trigger is not None and one.trigger != trigger:
                 continue
-            if one.state in {"running", "failed"} and one.run != record.run:
+            if one.state in UNDECIDED and one.run != record.run:
                 self.records.put_run(
                     msgspec.structs.replace(
                         one,
@@ -140,16 +173,19 @@ class Compactor:
         options: RunOptions,
         *,
         run: str,
+        over: SeenClaim | None = None,
     ) -> RunRecord:
-        """Go on with a run that was interrupted; what is finished is not done again."""
+        """Go on with a run that was interrupted, or begin one that waits for a worker; what is
+        finished is not done again. `over`: see `only`.
+        """
         check_wanted(table)
         record = self.records.run(table.id, run)
         wanted = [one.partition for one in record.partitions]
         options = _as_before(options, record)
         one = self._run(table, wanted, options, run=run)
-        with self.only(one):
+        with self.only(one, over=over):
             record = self.records.run(table.id, run)  # no other call gives it up from here on
-            if record.state not in {"running", "failed"}:
+            if record.state not in UNDECIDED:
                 raise Rejected(f"run {run} is {record.state}", hint="Begin another one.")
             if record.trigger == REBUILD:
                 raise Rejected(
@@ -158,7 +194,7 @@ class Compactor:
                 )
             again = msgspec.structs.replace(
                 record,
-                resumed=record.resumed + 1,
+                resumed=record.resumed + (record.state != "planned"),
                 state="running",
                 ended_at_ms=0,
                 error="",
@@ -169,22 +205,25 @@ class Compactor:
             self._release_leases(record)
             return one.go(again, runner)
 
-    def cancel(self, table: Table, run: str) -> RunRecord:
-        """End a run that goes on, here or in another process, or give up one that was interrupted.
+    def cancel(self, table: Table, run: str, *, over: SeenClaim | None = None) -> RunRecord:
+        """End a run that goes on, here or in another process, or give up one that was interrupted
+        or waits for a worker.
 
-        One that goes on is asked to end: it is noted as running until it does.
+        One that goes on is asked to end: it is noted as running until it does. `over`: see `only`.
         """
         active = self._active.get(table.id)
         if active is not None and active.name == run:
             active.context.token.cancel()
             return self.records.run(table.id, run)
-        if run_folder(table.id, run) in self._under_way():
-            leave_word(self.ledgers.store, run_folder(table.id, run))
+        if over is None and run_folder(table.id, run) in self._under_way():
+            self.claims.ask_to_end(table.id, run)
+            with contextlib.suppress(LowmarkError):  # the folder may be on another machine
+                leave_word(self.ledgers.store, run_folder(table.id, run))
             return self.records.run(table.id, run)
         # It must not be resumed while it is given up: its files go.
-        with self.only(self._run(table, (), RunOptions())):
+        with self.only(self._run(table, (), RunOptions()), over=over):
             record = self.records.run(table.id, run)
-            if record.state not in {"running", "failed"}:
+            if record.state not in UNDECIDED:
                 raise Rejected(f"run {run} is {record.state}", hint="There is nothing to cancel.")
             ended = msgspec.structs.replace(
                 record, state="cancelled", ended_at_ms=self.backend.now().wall_ms
@@ -249,6 +288,11 @@ class Compactor:
         run = self._active.get(table)
         return None if run is None else run.name
 
+    @property
+    def closing(self) -> bool:
+        """Whether the database is about to be closed: no run begins any more."""
+        return self._closing
+
     def finish(self) -> None:
         """The database is about to be closed: runs end, and stay to be resumed; then Spark ends."""
         with self._lock:
@@ -258,6 +302,9 @@ class Compactor:
             run.context.token.interrupt()
         with self._lock:
             self._changed.wait_for(self._is_idle, _STOP_S)
+            left = list(self._held.values())
+        for held in left:  # of a run that can't end before this does, or does not
+            self.claims.give_back(held, left=True)
         self.spark.finish()
 
     def _is_idle(self) -> bool:
@@ -266,29 +313,41 @@ class Compactor:
         return all(run.thread == me for run in self._active.values())
 
     @contextlib.contextmanager
-    def only(self, run: Run) -> Iterator[None]:
-        """While it goes on, no other run of its table can."""
+    def only(
+        self, run: Run, *, over: SeenClaim | None = None, detached: bool = False
+    ) -> Iterator[HeldClaim]:
+        """While it goes on, no other run of its table can, in any process.
+
+        A table that another process is known to compact is refused. A worker takes a claim `over`
+        that it has seen unchanged for its lease, whatever is known of the process that had it.
+        """
+        table = run.table
         with self._lock:
             if self._closing:
                 raise Closed(self.backend.info.name)
-            other = self._active.get(run.table.id)
+            other = self._active.get(table.id)
             if other is not None:
-                raise RunUnderWay(run.table.name, other.name)
-            self._active[run.table.id] = run
+                raise RunUnderWay(table.name, other.name)
+            self._active[table.id] = run
         hold = Hold.drawn()
-        mine = run_folder(run.table.id, run.name)
+        mine = run_folder(table.id, run.name)
         try:
             self._check_place()
+            seen = self.claims.of(table.id) if over is None else over
+            gone = over.claim.run if over is not None and over.claim is not None else None
             # Looked at before, for another process may resume the same run, and after: of two that
-            # begin at a time, at least one sees the other.
-            self._check_elsewhere(run.table, self._under_way())
+            # begin at a time, at least one sees the other, also if it knows of no claims.
+            self._check_elsewhere(table, self._under_way(), seen, gone=gone)
             self.backend.hold_files([mine], hold=hold)
-            self._check_elsewhere(run.table, self._under_way() - {mine})
-            yield
+            self._check_elsewhere(table, self._under_way() - {mine}, seen, gone=gone)
+            if seen.claim is not None and seen.claim.run == run.name:
+                detached = detached or seen.claim.detached
+            with self._claimed(run, seen, detached=detached) as held:
+                yield held
         finally:
             self.backend.release(hold)
             with self._lock:
-                del self._active[run.table.id]
+                del self._active[table.id]
                 self._changed.notify_all()
 
     def _check_place(self) -> None:
@@ -297,11 +356,44 @@ class Compactor:
         if info.ledgers_claimed:
             check_claim(self.ledgers.store, info.cluster)
 
-    def _check_elsewhere(self, table: Table, under_way: set[str]) -> None:
-        """Refuse a run of a table that another process compacts."""
+    @contextlib.contextmanager
+    def _claimed(self, run: Run, seen: SeenClaim, *, detached: bool) -> Iterator[HeldClaim]:
+        """While it goes on, the claim of its table is ours; then it is given back."""
+        table, token = run.table.id, run.context.token
+        held = self.claims.take(
+            table, run.name, seen, lease_ms=run.context.options.lease_ms, detached=detached
+        )
+        if held is None:
+            now = self.claims.of(table).claim
+            raise RunUnderWay(run.table.name, run.name if now is None else now.run)
+        self._held[table] = held
+        stays = False
+        try:
+            renewed = self.claims.renewed(held, on_asked=token.cancel, on_lost=token.take_over)
+            with renewed, self.records.fenced(held):
+                yield held
+        except BaseException as error:
+            stays = token.interrupted or not isinstance(error, Exception | KeyboardInterrupt)
+            raise
+        finally:
+            self.claims.give_back(held, left=stays)
+            del self._held[table]
+
+    def _check_elsewhere(
+        self, table: Table, under_way: set[str], seen: SeenClaim, *, gone: str | None
+    ) -> None:
+        """Refuse a run of a table that another process compacts. The files of the run of a process
+        that is `gone` may still be held for it.
+        """
         for folder in sorted(under_way):
-            if folder.startswith(f"{table_folder(table.id)}/"):
-                raise RunUnderWay(table.name, folder.rpartition("/")[2])
+            run = folder.rpartition("/")[2]
+            if not folder.startswith(f"{table_folder(table.id)}/") or run == gone:
+                continue
+            if not (seen.held and seen.claim is not None and seen.claim.run == run):
+                record = self.records.find_run(table.id, run)
+                if record is not None and record.state not in UNDECIDED:
+                    continue  # it is over, and its process has died before it could let go
+            raise RunUnderWay(table.name, run)
 
 
 def _as_before(options: RunOptions, record: RunRecord) -> RunOptions:

@@ -23,10 +23,10 @@ from lowmark.runtime.store import Store
 # How a run is ended before its end.
 #
 # Each run has one token. A call in this process cancels it; so does closing the database, a
-# progress callback that raises, and a file in the run's folder, which another process leaves there:
-# a directory belongs to one process, and a second one can't look into it. The run checks its token
-# before each step; the work of a run checks it, too, where it is carried out in this process. On
-# Spark the token cancels the job.
+# progress callback that raises, and a word of another process: a file in the run's folder, and a
+# key beside its claim (see `claims`), for processes that do not have that folder. The run checks
+# its token before each step; the work of a run checks it, too, where it is carried out in this
+# process. On Spark the token cancels the job.
 
 _BEGUN = "begun"
 _CANCEL = "cancel"
@@ -40,7 +40,10 @@ class CancelToken:
         self._asked = threading.Event()
         self._calls: list[Callable[[], None]] = []
         self.interrupted = False
-        """Whether the process ends, and the run stays to be resumed."""
+        """Whether the process ends, and the run stays to be resumed; or another one has it."""
+        self.taken_over = False
+        """Whether another process has it: what it holds is that one's."""
+        self._why = "was cancelled"
 
     @property
     def cancelled(self) -> bool:
@@ -58,10 +61,16 @@ class CancelToken:
         self.interrupted = True
         self.cancel()
 
+    def take_over(self, by: str) -> None:
+        """End it here, because another process goes on with it, or in its place."""
+        self.interrupted = self.taken_over = True
+        self._why = f"was taken over by {by}"
+        self.cancel()
+
     def check(self) -> None:
         """Raise if it shall end."""
         if self._asked.is_set():
-            raise Cancelled(f"{self._what} was cancelled")
+            raise Cancelled(f"{self._what} {self._why}")
 
     def wait(self, seconds: float) -> None:
         """Let time pass; raises as soon as it shall end."""
@@ -129,6 +138,9 @@ def _begun(data: str | os.PathLike[str], location: str) -> Iterator[tuple[Store,
 # What a caller asks of a run, and what it is told while the run goes on.
 
 _TASK_BYTES = 1 << 30
+LEASE_MS = 20_000
+LEASE_MS_LEAST = 1_000
+"""A shorter lease would be lost by a node's short pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +175,8 @@ class RunOptions:
     progress: Callable[[Progress], None] | None = None
     step: Callable[[str], None] = field(default=lambda name: None)
     """Called before every step, with its name."""
+    lease_ms: int = LEASE_MS
+    """For this long the claim of the run lasts when its process is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from lowmark.backend.errors import OutcomeUnknown
+from lowmark.backend.errors import Cancelled, OutcomeUnknown
 from lowmark.backend.port import Backend, HasBackend
+from lowmark.compaction.claims import HeldClaim
 from lowmark.errors import Rejected
 from lowmark.ledger import (
     Pointer,
@@ -24,7 +25,13 @@ from lowmark.ledger import (
     run_key,
     run_prefix,
 )
-from lowmark.ledger.records import POINTER_PREFIX, RUN_PREFIX, ledger_keys, table_of
+from lowmark.ledger.records import (
+    CLAIM_PREFIX,
+    POINTER_PREFIX,
+    RUN_PREFIX,
+    ledger_keys,
+    table_of,
+)
 from lowmark.metastore import (
     AllOf,
     Compare,
@@ -64,10 +71,37 @@ class Records:
         """What was noted last of each run that goes on here. What others noted meanwhile fails the
         condition of the next write: only then is it looked at.
         """
+        self._claims: dict[int, HeldClaim] = {}
+        """Of tables that are compacted here: what is written of them requires their claims."""
 
     @property
     def _backend(self) -> Backend:
         return self._session.backend
+
+    # -- claims ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def fenced(self, held: HeldClaim) -> Iterator[None]:
+        """Meanwhile, nothing is noted of the table's runs, or published for them, unless the claim
+        is still ours.
+        """
+        self._claims[held.table] = held
+        try:
+            yield
+        finally:
+            del self._claims[held.table]
+
+    def _while_ours(self, table: int, condition: Condition) -> Condition:
+        held = self._claims.get(table)
+        return condition if held is None else AllOf((condition, held.is_ours))
+
+    def is_ours(self, table: int) -> bool:
+        """Whether this process still has the claim of a table that it compacts."""
+        held = self._claims.get(table)
+        if held is None:
+            return True
+        there = self._backend.get(held.key)
+        return there is not None and there.value == held.value
 
     # -- pointers -------------------------------------------------------------------------------
 
@@ -97,9 +131,9 @@ class Records:
     ) -> bool:
         """Swap a pointer, if it still is what was seen; whether it is the new one now.
 
-        `fenced`: and if its run was not given up. Another process may take a run for interrupted
-        that goes on; once it has noted that, the files of the run may go at any moment, and
-        nothing that names them may be published.
+        `fenced`: and if its run was not given up, and no other process has the claim of the table.
+        Another process may take a run for interrupted that goes on; once it has noted that, the
+        files of the run may go at any moment, and nothing that names them may be published.
 
         An outcome that is not known is looked up: the pointer says whose it is. If it is another's,
         the write may still be applied, later; so it is made again, which can't be done twice. If
@@ -117,7 +151,7 @@ class Records:
         if fenced:
             run = run_key(table, pointer.run)
             if (last := self._noted.get(run)) is not None:
-                goes_on = AllOf((unchanged, value_is(run, last)))
+                goes_on = self._while_ours(table, AllOf((unchanged, value_is(run, last))))
                 try:
                     if self._backend.write(operations, condition=goes_on):
                         return True
@@ -128,6 +162,7 @@ class Records:
             if noted is None or decode_record(noted.value, RunRecord).state == "cancelled":
                 return False
             unchanged = AllOf((unchanged, Revision(noted.key, Compare.EQ, noted.revision)))
+            unchanged = self._while_ours(table, unchanged)
         for attempt in range(_PUBLISH_ATTEMPTS):
             try:
                 if self._backend.write(operations, condition=unchanged):
@@ -157,7 +192,7 @@ class Records:
     def tables(self) -> set[int]:
         """The tables of which anything is known."""
         found = set()
-        for prefix in (POINTER_PREFIX, RUN_PREFIX):
+        for prefix in (POINTER_PREFIX, RUN_PREFIX, CLAIM_PREFIX):
             found |= {table_of(entry.key) for entry in self._backend.range(prefix)}
         return found
 
@@ -169,12 +204,18 @@ class Records:
     # -- runs -----------------------------------------------------------------------------------
 
     def put_run(self, record: RunRecord) -> None:
-        """Note how far a run is."""
+        """Note how far a run is, whatever was noted of it before."""
         key, value = run_key(record.table, record.run), msgspec.json.encode(record)
-        self._backend.write([Put(key, value)])
+        held = self._claims.get(record.table)
+        if not self._backend.write(
+            [Put(key, value)], condition=None if held is None else held.is_ours
+        ):
+            raise Cancelled(f"another process compacts table {record.table_name} now")
 
     def note_run(self, record: RunRecord) -> bool:
-        """Note how far the caller's own run is; False if another process has given it up."""
+        """Note how far the caller's own run is; False if another process has given it up, or has
+        taken the claim of its table.
+        """
         key, value = run_key(record.table, record.run), msgspec.json.encode(record)
         last = self._noted.pop(key, None)
         while True:
@@ -182,12 +223,15 @@ class Records:
             if unchanged is None:
                 return False
             try:
-                if self._backend.write([Put(key, value)], condition=unchanged):
+                ours = self._while_ours(record.table, unchanged)
+                if self._backend.write([Put(key, value)], condition=ours):
                     break
             except OutcomeUnknown:
                 if (there := self._backend.get(key)) is None or there.value != value:
                     raise
                 break
+            if not self.is_ours(record.table):
+                return False
             last = None  # another process has noted something
         if record.state == "running":
             self._noted[key] = value
@@ -204,10 +248,15 @@ class Records:
 
     def run(self, table: int, run: str) -> RunRecord:
         """A run by its name."""
-        entry = self._backend.get(run_key(table, run))
-        if entry is None:
+        found = self.find_run(table, run)
+        if found is None:
             raise Rejected(f"there is no run {run}", hint="`lowmark runs` lists them.")
-        return decode_record(entry.value, RunRecord)
+        return found
+
+    def find_run(self, table: int, run: str) -> RunRecord | None:
+        """A run by its name; None if nothing is noted of it."""
+        entry = self._backend.get(run_key(table, run))
+        return None if entry is None else decode_record(entry.value, RunRecord)
 
     def runs(self, table: int | None = None) -> list[RunRecord]:
         """All runs that are known, of one table or of all; the newest first."""
@@ -217,7 +266,7 @@ class Records:
 
     def forget_old_runs(self, table: int) -> None:
         """Keep the last ones that are over."""
-        over = [one for one in self.runs(table) if one.state != "running"]
+        over = [one for one in self.runs(table) if one.state not in {"planned", "running"}]
         self._remove([run_key(table, one.run) for one in over[_FINISHED_KEPT:]])
 
     def _remove(self, keys: Iterable[bytes]) -> None:

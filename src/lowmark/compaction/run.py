@@ -288,12 +288,17 @@ class Run:
             self.context.token.check()
         except BaseException as error:
             spoilt = self._watch.spoilt if isinstance(error, Cancelled) else None
+            if isinstance(error, LowmarkError) and self._is_lost():
+                # Whatever it met: its files may have gone with the run that took its place.
+                raise Cancelled(f"run {self.name} was taken over by another process") from error
             self._failed(spoilt or error)
             if spoilt is not None:
                 raise spoilt from None
             raise
         finally:
-            self._holds.release_all()
+            # A process that has taken the run over holds by the same names.
+            if not self.context.token.taken_over:
+                self._holds.release_all()
         # All is done: from here on it is too late to cancel.
         self._options.step("note the end")
         record = self._ended(record, "done")
@@ -481,6 +486,17 @@ class Run:
     def _note(self, record: RunRecord) -> None:
         if not self._records.note_run(record):
             raise Cancelled(f"run {self.name} was given up by another process, or for another run")
+
+    def _is_lost(self) -> bool:
+        """Whether another process has the claim of the table: it goes on with this run, or with
+        another one in its place.
+        """
+        token = self.context.token
+        if not token.interrupted:
+            with contextlib.suppress(LowmarkError):
+                if not self._records.is_ours(self.table.id):
+                    token.take_over("another process")
+        return token.taken_over
 
     def _ended(self, record: RunRecord, state: str, error: str = "") -> RunRecord:
         record = msgspec.structs.replace(

@@ -56,6 +56,7 @@ from lowmark.ledger.manifest import (
 )
 from lowmark.ledger.records import (
     REBUILD,
+    Claim,
     PartitionPlan,
     Pointer,
     Retired,
@@ -87,6 +88,7 @@ __all__ = [
     "KEY_SEED",
     "LAST_ROW",
     "REBUILD",
+    "Claim",
     "Done",
     "Expected",
     "KeyFile",

@@ -3,6 +3,9 @@
     ledger.<table>.<partition>                    the ledger that was published last
     ledger.retired.<table>.<partition>.<epoch>    one before it, whose files may still be read
     compaction.<table>.<run>                      a run: its plan, how far it is, what it cost
+    compaction-claim.<table>.holder               the process that compacts a table; see `Claim`
+    compaction-claim.<table>.turn                 a number that this process changes as it goes on
+    compaction-claim.<table>.cancel               the run of it that was asked to end
 
 A pointer is swapped by one conditional write, together with the note on the ledger that it retires.
 Epochs only grow: a partition that has adopted a ledger with a higher one than its pointer has found
@@ -23,6 +26,7 @@ from lowmark.runtime import Buffer
 POINTER_PREFIX = b"ledger."
 _RETIRED = b"ledger.retired."
 RUN_PREFIX = b"compaction."
+CLAIM_PREFIX = b"compaction-claim."
 REBUILD = "a ledger is missing or damaged"
 """The trigger of a run that rebuilds ledgers; it can't be resumed, only made again."""
 T = TypeVar("T")
@@ -30,9 +34,10 @@ T = TypeVar("T")
 RunState = Literal[
     "planned", "nothing", "too young", "running", "done", "failed", "cancelled", "interrupted"
 ]
-"""Four are never written down. `planned` is what a dry run gives. `nothing` and `too young` are of
-a run that was not begun: there are no new rows, or all of them are too young. `interrupted` is one
-that is noted as running, by a process that is gone."""
+"""`planned` is what a dry run gives; written down, it is a run that waits for a worker. Three are
+never written down. `nothing` and `too young` are of a run that was not begun: there are no new
+rows, or all of them are too young. `interrupted` is one that is noted as running, by a process that
+is gone."""
 PartitionState = Literal["planned", "written", "adopted", "skipped", "overtaken"]
 
 
@@ -53,6 +58,18 @@ class Retired(msgspec.Struct, frozen=True, kw_only=True):
     manifest: str
     at_ms: int
     by: str
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The process that compacts a table; or, without a holder, a run that any worker may take."""
+
+    run: str
+    holder: str = ""
+    """Drawn anew for each claim; it begins with the machine and the process, for people."""
+    lease_ms: int = 0
+    """For this long a worker must have seen the claim unchanged before it may take it over."""
+    detached: bool = False
+    """Whether workers carry the run out also if the table is not compacted by itself."""
 
 
 class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -213,15 +230,20 @@ def parse_retired_key(key: bytes) -> tuple[int, int]:
 
 
 def table_of(key: bytes) -> int:
-    """The table that a key of a ledger or of a run belongs to."""
-    for prefix in (_RETIRED, POINTER_PREFIX, RUN_PREFIX):
+    """The table that a key of a ledger, of a run or of a claim belongs to."""
+    for prefix in (_RETIRED, POINTER_PREFIX, RUN_PREFIX, CLAIM_PREFIX):
         key = key.removeprefix(prefix)
     return int(key.partition(b".")[0])
 
 
 def ledger_keys(table: int) -> tuple[RemoveRange, ...]:
     """Removes all that the metastore knows of a table's ledgers and runs."""
-    starts = (pointer_prefix(table), retired_prefix(table), run_prefix(table))
+    starts = (
+        pointer_prefix(table),
+        retired_prefix(table),
+        run_prefix(table),
+        claim_prefix(table),
+    )
     return tuple(RemoveRange(start, start[:-1] + b"/") for start in starts)  # `/` follows `.`
 
 
@@ -235,8 +257,13 @@ def run_key(table: int, run: str) -> bytes:
     return run_prefix(table) + run.encode()
 
 
+def claim_prefix(table: int) -> bytes:
+    """Where the claim of a table is."""
+    return b"%s%d." % (CLAIM_PREFIX, table)
+
+
 def decode_record(value: Buffer, kind: type[T]) -> T:
-    """A pointer, a retired ledger or a run, as it stands in the metastore."""
+    """A pointer, a retired ledger, a run or a claim, as it stands in the metastore."""
     try:
         return msgspec.json.decode(value, type=kind)
     except msgspec.MsgspecError as error:

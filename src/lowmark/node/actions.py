@@ -51,6 +51,7 @@ RESERVED = (
     NODE_PREFIX,
     TOPOLOGY_KEY,
     b"catalog.",
+    b"compaction",
     b"ledger.",
     b"partition.",
     b"watermark",
