@@ -132,7 +132,7 @@ def test_the_commands_work_one_after_another(tmp_path: Path) -> None:
         orders.append([{"id": at % 50, "v": f"{at}"} for at in range(500)])
         db.advance_watermark("now")
     # when the guide's commands are run as they stand
-    [script] = re.findall(r"^```sh\n(.*?)^```", PART, re.MULTILINE | re.DOTALL)
+    script = "".join(re.findall(r"^```sh\n(.*?)^```", PART, re.MULTILINE | re.DOTALL))
     prelude = f'set -e\nlowmark() {{ {sys.executable} -m lowmark "$@"; }}\n'
     kept = {name: text for name, text in os.environ.items() if "LOWMARK" not in name}
     ran = subprocess.run(
@@ -147,3 +147,5 @@ def test_the_commands_work_one_after_another(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count("500 rows read → 50 live") == 1
     assert ran.stdout.count("compacted orders in") == 2
+    assert ran.stdout.count("waits for a worker") == 1
+    assert re.search(r"orders: run \S+ done in", ran.stderr)

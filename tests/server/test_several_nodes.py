@@ -8,12 +8,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pyarrow import flight
 
 from eventually import eventually
+from lowmark.backend.errors import RunUnderWay
 from lowmark.backend.spread import CopiesAway
 from lowmark.client import Reader, Table
 from lowmark.ledger import kernel, work
@@ -174,6 +175,43 @@ def test_a_ledger_that_one_client_made_is_read_at_every_node(nodes: Nodes, repli
         db.close()
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_clients_of_different_nodes_never_sweep_the_files_of_each_others_runs(
+    nodes: Nodes, replicas: int
+) -> None:
+    # given a run of a client of one node, in the middle, and then one of another's
+    clients = [nodes.connect(number) for number in range(3)]
+    name = f"swept{replicas}"
+    table_of(clients[0], name, replicas=replicas, partitions=2)
+    tables = [db[name] for db in clients]
+    for status in ("new", "paid"):
+        tables[0].append([{"id": number, "status": status} for number in range(100)])
+    compactable(tables[0])
+    for mine, table in enumerate(tables[:2]):
+        others = [one for number, one in enumerate(tables) if number != mine]
+        begun: list[str] = []
+
+        def others_sweep(step: str, others: list[Table] = others, begun: list[str] = begun) -> None:
+            if step == "publish partition 0":
+                # when clients of the other nodes sweep, and would compact
+                [run] = [one for one in others[0].runs() if one.state == "running"]
+                begun.append(run.run)
+                for one in others:
+                    assert not [path for path in one.sweep() if run.run in path]
+                    with pytest.raises(RunUnderWay, match=run.run):
+                        one.compact(engine="local")
+
+        # then it ends well, and what it has published is read at every node
+        run = table.compact(engine="local", rewrite=True, step=others_sweep)
+        assert (run.state, [run.run]) == ("done", begun)
+        for one in tables:
+            found = one.read(as_of="now").to_pylist()
+            assert sorted(row["id"] for row in found) == list(range(100))
+            assert {row["status"] for row in found} == {"paid"}
+    for db in clients:
+        db.close()
+
+
 _DIES = """
 import os, sys, lowmark
 table = lowmark.connect(sys.argv[1])[sys.argv[2]]
@@ -230,6 +268,68 @@ def test_a_task_reads_on_at_another_node_when_the_one_it_reads_from_is_killed(
         assert run.rows_live == 500
         assert table.count() == 500
         eventually(lambda: states(nodes, "read_away") == {"available"})
+
+
+class Worker:
+    """`lowmark worker` in a process of its own, and what it says."""
+
+    def __init__(self, nodes: Nodes, number: int, *more: str) -> None:
+        words = ["worker", "--node", nodes.address(number), "--engine", "local", "--json"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lowmark", *words, "--lease", "1", *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.next() == {"event": "ready", "at": nodes.address(number)}
+
+    def next(self) -> dict[str, object]:
+        """What it says next."""
+        assert self.process.stdout is not None
+        said: dict[str, object] = json.loads(self.process.stdout.readline())
+        return said
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_the_run_of_a_worker_that_is_killed_is_made_by_another_one(nodes: Nodes) -> None:
+    with nodes.connect(0) as db:
+        # given a table that is compacted by itself, and a worker that takes long
+        table = table_of(db, "worked", replicas=3, partitions=2)
+        for status in ("new", "paid"):
+            table.append([{"id": number, "status": status} for number in range(500)])
+        compactable(table)
+        table.alter(options={"compaction": "auto", "dirty_bytes": 1, "dirty_percent": 1})
+        with Worker(nodes, 1, "--read-rate", "1KiB") as first:
+            began = first.next()
+            assert (began["event"], began["table"]) == ("began", "worked")
+            # and another one, at another node
+            with Worker(nodes, 2, "--read-rate", "0") as second:
+                # when the first one is killed, then the other one goes on with its run
+                first.process.kill()
+                resumed, done = second.next(), second.next()
+                assert (resumed["event"], resumed["run"]) == ("resumed", began["run"])
+                assert (done["event"], done["run"], done["resumed"]) == ("done", began["run"], 1)
+                # and a run that a person leaves to workers is made, too
+                table.append([{"id": 7, "status": "back"}])
+                table.alter(options={"compaction": "manual"})
+                compactable(table)
+                left = table.compact(detach=True)
+                assert left.state == "planned"
+                assert [second.next()["run"] for _ in range(2)] == [left.run] * 2
+                # and it ends in good order when it is told to
+                second.process.terminate()
+                assert second.process.wait(60) == 0
+        found = sorted(table.read(as_of="now").to_pylist(), key=lambda row: row["id"])
+        assert found == [
+            {"id": number, "status": "back" if number == 7 else "paid"} for number in range(500)
+        ]
+        assert [one.state for one in table.runs()] == ["done", "done"]
 
 
 def test_a_client_goes_on_at_another_node_when_its_own_is_killed(nodes: Nodes) -> None:

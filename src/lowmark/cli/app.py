@@ -36,6 +36,7 @@ COMMANDS = {
     "watermark": "watermark",
     "compact": "compact",
     "runs": "runs",
+    "worker": "worker",
     "ledger": "ledger",
     "catalog": "catalog",
     "meta": "meta",

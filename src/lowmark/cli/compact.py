@@ -228,6 +228,12 @@ def compact(
             metavar="RUN", help="Go on with a run that was interrupted, or has failed, as it was."
         ),
     ] = None,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", help="Leave the run to a worker (lowmark worker), and do not wait for it."
+        ),
+    ] = False,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
@@ -237,13 +243,13 @@ def compact(
     Ctrl-C cancels the run, and leaves nothing behind; what was published by then stays.
 
     With --json, one object: run, table, state (done; nothing, if no row is new; too young, if all
-    new rows are later than held_until says; planned, if it is a dry run), trigger, began, ended,
-    seconds, engine (spark or local), where, watermark, verify, trim, rewrite, read (auto, segments
-    or flight), read_rate, write_rate, resumed, error; of all partitions rows_read, rows_live,
-    rows_died, deletes, deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes,
-    too_young_rows, held_until; and partitions, each with these and its partition, state, why, base,
-    base_epoch, low, horizon, rows, bytes, manifest, files_written, rows_checked, read_from
-    (segments, or the address of a server), trimmed_to, held_by.
+    new rows are later than held_until says; planned, if it is a dry run, or waits for a worker),
+    trigger, began, ended, seconds, engine (spark or local), where, watermark, verify, trim,
+    rewrite, read (auto, segments or flight), read_rate, write_rate, resumed, error; of all
+    partitions rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read, bytes_written,
+    ledger_bytes, trimmed_bytes, too_young_rows, held_until; and partitions, each with these and its
+    partition, state, why, base, base_epoch, low, horizon, rows, bytes, manifest, files_written,
+    rows_checked, read_from (segments, or the address of a server), trimmed_to, held_by.
 
     rows_live does not count deletes that are kept; those are in deletes. bytes_read counts the
     backlog once for each pass over it: once for the keys, or once for each range of them that fits
@@ -257,7 +263,10 @@ def compact(
             "a run that is resumed goes on as it was planned",
             hint="Leave --dry-run, --partitions, --verify, --no-trim and --rewrite out.",
         )
+    if detach and dry_run:
+        raise WrongUse("a dry run is made here", hint="Leave --detach or --dry-run out.")
     options: dict[str, Any] = {
+        "detach": detach,
         "partitions": _numbers(partitions),
         "dry_run": dry_run,
         "verify": verify,
@@ -283,6 +292,8 @@ def compact(
         show_json(run_json(record))
     elif dry_run:
         show_plan(record)
+    elif record.state == "planned":
+        print(f"run {record.run} waits for a worker; `lowmark runs show {record.run}` follows it")
     else:
         show_done(record)
 

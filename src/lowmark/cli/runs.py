@@ -52,12 +52,12 @@ def runs(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False)
 
     The last 50 of a table are kept. One that was interrupted can be resumed, or cancelled.
 
-    With --json, a list: run, table, state (done, failed, cancelled or interrupted), trigger,
-    began, ended, seconds, engine, where, watermark, verify, trim, rewrite, read, read_rate,
-    write_rate, resumed, error, and of all partitions rows_read, rows_live, rows_died, deletes,
-    deletes_dropped, bytes_read, bytes_written, ledger_bytes, trimmed_bytes, too_young_rows,
-    held_until. rows_live does not count deletes; bytes_read counts the backlog once for each pass
-    over it.
+    With --json, a list: run, table, state (planned, if it waits for a worker; running, done,
+    failed, cancelled or interrupted), trigger, began, ended, seconds, engine, where, watermark,
+    verify, trim, rewrite, read, read_rate, write_rate, resumed, error, and of all partitions
+    rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read, bytes_written,
+    ledger_bytes, trimmed_bytes, too_young_rows, held_until. rows_live does not count deletes;
+    bytes_read counts the backlog once for each pass over it.
 
     Example: lowmark runs orders --data ./shop
     """
@@ -122,10 +122,11 @@ def show(
 def cancel(
     ctx: typer.Context, run: RunArgument, data: DatabaseOption = None, as_json: Json = False
 ) -> None:
-    """Cancel a run that goes on, or give up one that was interrupted; its files go.
+    """Cancel a run that goes on or waits for a worker, or give up one that was interrupted; its
+    files go.
 
-    If another process has the database open, it is asked to end the run, which it does within
-    moments. What was published stays.
+    If the run goes on in another process, that one is asked to end it, which it does within
+    seconds, also on another machine. What was published stays.
 
     With --json, one object: run, state (cancelled, or asked), word (the file that asks for it).
 

@@ -515,9 +515,9 @@ class Table:
         segments where the task sees that directory, else a server. `read_rate` and `write_rate` are
         bytes a second, `memory_bytes` is what the keys of one partition may take in a task.
         `resume` goes on with a run that was interrupted, as it was planned, with the engine, by the
-        way to read and at the rates that it had, unless others are given. `detach` leaves the run to
-        a worker (`lowmark worker`), and gives the plan: its state is `planned`. `step` gets the name
-        of every step before it is made.
+        way to read and at the rates that it had, unless others are given. `detach` leaves the run
+        to a worker (`lowmark worker`), and gives the plan: its state is `planned`. `step` gets the
+        name of every step before it is made.
         """
         if here is not None:
             raise Rejected(
