@@ -16,10 +16,12 @@ from lowmark.cli.compact import (
     ConfOption,
     EngineOption,
     MasterOption,
+    ReadOption,
     ReadRateOption,
     WriteRateOption,
     place_of,
     rates_of,
+    read_of,
 )
 from lowmark.cli.database import DatabaseOption, opened_database
 from lowmark.cli.formatting import run_row
@@ -41,6 +43,7 @@ def worker(
     engine: EngineOption = "auto",
     spark_master: MasterOption = None,
     spark_conf: ConfOption = None,
+    read: ReadOption = None,
     read_rate: ReadRateOption = None,
     write_rate: WriteRateOption = None,
     lease: Annotated[
@@ -73,7 +76,7 @@ def worker(
     Example: lowmark worker --node 127.0.0.1:6570 --engine local
     """
     options: dict[str, Any] = place_of(spark_master, spark_conf, engine=engine)
-    options |= rates_of(read_rate, write_rate)
+    options |= read_of(read) | rates_of(read_rate, write_rate)
     if not _LEASE_S_LEAST <= lease <= _LEASE_S_MOST:
         raise WrongUse(
             f"--lease can't be {lease:g}",

@@ -30,11 +30,11 @@ from lowmark.client.table import Table
 from lowmark.compaction.automatic import Automatic, Told
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import LEASE_MS, LEASE_MS_LEAST, RunOptions
-from lowmark.compaction.runner import Engine, Runners
+from lowmark.compaction.runner import Engine, Runners, read_way
 from lowmark.convert.columns import ColumnsLike, columns_of
 from lowmark.convert.times import parse_time
 from lowmark.errors import Rejected, Unavailable
-from lowmark.ledger import RunRecord
+from lowmark.ledger import ReadWay, RunRecord
 from lowmark.table import HISTORY_KEY, Advanced, WatermarkStanding, read_history, write_history
 
 
@@ -189,6 +189,7 @@ class Database:
         master: str | None = None,
         spark_config: Mapping[str, str] | None = None,
         engine: Engine = "auto",
+        read: ReadWay | None = None,
         read_rate: int | None = None,
         write_rate: int | None = None,
         lease_ms: int = LEASE_MS,
@@ -210,6 +211,7 @@ class Database:
             engine=engine,
         )
         options = RunOptions(
+            read=read_way(read),
             read_rate=None if read_rate is None else whole(read_rate, "read_rate"),
             write_rate=None if write_rate is None else whole(write_rate, "write_rate"),
             lease_ms=whole(lease_ms, "lease_ms", least=LEASE_MS_LEAST),
