@@ -17,7 +17,8 @@ import msgspec
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend, HasBackend
 from lowmark.backend.values import Moment, PartitionStatus
-from lowmark.catalog import ColumnId, Table, TableId, TableSchema
+from lowmark.catalog import Catalog, ColumnId, Table, TableId, TableSchema
+from lowmark.catalog.catalog import EMPTY
 from lowmark.catalog.descriptors import SchemaId, ZoneId
 from lowmark.compaction.context import CancelToken, RunContext, RunOptions
 from lowmark.compaction.plan import PlanInput
@@ -110,6 +111,10 @@ class _History:
 
     def now(self) -> Moment:
         return Moment(self.now_ms << COUNTER_BITS, self.now_ms)
+
+    def catalog_at(self, time: int) -> Catalog:
+        assert time > 0, "no version is in force before the first moment"
+        return EMPTY
 
 
 class CompactionDriver:
