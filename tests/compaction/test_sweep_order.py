@@ -88,3 +88,35 @@ def test_a_sweep_that_looks_up_readers_before_what_is_adopted_is_found(tmp_path:
     # given a sweep with its look-ups in the wrong order; then a reader loses its files
     with replaced(compactor_module, "sweep", too_early), pytest.raises(LedgerLost):
         read_through_a_sweep(tmp_path / "data", "runs")
+
+
+class _Ended(Exception):
+    """The process of a run is gone."""
+
+
+def test_a_sweep_at_a_copy_that_is_old_leaves_what_the_others_have_adopted(tmp_path: Path) -> None:
+    with World(tmp_path / "data") as world:
+        # given a copy that knows of the first ledger only, which a reader keeps
+        world.write(*[(f"k{number}", number) for number in range(10)])
+        world.compact()
+        table, backend = world.table.descriptor.id, world.table._backend
+        old = backend.status(table, latest=False)
+        with world.table.read(compacted=True) as reader:
+            # and a second one that was adopted, and a third that was published and never adopted
+            world.write(("k1", 100))
+            world.compact()
+            world.write(("k2", 200))
+            world.settle()
+
+            def die(step: str) -> None:
+                if step.startswith("adopt"):
+                    raise _Ended
+
+            with pytest.raises(_Ended):
+                world.table.compact(engine="local", step=die)
+            # when a sweep goes by that copy
+            with replaced(Embedded, "status", lambda *given, **more: old):
+                world.table.sweep()
+            assert folded(reader)
+        # then the ledger that is read is there
+        world.check()

@@ -3,7 +3,9 @@
 What names a file: the pointer's manifest, and the adopted one's, and all that they refer to; a
 manifest that a reader reads; one that was replaced less than the grace time ago; and a run that
 goes on or can be resumed, whose name is part of every file it writes. Nothing goes while holds may
-be missing (`ALL_FILES`): readers that another owner of the directory knew are not back yet.
+be missing (`ALL_FILES`): readers that another owner of the directory knew are not back yet. A copy
+of a partition may be old, and not know what others have adopted: so a ledger that was replaced goes
+only if this one has adopted a newer one.
 
 The files are listed first, and what names them is looked up after that: a run that begins
 meanwhile has no file in the list, and one that ends has its pointer by then.
@@ -38,7 +40,7 @@ def sweep(
     store = ledgers.store
     there = [one.path for one in store.files(table_folder(table))]
     runs = [one.run for one in records.runs(table) if one.state in {"running", "failed"}]
-    expected = _adopted(backend, table)
+    epochs, expected = _adopted(backend, table)
     adopted = set(expected)
     pointers = set()
     for number, pointer in records.pointers(table).items():
@@ -53,7 +55,9 @@ def sweep(
     over = [
         (partition, epoch, one)
         for partition, epoch, one in retired
-        if one.manifest not in pointers | adopted | in_use and now_ms - one.at_ms >= grace_ms
+        if one.manifest not in pointers | adopted | in_use
+        and now_ms - one.at_ms >= grace_ms
+        and epoch < epochs.get(partition, 0)
     ]
     names = pointers | adopted | in_use | {one.manifest for _, _, one in retired}
     names -= {one.manifest for _, _, one in over}
@@ -111,12 +115,17 @@ def sweep_dropped(
     return gone
 
 
-def _adopted(backend: Backend, table: TableId) -> dict[str, Expected]:
-    """The manifests that partitions have adopted, and what they have noted of them."""
-    return {
-        one.ledger.manifest: Expected.adopted(table, number, one.ledger)
+def _adopted(backend: Backend, table: TableId) -> tuple[dict[int, int], dict[str, Expected]]:
+    """What partitions have adopted: epochs by number, and manifests with what is noted of them."""
+    ledgers = {
+        number: one.ledger
         for number, one in backend.status(table, latest=False).items()
         if one.ledger is not None
+    }
+    epochs = {number: ledger.epoch for number, ledger in ledgers.items()}
+    return epochs, {
+        ledger.manifest: Expected.adopted(table, number, ledger)
+        for number, ledger in ledgers.items()
     }
 
 
