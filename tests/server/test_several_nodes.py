@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from pyarrow import flight
@@ -268,68 +268,6 @@ def test_a_task_reads_on_at_another_node_when_the_one_it_reads_from_is_killed(
         assert run.rows_live == 500
         assert table.count() == 500
         eventually(lambda: states(nodes, "read_away") == {"available"})
-
-
-class Worker:
-    """`lowmark worker` in a process of its own, and what it says."""
-
-    def __init__(self, nodes: Nodes, number: int, *more: str) -> None:
-        words = ["worker", "--node", nodes.address(number), "--engine", "local", "--json"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lowmark", *words, "--lease", "1", *more],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.next() == {"event": "ready", "at": nodes.address(number)}
-
-    def next(self) -> dict[str, object]:
-        """What it says next."""
-        assert self.process.stdout is not None
-        said: dict[str, object] = json.loads(self.process.stdout.readline())
-        return said
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-def test_the_run_of_a_worker_that_is_killed_is_made_by_another_one(nodes: Nodes) -> None:
-    with nodes.connect(0) as db:
-        # given a table that is compacted by itself, and a worker that takes long
-        table = table_of(db, "worked", replicas=3, partitions=2)
-        for status in ("new", "paid"):
-            table.append([{"id": number, "status": status} for number in range(500)])
-        compactable(table)
-        table.alter(options={"compaction": "auto", "dirty_bytes": 1, "dirty_percent": 1})
-        with Worker(nodes, 1, "--read-rate", "1KiB") as first:
-            began = first.next()
-            assert (began["event"], began["table"]) == ("began", "worked")
-            # and another one, at another node
-            with Worker(nodes, 2, "--read-rate", "0") as second:
-                # when the first one is killed, then the other one goes on with its run
-                first.process.kill()
-                resumed, done = second.next(), second.next()
-                assert (resumed["event"], resumed["run"]) == ("resumed", began["run"])
-                assert (done["event"], done["run"], done["resumed"]) == ("done", began["run"], 1)
-                # and a run that a person leaves to workers is made, too
-                table.append([{"id": 7, "status": "back"}])
-                table.alter(options={"compaction": "manual"})
-                compactable(table)
-                left = table.compact(detach=True)
-                assert left.state == "planned"
-                assert [second.next()["run"] for _ in range(2)] == [left.run] * 2
-                # and it ends in good order when it is told to
-                second.process.terminate()
-                assert second.process.wait(60) == 0
-        found = sorted(table.read(as_of="now").to_pylist(), key=lambda row: row["id"])
-        assert found == [
-            {"id": number, "status": "back" if number == 7 else "paid"} for number in range(500)
-        ]
-        assert [one.state for one in table.runs()] == ["done", "done"]
 
 
 def test_a_client_goes_on_at_another_node_when_its_own_is_killed(nodes: Nodes) -> None:

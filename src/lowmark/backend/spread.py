@@ -25,6 +25,7 @@ from lowmark.backend.attached import Attached
 from lowmark.backend.errors import Closed, Ended, HoldUnknown, OtherDatabase
 from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.values import (
+    ALL_FILES,
     BatchRange,
     Found,
     Held,
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 _PEER_S = 2.0
 _WAIT_S = 20.0
 _AGAIN_S = 0.5
+_RETURN_S = 90.0
+"""Clients of a node that is gone have taken their holds again at another one by then."""
 _THEIRS = (NodeUnreachable, NodeClosing, Ended)
 """What a client would take as said of its own server."""
 
@@ -94,6 +97,8 @@ class Spread(Attached):
         self._endpoints: dict[int, str] = {}
         """Where clients reach the nodes that are, or were, up."""
         self._up: frozenset[int] = frozenset()
+        self._gone_at: dict[int, float] = {}
+        """When nodes left that were up."""
         super().__init__(node, data, runs_on=runs_on)
         self.ask_now(lambda: node.cluster.on_topology(self._heard_of_nodes))
 
@@ -101,6 +106,8 @@ class Spread(Attached):
         """On the loop."""
         found = {one.number: one.endpoint for one in topology.nodes if one.endpoint}
         self._endpoints = {**self._endpoints, **found}  # another one: threads look at it
+        left = dict.fromkeys(self._up - found.keys(), time.monotonic())
+        self._gone_at = {**self._gone_at, **left}
         self._up = frozenset(found)
 
     def on_close(self, callback: Callable[[], None]) -> None:
@@ -243,15 +250,6 @@ class Spread(Attached):
             yield self._peer(nodes)
         except _THEIRS as error:
             raise CopiesAway(nodes, why=error.message) from error
-
-    def peers(self) -> list[RemoteBackend]:
-        """Every other node that is up."""
-        others = sorted(self._up - {self.node.info.number})
-        found = []
-        for one in others:
-            with self._at((one,)) as peer:
-                found.append(peer)
-        return found
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -507,8 +505,17 @@ class Spread(Attached):
         super().release(hold)
 
     def files_in_use(self) -> frozenset[str]:
-        """See `Backend`. Readers are at any node: each that is up is asked."""
+        """See `Backend`. Readers are at any node: each that is up is asked. What is read at one
+        that gives no answer, or that is gone and whose clients may be on their way, is not known.
+        """
         found = self.files_here()
-        for peer in self.peers():
-            found |= peer.files_here()
+        for one in sorted(self._up - {self.node.info.number}):
+            try:
+                with self._at((one,)) as peer:
+                    found |= peer.files_here()
+            except LowmarkError as error:
+                logger.info("files in use are not known", extra={"node": one, "reason": error})
+                found |= {ALL_FILES}
+        if any(time.monotonic() - at_s < _RETURN_S for at_s in self._gone_at.values()):
+            found |= {ALL_FILES}
         return found
