@@ -5,7 +5,8 @@ in between: the pointer stands in the metastore, and no other run may come for l
 of pointers by a watch, waits for a moment, and if the partition still has not adopted it, reads its
 manifest, sees that its files are there, and does what the run would have done: adopt, then cut.
 Each node sees to the partitions that it leads. A leader that is new finds what the one before has
-left, since all nodes with a copy wait until it is adopted.
+left, since all nodes that hold the partition wait until it is adopted, also those whose copy has
+not been started yet.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final, NamedTuple
 
 from lowmark.backend.attached import Attached
 from lowmark.catalog import TableId
-from lowmark.errors import LowmarkError
+from lowmark.errors import Corrupt, LowmarkError
 from lowmark.ledger import (
     Expected,
     Pointer,
@@ -101,16 +102,28 @@ class Adopter:
         if len(place) != 2 or not all(part.isdigit() for part in place):
             return  # one that was retired
         table, number = TableId(int(place[0])), int(place[1])
-        copy = self._backend.tables.here(table, number)
-        if copy is None:
+        try:
+            pointer = decode_record(entry.value, Pointer)
+        except Corrupt as error:
+            logger.error("a pointer can't be read", extra={"reason": error.message})
             return
-        pointer = decode_record(entry.value, Pointer)
-        ledger = copy.state.ledger
-        if ledger is None or ledger.epoch < pointer.epoch:
+        if not self._is_over(table, number, pointer):
             due_s = time.monotonic() + self._patience_s
             with self._lock:
                 self._left[table, number] = _Published(pointer, due_s, _AGAIN_S)
                 self._lock.notify()
+
+    def _is_over(self, table: TableId, number: int, pointer: Pointer) -> bool:
+        """Whether it is adopted, or of no partition that this node holds."""
+        copy = self._backend.tables.here(table, number)
+        if copy is not None:
+            ledger = copy.state.ledger
+            return ledger is not None and ledger.epoch >= pointer.epoch
+        node = self._backend.node
+        nodes = () if node.placement is None else node.placement.routes(table, number)
+        if not nodes:  # it may not have heard of them yet
+            return self._backend.catalogs.latest.table(table) is None
+        return node.info.number not in nodes
 
     # -- on its thread ----------------------------------------------------------------------------
 
@@ -128,13 +141,15 @@ class Adopter:
                     continue
             try:
                 over = self._see_to(*place, published.pointer)
-            except LowmarkError as error:
+            except Exception as error:  # whatever it is, the others are seen to
                 if self._backend.closed:
                     return
                 over = False
+                known = isinstance(error, LowmarkError)
                 logger.warning(
                     "a ledger that was published can't be adopted",
-                    extra={"table": place[0], "partition": place[1], "reason": error.message},
+                    extra={"table": place[0], "partition": place[1], "reason": str(error)},
+                    exc_info=None if known else error,
                 )
             with self._lock:
                 if self._left.get(place) is not published:
@@ -151,9 +166,8 @@ class Adopter:
 
         def look() -> tuple[bool, bool]:
             copy = self._backend.tables.here(table, number)
-            ledger = None if copy is None else copy.state.ledger
-            over = copy is None or (ledger is not None and ledger.epoch >= pointer.epoch)
-            return over, copy is not None and copy.group.ready
+            leads = copy is not None and copy.group.ready
+            return self._is_over(table, number, pointer), leads
 
         over, leads = self._backend.ask_now(look)
         if over or not leads:
@@ -170,6 +184,6 @@ class Adopter:
             extra={"table": table, "partition": number, "run": pointer.run},
         )
         noted = self._backend.get(run_key(table, pointer.run))
-        if noted is None or decode_record(noted.value, RunRecord).trim:
+        if noted is not None and decode_record(noted.value, RunRecord).trim:
             self._backend.propose(table, {number: Trim(pointer.horizon)})
         return True

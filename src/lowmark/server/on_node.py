@@ -59,10 +59,14 @@ def attach(node: Node, data: str, *, limits: Limits | None = None) -> None:
 def _attach(node: Node, data: str, loop: threading.Thread, limits: Limits | None) -> None:
     note = OwnerNote(node, hold_ms=HOLD_MS)
     backend = Spread(node, data, runs_on=loop)
-    database = Database(backend)
-    node.server.data = Endpoint(database, node.server.address, limits=limits, on_held=note.held)
-    backend.on_close(Adopter(backend).close)
-    note.answers_at(node.server.address)
+    try:
+        database = Database(backend)
+        node.server.data = Endpoint(database, node.server.address, limits=limits, on_held=note.held)
+        backend.on_close(Adopter(backend).close)
+        note.answers_at(node.server.address)
+    except BaseException:
+        backend.close()  # the next attempt makes its own
+        raise
 
 
 def _action(node: Node, name: str) -> Action:

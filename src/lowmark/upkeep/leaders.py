@@ -70,7 +70,9 @@ class Leaders:
             heard.add(to)
             if moved < MOVES_MAX and to in self._heard and self._may_give(key, now_ms):
                 progress = group.progress().get(to)
-                if progress is None or progress.state is not ProgressState.REPLICATE:
+                if progress is None or progress.is_learner:
+                    continue
+                if progress.state is not ProgressState.REPLICATE:
                     continue
                 if progress.match + NEAR_ENTRIES >= group.last_index():
                     self._note(key, now_ms)
