@@ -25,8 +25,10 @@ than by default: a test waits for that until the others know that a node is gone
 class Nodes:
     """So many nodes in a folder; they end with the `with`."""
 
-    def __init__(self, path: Path, count: int) -> None:
+    def __init__(self, path: Path, count: int, **settings: str) -> None:
+        """With these settings in the environment, besides `SETTINGS`."""
         self._path = path
+        self._settings = SETTINGS | settings
         ports = _free_ports(2 * count)
         self._listen = [f"127.0.0.1:{port}" for port in ports[:count]]
         self._peers = [f"127.0.0.1:{port}" for port in ports[count:]]
@@ -51,7 +53,7 @@ class Nodes:
         words += ["--join", self._listen[0]] if join else []
         process = subprocess.Popen(
             [sys.executable, "-m", "lowmark", *words],
-            env=os.environ | SETTINGS,
+            env=os.environ | self._settings,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

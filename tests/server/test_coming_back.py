@@ -50,7 +50,8 @@ def has_all(nodes: Nodes, number: int) -> Callable[[], bool]:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    with Nodes(tmp_path, 3) as nodes:
+    # They look often at what may go: a test waits for that.
+    with Nodes(tmp_path, 3, LOWMARK_WATERMARK_INTERVAL_MS="300") as nodes:
         yield nodes
 
 

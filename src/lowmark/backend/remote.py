@@ -664,9 +664,9 @@ class RemoteBackend:
         endpoint: str = self._call("endpoint_here", table, partition, timeout_s=_ENDPOINT_S)
         return endpoint
 
-    def files_here(self) -> frozenset[str]:
+    def files_here(self, *, timeout_s: float | None = None) -> frozenset[str]:
         """The manifests that holds of this server's own clients keep."""
-        manifests: frozenset[str] = self._call("files_here")
+        manifests: frozenset[str] = self._call("files_here", timeout_s=timeout_s)
         return manifests
 
     def tail(

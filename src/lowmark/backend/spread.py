@@ -512,7 +512,7 @@ class Spread(Attached):
         for one in sorted(self._up - {self.node.info.number}):
             try:
                 with self._at((one,)) as peer:
-                    found |= peer.files_here()
+                    found |= peer.files_here(timeout_s=_PEER_S)
             except LowmarkError as error:
                 logger.info("files in use are not known", extra={"node": one, "reason": error})
                 found |= {ALL_FILES}
