@@ -213,6 +213,23 @@ def test_a_claim_is_over_only_if_it_was_seen_unchanged_for_its_lease(auto: World
     assert ClaimWatch(claims, lambda: 1e9).look() == ({}, {table})
 
 
+def test_a_claim_that_is_renewed_after_a_worker_looked_is_not_removed_by_that_worker(
+    auto: World,
+) -> None:
+    claims, table = auto.table._compactor.claims, auto.table.descriptor.id
+    held = claims.take(table, "r", SeenClaim(), lease_ms=LEASE_MS, detached=False)
+    assert held is not None
+    # given a worker that took it for over when it looked, and has compacted other tables since
+    seen = claims.of(table)
+    # when its holder wakes up and renews it, then it stays
+    assert claims.renew(held, 1)
+    claims.forget(table, seen)
+    assert claims.of(table).claim == held.claim
+    # and one that stands as it was seen goes
+    claims.forget(table, claims.of(table))
+    assert claims.of(table) == SeenClaim()
+
+
 # -- a worker that is gone, or seems to be --------------------------------------------------------
 
 

@@ -135,12 +135,7 @@ class Claims:
             Put(prefix + _TURN, b"0"),
             Remove(prefix + _CANCEL),
         ]
-        unchanged = AllOf(
-            (
-                Revision(prefix + _HOLDER, Compare.EQ, seen.revision),
-                Revision(prefix + _TURN, Compare.EQ, seen.turn),
-            )
-        )
+        unchanged = AllOf(_as_seen(table, seen))
         try:
             taken = self._backend.write(operations, condition=unchanged)
         except OutcomeUnknown:
@@ -168,10 +163,9 @@ class Claims:
     def forget(self, table: int, seen: SeenClaim) -> None:
         """Remove one whose run is over, or was never noted, if it still is what was seen."""
         prefix = claim_prefix(table)
-        unchanged = Revision(prefix + _HOLDER, Compare.EQ, seen.revision)
         gone = [Remove(prefix + name) for name in (_HOLDER, _TURN, _CANCEL)]
         with contextlib.suppress(OutcomeUnknown):  # the next look finds it
-            self._backend.write(gone, condition=unchanged)
+            self._backend.write(gone, condition=AllOf(_as_seen(table, seen)))
 
     # -- while the run goes on ------------------------------------------------------------------
 
@@ -252,6 +246,15 @@ class ClaimWatch:
             if known == seen and began_s - since_s >= seen.claim.lease_ms / 1_000:
                 free[table] = seen
         return free, set(self._since) - set(free)
+
+
+def _as_seen(table: int, seen: SeenClaim) -> tuple[Condition, ...]:
+    """That no process has taken the claim since it was seen, and its holder has not renewed it."""
+    prefix = claim_prefix(table)
+    return (
+        Revision(prefix + _HOLDER, Compare.EQ, seen.revision),
+        Revision(prefix + _TURN, Compare.EQ, seen.turn),
+    )
 
 
 def _seen(entries: tuple[Entry, ...] | list[Entry]) -> SeenClaim:
