@@ -486,3 +486,53 @@ def test_a_run_that_was_cancelled_is_not_resumed_though_its_worker_died_before_i
     assert published_by(auto) == {other}
     auto.check()
     auto.check_tidy()
+
+
+def test_a_worker_that_looked_before_a_run_was_cancelled_does_not_resume_it(
+    auto: World, clock: list[float]
+) -> None:
+    first, second = Process(auto), Process(auto)
+    with first.suspended("publish partition 0") as wake:
+        [run] = second.table.runs()
+        assert second.worker.look() == []
+        clock[0] += LEASE_MS / 1_000 + 1
+        look = second.worker._watch.look
+
+        def look_then_cancel() -> object:
+            found = look()
+            assert auto.table.cancel_run(run.run).state == "running"
+            return found
+
+        # when a person cancels a run after a worker has seen that its lease is over
+        with replaced(second.worker._watch, "look", look_then_cancel):
+            assert second.worker.look() == []
+        # then that worker has not begun, and ends the run when it looks again
+        assert second.events == []
+        assert second.worker.look() == []
+        clock[0] += LEASE_MS / 1_000 + 1
+        assert second.worker.look() == []
+        assert [one.state for one in auto.table.runs()] == ["cancelled"]
+        assert wake() == []
+    assert published_by(auto) == set()
+
+
+def test_a_run_that_another_worker_takes_over_at_this_moment_is_asked_to_end_all_the_same(
+    auto: World,
+) -> None:
+    claims, table = auto.table._compactor.claims, auto.table.descriptor.id
+    assert claims.take(table, "r", SeenClaim(), lease_ms=LEASE_MS, detached=False)
+    of, taken = claims.of, list[HeldClaim | None]()
+
+    def look_then_take(number: int) -> SeenClaim:
+        seen = of(number)
+        if not taken:
+            taken.append(claims.take(number, "r", seen, lease_ms=LEASE_MS, detached=False))
+        return seen
+
+    # when another process takes the claim between the look and the word
+    with replaced(claims, "of", look_then_take):
+        claims.ask_to_end(table, "r")
+    # then that process finds the word
+    assert taken[0] is not None
+    assert claims.of(table).claim == taken[0].claim
+    assert claims.of(table).cancelled

@@ -44,6 +44,7 @@ from lowmark.metastore import (
     Put,
     Remove,
     Revision,
+    missing,
     value_is,
 )
 
@@ -126,7 +127,9 @@ class Claims:
     def take(
         self, table: int, run: str, seen: SeenClaim, *, lease_ms: int, detached: bool
     ) -> HeldClaim | None:
-        """Step 1; None if another process was quicker, or if its holder has renewed it."""
+        """Step 1; None if another process was quicker, or if its holder has renewed it, or if its
+        run was asked to end since it was seen: this would remove the word unheard.
+        """
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         claim = Claim(run=run, holder=holder, lease_ms=lease_ms, detached=detached)
         held, prefix = HeldClaim(table, claim), claim_prefix(table)
@@ -135,9 +138,11 @@ class Claims:
             Put(prefix + _TURN, b"0"),
             Remove(prefix + _CANCEL),
         ]
-        unchanged = AllOf(_as_seen(table, seen))
+        unchanged = _as_seen(table, seen)
+        if not seen.cancelled:
+            unchanged = (*unchanged, missing(prefix + _CANCEL))
         try:
-            taken = self._backend.write(operations, condition=unchanged)
+            taken = self._backend.write(operations, condition=AllOf(unchanged))
         except OutcomeUnknown:
             # If it is applied later, it is a claim that no process renews: it ends with its lease.
             if self.of(table).claim != claim:
@@ -208,12 +213,17 @@ class Claims:
         return self._backend.write([put], condition=held.is_ours)
 
     def ask_to_end(self, table: int, run: str) -> None:
-        """Leave a word for the process that has the claim of this run."""
-        seen = self.of(table)
-        if seen.held and seen.claim is not None and seen.claim.run == run:
-            prefix = claim_prefix(table)
-            unchanged = Revision(prefix + _HOLDER, Compare.EQ, seen.revision)
-            self._backend.write([Put(prefix + _CANCEL, run.encode())], condition=unchanged)
+        """Leave a word for the process that has the claim of this run; also if another one takes
+        it over at this moment.
+        """
+        word = Put(claim_prefix(table) + _CANCEL, run.encode())
+        while True:
+            seen = self.of(table)
+            if seen.claim is None or not seen.held or seen.claim.run != run:
+                return
+            unchanged = Revision(claim_prefix(table) + _HOLDER, Compare.EQ, seen.revision)
+            if self._backend.write([word], condition=unchanged):
+                return
 
 
 class ClaimWatch:
