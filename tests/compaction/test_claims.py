@@ -213,6 +213,31 @@ def test_a_claim_is_over_only_if_it_was_seen_unchanged_for_its_lease(auto: World
     assert ClaimWatch(claims, lambda: 1e9).look() == ({}, {table})
 
 
+def test_the_time_in_which_a_worker_could_not_look_does_not_count_against_a_claim(
+    auto: World,
+) -> None:
+    claims, table = auto.table._compactor.claims, auto.table.descriptor.id
+    now_s = [0.0]
+    watch = ClaimWatch(claims, lambda: now_s[0])
+    assert claims.take(table, "r", SeenClaim(), lease_ms=LEASE_MS, detached=False)
+    assert watch.look() == ({}, {table})
+
+    def no_answer() -> dict[int, SeenClaim]:
+        raise Unavailable("no node answers")
+
+    # given nodes that answer neither the worker nor the holder for longer than the lease
+    now_s[0] += 5
+    with replaced(claims, "all", no_answer), pytest.raises(Unavailable):
+        watch.look()
+    now_s[0] += LEASE_MS / 1_000
+    # when they are back, then the holder has the time of a lease to renew its claim
+    assert watch.look() == ({}, {table})
+    now_s[0] += LEASE_MS / 1_000 - 0.1
+    assert watch.look() == ({}, {table})
+    now_s[0] += 0.2
+    assert set(watch.look()[0]) == {table}
+
+
 def test_a_claim_that_is_renewed_after_a_worker_looked_is_not_removed_by_that_worker(
     auto: World,
 ) -> None:

@@ -241,12 +241,13 @@ class ClaimWatch:
         """The claims that may be taken, by table; and the tables whose claims may not.
 
         From the end of one look to the beginning of another that finds the same, nothing has
-        changed: the clock of this process says for how long.
+        changed: the clock of this process says for how long. A look that fails ends that time:
+        while no node answers, holders that live can't renew their claims either.
         """
         began_s = self._clock()
+        before, self._since = self._since, {}
         found = self._claims.all()
-        ended_s, before = self._clock(), self._since
-        free, self._since = dict[int, SeenClaim](), {}
+        ended_s, free = self._clock(), dict[int, SeenClaim]()
         for table, seen in found.items():
             if seen.claim is None or not seen.held:
                 free[table] = seen
