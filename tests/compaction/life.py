@@ -600,7 +600,7 @@ class Life:
         rival = Compactor(table._session, table._compactor.ledgers)
         options = RunOptions(trim=self.dice.random() < 0.5, engine="local", where="this process")
         with (
-            replaced(rival, "give_up_others", lambda record: False),
+            replaced(rival, "give_up_others", lambda *_, **__: False),
             replaced(rival, "_under_way", set),
             replaced(rival, "_claimed", lambda *_, **__: contextlib.nullcontext()),
         ):

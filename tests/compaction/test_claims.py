@@ -22,6 +22,7 @@ from inside import backend_of
 from lowmark.backend.errors import Cancelled, RunUnderWay
 from lowmark.client import Database, Table, Told
 from lowmark.compaction import automatic, compactor
+from lowmark.compaction import run as run_module
 from lowmark.compaction.automatic import Automatic
 from lowmark.compaction.claims import ClaimWatch, HeldClaim, SeenClaim
 from lowmark.compaction.context import RunOptions
@@ -460,6 +461,94 @@ def test_a_process_that_dies_while_it_leaves_a_run_to_workers(
     assert len(other.worker.look()) == waits
     assert [one.state for one in auto.table.runs()] == ["done"] * waits
     assert claim_of(auto) == SeenClaim()
+    auto.check()
+
+
+def _fails_while_it_plans(world: World) -> None:
+    def fails(*_: object, **__: object) -> RunRecord:
+        raise Unavailable("no node answers")
+
+    with replaced(run_module.Run, "plan", fails), pytest.raises(Unavailable):
+        world.table.compact(engine="local")
+
+
+def _cancels_an_older_run(world: World) -> None:
+    with pytest.raises(Rejected, match="there is no run"):
+        world.table.cancel_run("an older one")
+
+
+IN_BETWEEN: dict[str, Callable[[World], object]] = {
+    "a rebuild with nothing to do": lambda world: world.table.rebuild_ledger(),
+    "a run that has nothing to do": lambda world: world.compact(),
+    "a run that fails while it plans": _fails_while_it_plans,
+    "a cancel of another run": _cancels_an_older_run,
+}
+
+
+@pytest.mark.parametrize("act", IN_BETWEEN)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_was_left_to_workers_stays_so_whatever_else_takes_the_claim(
+    auto: World, begun: bool, act: str
+) -> None:
+    # given a run for workers that no worker has begun, or whose worker has ended in good order
+    set_options(auto, compaction="manual")
+    auto.compact()
+    plan = auto.table.compact(detach=True, rewrite=True)
+    first, second = Process(auto), Process(auto)
+    if begun:
+        first.look_until("carry out the work", first.worker.finish)
+    before = claim_of(auto).claim
+    assert before is not None
+    # when another call takes the claim for a moment, and gives it back
+    IN_BETWEEN[act](auto)
+    # then it is again what it was, and the next worker makes the run
+    assert claim_of(auto).claim == before
+    assert second.worker.look() == [plan.run]
+    assert auto.table.runs()[0].state == "done"
+    assert claim_of(auto) == SeenClaim()
+    auto.check()
+
+
+def test_a_word_to_end_stays_with_a_run_whose_claim_was_taken_for_a_moment(
+    auto: World, clock: list[float]
+) -> None:
+    # given a run that was cancelled, and whose worker has died before it could end it
+    first, second = Process(auto), Process(auto)
+    with first.suspended("publish partition 0") as wake:
+        [run] = auto.table.runs()
+        assert second.table.cancel_run(run.run).state == "running"
+        # when another call takes its claim, since no node knows of the worker any more
+        with replaced(second.db._compactor, "_under_way", set), pytest.raises(Rejected):
+            second.table.cancel_run("an older one")
+        # then the next worker that looks ends the run, and does not resume it
+        assert second.worker.look() == []
+        assert [one.state for one in auto.table.runs()] == ["cancelled"]
+        assert wake() == []
+    assert published_by(auto) == set()
+
+
+def test_a_run_is_left_to_workers_also_if_the_last_write_of_its_process_fails(
+    auto: World, clock: list[float]
+) -> None:
+    set_options(auto, compaction="manual")
+    backend, armed = backend_of(auto.db), threading.Event()
+    write = backend.write
+
+    def fails_once(*given: Any, **more: Any) -> bool:
+        if armed.is_set():
+            armed.clear()
+            raise Unavailable("the metastore has no leader")
+        return write(*given, **more)
+
+    # given a metastore whose leader changes when the claim is to be left without a holder
+    with replaced(backend, "write", fails_once):
+        plan = auto.table.compact(detach=True, step=at_step("leave it to a worker", armed.set))
+    assert (plan.state, armed.is_set()) == ("planned", False)
+    # when the lease of that claim is over, then a worker makes the run: it does wait, as was said
+    other = Process(auto)
+    assert other.worker.look() == []
+    clock[0] += LEASE_MS / 1_000 + 1
+    assert other.worker.look() == [plan.run]
     auto.check()
 
 

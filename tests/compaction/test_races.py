@@ -132,7 +132,7 @@ def rival_of(world: World) -> Compactor:
 
 def compact_by(rival: Compactor, world: World) -> RunRecord:
     with (
-        replaced(rival, "give_up_others", lambda record: False),
+        replaced(rival, "give_up_others", lambda *_, **__: False),
         replaced(rival, "_under_way", set),
         replaced(rival, "_claimed", lambda *_, **__: contextlib.nullcontext()),
     ):
@@ -208,9 +208,10 @@ def test_a_run_looks_at_its_own_note_only_if_it_may_have_changed(
         world.write(*[(f"k{number}", number) for number in range(20)])
         world.settle()
         monkeypatch.setattr(Embedded, "get", look)
-        # when nothing else is noted of a run, then it looks once, before its first note
+        # when nothing else is noted of a run, then it looks before its first note, and at its end,
+        # when it gives its claim back
         run = world.table.compact(engine="local")
-        assert looks.count(run_key(run.table, run.run)) == 1
+        assert looks.count(run_key(run.table, run.run)) == 2
         # and when another process has noted something, then it looks again, and goes on
         world.write(("k1", 101))
         world.settle()
@@ -223,7 +224,7 @@ def test_a_run_looks_at_its_own_note_only_if_it_may_have_changed(
 
         again = world.table.compact(engine="local", step=before("carry out the work", note))
         assert again.state == "done"
-        assert looks.count(run_key(again.table, again.run)) == 2
+        assert looks.count(run_key(again.table, again.run)) == 3
         world.check()
 
 

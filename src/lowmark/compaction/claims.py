@@ -5,8 +5,9 @@ A claim stands in the metastore. Its steps, and what is true after each:
     1. it is taken, if it still is what was seen: from here on this process alone notes and
        publishes for the table, for each of its writes has the condition that the claim is its own
     2. it is renewed as long as the run goes on: a number beside it changes
-    3. it is given back: it is removed; or, if the run stays to be resumed, it is left without a
-       holder, and the next worker that looks takes it
+    3. it is given back: it is removed; or, if its run stays to be made or resumed, it is left
+       without a holder, and the next worker that looks takes it. If it was taken from another run
+       that still stays, as by a rebuild or by a cancel, it is left to that one
 
 A process that ends without step 3 leaves a claim that changes no more. A worker takes it over once
 it has seen it unchanged for the time of its lease, by its own monotonic clock: no wall clock is
@@ -82,6 +83,8 @@ class HeldClaim:
 
     table: int
     claim: Claim
+    over: SeenClaim = SeenClaim()
+    """What stood in its place."""
 
     @property
     def key(self) -> bytes:
@@ -132,7 +135,7 @@ class Claims:
         """
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         claim = Claim(run=run, holder=holder, lease_ms=lease_ms, detached=detached)
-        held, prefix = HeldClaim(table, claim), claim_prefix(table)
+        held, prefix = HeldClaim(table, claim, seen), claim_prefix(table)
         operations: list[Operation] = [
             Put(prefix + _HOLDER, held.value),
             Put(prefix + _TURN, b"0"),
@@ -150,20 +153,22 @@ class Claims:
             taken = True
         return held if taken else None
 
-    def give_back(self, held: HeldClaim, *, left: bool = False) -> None:
-        """Step 3: it is over; or the run is `left` to be resumed, or to be begun, by a worker.
-
-        It never raises: what is not given back ends with its lease.
+    def give_back(self, held: HeldClaim, *, left: Claim | None = None) -> None:
+        """Step 3: it is over; or it is `left` to a run for a worker to make, or to go on with: to
+        its own, or to the one that it was taken from. A word to end that run stays with it.
         """
         prefix = claim_prefix(held.table)
-        operations: list[Operation] = [Remove(prefix + _TURN), Remove(prefix + _CANCEL)]
-        if left:
-            waits = Claim(run=held.claim.run, detached=held.claim.detached)
-            operations.append(Put(prefix + _HOLDER, msgspec.json.encode(waits)))
-        else:
+        operations: list[Operation] = [Remove(prefix + _TURN)]
+        if left is None:
             operations.append(Remove(prefix + _HOLDER))
-        with contextlib.suppress(LowmarkError):
-            self._backend.write(operations, condition=held.is_ours)
+        else:
+            waits = Claim(run=left.run, detached=left.detached)
+            operations.append(Put(prefix + _HOLDER, msgspec.json.encode(waits)))
+        if left is not None and left is held.over.claim and held.over.cancelled:
+            operations.append(Put(prefix + _CANCEL, left.run.encode()))
+        elif left is not held.claim:
+            operations.append(Remove(prefix + _CANCEL))
+        self._backend.write(operations, condition=held.is_ours)
 
     def forget(self, table: int, seen: SeenClaim) -> None:
         """Remove one whose run is over, or was never noted, if it still is what was seen."""

@@ -83,8 +83,8 @@ class Compactor:
         says why. `over`: see `only`.
         """
         run = self._run(table, partitions, options)
-        with self.only(run, over=over):
-            record = self._planned(run)
+        with self.only(run, over=over) as before:
+            record = self._planned(run, before)
             if record.state != "planned":
                 return run.finish_published(record)
             return run.go(record, runner)
@@ -96,26 +96,30 @@ class Compactor:
         1. the claim of the table is taken, as one for workers
         2. the plan is noted
         3. the claim has no holder: the next worker that looks takes it. If this process dies before
-           that, workers find the plan when the claim's lease is over, or find that there is none
+           that, or no node answers it, workers find the plan when the claim's lease is over, or
+           find that there is none
         """
         run = self._run(table, partitions, options)
-        with self.only(run, detached=True) as held:
-            record = self._planned(run)
+        with self.only(run, detached=True) as before:
+            record = self._planned(run, before)
             if record.state == "planned":
                 run.context.step("note the plan")
                 self.records.put_run(record)
                 run.context.step("leave it to a worker")
-                self.claims.give_back(held, left=True)
         return record
 
-    def _planned(self, run: Run) -> RunRecord:
-        """The plan of a run, in the place of those that were interrupted."""
+    def _planned(self, run: Run, before: SeenClaim) -> RunRecord:
+        """The plan of a run, in the place of those that were interrupted or wait for a worker. One
+        that has nothing to do leaves to workers what was left to them.
+        """
         record = run.plan()
-        if self.give_up_others(record):
+        nothing = all(one.state == "skipped" for one in record.partitions)
+        left = before.claim.run if before.claim is not None and before.detached else ""
+        if self.give_up_others(record, spared=left if nothing else ""):
             # Before it writes: else a run that is interrupted each time would fill the disk.
             with contextlib.suppress(Corrupt):  # a ledger that can't be read, the run tells of
                 self.sweep(run.table)
-        if all(one.state == "skipped" for one in record.partitions):
+        if nothing:
             record = msgspec.structs.replace(
                 record,
                 state="too young" if record.too_young_rows else "nothing",
@@ -144,16 +148,19 @@ class Compactor:
     ) -> Run:
         return Run(self.context(table, partitions, options, run=run), sweep=self.sweep)
 
-    def give_up_others(self, record: RunRecord, *, trigger: str | None = None) -> bool:
+    def give_up_others(
+        self, record: RunRecord, *, trigger: str | None = None, spared: str = ""
+    ) -> bool:
         """Runs of the table that were interrupted: this one does what they would have done.
 
-        With a trigger, only those that had it. Says whether there were any.
+        With a trigger, only those that had it; never the run that is `spared`. Says whether there
+        were any.
         """
         found = False
         for one in self.records.runs(record.table):
             if trigger is not None and one.trigger != trigger:
                 continue
-            if one.state in UNDECIDED and one.run != record.run:
+            if one.state in UNDECIDED and one.run not in {record.run, spared}:
                 self.records.put_run(
                     msgspec.structs.replace(
                         one,
@@ -304,7 +311,7 @@ class Compactor:
             self._changed.wait_for(self._is_idle, _STOP_S)
             left = list(self._held.values())
         for held in left:  # of a run that can't end before this does, or does not
-            self.claims.give_back(held, left=True)
+            self._give_back(held)
         self.spark.finish()
 
     def _is_idle(self) -> bool:
@@ -315,8 +322,9 @@ class Compactor:
     @contextlib.contextmanager
     def only(
         self, run: Run, *, over: SeenClaim | None = None, detached: bool = False
-    ) -> Iterator[HeldClaim]:
-        """While it goes on, no other run of its table can, in any process.
+    ) -> Iterator[SeenClaim]:
+        """While it goes on, no other run of its table can, in any process; gives the claim that it
+        has taken the place of.
 
         A table that another process is known to compact is refused. A worker takes a claim `over`
         that it has seen unchanged for its lease, whatever is known of the process that had it.
@@ -342,8 +350,8 @@ class Compactor:
             self._check_elsewhere(table, self._under_way() - {mine}, seen, gone=gone)
             if seen.claim is not None and seen.claim.run == run.name:
                 detached = detached or seen.claim.detached
-            with self._claimed(run, seen, detached=detached) as held:
-                yield held
+            with self._claimed(run, seen, detached=detached):
+                yield seen
         finally:
             self.backend.release(hold)
             with self._lock:
@@ -357,7 +365,7 @@ class Compactor:
             check_claim(self.ledgers.store, info.cluster)
 
     @contextlib.contextmanager
-    def _claimed(self, run: Run, seen: SeenClaim, *, detached: bool) -> Iterator[HeldClaim]:
+    def _claimed(self, run: Run, seen: SeenClaim, *, detached: bool) -> Iterator[None]:
         """While it goes on, the claim of its table is ours; then it is given back."""
         table, token = run.table.id, run.context.token
         held = self.claims.take(
@@ -367,17 +375,29 @@ class Compactor:
             now = self.claims.of(table).claim
             raise RunUnderWay(run.table.name, run.name if now is None else now.run)
         self._held[table] = held
-        stays = False
         try:
             renewed = self.claims.renewed(held, on_asked=token.cancel, on_lost=token.take_over)
             with renewed, self.records.fenced(held):
-                yield held
-        except BaseException as error:
-            stays = token.interrupted or not isinstance(error, Exception | KeyboardInterrupt)
-            raise
+                yield
         finally:
-            self.claims.give_back(held, left=stays)
+            self._give_back(held)
             del self._held[table]
+
+    def _give_back(self, held: HeldClaim) -> None:
+        """Leave a claim to the run that stays to be made, or resumed: its own, or the one that it
+        was taken from; or else remove it.
+
+        It never raises: what is not given back ends with its lease.
+        """
+        with contextlib.suppress(LowmarkError):
+            for claim in (held.claim, held.over.claim):
+                if claim is None:
+                    continue
+                record = self.records.find_run(held.table, claim.run)
+                if record is not None and record.state in {"planned", "running"}:
+                    self.claims.give_back(held, left=claim)
+                    return
+            self.claims.give_back(held)
 
     def _check_elsewhere(
         self, table: Table, under_way: set[str], seen: SeenClaim, *, gone: str | None
