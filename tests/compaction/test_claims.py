@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from compaction.operating import at_step, set_options
-from compaction.world import Stopped, World, stop_before
+from compaction.world import Stopped, World, folded, stop_before
 from eventually import eventually
 from inside import backend_of
 from lowmark.backend.errors import Cancelled, RunUnderWay
@@ -462,6 +462,30 @@ def test_a_process_that_dies_while_it_leaves_a_run_to_workers(
     assert [one.state for one in auto.table.runs()] == ["done"] * waits
     assert claim_of(auto) == SeenClaim()
     auto.check()
+
+
+def test_a_run_that_has_waited_for_long_begins_with_the_watermark_and_the_catalog_of_now(
+    auto: World,
+) -> None:
+    set_options(auto, compaction="manual")
+    plan = auto.table.compact(detach=True, verify=True)
+    # given a plan whose version of the catalog is gone before a worker begins it
+    auto.table.alter(add={"w": "string"})
+    auto.write(("k1", 100), ("k9", 9))
+    auto.settle()
+    backend = backend_of(auto.table)
+    latest = backend.catalog().version
+    assert backend.ask(lambda: backend.catalogs.compact(latest))
+    # when one does, then it works with that of now, and with all rows that are old enough by now
+    assert Process(auto).worker.look() == [plan.run]
+    [done] = auto.table.runs()
+    assert (done.state, done.resumed, done.verify) == ("done", 0, True)
+    assert (done.catalog, done.began_at_ms) == (latest, plan.began_at_ms)
+    assert done.watermark > plan.watermark
+    assert done.partitions[0].horizon > plan.partitions[0].horizon
+    (layout,) = auto.manifest().layouts
+    assert [column.name for column in layout.columns] == ["id", "v", "w"]
+    assert folded(auto.table.read(compacted=True)) == auto.model
 
 
 def _fails_while_it_plans(world: World) -> None:

@@ -210,7 +210,7 @@ class Compactor:
                 write_rate=options.write_rate or 0,
             )
             self._release_leases(record)
-            return one.go(again, runner)
+            return one.go(again, runner, waited=record.state == "planned")
 
     def cancel(self, table: Table, run: str, *, over: SeenClaim | None = None) -> RunRecord:
         """End a run that goes on, here or in another process, or give up one that was interrupted

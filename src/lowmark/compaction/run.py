@@ -272,8 +272,12 @@ class Run:
 
     # -- the run --------------------------------------------------------------------------------
 
-    def go(self, record: RunRecord, runner: Callable[[], Runner]) -> RunRecord:
-        """Steps 1 to 7."""
+    def go(
+        self, record: RunRecord, runner: Callable[[], Runner], *, waited: bool = False
+    ) -> RunRecord:
+        """Steps 1 to 7. A run that has `waited` is planned anew: the low watermark and the catalog
+        have moved on, and nothing that it has written depends on where they were.
+        """
         options = self._options
         record = msgspec.structs.replace(
             record, state="running", engine=options.engine, where=options.where
@@ -281,6 +285,10 @@ class Run:
         planned = record
         try:
             self.context.step("note the run")
+            if waited:
+                planned = record = msgspec.structs.replace(
+                    self.plan(), state="running", began_at_ms=record.began_at_ms
+                )
             self._note(record)
             self._check_catalog(record)
             with self._watch.over(record):
