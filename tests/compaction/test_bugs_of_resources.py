@@ -157,7 +157,7 @@ def test_a_run_that_takes_longer_than_its_lease_holds_what_it_reads(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fluss #3286: the lease ended before the job did."""
-    monkeypatch.setattr(run_holds, "LEASE_MS", 2_000)
+    monkeypatch.setattr(run_holds, "BACKLOG_LEASE_MS", 2_000)
     monkeypatch.setattr(run_watching, "_RENEW_S", 0.01)
     monkeypatch.setattr(run_watching, "_LOOK_S", 0.01)
     fill(world)

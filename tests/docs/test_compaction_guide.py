@@ -102,7 +102,7 @@ def test_the_times_and_sizes_that_are_named_are_those_of_the_code() -> None:
     assert (automatic._BACK_OFF_S, automatic._BACK_OFF_S_MAX) == (30.0, 3_600.0)
     assert "for 30 seconds, then for twice as long each time, up to an hour" in WORDS
     assert f"The last {run_records._FINISHED_KEPT} of a table are kept" in WORDS
-    assert (run_holds.LEASE_MS, "over ten minutes after its process is gone" in WORDS) == (
+    assert (run_holds.BACKLOG_LEASE_MS, "over ten minutes after its process is gone" in WORDS) == (
         600_000,
         True,
     )

@@ -19,7 +19,7 @@ from lowmark.errors import LowmarkError
 from lowmark.ledger import PartitionPlan
 from lowmark.table import ReleaseLease, RenewLease, TakeLease, View
 
-LEASE_MS = 600_000
+BACKLOG_LEASE_MS = 600_000
 _WHY = "compaction reads it"
 
 
@@ -41,7 +41,7 @@ class RunHolds:
         """Hold what is going to be read of a partition."""
         number, run = plan.partition, self._run
         low = max(plan.low, view.start)
-        lease = TakeLease(lease_of(run), _holder_of(run), low, LEASE_MS, _WHY, "run")
+        lease = TakeLease(lease_of(run), _holder_of(run), low, BACKLOG_LEASE_MS, _WHY, "run")
         self._held[number] = lease  # first: an outcome that is not known has to be given back, too
         self._backend.propose(self._table, {number: lease})
         self._unpin(number)  # of an earlier round: one name has one hold
