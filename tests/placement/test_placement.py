@@ -296,3 +296,40 @@ def test_a_node_that_is_cut_off_gets_its_copies_when_it_is_back() -> None:
     world.heal()
     # then it has them
     world.run_until(lambda: copies(world[away], table) == [0, 1, 2, 3])
+
+
+# -- nodes that are down --------------------------------------------------------------------------
+
+
+def test_a_table_that_is_made_while_a_node_is_down_has_its_copy_when_it_is_back() -> None:
+    # given three nodes, of which one is down, and known to be
+    world = TableWorld(nodes=3)
+    three_replicas(world)
+    world[3].crash()
+    world.run_until(lambda: world[1].here.topology.find(3) is None)
+    # when a table is made
+    table = world.create(1, log_table("events", partitions=2))
+    world.append(table)
+    # then it is to be on all three, and works on two
+    assert [one.nodes for one in stable(world[1]).values()] == [(1, 2, 3)] * 2
+    # and when the third is back it has its copies, with all rows
+    world[3].restart()
+    world.run_until(lambda: world[3] in world.up and copies(world[3], table) == [0, 1])
+    end = world.leading(table).view.end
+    world.run_until(lambda: world[3].tables.of(table)[0].view.end == end)
+
+
+def test_a_table_is_put_on_no_more_nodes_that_are_down_than_it_can_do_without() -> None:
+    # given four nodes, of which two are down, and a zone of two of each
+    world = TableWorld(nodes=4)
+    for number in (2, 4):
+        world[number].crash()
+        world.run_until(lambda number=number: world[1].here.topology.find(number) is None)  # type: ignore[misc]
+    world.execute(1, AlterZone(name="default", replicas=4))
+    # when a table is made
+    table = world.create(1, log_table("events"))
+    # then those that are up are a majority, and it takes rows at once
+    (found,) = stable(world[1]).values()
+    assert len(found.nodes) == 3
+    assert {1, 3} < set(found.nodes)
+    assert world.append(table).first == 0

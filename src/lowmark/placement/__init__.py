@@ -1,7 +1,8 @@
 """Which nodes hold a partition: the first assignment, and the copies that follow from it.
 
 Words
-    target   the nodes that a partition should be on: a pure function of the zone's nodes
+    target   the nodes that a partition should be on: a pure function of the zone's nodes, of those
+             that are up; if they are too few for its replicas, of some that are down, too
     stable   the nodes that it is on: a value in the metastore, one per partition
     assigned a partition that has stable nodes; a table that no node may hold has none, until one
              comes

@@ -245,8 +245,7 @@ class Placement:
         future = self._when_home(table)
         try:
             zone = event.catalog.zones[table.zone_id]
-            topology = self._topology(at=event.revision)
-            nodes = _matching(zone, topology)
+            nodes = self._for(zone, self._topology(at=event.revision).nodes)
         except LowmarkError as error:  # a damaged copy of the metastore
             logger.warning("a table waits for its assignments", extra={"reason": error.message})
             self._complete_later()
@@ -335,13 +334,28 @@ class Placement:
         found = self._metastore.state.find(update_key(first.version))
         if found is not None:
             belong = {node.number for node in self._cluster.nodes()}
-            nodes = _matching(zone, self._topology(at=found.record.revision))
-            nodes = [node for node in nodes if node.number in belong]
+            up = self._topology(at=found.record.revision).nodes
+            nodes = self._for(zone, [node for node in up if node.number in belong])
             if nodes:
                 return first, zone, nodes
         latest = self._catalogs.latest
         zone = latest.zones[table.zone_id]
-        return latest, zone, _matching(zone, self._topology(at=None))
+        return latest, zone, self._for(zone, self._topology(at=None).nodes)
+
+    def _for(self, zone: Zone, up: Iterable[NodeInfo]) -> list[NodeInfo]:
+        """The nodes that a new table of a zone may be on: those that are up.
+
+        If there are too few for its replicas, some that are down, too: they have their copies when
+        they are back. Those that are up stay a majority, which the table needs.
+        """
+        nodes = [node for node in up if zone.matches(node.all_attributes)]
+        here = {node.number for node in nodes}
+        down = [
+            node
+            for node in self._cluster.nodes()
+            if node.number not in here and zone.matches(node.all_attributes)
+        ]
+        return nodes + down[: max(0, min(zone.replicas - len(nodes), len(nodes) - 1))]
 
     def _first_version(self, table: Table) -> Catalog:
         """The version that made a table which is in the latest; or the earliest one left."""
@@ -396,7 +410,3 @@ class Placement:
         if waiting is not None:
             waiting.timer.cancel()
             waiting.future.resolve(None)
-
-
-def _matching(zone: Zone, topology: Topology) -> list[NodeInfo]:
-    return [node for node in topology.nodes if zone.matches(node.all_attributes)]
