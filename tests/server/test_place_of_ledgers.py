@@ -77,6 +77,10 @@ def test_a_node_that_sees_another_place_for_ledgers_is_not_let_in(
         Node1(tmp_path / "n2", join=first.address)
     assert "leads to another place" in refused.value.detail
     assert "shared file system" in refused.value.hint
+    # and so is one that was told another place than the cluster's
+    other = replace(QUICK, ledger=LedgerSettings(location=str(tmp_path / "other")))
+    with pytest.raises(Rejected, match=f"are at {shared}, not at"):
+        Node1(tmp_path / "n2", join=first.address, settings=other)
     with NodeClient(first.address) as client:
         assert len(client.status().nodes) == 1
     # and one that sees it is let in, and leaves no probe behind
@@ -116,6 +120,30 @@ def test_a_run_that_sees_another_place_for_ledgers_writes_nothing_there(
         # and where it sees them, it goes on
         assert table.compact(engine="local").state == "done"
         assert table.get(1) == {"id": 1, "status": "new"}
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_see_the_ledgers_when_it_starts_says_so_until_it_does(
+    tmp_path: Path, first: Node1, shared: Path
+) -> None:
+    with Node1(tmp_path / "n2", join=first.address) as node, lowmark.connect(node.address) as db:
+        db.create_table("orders", COLUMNS, key="id", partitions=1)
+    # given a path that leads somewhere else, on a machine that has not mounted it
+    away = Elsewhere(shared)
+    away.__enter__()
+    with Node1(tmp_path / "n2") as node, NodeClient(node.address) as client:
+
+        def problem() -> str:
+            return "; ".join(one.problem for one in client.status().nodes)
+
+        # then the node is up, and its status has the reason
+        eventually(lambda: "gives no rows to clients" in problem())
+        assert str(shared) in problem()
+        # and when it is mounted, it gives rows, without a restart
+        away.back()
+        eventually(lambda: "gives no rows" not in problem())
+        with lowmark.connect(node.address, timeout_s=30.0) as db:
+            assert db.tables() == ["orders"]
 
 
 def test_a_place_that_can_t_be_written_to_or_is_another_s_is_no_place(tmp_path: Path) -> None:

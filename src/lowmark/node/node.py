@@ -162,7 +162,7 @@ class Node:
         self.upkeep: Upkeep | None = None
         options.check()
         # Asked before anything is opened: nothing has to be closed if no node answers.
-        join = _seed(options)
+        join = _seed(options, self.settings.ledger.location)
         with contextlib.ExitStack() as undo:
             runtime = real_runtime(
                 options.data, alone=options.embedded, read_only=options.read_only
@@ -395,8 +395,13 @@ class Node:
         self.status.tables = lambda: parts_here(catalogs.latest, tables, now_ms=self.loop.wall_ms())
         watermark, rooms = self.watermark, (self.placement, self.upkeep)
         self.status.watermark = lambda: watermark_status(watermark.standing())
-        self.status.problems = lambda: [room.problem for room in rooms]
+        self.status.problems = lambda: [*(room.problem for room in rooms), self._no_data()]
         self.actions |= actions.actions()
+
+    def _no_data(self) -> str:
+        """Why it gives no rows to clients, if it does not."""
+        error = None if self._server is None else self._server.no_data
+        return "" if error is None else f"it gives no rows to clients: {error.message}"
 
     def _routes(self, table: int, number: int) -> tuple[int, ...]:
         return () if self.placement is None else self.placement.routes(table, number)
@@ -489,7 +494,17 @@ def _check_lone(data: str, known: Identity | None) -> None:
         )
 
 
-def _seed(options: NodeOptions) -> str:
+def _check_location(wanted: str, found: str) -> None:
+    """Refuse to join a cluster whose ledgers are elsewhere than this node was told."""
+    if wanted and wanted != found:
+        raise Rejected(
+            f"the ledgers of this cluster are at {found}, not at {wanted}",
+            detail="`ledger.location` is settled when a cluster is founded.",
+            hint="Leave the setting out: a node that joins takes the cluster's.",
+        )
+
+
+def _seed(options: NodeOptions, location: str) -> str:
     """The address that a new node joins by, or an old one may come back by; empty without one.
 
     A directory that belongs to another cluster is refused: the user meant another one.
@@ -502,6 +517,7 @@ def _seed(options: NodeOptions) -> str:
     if known is None or not known.cluster:
         seed = ask_peer(options.join)
         if seed.ledgers:
+            _check_location(location, seed.ledgers)
             prove(Store(seed.ledgers), seed.cluster, token=secrets.token_hex(8))
         return seed.address
     if known.left:

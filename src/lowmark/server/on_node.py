@@ -21,6 +21,7 @@ from lowmark.server.noting import OwnerNote
 logger = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
+_AGAIN_S_MAX = 8.0
 
 
 def attach(node: Node, data: str, *, limits: Limits | None = None) -> None:
@@ -32,6 +33,7 @@ def attach(node: Node, data: str, *, limits: Limits | None = None) -> None:
     node.says_ledgers("")  # a node that joins waits until it is known
 
     def run() -> None:
+        told, again_s = "", _AGAIN_S
         while True:
             try:
                 _attach(node, data, loop, limits)
@@ -39,8 +41,9 @@ def attach(node: Node, data: str, *, limits: Limits | None = None) -> None:
                 return
             except LowmarkError as error:
                 reason = error.one_line()
-                logger.error("this node gives no rows to clients", extra={"reason": reason})
-                node.server.no_data = error
+                if reason != told:
+                    logger.error("this node gives no rows to clients", extra={"reason": reason})
+                told, node.server.no_data = reason, error
                 if not isinstance(error, Unavailable):
                     return
             except Exception:  # a mistake of ours: clients hear of it, and it may pass
@@ -50,7 +53,8 @@ def attach(node: Node, data: str, *, limits: Limits | None = None) -> None:
                 )
             if not loop.is_alive():
                 return
-            time.sleep(_AGAIN_S)
+            time.sleep(again_s)
+            again_s = min(2 * again_s, _AGAIN_S_MAX)
 
     node.server.actions |= {one: _action(node, one) for one in (HELLO, CALL)}
     threading.Thread(target=run, name="lowmark-attach", daemon=True).start()
