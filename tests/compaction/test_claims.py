@@ -434,6 +434,10 @@ def test_a_run_that_waits_can_be_cancelled_and_is_given_up_for_another_one(auto:
     assert other.table.cancel_run(first.run).state == "cancelled"
     assert other.worker.look() == []
     second = auto.table.compact(detach=True)
+    # one that waits is not given up for another one that would: it may have other options
+    with pytest.raises(RunUnderWay, match=second.run):
+        other.table.compact(detach=True, rewrite=True)
+    assert auto.table.runs()[0] == second
     third = other.table.compact(engine="local")
     assert other.worker.look() == []
     states = {one.run: one.state for one in auto.table.runs()}

@@ -101,6 +101,9 @@ class Compactor:
         """
         run = self._run(table, partitions, options)
         with self.only(run, detached=True) as before:
+            waits = self.records.find_run(table.id, before.claim.run) if before.claim else None
+            if waits is not None and waits.state == "planned":
+                raise RunUnderWay(table.name, waits.run)  # it may have been asked for other things
             record = self._planned(run, before)
             if record.state == "planned":
                 run.context.step("note the plan")
