@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import lowmark
 from eventually import eventually
 from inside import backend_of
 from lowmark.inspect import open_offline
-from lowmark.node import NodeClient
+from lowmark.metastore import NodeInfo, Topology
+from lowmark.node import NodeClient, Status
+from lowmark.node.homes import Home
 from lowmark.node.messages import HolderRow, WatermarkStatus
 from lowmark.node.status import (
     HELD_MS_MAX,
     PINNED_BYTES_MAX,
     WAITING_MS_MAX,
+    Copy,
     CursorPart,
+    Known,
     TablePart,
     cursor_warning,
+    merged,
     table_rows,
     warnings_of,
 )
-from node.running import Running
+from node.running import QUICK, Running
 
-ORDERS: dict[str, object] = {
-    "create_table": {
-        "name": "orders",
-        "key": ["id"],
-        "partitions": 3,
-        "columns": [{"name": "id", "type": "string", "required": True}],
+
+def orders(partitions: int) -> dict[str, object]:
+    """The command that creates a table."""
+    return {
+        "create_table": {
+            "name": "orders",
+            "key": ["id"],
+            "partitions": partitions,
+            "columns": [{"name": "id", "type": "string", "required": True}],
+        }
     }
-}
 
 
 def kinds(*cursors: CursorPart) -> list[str]:
@@ -71,7 +81,7 @@ def test_the_parts_of_all_nodes_add_up() -> None:
         TablePart(2, "lines", 1, 1, 1, 1),
     ]
     # then they are one row, and what is too much together is warned of
-    first, second = table_rows(parts)
+    first, second = table_rows(parts, [])
     assert first.name == "lines"
     assert (second.name, second.partitions, second.here) == ("orders", 8, 8)
     assert (second.rows, second.bytes, second.cursors) == (11, 110, 1)
@@ -82,7 +92,7 @@ def test_the_parts_of_all_nodes_add_up() -> None:
 def test_a_node_says_what_it_leads_of_tables(tmp_path: Path) -> None:
     with Running(tmp_path / "data", name="n1") as running:
         client = running.client()
-        client.execute([ORDERS])
+        client.execute([orders(3)])
         eventually(lambda: _here(client) == 3)
         status = client.status()
         [table] = status.tables
@@ -90,6 +100,91 @@ def test_a_node_says_what_it_leads_of_tables(tmp_path: Path) -> None:
         assert status.watermark is not None
         assert status.watermark.goal_ms > 0
         assert status.warnings == ()
+
+
+ALONE = replace(QUICK, metastore=replace(QUICK.metastore, members=1))
+"""The first node decides alone who is up, also when others are gone."""
+
+
+def test_a_table_whose_nodes_are_down_is_shown_as_unavailable(tmp_path: Path) -> None:
+    # given one copy of each partition, and enough partitions that each of two nodes has some
+    with (
+        Running(tmp_path / "1", name="n1", settings=ALONE) as first,
+        Running(tmp_path / "2", name="n2", join=first.endpoint) as second,
+    ):
+        client = first.client()
+        client.execute([{"alter_zone": {"name": "default", "replicas": 1}}, orders(24)])
+        eventually(lambda: _here(client) == 24)
+        [table] = client.status().tables
+        assert table.state == "available"
+        homes = {one.group: one.voters for one in client.status().groups}
+        gone = {name for name, nodes in homes.items() if nodes == (second.node.info.number,)}
+        assert gone, "no partition is at the second node"
+        # when the second is stopped
+        second.stop()
+        # then the first shows the table, its partitions, and what is wrong with them
+        status = client.status()
+    [table] = status.tables
+    assert (table.name, table.partitions, table.here) == ("orders", 24, 24 - len(gone))
+    assert table.state == "unavailable"
+    lost = [one for one in status.groups if one.state == "unavailable"]
+    assert {one.group for one in lost} == gone
+    for one in lost:
+        [member] = one.members
+        assert (one.leader, member.name, bool(member.problem)) == (0, "n2", True)
+
+
+NODES = [
+    NodeInfo(number=number, name=f"n{number}", address=f"127.0.0.1:{number}")
+    for number in (1, 2, 3)
+]
+
+
+def known(home: Home, *copies: Copy) -> Status:
+    """As node 1 shows it: node 2 is up and does not answer, node 3 is down."""
+    return merged(
+        Known(
+            source="node n1",
+            settings=None,
+            nodes=NODES,
+            topology=Topology(nodes=tuple(NODES[:2])),
+            metastore=None,
+            problems={1: "", 2: "it gives no answer"},
+            homes=[home],
+        ),
+        copies,
+    )
+
+
+def test_what_no_node_answers_for_is_shown_from_the_catalog_and_its_assignments() -> None:
+    # given a table of three partitions: one has lost its leader, one all, the last has no nodes yet
+    home = Home(id=7, name="newt", zone="default", replicas=2, nodes=((1, 3), (2, 3), ()))
+    left = Copy("table.7.0", 1, "follower", 4, 0, (1, 3), (), 9, 9, "none", "", ())
+    # when a node that has heard of it is asked
+    status = known(home, left)
+    # then the table is there, though no node leads any of it, with the worst of its states
+    [table] = status.tables
+    assert (table.name, table.partitions, table.here, table.rows) == ("newt", 3, 0, 0)
+    assert table.state == "unavailable"
+    # and so is each partition that has nodes, with why each of them does not answer
+    first, second = status.groups
+    assert (first.group, first.state) == ("table.7.0", "read-only")
+    assert (second.group, second.state, second.leader) == ("table.7.1", "unavailable", 0)
+    assert {one.name: one.problem for one in second.members} == {
+        "n2": "it gives no answer",
+        "n3": "it is down",
+    }
+    assert status.warnings == ()
+
+
+def test_a_table_with_fewer_replicas_than_its_zone_asks_for_is_warned_of() -> None:
+    home = Home(id=7, name="newt", zone="wide", replicas=3, nodes=((1, 2, 3), (1, 2)))
+    [warning] = known(home).warnings
+    assert (warning.kind, warning.table) == ("replicas-missing", "newt")
+    assert warning.text.startswith("table newt has 2 of 3 replicas: ")
+    assert "takes no rows while 1 of its 2 nodes is down" in warning.text
+    # and none of one that has all, or more since the zone asks for fewer
+    assert known(replace(home, replicas=2)).warnings == ()
 
 
 def _here(client: NodeClient) -> int:
@@ -118,7 +213,9 @@ def test_a_directory_says_the_same_of_tables_as_its_node_did(data: Path) -> None
     with open_offline(str(data)) as store:
         found = store.status()
     # then it says the same
-    assert found.tables == told.tables
+    # (but for how partitions are, which a directory can't tell)
+    assert {row.state for row in told.tables} == {"available"}
+    assert found.tables == tuple(msgspec.structs.replace(row, state="") for row in told.tables)
     assert [(row.name, row.rows) for row in found.tables if row.partitions] == [("orders", 20)]
     [warning] = found.warnings
     assert (warning.kind, warning.table, warning.holder) == ("cursor-overdue", "orders", "slow")

@@ -11,10 +11,8 @@ from lowmark.cli.formatting import facts_of
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.source import DataOption, NodeOption, opened_source
 from lowmark.formatting import time_text
-from lowmark.node import GroupRow, Status
+from lowmark.node import STATES, GroupRow, Status
 from lowmark.table import parse_group_name
-
-STATES = ("available", "degraded", "read-only", "unavailable")
 
 
 def status(
@@ -24,14 +22,15 @@ def status(
 
     A node that is asked asks all others. From a data directory: what its node knew at the end.
     Groups of tables are shown if something is wrong with them, and counted otherwise. Warnings
-    name cursors that keep much, or for long, and readers that hold the low watermark.
+    name cursors that keep much, or for long, readers that hold the low watermark, and tables that
+    have fewer replicas than their zone asks for.
 
     A partition is available if all its voters are sound, degraded if only a majority is, read-only
     without one, and unavailable if no copy is sound.
 
     With --json, one object: source, cluster, nodes, groups (each with its members), metastore,
-    catalog, tables (rows and bytes are those of the backlog; `lowmark table show` knows what
-    ledgers have besides), watermark, warnings.
+    catalog, tables (state is the worst of its partitions; rows and bytes are those of the backlog;
+    `lowmark table show` knows what ledgers have besides), watermark, warnings.
 
     Example: lowmark status --node 127.0.0.1:6572
     """

@@ -55,6 +55,7 @@ from lowmark.metastore.state import Found, State, prefix_end
 from lowmark.metastore.watches import Interest, Values
 from lowmark.node.actions import bare, history_entries, page_of, stored, watch_event
 from lowmark.node.directory import log_disk
+from lowmark.node.homes import Home, homes_of
 from lowmark.node.messages import (
     CatalogStatus,
     GetReply,
@@ -317,6 +318,12 @@ class OfflineStore:
         now_ms = millis_of(self.state.time)
         return parts_of(self._latest_catalog(), states, now_ms=now_ms)
 
+    def _homes(self) -> list[Home]:
+        """Of all tables, without nodes: how partitions are there, a directory can't tell."""
+        if self._catalog() is None:
+            return []
+        return homes_of(self._latest_catalog(), lambda table, number: ())
+
     def _partition(self, log: GroupLog) -> PartitionState:
         machine = PartitionMachine()
         replay = _Replay(self._identity.number, log, machine)
@@ -330,6 +337,7 @@ class OfflineStore:
         state, replay = self.state, self._replay
         trying = Trying()
         nothing: list[TablePart] = []
+        nowhere: list[Home] = []
         known = Known(
             source=f"directory {self._path}",
             settings=trying.get("the cluster's settings", self._settings, None),
@@ -349,6 +357,7 @@ class OfflineStore:
             ),
             catalog=trying.get("the catalog", self._catalog, None),
             tables=trying.get("the tables", lambda: self._tables(trying), nothing),
+            homes=trying.get("the tables", self._homes, nowhere),
             watermark=trying.get("the low watermark", self._watermark, None),
         )
         copy = Copy(

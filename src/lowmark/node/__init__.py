@@ -30,6 +30,7 @@ from lowmark.node.directory import NotADatabase, check_directory, data_path, mak
 from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
+    STATES,
     GetReply,
     GroupRow,
     HistoryPage,
@@ -45,6 +46,7 @@ from lowmark.node.settings import Settings, load_settings
 
 __all__ = [
     "DEFAULT_ENDPOINT",
+    "STATES",
     "AnswerLost",
     "GetReply",
     "GroupRow",

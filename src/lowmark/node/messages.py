@@ -292,8 +292,14 @@ class MemberRow(_Reply, frozen=True):
     problem: str = ""
 
 
+STATES = ("available", "degraded", "read-only", "unavailable")
+"""Of a group, from the best to the worst; see `GroupRow.state`."""
+
+
 class GroupRow(_Reply, frozen=True):
-    """A group, as its leader sees it; without one, as those see it who answered."""
+    """A group, as its leader sees it; without one, as those members see it that answered; and if
+    none did, with the members that it is assigned to.
+    """
 
     group: str
     leader: int
@@ -342,7 +348,7 @@ class CatalogStatus(_Reply, frozen=True):
 
 
 class TableRow(_Reply, frozen=True):
-    """A table, as far as the nodes that lead its partitions have answered."""
+    """A table of the catalog; figures as far as the nodes that lead its partitions answered."""
 
     name: str
     partitions: int
@@ -355,6 +361,8 @@ class TableRow(_Reply, frozen=True):
     """Of the same rows."""
     cursors: int
     id: int = 0
+    state: str = ""
+    """The worst that a partition is in (`GroupRow.state`); empty if none is known."""
 
 
 class HolderRow(_Reply, frozen=True):
@@ -381,7 +389,7 @@ class WarningRow(_Reply, frozen=True):
     """Something that a person should look at."""
 
     kind: str
-    """`cursor-pins`, `cursor-waits`, `cursor-overdue` or `watermark-held`."""
+    """`cursor-pins`, `cursor-waits`, `cursor-overdue`, `watermark-held` or `replicas-missing`."""
     text: str
     table: str = ""
     holder: str = ""

@@ -49,6 +49,7 @@ from lowmark.metastore import (
 from lowmark.node.actions import CatalogActions, MetaActions
 from lowmark.node.bridge import Bridge
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
+from lowmark.node.homes import homes_of
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
     Nothing,
@@ -392,6 +393,8 @@ class Node:
             self.upkeep.start()
         actions = CatalogActions(catalogs, self.bridge)
         self.status.catalog = actions.status
+        routes_of = self.placement.routes
+        self.status.homes = lambda: homes_of(catalogs.latest, routes_of)
         self.status.tables = lambda: parts_here(catalogs.latest, tables, now_ms=self.loop.wall_ms())
         watermark, rooms = self.watermark, (self.placement, self.upkeep)
         self.status.watermark = lambda: watermark_status(watermark.standing())

@@ -2,7 +2,8 @@
 
 A node knows its own copies, and as a leader how far the others are. The node that is asked asks all
 that are up, waits for them a short while, and lays their answers side by side; a node that did not
-answer is shown with the reason.
+answer is shown with the reason. What no node answered for is shown, too: each table of the catalog,
+and each partition with the nodes that it is assigned to (`homes`).
 
 A status is asked for when something is wrong, so nothing that is wrong keeps it from being shown:
 what can't be read (a copy may be damaged) is a problem of the node that can't read it, and the rest
@@ -17,10 +18,11 @@ from typing import TypeVar
 
 import msgspec
 
-from lowmark.catalog import DEFAULT_SCHEMA, Catalog, Table, TableId
+from lowmark.catalog import Catalog, TableId
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, Group, Groups, Reply
 from lowmark.metastore import GROUP, Cluster, ClusterSettings, Lease, NodeInfo, Topology
+from lowmark.node.homes import Home, name_of, replica_warnings, worst_states
 from lowmark.node.messages import (
     CatalogStatus,
     ClusterStatus,
@@ -42,7 +44,7 @@ from lowmark.table.watermark import WatermarkStanding
 # What `lowmark status` says of tables: how much is there, its holders, and what needs a look.
 #
 # A node says what it knows of the partitions that it leads, so that the parts of all nodes add up;
-# a partition without a leader is in none of them.
+# the rows of a partition without a leader are in none of them.
 
 PINNED_BYTES_MAX = 1 << 30
 """A cursor that keeps more than this is worth a look."""
@@ -94,7 +96,7 @@ def parts_of(
         found.append(
             TablePart(
                 table_id,
-                _name(catalog, table_id, table),
+                f"table {table_id} (dropped)" if table is None else name_of(catalog, table),
                 0 if table is None else table.partitions,
                 len(mine),
                 sum(state.backlog.end - state.backlog.start for state in mine),
@@ -103,12 +105,6 @@ def parts_of(
             )
         )
     return found
-
-
-def _name(catalog: Catalog, table_id: TableId, table: Table | None) -> str:
-    if table is None:
-        return f"table {table_id} (dropped)"
-    return catalog.name_of(table).removeprefix(f"{DEFAULT_SCHEMA}.")
 
 
 def _cursors(state: State, now_ms: int) -> Iterable[CursorPart]:
@@ -164,8 +160,9 @@ def _added(parts: Iterable[TablePart]) -> list[TablePart]:
     return sorted(found.values(), key=lambda part: (not part.partitions, part.name))
 
 
-def table_rows(parts: Iterable[TablePart]) -> tuple[TableRow, ...]:
+def table_rows(parts: Iterable[TablePart], groups: Iterable[GroupRow]) -> tuple[TableRow, ...]:
     """Tables as they are shown."""
+    states = worst_states(groups)
     return tuple(
         TableRow(
             name=part.name,
@@ -175,6 +172,7 @@ def table_rows(parts: Iterable[TablePart]) -> tuple[TableRow, ...]:
             bytes=part.bytes,
             cursors=len(part.cursors),
             id=part.id,
+            state=states.get(part.id, ""),
         )
         for part in _added(parts)
     )
@@ -292,6 +290,8 @@ class Known:
     """What is wrong with nodes, by number: what they say themselves, or why they say nothing."""
     tables: Sequence[TablePart] = ()
     """What each node leads of tables."""
+    homes: Sequence[Home] = ()
+    """The tables that there should be, and where."""
     watermark: WatermarkStatus | None = None
     now_ms: int = 0
 
@@ -365,6 +365,8 @@ class StatusService:
         self.tables: Callable[[], list[TablePart]] = list
         self.watermark: Callable[[], WatermarkStatus | None] = lambda: None
         """The same of tables, and of the low watermark."""
+        self.homes: Callable[[], list[Home]] = list
+        """The tables that there should be."""
         self.problems: Callable[[], list[str]] = list
         """What is wrong with what is built on the cluster."""
         groups.calls.serve(SERVICE, self._asked)
@@ -431,6 +433,7 @@ class StatusService:
     def _known(self, trying: Trying) -> Known:
         cluster = self._cluster
         settled = cluster.ready.done and cluster.ready.error is None
+        nowhere: list[Home] = []
         return Known(
             source=f"node {cluster.node.name}",
             settings=cluster.settings if settled else None,
@@ -440,6 +443,7 @@ class StatusService:
             topology_is_current=cluster.topology.version > 0,
             metastore=trying.get("the metastore", self._metastore, None),
             catalog=trying.get("the catalog", self.catalog, None),
+            homes=trying.get("the catalog", self.homes, nowhere),
             watermark=trying.get("the low watermark", self.watermark, None),
             now_ms=millis_of(cluster.metastore.clock.now()),
         )
@@ -464,12 +468,18 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
     by_group: dict[str, list[Copy]] = {}
     for copy in copies:
         by_group.setdefault(copy.group, []).append(copy)
+    for home in known.homes:
+        for name, nodes in home.groups():
+            by_group.setdefault(name, [_copy_of_none(name, nodes)])
     groups = tuple(
         _group_row(name, by_group[name], names=names, problems=known.problems)
         for name in sorted(by_group)
     )
     metastore = next((group for group in groups if group.group == GROUP), None)
     settings = known.settings
+    empty = (TablePart(home.id, home.name, len(home.nodes), 0, 0, 0) for home in known.homes)
+    # A node alone can have one replica of each table, whatever zones ask for.
+    lacking = replica_warnings(known.homes) if len(known.nodes) > 1 else ()
     return Status(
         source=known.source,
         cluster=None
@@ -488,10 +498,15 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
         groups=groups,
         metastore=known.metastore,
         catalog=known.catalog,
-        tables=table_rows(known.tables),
+        tables=table_rows([*known.tables, *empty], groups),
         watermark=known.watermark,
-        warnings=warnings_of(known.tables, known.watermark, now_ms=known.now_ms),
+        warnings=(*warnings_of(known.tables, known.watermark, now_ms=known.now_ms), *lacking),
     )
+
+
+def _copy_of_none(group: str, nodes: tuple[int, ...]) -> Copy:
+    """In the place of copies of which none answered: it says who the members are."""
+    return Copy(group, 0, "stopped", 0, 0, nodes, (), 0, 0, "stopped", "", ())
 
 
 def _node_row(node: NodeInfo, known: Known, metastore: GroupRow | None, problem: str) -> NodeRow:

@@ -1,0 +1,86 @@
+"""Where tables should be: what the catalog has, and the nodes that are assigned to partitions.
+
+Each node answers for the copies that it has. A partition whose nodes are all down is in no answer,
+and it is the one that a status is asked for. So the node that is asked looks up itself what there
+should be, and shows that beside what the others say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from lowmark.catalog import DEFAULT_SCHEMA, Catalog, Table
+from lowmark.formatting import counted
+from lowmark.node.messages import STATES, GroupRow, WarningRow
+from lowmark.table import group_name, parse_group_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """A table of the catalog, and the nodes of its partitions."""
+
+    id: int
+    name: str
+    zone: str
+    replicas: int
+    """What its zone asks for."""
+    nodes: tuple[tuple[int, ...], ...]
+    """Of each partition; none, if it has no assignment that is known."""
+
+    def groups(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """The groups that have nodes, with these."""
+        for number, nodes in enumerate(self.nodes):
+            if nodes:
+                yield group_name(self.id, number), nodes
+
+
+def homes_of(catalog: Catalog, routes: Callable[[int, int], tuple[int, ...]]) -> list[Home]:
+    """Of all tables of the catalog."""
+    found = []
+    for table in catalog.all_tables():
+        zone = catalog.zones[table.zone_id]
+        nodes = tuple(routes(table.id, number) for number in range(table.partitions))
+        found.append(
+            Home(
+                id=table.id,
+                name=name_of(catalog, table),
+                zone=zone.name,
+                replicas=zone.replicas,
+                nodes=nodes,
+            )
+        )
+    return found
+
+
+def name_of(catalog: Catalog, table: Table) -> str:
+    """As people write it: without the schema that tables have by default."""
+    return catalog.name_of(table).removeprefix(f"{DEFAULT_SCHEMA}.")
+
+
+def worst_states(groups: Iterable[GroupRow]) -> dict[int, str]:
+    """The worst state that a partition of a table is in, by table."""
+    found: dict[int, str] = {}
+    for group in groups:
+        place = parse_group_name(group.group)
+        if place is not None:
+            other = found.get(place[0], group.state)
+            found[place[0]] = max(group.state, other, key=STATES.index)
+    return found
+
+
+def replica_warnings(homes: Iterable[Home]) -> Iterable[WarningRow]:
+    """The tables that have fewer replicas than their zone asks for."""
+    for home in homes:
+        fewest = min((len(nodes) for _, nodes in home.groups()), default=home.replicas)
+        if fewest >= home.replicas:
+            continue
+        lost = (fewest + 1) // 2  # the fewest that are down and leave no majority
+        down = f"{lost} of its {fewest} nodes" if fewest > 1 else "its only node"
+        text = (
+            f"table {home.name} has {fewest} of {counted(home.replicas, 'replica')}: when it was"
+            f" created, no more nodes of zone {home.zone} were up, or the zone asked for fewer. A"
+            f" partition takes no rows while {down} {'is' if lost == 1 else 'are'} down. The table"
+            f" gets no more replicas; a new one gets all if {home.replicas} nodes are up then"
+        )
+        yield WarningRow(kind="replicas-missing", table=home.name, text=text)
