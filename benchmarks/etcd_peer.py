@@ -17,12 +17,10 @@ etcd is not needed to use Lowmark. Without it, `find_etcd` says what to install.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import importlib.util
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +33,7 @@ import msgspec
 from benchmarks.etcd_wire import KEYS, Done, Go, Kind, Order, Ready
 from benchmarks.figure import PeerMissing
 from clusters.closed_loop import percentile
+from clusters.ports import free_ports
 from clusters.processes import ChildDied, Children, Program
 from lowmark.errors import invariant
 
@@ -228,15 +227,6 @@ class EtcdCluster:
             deadline_s=HEALTHY_DEADLINE_S,
         )
         self.leader()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody uses now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,9 @@ from typing import Any, Self
 
 import msgspec
 
-from benchmarks.etcd_peer import free_ports
 from benchmarks.figure import PeerMissing
 from benchmarks.nats_wire import STREAM, SUBJECT, BareNats, NatsRefused
+from clusters.ports import free_ports
 from clusters.processes import ChildDied, Children, Program
 
 START_DEADLINE_S = 30.0

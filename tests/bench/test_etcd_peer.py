@@ -17,7 +17,6 @@ from benchmarks.etcd_peer import (
     EtcdCluster,
     EtcdMissing,
     find_etcd,
-    free_ports,
     run_puts,
 )
 from benchmarks.etcd_wire import (
@@ -31,6 +30,7 @@ from benchmarks.etcd_wire import (
     txn_request,
 )
 from clusters.closed_loop import percentile
+from clusters.ports import free_ports
 from clusters.processes import ChildDied
 from lowmark.errors import InvariantBroken
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import lowmark
+from clusters.ports import free_ports
 from eventually import eventually
 
 PATIENT = {"LOWMARK_GROUP_REQUEST_TIMEOUT_MS": "60000"}
@@ -28,12 +27,7 @@ def dev(data: Path, *words: str) -> subprocess.Popen[str]:
 
 def free_base() -> str:
     """A port such that the next three are free, too."""
-    for port in range(21_000 + os.getpid() % 5_000, 60_000, 7):
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for at in range(4):
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port + at))
-            return f"127.0.0.1:{port}"
-    raise AssertionError("no four ports are free")
+    return f"127.0.0.1:{free_ports(4, adjacent=True)[0]}"
 
 
 def said(process: subprocess.Popen[str], lines: int) -> list[dict[str, object]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clusters.ports import free_ports
 from eventually import eventually
 
 pytestmark = pytest.mark.slow
@@ -23,15 +23,7 @@ WORD = ".venv/bin/lowmark"
 
 def free_pair() -> int:
     """A port that is free, and the one after it: nodes take it for each other."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
+    return free_ports(2, adjacent=True)[0]
 
 
 @pytest.fixture

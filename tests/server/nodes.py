@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Self
 
 import lowmark
+from clusters.ports import free_ports
 from lowmark.catalog import AlterZone
 from lowmark.client import Database, Table
 
@@ -29,7 +29,7 @@ class Nodes:
         """With these settings in the environment, besides `SETTINGS`."""
         self._path = path
         self._settings = SETTINGS | settings
-        ports = _free_ports(2 * count)
+        ports = free_ports(2 * count)
         self._listen = [f"127.0.0.1:{port}" for port in ports[:count]]
         self._peers = [f"127.0.0.1:{port}" for port in ports[count:]]
         self._processes: dict[int, subprocess.Popen[str]] = {}
@@ -89,14 +89,3 @@ def table_of(db: Database, name: str, *, replicas: int, partitions: int = 8) -> 
     """A table with so many replicas."""
     db.backend.execute([AlterZone(name="default", replicas=replicas)])
     return db.create_table(name, COLUMNS, key="id", partitions=partitions)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Self
 
+from clusters.ports import free_ports
 from clusters.processes import Children, Program
 from lowmark.errors import LowmarkError
 from lowmark.node import NodeClient
@@ -48,7 +48,7 @@ class Cluster:
     def __init__(self, folder: Path, children: Children, recorder: Recorder, count: int = 3):
         self.folder = folder
         self.numbers = range(count)
-        ports = _free_ports(2 * count)
+        ports = free_ports(2 * count)
         self.addresses = [f"127.0.0.1:{port}" for port in ports[:count]]
         self._peers = {n: f"127.0.0.1:{ports[count + n]}" for n in self.numbers}
         self._children = children
@@ -268,14 +268,3 @@ class Cluster:
                 if doors.get(row.leader) in self.addresses
             }
         return {}
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
