@@ -81,5 +81,5 @@ class GroupConfig:
 
     @property
     def missing_ticks(self) -> int:
-        """A member whose node says nothing for so many ticks is missing; see `rest`."""
+        """A member whose node says nothing for this many ticks is missing; see `rest`."""
         return 2 * self.election_ticks

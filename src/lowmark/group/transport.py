@@ -309,7 +309,7 @@ class Transport:
 
 
 def _parts(items: list[Routed], most: int) -> Iterator[list[Routed]]:
-    """In order, each with about so many bytes; one entry may have more."""
+    """In order, each with about `most` bytes; one entry may have more."""
     part: list[Routed] = []
     left = most
     for group, whole in items:

@@ -257,7 +257,7 @@ def is_patient(item: Item) -> bool:
 
 
 def parts_of(item: Item, most: int) -> Iterator[Item]:
-    """The same in messages that have about so many bytes each, if it can be parted.
+    """The same in messages of about this many bytes each, if it can be parted.
 
     One entry can't. To its receiver it is as if its sender had sent them one after another.
     """

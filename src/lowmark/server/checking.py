@@ -31,7 +31,7 @@ from lowmark.table.commands import decode as decode_command
 ROOM_BYTES = COMMAND_BYTES + HEADER_BYTES
 _TOGETHER_ROWS: Final = 1 << 14
 _TOGETHER_BYTES: Final = 8 << 20
-"""Keys are hashed together for so many rows, and of batches of so many bytes."""
+"""Keys are hashed together for this many rows, and of batches of this many bytes."""
 
 Received: TypeAlias = tuple[TableId, int, memoryview]
 """Where a batch is to go, and the command with room in front of it."""
