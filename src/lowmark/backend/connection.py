@@ -24,7 +24,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -253,9 +253,9 @@ class Connection:
         if not hasattr(self, "welcome"):
             return []
         # (Without a function that knows this object: it is collected when it is dropped.)
-        known = list(self.welcome.members if self._members is None else self._members())
-        at = known.index(self.address) + 1 if self.address in known else 0
-        return [one for one in known[at:] + known[:at] if one != self.address]
+        return in_turn(
+            self.address, self.welcome.members if self._members is None else self._members()
+        )
 
     def _find_member(self, left_s: float) -> None:
         """Go to the first server that says hello, be it the one that was away."""
@@ -475,6 +475,16 @@ class Connection:
     def in_our_words(self, name: str, error: Exception, there: Any) -> tuple[LowmarkError, bool]:
         """What an error of a stream means, and whether what was sent may have been done."""
         return self._in_our_words(name, error, 0.0, there)
+
+
+def in_turn(address: str, members: Iterable[str]) -> list[str]:
+    """The other servers, in the order in which they are tried: those behind this one first.
+
+    Each server may list them in another order. If that were followed, two of them that can do
+    nothing could send a client to each other for ever, past the third, which can.
+    """
+    known = sorted({*members} - {address})
+    return [one for one in known if one > address] + [one for one in known if one < address]
 
 
 def _asked_hello(client: Any, left_s: float) -> Welcome:
