@@ -234,3 +234,18 @@ def test_a_member_that_was_held_up_is_sent_no_entry_again_for_each_heartbeat_it_
     leader.work()
     sent = [m for m in leader.step(answer, answer) if isinstance(m, Append)]
     assert [message.to for message in sent] == [3]
+
+
+def test_a_copy_that_was_added_again_does_not_vote_by_a_configuration_of_its_past() -> None:
+    """It read in the log that it had been the only voter once, and elected itself."""
+    # given a node that was the only member, left, and is added again by the entry at 23
+    copy = Member(1, members=ConfState(voters=()), rejoin_above=0)
+    copy.step(Append(1, 3, 2, 23, 0, 0, 0, [entry(1, 1)]))
+    assert copy.core.incarnation == 23
+    # when it has learnt of the log only that it was the only voter, and hears nothing more
+    copy.raft.found(ConfState(voters=(1,)))
+    copy.tick(5 * ELECTION_TICKS)
+    copy.raft.campaign()
+    copy.work()
+    # then it waits
+    assert copy.role() is Role.FOLLOWER

@@ -443,6 +443,22 @@ def test_3_10_a_hand_over_that_takes_too_long_is_given_up() -> None:
     leader.raft.propose([b"a"])
 
 
+def test_3_10_a_member_that_ignored_the_call_is_called_again() -> None:
+    # given a leader whose call to take over is lost, or comes before its voter can campaign
+    cluster = Cluster.of(3)
+    leader = cluster.elect(1)
+    cluster.passes = lambda message: not isinstance(message, TimeoutNow)
+    leader.raft.transfer_leader(2)
+    cluster.tick()
+    assert leader.role() is Role.LEADER
+    assert leader.core.transferee == 2
+    # when the member answers the next heartbeat
+    cluster.heal()
+    cluster.tick(2)
+    # then it is called again, and leads
+    assert cluster[2].role() is Role.LEADER
+
+
 def test_3_10_an_election_that_the_leader_asked_for_is_not_ignored() -> None:
     # given a follower that has just heard of its leader
     member = Member(1)

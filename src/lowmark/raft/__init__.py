@@ -17,12 +17,14 @@ What it guarantees, as long as its driver keeps the contract of `node`
     7. A read waits for an index that was committed when it was asked, confirmed by a majority in a
        round of its own.
     8. What a member says as an earlier incarnation never moves the progress of the present one.
+    9. A member hears only messages of its own lineage: after a reset by hand, those that it left
+       behind can neither lead it nor vote with it, nor it with them.
 
 The files, each a story: `quorum`, `membership`, `progress`, `log_view`, `elections`, `replication`,
 `reads`, `changes` (of members, and proposals), and `node`, which puts them together.
 """
 
-from lowmark.raft.log_view import LogDiverged, LogLost, Storage
+from lowmark.raft.log_view import LineageLeft, LogDiverged, LogLost, Storage
 from lowmark.raft.membership import (
     Change,
     ChangeKind,
@@ -73,6 +75,7 @@ __all__ = [
     "Heartbeat",
     "HeartbeatResponse",
     "Install",
+    "LineageLeft",
     "LogDiverged",
     "LogLost",
     "Members",

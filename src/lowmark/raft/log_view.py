@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from lowmark.errors import Corrupt, InvariantBroken, invariant
+from lowmark.errors import Corrupt, InvariantBroken, Rejected, invariant
 from lowmark.raft.messages import (
     ConfState,
     Entry,
@@ -45,6 +45,17 @@ class LogDiverged(Corrupt):
             f"entry {index} of the leader differs from ours, which is committed",
             detail=f"Everything up to {commit} is committed here.",
             hint="Find the member whose disk or version is wrong before going on.",
+        )
+
+
+class LineageLeft(Rejected):
+    """A leader of a later lineage calls: the group was reset, and this copy is none of it."""
+
+    def __init__(self, *, own: int, theirs: int) -> None:
+        super().__init__(
+            f"the group was reset in term {theirs}, without this copy",
+            detail=f"This copy's lineage is {own}: what it has may not be what the group has.",
+            hint="Rebuild this copy.",
         )
 
 

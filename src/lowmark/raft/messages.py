@@ -4,7 +4,8 @@ Messages are structs of their own kind, small and fast to make; `term` 0 means t
 none (the leader of the moment judges reads and forwarded proposals when they arrive).
 
 Each message carries one `incarnation`: in a request, the one that the sender's configuration has
-for the receiver; in a response, the receiver's own (see `membership`).
+for the receiver; in a response, the receiver's own (see `membership`). And each carries its
+sender's `lineage`, last: a group that was reset by hand is another one to those it left behind.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class HardState(msgspec.Struct, frozen=True, array_like=True):
     vote: int = NOBODY
     commit: int = 0
     incarnation: int = 0
+    lineage: int = 0
+    """The term of the reset that this copy's log stems from; 0: the group was never reset."""
 
 
 class Message(msgspec.Struct, gc=False, array_like=True):
@@ -96,6 +99,16 @@ class Message(msgspec.Struct, gc=False, array_like=True):
     incarnation: int
 
 
+def lineage_of(message: Message) -> int:
+    """The sender's lineage; every kind of message ends with it, so that a reader may lack it."""
+    return message.lineage  # type: ignore[attr-defined, no-any-return]
+
+
+def set_lineage(message: Message, lineage: int) -> None:
+    """Say whose message it is."""
+    message.lineage = lineage  # type: ignore[attr-defined]
+
+
 class Append(Message, tag=1):
     """Entries that follow (index, log_term), and how far the leader has committed."""
 
@@ -103,6 +116,7 @@ class Append(Message, tag=1):
     log_term: int
     commit: int
     entries: list[Entry]
+    lineage: int = 0
 
 
 class AppendResponse(Message, tag=2):
@@ -112,6 +126,7 @@ class AppendResponse(Message, tag=2):
     reject: bool = False
     hint: int = 0
     hint_term: int = 0
+    lineage: int = 0
 
 
 class Vote(Message, tag=3):
@@ -122,6 +137,7 @@ class Vote(Message, tag=3):
     pre: bool
     transfer: bool = False
     """The leader itself asked for this election, so no member need protect it."""
+    lineage: int = 0
 
 
 class VoteResponse(Message, tag=4):
@@ -131,6 +147,7 @@ class VoteResponse(Message, tag=4):
     reject: bool = False
     commit: int = 0
     commit_term: int = 0
+    lineage: int = 0
 
 
 class Heartbeat(Message, tag=5):
@@ -138,34 +155,43 @@ class Heartbeat(Message, tag=5):
 
     commit: int
     context: int = 0
+    lineage: int = 0
 
 
 class HeartbeatResponse(Message, tag=6):
     """The leader was heard."""
 
     context: int = 0
+    disk_full: bool = False
+    """The sender can't write what it is sent, for want of space."""
+    lineage: int = 0
 
 
 class Install(Message, tag=7):
     """The log does not reach back far enough: take this snapshot."""
 
     snapshot: Snapshot
+    lineage: int = 0
 
 
 class TimeoutNow(Message, tag=8):
     """Start an election at once: leadership is handed over."""
+
+    lineage: int = 0
 
 
 class TransferLeader(Message, tag=9):
     """A member asks the leader to hand over."""
 
     transferee: int
+    lineage: int = 0
 
 
 class ReadIndex(Message, tag=10):
     """Asks for an index that covers everything committed by now."""
 
     context: bytes
+    lineage: int = 0
 
 
 class ReadIndexResponse(Message, tag=11):
@@ -173,12 +199,14 @@ class ReadIndexResponse(Message, tag=11):
 
     index: int
     context: bytes
+    lineage: int = 0
 
 
 class Forward(Message, tag=12):
     """Proposals that a follower passes on."""
 
     entries: list[Entry]
+    lineage: int = 0
 
 
 class StorageAppended(msgspec.Struct, gc=False):

@@ -21,6 +21,7 @@ import msgspec
 from lowmark.errors import invariant
 from lowmark.raft import changes, elections, membership, reads, replication
 from lowmark.raft.elections import Campaign
+from lowmark.raft.log_view import LineageLeft
 from lowmark.raft.membership import ConfChange
 from lowmark.raft.messages import (
     NOBODY,
@@ -49,6 +50,7 @@ from lowmark.raft.messages import (
     Vote,
     VoteResponse,
     entries_bytes,
+    lineage_of,
     payload_bytes,
 )
 from lowmark.raft.progress import ProgressState
@@ -245,8 +247,11 @@ class RaftNode:
         self._step_current(message)
 
     def _may_hear(self, message: Message) -> bool:
-        """Whether a message is meant for, or comes from, the present incarnations."""
+        """Whether a message is of this lineage, and meant for, or from, present incarnations."""
         core = self.core
+        lineage = lineage_of(message)
+        if lineage != core.lineage and not self._adopts(message, lineage):
+            return False
         if isinstance(message, _RESPONSES):
             progress = core.progress.get(message.sender)
             return progress is not None and message.incarnation >= progress.incarnation
@@ -257,6 +262,22 @@ class RaftNode:
             # candidate lacks: this one can't judge. Who knows the present members asks anew.
             return False
         return not core.mute
+
+    def _adopts(self, message: Message, lineage: int) -> bool:
+        """Whether a message of another lineage is heard: by a copy that has nothing yet.
+
+        A leader calls only members. So one of a later lineage calls this node because it was added
+        to that group; what is here may differ from the group's log, even where it is committed, and
+        must go first (`LineageLeft`). Any other message of another lineage is for or from a member
+        of a group that is not this one.
+        """
+        core = self.core
+        if lineage < core.lineage or not isinstance(message, Append | Heartbeat):
+            return False
+        if core.log.last_index:
+            raise LineageLeft(own=core.lineage, theirs=lineage)
+        core.lineage, core.incarnation = lineage, message.incarnation
+        return True
 
     def _step_lower(self, message: Message) -> None:
         core = self.core
@@ -327,6 +348,7 @@ class RaftNode:
         core = self.core
         progress = core.progress[message.sender]
         progress.recent_active = True
+        progress.disk_full = message.disk_full
         # Once per heartbeat: a member that was held up answers all that it missed at a time, and
         # each answer would have the same entries read and sent once more.
         if not progress.nudged:
@@ -334,6 +356,9 @@ class RaftNode:
             if progress.match < core.log.last_index or progress.state is ProgressState.PROBE:
                 replication.send_append(core, message.sender)
                 progress.nudged = True
+        if message.sender == core.transferee and progress.match == core.log.last_index:
+            # One that has not applied yet what made it a voter ignored the first call.
+            replication.send_timeout_now(core, message.sender)
         if message.context:
             reads.heard_round(core, message, progress)
 

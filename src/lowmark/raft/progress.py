@@ -82,6 +82,8 @@ class Progress(msgspec.Struct, kw_only=True):
     """A probe is on its way, or the window is full: wait for an answer or a heartbeat's."""
     nudged: bool = False
     """Whether an answer to a heartbeat had something sent, since the last tick that called it."""
+    disk_full: bool = False
+    """Whether it said, when it last answered a heartbeat, that its disk is full."""
     read_round: int = 0
     """The last round of reads in which it said that it follows."""
 

@@ -213,7 +213,14 @@ def answer_heartbeat(core: Core, message: Heartbeat) -> None:
     if message.incarnation >= core.incarnation:
         core.log.commit_to(message.commit)
     core.send(
-        HeartbeatResponse(message.sender, core.node, core.term, core.incarnation, message.context)
+        HeartbeatResponse(
+            message.sender,
+            core.node,
+            core.term,
+            core.incarnation,
+            message.context,
+            core.disk_full,
+        )
     )
 
 

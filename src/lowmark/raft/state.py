@@ -24,6 +24,7 @@ from lowmark.raft.messages import (
     Message,
     ReadIndex,
     VoteResponse,
+    set_lineage,
 )
 from lowmark.raft.progress import Inflights, Progress
 from lowmark.raft.quorum import VoteResult, joint_committed, joint_vote
@@ -112,6 +113,8 @@ class Config(msgspec.Struct, kw_only=True):
     rejoin_above: int = -1
     """This copy replaces one that was lost while its node had this incarnation: until the node is
     added again, with a higher one, it says nothing at all."""
+    rejoin_lineage: int = 0
+    """The lineage of the copy that was lost. In a later one it had promised nothing."""
 
     def check(self) -> None:
         """Refuse what can't work."""
@@ -148,7 +151,10 @@ class Core:
         hard, stored = config.storage.initial_state()
         self.term = hard.term
         self.vote = hard.vote
-        self.incarnation = max(hard.incarnation, config.rejoin_above)
+        self.lineage = hard.lineage
+        self.incarnation = hard.incarnation
+        if self.lineage <= config.rejoin_lineage:
+            self.incarnation = max(self.incarnation, config.rejoin_above)
         # What is applied was committed, even if that was not durable before a crash.
         self.log.commit_to(max(hard.commit, config.applied))
         if config.applied:
@@ -176,13 +182,16 @@ class Core:
         """(round, index, request): asked, and waiting for a majority to confirm the round."""
         self.early_reads: list[ReadIndex] = []
         """Asked before the leader's first commit."""
+        self.disk_full = False
+        """Its driver can't write what this member is sent, for want of space; its leader is told
+        with the next answer to a heartbeat."""
         self.set_members(membership.restore(stored))
         self.become_follower(self.term, NOBODY)
 
     @property
     def hard_state(self) -> HardState:
         """What must be durable."""
-        return HardState(self.term, self.vote, self.log.committed, self.incarnation)
+        return HardState(self.term, self.vote, self.log.committed, self.incarnation, self.lineage)
 
     @property
     def soft_state(self) -> SoftState:
@@ -193,10 +202,12 @@ class Core:
 
     def send(self, message: Message) -> None:
         """Send it with the next batch."""
+        set_lineage(message, self.lineage)
         self.outbox.append(message)
 
     def send_durable(self, message: AppendResponse | VoteResponse) -> None:
         """Send it once everything up to now is durable."""
+        set_lineage(message, self.lineage)
         self.after_append.append(message)
 
     def incarnation_of(self, node: int) -> int:
@@ -275,11 +286,16 @@ class Core:
 
     @property
     def promotable(self) -> bool:
-        """Whether this member may lead: a voter with nothing but its log to go by."""
+        """Whether this member may lead: a voter with nothing but its log to go by.
+
+        A copy that was added again reads in the log that it was a voter before. That was an earlier
+        incarnation, and with it went what it had acknowledged: it has no vote, not even for itself.
+        """
         own = self.progress.get(self.node)
         return (
             own is not None
             and not own.is_learner
+            and own.incarnation >= self.incarnation
             and self.log.unstable.snapshot is None
             and not self.mute
         )
@@ -287,7 +303,8 @@ class Core:
     @property
     def mute(self) -> bool:
         """Whether this copy waits to be added again."""
-        return self.incarnation <= self.config.rejoin_above
+        config = self.config
+        return self.lineage <= config.rejoin_lineage and self.incarnation <= config.rejoin_above
 
     @property
     def singleton(self) -> bool:
