@@ -270,10 +270,11 @@ class Member:
             listener=self._listener(name),
         )
 
-    def rebuild(self, name: str = "g") -> Future[Group]:
+    def rebuild(self, name: str = "g", *, ask: Iterable[int] = ()) -> Future[Group]:
         future = self.here.rebuild(
             name,
             self._machine(name),
+            ask=ask,
             listener=self._listener(name),
             observer=self._watcher(name),
         )

@@ -140,7 +140,7 @@ def test_a_group_can_move_anywhere(steps: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("shrink", [False, True])
-def test_a_leader_that_does_not_belong_any_more_steps_down_and_says_so(shrink: bool) -> None:
+def test_a_leader_that_does_not_belong_any_more_hands_over_to_one_that_does(shrink: bool) -> None:
     # given a leader that is not in the new list
     cluster = Cluster(spare=1)
     cluster.propose(put("a", b"1"))
@@ -149,13 +149,13 @@ def test_a_leader_that_does_not_belong_any_more_steps_down_and_says_so(shrink: b
     peers = others if shrink else [*others, 4]
     # when the change is through
     change(cluster, peers)
-    cluster.run_until(lambda: bool(leader.listener.committed))
-    # then it has told, as the leader of the change, and does not lead any more
-    assert leader.listener.committed == [tuple(peers)]
-    assert leader.listener.errors == []
-    assert not leader.group().leads
+    cluster.run_until(lambda: any(cluster[number].listener.committed for number in peers))
+    # then one of the new members leads, and says so: it was asked to lead while both had a say
     new = cluster.wait_leader()
     assert new.number in peers
+    assert new.listener.committed == [tuple(peers)]
+    assert not leader.group().leads
+    assert leader.listener.committed in ([], [tuple(peers)])
     assert cluster.propose(put("a", b"2")) == [2]
     # and its copy disturbs nobody
     term = new.group().term
@@ -710,10 +710,10 @@ def test_a_new_leader_that_leaves_the_joint_configuration_says_that_it_is_commit
 
 
 def test_joint_means_that_both_majorities_must_agree() -> None:
-    # given a move from 1, 2, 3 to 4, 5, 6, in its joint stage
+    # given a move from 1, 2, 3 to 1, 4, 5, in its joint stage
     cluster = Cluster(spare=3)
     leader = cluster.make_leader(1)
-    change(cluster, [4, 5, 6])
+    change(cluster, [1, 4, 5])
     cluster.run_until(lambda: bool(leader.group().status().voters_outgoing))
 
     # when acknowledgements of the new majority do not arrive

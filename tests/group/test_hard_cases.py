@@ -59,7 +59,8 @@ def test_a_crash_never_commits_a_stale_tail(seed: int) -> None:
     crashed = disk.crashed(Random(seed))
     # then nothing is committed that is not the leader's
     again = Log.open(sim_runtime(seed + 100, disk=crashed, loop=SimLoop(seed + 100)), config)
-    hard, _ = GroupStorage(again.group("g"), ConfState(voters=(1, 2, 3))).initial_state()
+    meta = GroupMeta(founders=ConfState(voters=(1, 2, 3)))
+    hard, _ = GroupStorage(again.group("g"), meta).initial_state()
     terms = [again.group("g").term_at(index) for index in range(8, hard.commit + 1)]
     assert terms == [2] * len(terms)
 

@@ -26,6 +26,7 @@ What it promises
        is in the log; everything else may use the reserve. A copy that is the only one and can't
        write refuses with the cause, instead of waiting for nobody.
     8. What a peer sends is checked before it is believed; a peer that breaks the rules is cut off.
+    9. A copy that an operator has go on alone (`reset`) is another group to those it left behind.
 
 Not promised: that the leader is the only one who believes to lead. It is the only one who can
 commit.
@@ -33,9 +34,9 @@ commit.
 The core knows nothing of this package, and the machine knows nothing of consensus. `group` joins
 them, with a part for each story: `requests` (callers that wait), `applier` (the machine),
 `leadership` (what only a leader does), `writes` (what must be durable), `snapshots` (its own, and
-those of others, which come by `transfer`), `versions`, `rejoin`, `rest`. `groups` drives all groups
-of a node with one clock and one link (`transport`, `wire`), which nodes also use to ask each other
-(`calls`).
+those of others, which come by `transfer`, as fast as `throttle` lets them), `versions`, `rejoin`,
+`reset`, `rest`. `groups` drives all groups of a node with one clock and one link (`transport`,
+`wire`), which nodes also use to ask each other (`calls`).
 """
 
 from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply
@@ -43,6 +44,7 @@ from lowmark.group.config import GroupConfig
 from lowmark.group.envelope import COMMAND_BYTES, Command, open_command
 from lowmark.group.errors import (
     CommandTooLarge,
+    CopyOutdated,
     EntryTooNew,
     GroupBusy,
     GroupStopped,
@@ -62,7 +64,9 @@ from lowmark.group.group import Group
 from lowmark.group.groups import Groups, SilentListener
 from lowmark.group.machine import Machine, Observer
 from lowmark.group.peers import ChangeAnswer, ChangeError, ChangeFailed, PeerListener, Stage
+from lowmark.group.reset import Reset, reset_members
 from lowmark.group.status import GroupStatus, PeerStatus
+from lowmark.group.throttle import Throttle
 from lowmark.group.transport import TransportLimits
 from lowmark.group.wire import BadFrame
 from lowmark.runtime import Future, together, when_all
@@ -77,6 +81,7 @@ __all__ = [
     "ChangeFailed",
     "Command",
     "CommandTooLarge",
+    "CopyOutdated",
     "EntryTooNew",
     "Future",
     "Group",
@@ -101,12 +106,15 @@ __all__ = [
     "QuarantinedHere",
     "ReadTimedOut",
     "Reply",
+    "Reset",
     "ShuttingDown",
     "SilentListener",
     "Stage",
     "Superseded",
+    "Throttle",
     "TransportLimits",
     "open_command",
+    "reset_members",
     "together",
     "when_all",
 ]

@@ -98,6 +98,8 @@ class Applier:
                         return False
                 elif kind == envelope.FOUNDING:
                     self._apply_founding(data)
+                elif kind == envelope.RESET:
+                    self._apply_reset(data)
                 else:
                     host.stop(EntryTooNew(host.name, index=entry.index, kind=kind))
                     return False
@@ -142,6 +144,12 @@ class Applier:
             self.founded = True
             self.members = envelope.founders_of(data)
             self._host.raft.found(self.members)
+
+    def _apply_reset(self, data: Buffer) -> None:
+        self.founded = True
+        self.members = envelope.reset_of(data)
+        self._host.raft.found(self.members)
+        self._host.was_reset()
 
     def _upgrade(self, version: int) -> bool:
         newest = self.machine.newest_version

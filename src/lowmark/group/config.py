@@ -45,7 +45,8 @@ class GroupConfig:
     install_piece_bytes: int = 1 << 20
     install_window_bytes: int = 8 << 20
     install_bytes_per_s: int = 0
-    """0: as fast as it goes."""
+    """Of all groups of a node, to all members that catch up: the rate that `Groups.throttle` begins
+    with. 0: as fast as it goes."""
     install_stall_ms: int = 10_000
     """An installation that makes no progress for so long is given up."""
 

@@ -8,6 +8,7 @@ The first byte of an entry says what it is; an empty entry is the first of a lea
     4  copy      of a live entry: its old index (8 bytes), then the old entry as it was
     5  version   of the machine (4 bytes): every member knows it
     6  founding  the first members, whole, so that who joins later need not be told
+    7  reset     the only member from here on, whatever the members were (`reset`)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lowmark.errors import Corrupt
 from lowmark.raft import ConfState, EntryKind, MembershipRefused, membership
 from lowmark.runtime import Buffer
 
-COMMAND, CHANGE, JOINT_CHANGE, COPY, VERSION, FOUNDING = 1, 2, 3, 4, 5, 6
+COMMAND, CHANGE, JOINT_CHANGE, COPY, VERSION, FOUNDING, RESET = 1, 2, 3, 4, 5, 6, 7
 
 _COMMAND = struct.Struct("<BQ")
 COMMAND_BYTES = _COMMAND.size
@@ -77,12 +78,26 @@ def seal_founders(members: ConfState) -> bytes:
 
 def founders_of(data: Buffer) -> ConfState:
     """The first members."""
+    return _members_of(data, "founding")
+
+
+def seal_reset(members: ConfState) -> bytes:
+    """The only member from here on."""
+    return bytes([RESET]) + msgspec.msgpack.encode(members)
+
+
+def reset_of(data: Buffer) -> ConfState:
+    """The only member from here on."""
+    return _members_of(data, "reset")
+
+
+def _members_of(data: Buffer, what: str) -> ConfState:
     try:
-        founders = msgspec.msgpack.decode(memoryview(data)[1:], type=ConfState)
-        membership.restore(founders)
+        members = msgspec.msgpack.decode(memoryview(data)[1:], type=ConfState)
+        membership.restore(members)
     except (msgspec.MsgspecError, MembershipRefused) as error:
-        raise Corrupt(f"the founding of a group can't be read: {error}") from error
-    return founders
+        raise Corrupt(f"the {what} of a group can't be read: {error}") from error
+    return members
 
 
 def kind_of(data: Buffer) -> EntryKind:

@@ -6,7 +6,7 @@ applied, or may still be: only the caller knows whether repeating it is safe.
 
 from __future__ import annotations
 
-from lowmark.errors import Conflict, Rejected, Unavailable
+from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
 
 
 class NotLeader(Conflict):
@@ -116,6 +116,17 @@ class QuarantinedHere(Unavailable):
             " from a backup."
             if alone
             else "Ask another member; rebuild this copy from the others.",
+        )
+
+
+class CopyOutdated(Unavailable):
+    """The group was reset by hand without this copy, and has added this node again since."""
+
+    def __init__(self, group: str, *, why: LowmarkError) -> None:
+        super().__init__(
+            f"this node's copy of group {group} is none of it any more: {why.message}",
+            detail=why.detail,
+            hint="Rebuild this copy from the others; until then this node has none.",
         )
 
 

@@ -11,7 +11,13 @@ from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.group import envelope
 from lowmark.group.applier import Applier
 from lowmark.group.envelope import Command
-from lowmark.group.errors import GroupStopped, MachineTooOld, NotAMember, QuarantinedHere
+from lowmark.group.errors import (
+    CopyOutdated,
+    GroupStopped,
+    MachineTooOld,
+    NotAMember,
+    QuarantinedHere,
+)
 from lowmark.group.leadership import Leadership
 from lowmark.group.machine import Machine, Observer
 from lowmark.group.peers import ChangeAnswer, PeerListener, Stage
@@ -38,11 +44,13 @@ from lowmark.group.writes import Writes
 from lowmark.log import Dropped, EntryGone, EntryTooLarge, GroupLog, ReferenceExpired, Written
 from lowmark.raft import (
     NOBODY,
+    Append,
     Entry,
     EntryKind,
     Heartbeat,
     HeartbeatResponse,
     Install,
+    LineageLeft,
     LogDiverged,
     LogLost,
     Members,
@@ -54,7 +62,7 @@ from lowmark.raft import (
     Role,
     StorageAppended,
 )
-from lowmark.raft.messages import Response
+from lowmark.raft.messages import Response, lineage_of
 from lowmark.runtime import Buffer, DiskFailed, DiskFull, Future
 
 if TYPE_CHECKING:
@@ -96,7 +104,7 @@ class Group:
         self._services = services
         self._observer = observer
         self._meta = meta
-        self._storage = GroupStorage(log, meta.founders)
+        self._storage = GroupStorage(log, meta)
         self._applier = Applier(self, log, machine, meta.founders)
         self._applier.restore()
         self.elapsed_us = services.elapsed_us
@@ -114,6 +122,7 @@ class Group:
             requests=self._requests,
             listener=listener,
             clock=services.clock,
+            throttle=services.throttle_of(self.name),
         )
         self._rejoining = Rejoining(self, meta, replace=self._leadership.changes.replace)
         self._installs = Installs(
@@ -130,6 +139,7 @@ class Group:
         self.resting = Resting(self.config, changed=services.rest_changed)
         self._ticks = 0
         self._own: list[Response] = []
+        self._reset_seen = False
         self._at_work = False
         """Whether it is in `work`, which goes on until there is nothing left to do."""
         self.raft: RaftNode = self._new_raft()
@@ -167,7 +177,7 @@ class Group:
             self.config,
             members=self._applier.members,
             applied=self._applier.applied,
-            rejoin_above=self._rejoining.above,
+            meta=self._meta,
             draw=self._services.random.randrange,
         )
 
@@ -210,6 +220,16 @@ class Group:
     def applied(self) -> int:
         """The last index that the machine has applied."""
         return self._applier.applied
+
+    @property
+    def incarnation(self) -> int:
+        """Of this member: which time that its node was added to the group this copy is of."""
+        return self.raft.core.incarnation
+
+    @property
+    def stage(self) -> Stage:
+        """How far the change of peers is that this member leads, if any."""
+        return self._leadership.changes.stage
 
     @property
     def version(self) -> int:
@@ -282,6 +302,8 @@ class Group:
             case Rested():
                 self.resting.rested(sender, item, self.raft, self._missing())
             case Message():
+                if lineage_of(item) < self.raft.core.lineage:
+                    return  # of a group that this one was: it is no news, and ends no rest
                 rested = self.resting.resting
                 # A heartbeat and its answer are no sign of work: they are what rest is to end.
                 if rested or not isinstance(item, Heartbeat | HeartbeatResponse):
@@ -307,16 +329,25 @@ class Group:
         core = self.raft.core
         if core.role is Role.FOLLOWER and core.leader not in {NOBODY, sender}:
             self.send(
-                HeartbeatResponse(core.leader, self.node, core.term, core.incarnation, context=0)
+                HeartbeatResponse(
+                    core.leader, self.node, core.term, core.incarnation, lineage=core.lineage
+                )
             )
 
     def _step(self, sender: int, message: Message) -> None:
         core = self.raft.core
-        if message.term > core.term + _TERM_JUMP_MAX:
+        lineage = lineage_of(message)
+        known = core.term if lineage <= core.lineage else max(core.term, lineage)
+        if message.term > known + _TERM_JUMP_MAX:
             self._services.cut(sender, f"a message of term {message.term}, far beyond any")
             return
+        if isinstance(message, Heartbeat):
+            core.disk_full = self._is_disk_full()
         try:
             self.raft.step(message)
+        except LineageLeft as left:
+            self.stop(CopyOutdated(self.name, why=left))
+            return
         except (LogLost, LogDiverged) as damage:
             if sender in core.members.everybody:
                 raise
@@ -325,6 +356,17 @@ class Group:
             return
         if core.role is Role.LEADER:
             self._leadership.heard(sender)
+
+    def _is_disk_full(self) -> bool:
+        """Whether this copy can't take what it is sent, entries or a snapshot, for want of space.
+
+        A leader that changes members tells a full disk from a stall by it.
+        """
+        if self._receives.disk_full:
+            return True
+        if self._writes.idle:
+            return False
+        return isinstance(self._writes.refused or self.log.trouble, DiskFull)
 
     def _received_own(self, sender: int, item: Item) -> None:
         match item:
@@ -361,6 +403,7 @@ class Group:
 
     def written(self, event: Written) -> None:
         """Entries are durable."""
+        self._receives.disk_full = False
         if self.stopped is None:
             self._act(self._writes.written, event)
 
@@ -498,8 +541,8 @@ class Group:
             return  # who was told has closed it
         for message in ready.messages:
             if isinstance(message, Install):
-                self._leadership.sends.start(message)
-            else:
+                self._leadership.install(message)
+            elif not isinstance(message, Append) or not self._leadership.held.takes(message):
                 self.send(message)
         if ready.append is not None:
             self._writes.order(ready.append)
@@ -542,6 +585,9 @@ class Group:
     def _apply(self, entries: list[Entry]) -> None:
         if not self._applier.apply(entries, self._requests.proposals.applied):
             return
+        if self._reset_seen and self.raft.core.singleton:
+            self.raft.campaign()  # there is nobody to wait for any more
+        self._reset_seen = False
         self._leadership.became_ready()
         if self.stopped is None:
             self._observer.on_applied()
@@ -558,6 +604,11 @@ class Group:
         self._versions.keep_only(self.raft.core.progress)
         if led:
             self._leadership.members_changed(was_joint=was_joint)
+
+    def was_reset(self) -> None:
+        """The entry of a reset is applied."""
+        self._reset_seen = True
+        self._versions.keep_only(self.raft.core.progress)
 
     def too_old(self, error: MachineTooOld) -> None:
         """The machine does not know the version that is to be in use."""
@@ -596,7 +647,7 @@ class Group:
         self._services.wake(self)
 
     def _durable_meta(self) -> GroupMeta:
-        return GroupMeta.decode(self.log.meta) if self.log.meta else self._meta
+        return self._storage.record() if self.log.meta else self._meta
 
     def _damaged(self, damage: LowmarkError) -> None:
         self._services.quarantine(self.name, damage)

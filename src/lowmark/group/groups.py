@@ -9,18 +9,21 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.group import reset
 from lowmark.group.calls import Calls
 from lowmark.group.config import GroupConfig
 from lowmark.group.errors import GroupStopped, GroupUnfinished
 from lowmark.group.group import Group
 from lowmark.group.machine import Machine, Observer, SilentObserver
 from lowmark.group.peers import ChangeFailed, PeerListener
-from lowmark.group.rejoin import forget_lost, lost_incarnation, note_lost
+from lowmark.group.rejoin import Lost, forget_lost, lost_copy, note_lost
+from lowmark.group.reset import Reset
 from lowmark.group.storage import GroupMeta
+from lowmark.group.throttle import Throttle
 from lowmark.group.transport import Transport, TransportLimits
 from lowmark.group.wire import Answer, Ask, Item, NotHere
 from lowmark.log import Dropped, GroupLeaving, GroupLog, GroupUnknown, Log, Written
-from lowmark.raft import ConfState
+from lowmark.raft import ConfState, HardState
 from lowmark.runtime import Future, Runtime
 
 logger = logging.getLogger(__name__)
@@ -136,6 +139,16 @@ class Groups:
         self.transport = Transport(
             runtime, node=node, address=address, listen=listen, receiver=self, limits=limits
         )
+        self.throttle = Throttle(
+            self.elapsed_us,
+            self.later,
+            bytes_per_s=self.config.install_bytes_per_s,
+            round_ms=self.config.election_ms // 2,
+        )
+        """How fast this node's groups send to members that catch up; its rate may be set."""
+        self.unthrottled: set[str] = set()
+        """Groups that it does not count for: those by which the rate itself is heard of."""
+        self._no_throttle = Throttle(self.elapsed_us, self.later, bytes_per_s=0, round_ms=1)
         self.calls = Calls(
             self.transport,
             send=self.send,
@@ -181,9 +194,14 @@ class Groups:
         meta: GroupMeta,
         observer: Observer | None,
     ) -> Group:
-        lost = lost_incarnation(self._disk, name)
+        lost = lost_copy(self._disk, name)
         if lost is not None:
-            meta = GroupMeta(rejoin_above=lost[0], ask=lost[1])
+            meta = GroupMeta(
+                hard=HardState(lineage=lost.lineage),
+                rejoin_above=lost.incarnation,
+                ask=lost.ask,
+                rejoin_lineage=lost.lineage,
+            )
         log = self._unfinished(name) or self._log.create_group(name)
 
         def durable(error: LowmarkError | None) -> None:
@@ -211,12 +229,16 @@ class Groups:
         *,
         ask: Iterable[int],
         incarnation: int,
+        lineage: int = 0,
         listener: PeerListener | None = None,
         observer: Observer | None = None,
     ) -> Group:
-        """Make a copy in place of one that was lost here, files and all, as that incarnation."""
+        """Make a copy in place of one that was lost here, files and all, as that incarnation.
+
+        If the group was ever reset, the lineage that the lost copy had is needed, too.
+        """
         others = tuple(sorted({*ask} - {self.node}))
-        note_lost(self._disk, name, incarnation=incarnation, ask=others)
+        note_lost(self._disk, name, incarnation=incarnation, ask=others, lineage=lineage)
         return self._create(name, machine, listener, GroupMeta(), observer)
 
     def rebuild(
@@ -234,14 +256,14 @@ class Groups:
         again, and says nothing else before it is; see `rejoin`.
         """
         future: Future[Group] = Future()
-        incarnation, known = self._identity(name)
-        others = tuple(sorted({*known, *ask} - {self.node}))
+        lost = self._identity(name)
+        others = tuple(sorted({*lost.ask, *ask} - {self.node}))
         if not others:
             raise Rejected(
                 f"group {name} has no other copy to rebuild from",
                 hint="Restore the data directory from a backup.",
             )
-        note_lost(self._disk, name, incarnation=incarnation, ask=others)
+        note_lost(self._disk, name, incarnation=lost.incarnation, ask=others, lineage=lost.lineage)
         self._delete(name)
 
         def again() -> None:
@@ -267,7 +289,34 @@ class Groups:
         log = self._log.group(name)
         if not log.meta:
             raise GroupUnfinished(name)
-        return self._add(log, machine, listener, GroupMeta.decode(log.meta), observer)
+        if name in self._groups:
+            raise Rejected(f"group {name} is open already")
+        meta = reset.finish(log, GroupMeta.decode(log.meta))
+        return self._add(log, machine, listener, meta, observer)
+
+    def reset(
+        self,
+        name: str,
+        machine: Machine,
+        *,
+        listener: PeerListener | None = None,
+        observer: Observer | None = None,
+    ) -> tuple[Group, Reset]:
+        """All other voters are lost for good: have this node's copy go on as the only member.
+
+        An operator decides that. What only the others had is lost; see `reset` for what is kept,
+        and what is not protected. The copy is closed, if it is open, and opened again with this
+        machine, which is empty. It is over when the group is `ready`; a crash before that leaves
+        the copy as it was, or reset. Then `change_peers` gives the group other members, new nodes
+        or former ones; copies that those still have must be rebuilt (`CopyOutdated`).
+        """
+        log = self._log.group(name)
+        found = self._groups.get(name)
+        term = 0 if found is None else found.term
+        done, meta = reset.begin(log, self.node, term=term)
+        self.close_group(name)
+        forget_lost(self._disk, name)  # this copy is not given up
+        return self._add(log, machine, listener, meta, observer), done
 
     def _add(
         self,
@@ -284,6 +333,10 @@ class Groups:
         )
         self._groups[log.name] = group
         return group
+
+    def throttle_of(self, name: str) -> Throttle:
+        """What holds a group back that sends to members that catch up."""
+        return self._no_throttle if name in self.unthrottled else self.throttle
 
     def group(self, name: str) -> Group:
         """A group that is open here."""
@@ -306,8 +359,8 @@ class Groups:
 
         If the node is added to the group again, its new copy will be another incarnation.
         """
-        incarnation, _ = self._identity(name)
-        note_lost(self._disk, name, incarnation=incarnation, ask=())
+        lost = self._identity(name)
+        note_lost(self._disk, name, incarnation=lost.incarnation, ask=(), lineage=lost.lineage)
         self._delete(name)
 
     def delete(self, name: str) -> None:
@@ -319,16 +372,19 @@ class Groups:
         self.close_group(name)
         self._log.delete_group(name)
 
-    def _identity(self, name: str) -> tuple[int, frozenset[int]]:
-        """The incarnation of this node's copy, and all members that it knows of."""
+    def _identity(self, name: str) -> Lost:
+        """What this node's copy is, and all members that it knows of, if it is given up."""
         found = self._groups.get(name)
         meta = GroupMeta.decode(self._log.group(name).meta)
-        incarnation = max(meta.hard.incarnation, meta.rejoin_above)
-        known = frozenset({*meta.founders.voters, *meta.ask})
+        known = {*meta.founders.voters, *meta.ask}
+        lineage, incarnation = meta.hard.lineage, meta.hard.incarnation
         if found is not None:
-            incarnation = max(incarnation, found.raft.core.incarnation)
-            known |= found.raft.core.members.everybody
-        return incarnation, known
+            core = found.raft.core
+            known |= core.members.everybody
+            lineage, incarnation = max((lineage, incarnation), (core.lineage, core.incarnation))
+        if lineage <= meta.rejoin_lineage:
+            incarnation = max(incarnation, meta.rejoin_above)
+        return Lost(incarnation=incarnation, ask=tuple(sorted(known)), lineage=lineage)
 
     def close(self) -> None:
         """Stop everything; whoever waits is told. The log is its owner's to close."""
@@ -369,8 +425,9 @@ class Groups:
         self.transport.cut(node, reason)
 
     def quarantine(self, group: str, cause: LowmarkError) -> None:
-        """A group's copy is damaged."""
-        self._log.quarantine(self._log.group(group).state, cause)
+        """A group's copy is damaged; one that is gone meanwhile is none any more."""
+        with contextlib.suppress(GroupUnknown):
+            self._log.quarantine(self._log.group(group).state, cause)
 
     def _schedule(self) -> None:
         if not self._scheduled and not self._closed:

@@ -18,12 +18,14 @@ from lowmark.group.errors import GroupBusy, NotLeader
 from lowmark.group.peers import ChangeAnswer, PeerChange, PeerListener
 from lowmark.group.requests import Requests
 from lowmark.group.rewrite import Rewrite
+from lowmark.group.throttle import HeldEntries, Throttle
 from lowmark.group.transfer import Sends
 from lowmark.group.versions import Versions
 from lowmark.log import GroupLog
 from lowmark.raft import (
     NOBODY,
     ConfChange,
+    Install,
     Members,
     Progress,
     ProgressState,
@@ -52,6 +54,7 @@ class Leadership:
         requests: Requests,
         listener: PeerListener,
         clock: HybridClock,
+        throttle: Throttle,
     ) -> None:
         self.config = host.config
         self._host = host
@@ -74,8 +77,11 @@ class Leadership:
         self._over_due = False
         """Whether it should have handed over, and had heard of no one just then."""
         self._rewrite: Rewrite | None = None
+        self._heard_at_ms: dict[int, int] = {}
+        """When members last spoke, as such."""
         self.tracking = Tracking()
-        self.sends = Sends(host, log, failed=self._send_failed)
+        self.sends = Sends(host, log, throttle, answers=self._answers, failed=self._send_failed)
+        self.held = HeldEntries(host, throttle)
         self.changes = PeerChange(
             self,
             listener,
@@ -92,9 +98,11 @@ class Leadership:
         if role is Role.LEADER and self._role is not Role.LEADER:
             self._versions.elected()
             self.tracking.clear()
+            self._heard_at_ms.clear()
         elif role is not Role.LEADER and self._role is Role.LEADER:
             self._over_due = False
             self.sends.stop_all()
+            self.held.clear()
             self.changes.lost_leadership()
             if self._rewrite is not None:
                 self._rewrite.stop(self._not_leader())
@@ -113,12 +121,14 @@ class Leadership:
     def start_over(self) -> None:
         """The core is made anew, and leads nobody."""
         self.sends.stop_all()
+        self.held.clear()
         self.changes.lost_leadership()
         self._role = Role.FOLLOWER
 
     def halt(self, error: LowmarkError) -> None:
         """This copy stops: it sends and copies nothing more."""
         self.sends.stop_all()
+        self.held.clear()
         if self._rewrite is not None:
             self._rewrite.stop(error.again())
 
@@ -145,6 +155,7 @@ class Leadership:
     def heard(self, sender: int) -> None:
         """The core has taken a message from a node."""
         self.changes.heard(sender)
+        self._heard_at_ms[sender] = self._host.now_ms()
         progress = self._host.raft.core.progress.get(sender)
         if progress is None or progress.state is not ProgressState.SNAPSHOT:
             self.sends.stop(sender)
@@ -158,6 +169,7 @@ class Leadership:
     def members_changed(self, *, was_joint: bool) -> None:
         """A change of members is in force that this member led."""
         members = self._host.raft.core.members
+        self.held.members_changed()
         # A leader that is no member any more has just stepped down; the change is its own.
         self.changes.applied(members, was_joint=was_joint)
         if members.joint and self._host.node not in members.incoming:
@@ -305,8 +317,14 @@ class Leadership:
         if term != self._host.term:
             return ChangeAnswer.OTHER_TERM
         answer = self.changes.change(token, tuple(peers), beside)
+        if answer is ChangeAnswer.RECEIVED:
+            self._host.later(0, self._go_on)  # not only with the next tick
         self._host.wake()
         return answer
+
+    def _go_on(self) -> None:
+        if self._host.ready:
+            self.changes.go_on()
 
     def cancel_change_peers(self) -> bool:
         """Give up a change that is still catching up; True if none is left."""
@@ -329,6 +347,10 @@ class Leadership:
     def now_ms(self) -> int:
         """Time that only grows."""
         return self._host.now_ms()
+
+    def hears(self, node: int) -> bool:
+        """Whether a member's node has spoken lately; this one has."""
+        return node == self._host.node or self._host.hears(node)
 
     def members(self) -> Members:
         """The configuration in force."""
@@ -366,6 +388,25 @@ class Leadership:
         """How much of a snapshot a member was sent."""
         progress = self.sends.progress(node)
         return progress.sent_bytes if progress is not None else 0
+
+    def install(self, install: Install) -> None:
+        """The core wants a member to have a snapshot."""
+        self.held.drop(install.to)
+        self.sends.start(install)
+
+    def is_throttled(self, node: int) -> bool:
+        """Whether only the node's own budget holds a member up, which answers all the time."""
+        return self.sends.waits(node) or (self.held.holds(node) and self._answers(node))
+
+    def _answers(self, node: int) -> bool:
+        """Whether a member's copy has spoken lately."""
+        heard_at_ms = self._heard_at_ms.get(node)
+        now_ms = self._host.now_ms()
+        return heard_at_ms is not None and now_ms - heard_at_ms < 2 * self.config.election_ms
+
+    def install_refusal(self, node: int) -> str:
+        """Why a member refused the last snapshot that it was offered, if it did."""
+        return self.sends.refusals.get(node, "")
 
     def change_pending(self) -> bool:
         """Whether a change of members may be in the log, unapplied."""

@@ -13,6 +13,12 @@ Some groups have learners for good: nodes that follow without a vote. They are n
 voters; nothing waits until they are near. A change that ends early keeps those that its list names,
 and one that it was to make a voter; who was a learner before, and is not named, is none any more.
 
+A new member whose disk is full says so with each answer to a heartbeat, whether it refuses a
+snapshot or can't write entries. It has a third of the stall time to make space, which compaction
+may do by itself; if it still says so then, the change fails by `DISK_FULL`. What it said is
+forgotten only when it has come farther than it was when it first said so: a snapshot that fills
+the disk again and again is no progress.
+
 A leader that is elected in the middle leaves a joint configuration by itself, and says so; learners
 that it finds wait for a new list (the caller learns of the election and asks again).
 """
@@ -36,6 +42,10 @@ from lowmark.raft import (
 
 if TYPE_CHECKING:
     from lowmark.group.leadership import Leadership
+
+
+_FULL_SHARE = 3
+"""A new member whose disk is full has this part of the stall time (1/3)."""
 
 
 class Stage(Enum):
@@ -64,6 +74,8 @@ class ChangeError(Enum):
     STALLED = "a new member makes no progress"
     LOST_LEADERSHIP = "leadership was lost"
     TOO_OLD = "a new member does not know the machine's version"
+    DISK_FULL = "the disk of a new member is full"
+    NO_MAJORITY = "a majority of the new members is not up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +86,9 @@ class ChangeFailed:
     token: int
     peers: tuple[int, ...]
     node: int = 0
-    """Whom it failed by, if it was one."""
+    """The member that it failed by, if it was one."""
+    detail: str = ""
+    """What that member said, if it said anything."""
 
 
 class PeerListener(Protocol):
@@ -103,8 +117,15 @@ class _Watched:
 
     progressed_at_ms: int
     position: tuple[int, int] = (0, 0)
+    goal: int = 0
+    """It must have this index before it is near: the last one when the change began. A member that
+    can't write is never near, however little it lacks."""
     here: bool = False
     """Whether its copy gave a sign of life, and did not say since that it is gone."""
+    full_since_ms: int | None = None
+    """When it first said that its disk is full, without having come farther since."""
+    full_at: tuple[int, int] = (0, 0)
+    """The farthest position by then."""
 
 
 class PeerChange:
@@ -139,6 +160,8 @@ class PeerChange:
         self._may_finish = False
         self._clean = True
         self._watched: dict[int, _Watched] = {}
+        self._short_since_ms: int | None = None
+        """Since when too few of the new members are up to decide alone."""
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -221,6 +244,9 @@ class PeerChange:
         self._watched = {n: old.get(n) or _Watched(now) for n in self._new_nodes()}
         for watched in self._watched.values():
             watched.progressed_at_ms = now
+            watched.goal = watched.goal or self._leader.last_index()
+            watched.full_since_ms = None
+        self._short_since_ms = None
 
     def _new_nodes(self) -> list[int]:
         voters = self._leader.members().incoming
@@ -234,8 +260,10 @@ class PeerChange:
         self._clean = False
         self._watched.clear()
 
-    def _fail(self, error: ChangeError, node: int = 0) -> None:
-        context = ChangeFailed(error=error, token=self.token, peers=self.peers, node=node)
+    def _fail(self, error: ChangeError, node: int = 0, detail: str = "") -> None:
+        context = ChangeFailed(
+            error=error, token=self.token, peers=self.peers, node=node, detail=detail
+        )
         own = self._own
         self._end()
         if not own:
@@ -273,7 +301,7 @@ class PeerChange:
         if missing:
             self._propose(Transition.AUTO, [Change(ChangeKind.ADD_LEARNER, n) for n in missing])
             return
-        if not self._check_new():
+        if not self._check_new() or not self._has_majority():
             return
         if self._may_finish or self._own:
             self._enter_joint()
@@ -314,7 +342,7 @@ class PeerChange:
                 all_near = False
                 continue
             position = (progress.match, self._leader.installed_bytes(node))
-            if position > watched.position:
+            if position > watched.position or self._leader.is_throttled(node):
                 watched.progressed_at_ms = now
             # A snapshot that is sent anew counts from its beginning.
             watched.position = position
@@ -323,15 +351,49 @@ class PeerChange:
                 self._fail(ChangeError.TOO_OLD, node)
                 return False
             # One that has not said what it knows may stop as a voter: it is not near yet.
-            near = known > 0 and self.is_near(node, progress)
+            caught_up = progress.match >= watched.goal and not progress.disk_full
+            near = known > 0 and caught_up and self.is_near(node, progress)
             all_near = all_near and near
             if near:
                 watched.progressed_at_ms = now
+            elif self._is_full(progress, watched, position, now):
+                self._fail(ChangeError.DISK_FULL, node, self._leader.install_refusal(node))
+                return False
             elif now - watched.progressed_at_ms >= self._stall_ms:
                 error = ChangeError.STALLED if watched.here else ChangeError.NOT_STARTED
                 self._fail(error, node)
                 return False
         return all_near
+
+    def _has_majority(self) -> bool:
+        """Whether the new members could decide alone; gives up if they can't for long.
+
+        Those that stay may be down, too. Put in force without a majority that is up, they would end
+        a group that serves.
+        """
+        away = [node for node in self.peers if not self._leader.hears(node)]
+        if 2 * len(away) < len(self.peers):
+            self._short_since_ms = None
+            return True
+        now = self._leader.now_ms()
+        if self._short_since_ms is None:
+            self._short_since_ms = now
+        elif now - self._short_since_ms >= self._stall_ms:
+            self._fail(ChangeError.NO_MAJORITY, away[0])
+        return False
+
+    def _is_full(
+        self, progress: Progress, watched: _Watched, position: tuple[int, int], now_ms: int
+    ) -> bool:
+        """Whether a member says that its disk is full, and has had its time to make space."""
+        if not progress.disk_full:
+            if position > watched.full_at:
+                watched.full_since_ms, watched.full_at = None, position
+            return False
+        if watched.full_since_ms is None:
+            watched.full_since_ms = now_ms
+        watched.full_at = max(watched.full_at, position)
+        return now_ms - watched.full_since_ms >= self._stall_ms // _FULL_SHARE
 
     def is_near(self, node: int, progress: Progress) -> bool:
         """Whether a learner could become a voter without holding the group up."""

@@ -30,35 +30,41 @@ if TYPE_CHECKING:
 FOLDER = files.REJOIN
 
 
-class _Lost(Note, frozen=True, kw_only=True):
+class Lost(Note, frozen=True, kw_only=True):
+    """Which copy was thrown away."""
+
     incarnation: int
     ask: tuple[int, ...]
+    """The nodes that a new copy asks to be added again."""
+    lineage: int = 0
 
 
-def note_lost(disk: Disk, group: str, *, incarnation: int, ask: tuple[int, ...]) -> None:
-    """The copy of a group that has this incarnation will be thrown away."""
+def note_lost(
+    disk: Disk, group: str, *, incarnation: int, ask: tuple[int, ...], lineage: int = 0
+) -> None:
+    """The copy of a group that has this incarnation, in this lineage, will be thrown away."""
     if disk.stat(FOLDER) is None:
         disk.make_dir(FOLDER)
         disk.sync_dir("")
-    known = lost_incarnation(disk, group)
-    if known is not None:
-        incarnation = max(incarnation, known[0])
+    known = lost_copy(disk, group)
+    if known is not None and known.lineage >= lineage:
+        # In an earlier lineage a new copy is not heard any more, whatever was promised there.
+        most = max(incarnation, known.incarnation)
+        incarnation = most if known.lineage == lineage else known.incarnation
+        lineage = known.lineage
     path = f"{FOLDER}/{group}"
     aside = f"{FOLDER}/~{group}"  # no group has such a name
     if disk.stat(aside) is not None:
         disk.unlink(aside)
-    write_note(disk, aside, _Lost(incarnation=incarnation, ask=ask))
+    write_note(disk, aside, Lost(incarnation=incarnation, ask=ask, lineage=lineage))
     disk.rename(aside, path)
     disk.sync_dir(FOLDER)
 
 
-def lost_incarnation(disk: Disk, group: str) -> tuple[int, tuple[int, ...]] | None:
-    """Which incarnation of a group is lost here, and whom to ask for another."""
+def lost_copy(disk: Disk, group: str) -> Lost | None:
+    """Which copy of a group is lost here, if one is."""
     path = f"{FOLDER}/{group}"
-    if disk.stat(path) is None:
-        return None
-    note = read_note(disk, path, _Lost)
-    return note.incarnation, note.ask
+    return None if disk.stat(path) is None else read_note(disk, path, Lost)
 
 
 def forget_lost(disk: Disk, group: str) -> None:
@@ -78,11 +84,16 @@ class Rejoining:
         self._replace = replace
         self.above = meta.rejoin_above
         """The incarnation that was lost here, if any."""
+        self._lineage = meta.rejoin_lineage
 
     @property
     def waits(self) -> bool:
         """Whether this copy has not been added again yet."""
-        return self._host.raft.core.incarnation <= self.above
+        return self._host.raft.core.mute
+
+    def is_lost(self, incarnation: int) -> bool:
+        """Whether what is for this incarnation of the node is for the copy that was lost."""
+        return self._host.raft.core.lineage <= self._lineage and incarnation <= self.above
 
     def ask(self) -> None:
         """Ask all that may be members, as long as it has to be."""

@@ -136,7 +136,7 @@ class Installs:
     def offered(self, offer: InstallOffer) -> None:
         """Somebody has a snapshot for this member."""
         host, core = self._host, self._host.raft.core
-        if offer.term < core.term or offer.incarnation <= self._rejoining.above:
+        if offer.term < core.term or self._rejoining.is_lost(offer.incarnation):
             return
         if offer.sender != core.leader:
             return  # a leader is heard of before it offers anything, and offers again
@@ -145,7 +145,14 @@ class Installs:
         if offer.snapshot.index <= core.log.committed:
             # Perhaps late news: it says how far this log is, and disturbs no newer one.
             host.raft.step(
-                Install(host.node, offer.sender, offer.term, offer.incarnation, offer.snapshot)
+                Install(
+                    host.node,
+                    offer.sender,
+                    offer.term,
+                    offer.incarnation,
+                    offer.snapshot,
+                    core.lineage,  # its sender leads this copy, so it is of the same
+                )
             )
             return
         self.receives.offered(offer)

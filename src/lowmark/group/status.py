@@ -32,6 +32,8 @@ class PeerStatus:
     installing_bytes: int
     """How much of a snapshot it has been sent."""
     machine_version: int
+    disk_full: bool = False
+    """Whether it says that it can't write what it is sent, for want of space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class GroupStatus:
     voters_outgoing: tuple[int, ...]
     learners: tuple[int, ...]
     incarnation: int
+    lineage: int
+    """The term of the last reset of the group, 0 if it was never reset (see `reset`)."""
     first_index: int
     last_index: int
     written_index: int
@@ -89,6 +93,7 @@ def status_of(
         voters_outgoing=tuple(sorted(members.outgoing)),
         learners=tuple(sorted(members.learners)),
         incarnation=core.incarnation,
+        lineage=core.lineage,
         first_index=log.first_index,
         last_index=log.last_index,
         written_index=log.written_index,
@@ -132,6 +137,7 @@ def peer_statuses(raft: RaftNode, leadership: Leadership) -> tuple[PeerStatus, .
                 active=progress.recent_active,
                 installing_bytes=leadership.installed_bytes(node),
                 machine_version=leadership.known_version(node),
+                disk_full=progress.disk_full,
             )
         )
     return tuple(found)

@@ -30,6 +30,11 @@ class GroupMeta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """See `raft.Config.rejoin_above`."""
     ask: tuple[int, ...] = ()
     """Whom to ask to be added again."""
+    rejoin_lineage: int = 0
+    """See `raft.Config.rejoin_lineage`."""
+    reset_at: int = 0
+    """The index of the entry that makes this copy the only one; 0 when it is committed. The term of
+    that entry is `hard.lineage`, and the node is `hard.vote`. See `reset`."""
 
     def encode(self) -> bytes:
         """As it is stored."""
@@ -77,10 +82,11 @@ def raft_entry(stored: LogEntry) -> Entry:
 class GroupStorage:
     """What the core may read."""
 
-    def __init__(self, log: GroupLog, founders: ConfState) -> None:
+    def __init__(self, log: GroupLog, meta: GroupMeta) -> None:
         self._log = log
-        self._founders = founders
-        """The members before any entry; what a snapshot says takes precedence."""
+        self._meta = meta
+        """As the copy was opened: its founders are the members before any entry; what a snapshot
+        says takes precedence. The record may be on its way to the disk still."""
         self.members_now: ConfState | None = None
         """The members at what is applied, when a core is made anew within one life."""
         self.commit_floor = 0
@@ -93,7 +99,7 @@ class GroupStorage:
         *,
         members: ConfState,
         applied: int,
-        rejoin_above: int,
+        meta: GroupMeta,
         draw: Callable[[int], int],
     ) -> RaftNode:
         """A core that goes on from what is durable, and from what the machine has applied."""
@@ -110,21 +116,33 @@ class GroupStorage:
                 uncommitted_bytes_max=config.waiting_bytes_max,
                 inflight_max=config.inflight_max,
                 inflight_bytes_max=config.inflight_bytes_max,
-                rejoin_above=rejoin_above,
+                rejoin_above=meta.rejoin_above,
+                rejoin_lineage=meta.rejoin_lineage,
             )
         )
 
     def initial_state(self) -> tuple[HardState, ConfState]:
         """What was durable, and the members at the snapshot."""
         snapshot = self.snapshot()
-        members = self._founders if snapshot is None else snapshot.members
-        hard = GroupMeta.decode(self._log.meta).hard
+        members = self._meta.founders if snapshot is None else snapshot.members
+        hard = self.record().hard
         # A commit index that a torn tail cut off is learned again from the leader.
         floor = snapshot.index if snapshot is not None else 0
         commit = max(min(hard.commit, self._log.last_index), floor, self.commit_floor)
         if self.members_now is not None:
             members = self.members_now
-        return HardState(hard.term, hard.vote, commit, hard.incarnation), members
+        return msgspec.structs.replace(hard, commit=commit), members
+
+    def record(self) -> GroupMeta:
+        """The group's own record, durable or, of a reset, on its way to the disk.
+
+        A copy must not fall back behind its reset, not even for the moment until it is durable:
+        the WAL keeps the order, so nothing that it says meanwhile leaves before.
+        """
+        durable = GroupMeta.decode(self._log.meta)
+        own, known = self._meta.hard.lineage, durable.hard.lineage
+        ahead = own > known or (own == known and durable.reset_at > 0)
+        return self._meta if ahead else durable
 
     def first_index(self) -> int:
         """The first index behind the snapshot."""

@@ -2,8 +2,9 @@
 
 The leader offers it, then sends what is asked for. The receiver drives: it says what it has, and
 how much it is ready to take (a window); so nothing is sent that was not asked for, a slow receiver
-slows the sender down, and after a broken connection it goes on where it was. First come live
-entries that the receiver lacks, in log order, then the state, then the live set.
+slows the sender down, and after a broken connection it goes on where it was. Pieces take turns with
+all else that the node sends to members that catch up (`throttle`). First come live entries
+that the receiver lacks, in log order, then the state, then the live set.
 
 The member asks for it piece by piece, then hands it to the core. Everything is gathered aside, by
 the log's installer; until the core has decided to take it, nothing of the group changes. If the
@@ -24,10 +25,12 @@ from pyroaring import BitMap64
 from lowmark.errors import LowmarkError
 from lowmark.group.errors import MachineTooOld
 from lowmark.group.storage import SnapshotMembers
-from lowmark.group.wire import InstallOffer, InstallOver, InstallPiece, InstallWant
+from lowmark.group.throttle import Throttle
+from lowmark.group.wire import InstallOffer, InstallOver, InstallPiece, InstallWant, item_bytes
 from lowmark.log import GroupLog, Installer, InstallRefused, SnapshotMeta, SnapshotSender
 from lowmark.log.snapshots import StateSum
 from lowmark.raft import Install, Snapshot
+from lowmark.runtime import DiskFull
 
 if TYPE_CHECKING:
     from lowmark.group.group import Group
@@ -64,8 +67,10 @@ class _Send:
         self.total_entries = 0
         self.heard_at_ms = now_ms
         self.offered_at_ms = now_ms
-        self.budget_at_ms = now_ms
+        self.piece_at_ms = now_ms
+        """When a piece was last sent."""
         self.waiting = False
+        """Whether it waits for its turn."""
 
     def bytes_left(self) -> int:
         if self.sender is None:
@@ -85,13 +90,25 @@ class _Send:
 class Sends:
     """All snapshots that this member is sending, at most one to each other."""
 
-    def __init__(self, host: Group, log: GroupLog, *, failed: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        host: Group,
+        log: GroupLog,
+        throttle: Throttle,
+        *,
+        answers: Callable[[int], bool],
+        failed: Callable[[int], None],
+    ) -> None:
         self._host = host
         self._log = log
+        self._throttle = throttle
+        self._answers = answers
         self._failed = failed
         self._sends: dict[int, _Send] = {}
         self._refused_until_ms: dict[int, int] = {}
-        """Whoever has just refused one would refuse the next one, too."""
+        """A member that has just refused one would refuse the next one, too."""
+        self.refusals: dict[int, str] = {}
+        """Why members refused the last one that they were offered."""
 
     def start(self, install: Install) -> None:
         """The core wants a member to have a snapshot."""
@@ -155,8 +172,10 @@ class Sends:
         if want.refused:
             rest_ms = self._host.config.install_stall_ms // 10
             self._refused_until_ms[send.to] = self._host.now_ms() + rest_ms
+            self.refusals[send.to] = want.refused
             self._give_up(send, want.refused)
             return
+        self.refusals.pop(send.to, None)
         try:
             if want.rewind or (send.credit == 0 and send.sent_bytes == 0):
                 self._rewind(send, want)
@@ -178,37 +197,29 @@ class Sends:
         send.state_at, send.live_at = want.state_at, want.live_at
 
     def _pump(self, send: _Send) -> None:
-        host, sender = self._host, send.sender
-        while sender is not None and send.credit > 0 and not send.waiting:
-            piece = self._next_piece(send, sender)
-            if piece is None:
-                return
-            size = len(piece.state) + len(piece.live) + sum(len(e.data) for e in piece.entries)
-            send.credit -= max(size, 1)
-            send.sent_bytes += size
-            send.sent_entries += len(piece.entries)
-            host.send(piece)
-            self._throttle(send, size)
+        if send.sender is not None and send.credit > 0 and not send.waiting:
+            send.waiting = True
+            self._throttle.wait(lambda: self._turn(send))
 
-    def _throttle(self, send: _Send, size: int) -> None:
-        rate = self._host.config.install_bytes_per_s
-        if not rate:
-            return
-        now = self._host.now_ms()
-        send.budget_at_ms = max(send.budget_at_ms, now) + size * 1_000 // rate
-        if send.budget_at_ms <= now:
-            return
-        send.waiting = True
-
-        def again() -> None:
-            send.waiting = False
-            if self._sends.get(send.to) is send:
-                self._pump(send)
-
-        self._host.later(send.budget_at_ms - now, again)
+    def _turn(self, send: _Send) -> int:
+        """Send the next piece; say how much the node's budget pays for it."""
+        send.waiting = False
+        if self._sends.get(send.to) is not send or send.sender is None or send.credit <= 0:
+            return 0
+        piece = self._next_piece(send, send.sender)
+        if piece is None:
+            return 0
+        size = len(piece.state) + len(piece.live) + sum(len(e.data) for e in piece.entries)
+        send.credit -= max(size, 1)
+        send.sent_bytes += size
+        send.sent_entries += len(piece.entries)
+        send.piece_at_ms = self._host.now_ms()
+        self._host.send(piece)
+        self._pump(send)
+        return item_bytes(piece)
 
     def _next_piece(self, send: _Send, sender: SnapshotSender) -> InstallPiece | None:
-        size = self._piece_bytes
+        size = self._throttle.piece_bytes(self._host.config.install_piece_bytes)
         to, node, session = send.to, self._host.node, send.session
         try:
             if not send.entries_over:
@@ -230,14 +241,6 @@ class Sends:
             return InstallPiece(to, node, session, 0, [], at, b"", chunk)
         return None
 
-    @property
-    def _piece_bytes(self) -> int:
-        """Small enough that the receiver hears of us often, however slow we are told to be."""
-        config = self._host.config
-        rate = config.install_bytes_per_s
-        most = rate * config.election_ms // 2_000 if rate else config.install_piece_bytes
-        return max(1, min(config.install_piece_bytes, most))
-
     def _give_up(self, send: _Send, reason: str) -> None:
         self.stop(send.to)
         self._host.send(InstallOver(send.to, self._host.node, send.session, reason))
@@ -250,19 +253,34 @@ class Sends:
             send.close()
 
     def stop_all(self) -> None:
-        """Somebody else leads."""
+        """Another member leads."""
         for to in list(self._sends):
             self.stop(to)
+        self.refusals.clear()
 
     def tick(self) -> None:
         """Offer again what nobody answered; give up what makes no progress."""
         now, config = self._host.now_ms(), self._host.config
         for send in list(self._sends.values()):
-            if now - send.heard_at_ms >= config.install_stall_ms and not send.waiting:
-                # (While its own limit holds it up, the receiver may still be waiting for more.)
+            if now - send.heard_at_ms >= config.install_stall_ms and not self.waits(send.to):
                 self._give_up(send, "the receiver says nothing")
             elif send.sent_bytes == 0 and now - send.offered_at_ms >= config.election_ms:
                 self._offer(send)
+            elif send.waiting and now - send.piece_at_ms >= config.install_stall_ms // 8:
+                # One without anything in it: its receiver shall not take the wait for a stall.
+                send.piece_at_ms = now
+                send.credit -= 1
+                node, session = self._host.node, send.session
+                self._host.send(InstallPiece(send.to, node, session, 0, [], 0, b"", b""))
+
+    def waits(self, to: int) -> bool:
+        """Whether only the node's budget holds a snapshot to a member up.
+
+        The receiver may have said nothing for long, because it has not got yet what it asked for;
+        but it answers heartbeats.
+        """
+        send = self._sends.get(to)
+        return send is not None and send.waiting and self._answers(to)
 
     def progress(self, to: int) -> SendProgress | None:
         """How far the snapshot to a member is."""
@@ -302,6 +320,8 @@ class Receives:
         self._complete = False
         self.refused: str = ""
         """Why the last offer was refused."""
+        self.disk_full = False
+        """Whether it was for want of space; until one is begun, or entries are written."""
 
     @property
     def busy(self) -> bool:
@@ -322,10 +342,11 @@ class Receives:
             return  # one is being put in force
         if offer.machine_version > host.machine_newest:
             error = MachineTooOld(host.name, needed=offer.machine_version, have=host.machine_newest)
-            self._refuse(offer, error.message)
+            self._refuse(offer, error)
             return
         if offer.live_bytes > LIVE_BYTES_MAX:
-            self._refuse(offer, f"a live set of {offer.live_bytes} bytes is too large")
+            what = f"a live set of {offer.live_bytes} bytes is too large"
+            self._refuse(offer, InstallRefused(what))
             return
         if self._offer is not None and self._same(self._offer, offer):
             self._offer = offer
@@ -343,10 +364,11 @@ class Receives:
         try:
             self._installer = self._log.begin_install(meta, last_applied=host.applied)
         except LowmarkError as error:
-            self._refuse(offer, error.message)
+            self._refuse(offer, error)
             return
         self._installer.on_room = self._room
         self._offer, self._got_bytes, self.refused = offer, 0, ""
+        self.disk_full = False
         self._asked_bytes = 0
         self._heard_at_ms = host.now_ms()
         self._ask(rewind=False)
@@ -361,12 +383,12 @@ class Receives:
             b.live_checksum,
         )
 
-    def _refuse(self, offer: InstallOffer, reason: str) -> None:
-        self.refused = reason
+    def _refuse(self, offer: InstallOffer, error: LowmarkError) -> None:
+        self.refused = error.message
+        self.disk_full = isinstance(error, DiskFull)
+        to, reason = offer.sender, error.message[:200]
         self._host.send(
-            InstallWant(
-                offer.sender, self._host.node, offer.session, 0, 0, 0, 0, 0, refused=reason[:200]
-            )
+            InstallWant(to, self._host.node, offer.session, 0, 0, 0, 0, 0, refused=reason)
         )
 
     def _ask(self, *, rewind: bool) -> None:
@@ -411,7 +433,7 @@ class Receives:
                 self.abort()
             return  # a gap, or a repetition: the tick asks again
         except LowmarkError as error:
-            self._refuse(offer, error.message)
+            self._refuse(offer, error)
             self.abort()
             return
         size = len(piece.state) + len(piece.live) + sum(len(e.data) for e in piece.entries)
@@ -422,7 +444,12 @@ class Receives:
             self._complete = True
             self._whole(
                 Install(
-                    self._host.node, offer.sender, offer.term, offer.incarnation, offer.snapshot
+                    self._host.node,
+                    offer.sender,
+                    offer.term,
+                    offer.incarnation,
+                    offer.snapshot,
+                    self._host.raft.core.lineage,
                 )
             )
         elif self._asked_bytes <= self._host.config.install_window_bytes // 2:
@@ -466,6 +493,7 @@ class Receives:
             return
 
         def done(error: LowmarkError | None) -> None:
+            self.disk_full = isinstance(error, DiskFull)
             self._forget()
             on_done(error)
 

@@ -196,6 +196,7 @@ class _WireAppend(Message, tag=1):
     terms: list[int]
     kinds: bytes
     lengths: list[int]
+    lineage: int = 0
 
 
 class _WireAsk(_Small, tag=25):
@@ -273,6 +274,7 @@ def parts_of(item: Item, most: int) -> Iterator[Item]:
                 log_term,
                 item.commit,
                 entries,
+                item.lineage,
             )
             index, log_term = entries[-1].index, entries[-1].term
     elif isinstance(item, InstallPiece) and len(item.entries) > 1:
@@ -289,6 +291,14 @@ def parts_of(item: Item, most: int) -> Iterator[Item]:
             yield InstallPiece(item.to, item.sender, item.session, 0, [], item.at + at, part, b"")
     else:
         yield item
+
+
+def until(item: Append, index: int) -> Append:
+    """The same without the entries after an index."""
+    if not item.entries or item.entries[-1].index <= index:
+        return item
+    entries = [entry for entry in item.entries if entry.index <= index]
+    return msgspec.structs.replace(item, entries=entries)
 
 
 def _chunks(entries: list[_E], most: int) -> Iterator[list[_E]]:
@@ -367,6 +377,7 @@ def _flat_append(item: Append, data: list[Buffer]) -> _WireAppend:
         [entry.term for entry in entries],
         bytes([entry.kind for entry in entries]),
         [len(entry.data) for entry in entries],
+        item.lineage,
     )
 
 
@@ -500,6 +511,7 @@ def _whole_append(item: _WireAppend, view: memoryview, at: int) -> tuple[Append,
         item.log_term,
         item.commit,
         entries,
+        item.lineage,
     )
     return whole, at
 

@@ -54,7 +54,7 @@ class _Write:
         self.order = order
         self.snapshot_done = order.snapshot is None
         self.voted = False
-        """Whether the log has taken its term, vote and incarnation."""
+        """Whether the log has taken its term, vote, incarnation and lineage."""
         self.records_due = 0
         """Records that are on their way to the disk."""
         self.appended = 0
@@ -91,6 +91,8 @@ class Writes:
         """Any entry up to here may be one: it was there before this life."""
         self.waits: deque[_Write] = deque()
         """Orders that the log has not taken yet, or not whole."""
+        self.refused: LowmarkError | None = None
+        """Why the log did not take the first of them when it was last tried."""
         self._ordered: deque[_Write] = deque()
         self._closed = False
         self._submitting = False
@@ -131,8 +133,10 @@ class Writes:
                         self._submit_vote(write)
                     for term, datas, first, reserve in self._entries_of(write):
                         self._log.append(term, datas, first=first, reserve=reserve)
-                except (Unavailable, InstallRefused):
+                except (Unavailable, InstallRefused) as refused:
+                    self.refused = refused
                     break  # it waits
+                self.refused = None
                 self.waits.popleft()
                 self._ordered.append(write)
         except (Corrupt, EntryTooLarge, GroupQuarantined) as error:
@@ -185,10 +189,11 @@ class Writes:
         self._install(snapshot, done)
 
     def _submit_vote(self, write: _Write) -> None:
-        """Write the term, the vote and the incarnation, if they are new, ahead of the entries."""
+        """Write all but the commit index, if it is new, ahead of the entries."""
         self._hard = write.order.hard or self._hard
         hard, old = self._hard, self._meta.hard
-        if (hard.term, hard.vote, hard.incarnation) != (old.term, old.vote, old.incarnation):
+        new = (hard.term, hard.vote, hard.incarnation, hard.lineage)
+        if new != (old.term, old.vote, old.incarnation, old.lineage):
             entries = write.order.entries
             self._record(write, below=entries[0].index if entries else hard.commit + 1)
         write.voted = True
