@@ -27,7 +27,13 @@ from lowmark.metastore import (
 from lowmark.metastore.coordinator import JOIN_SERVICE, JoinAsk, JoinReply, Turned, Welcome
 from lowmark.metastore.errors import NotInCluster
 from lowmark.metastore.identity import MetastoreMissing
-from lowmark.metastore.nodes import ATTRIBUTES_MAX, NAME_BYTES_MAX, check_node, decode_topology
+from lowmark.metastore.nodes import (
+    ATTRIBUTES_MAX,
+    NAME_BYTES_MAX,
+    check_node,
+    decode_topology,
+    lease_of,
+)
 from lowmark.runtime import DiskFull
 from lowmark.runtime.sim import SimDisk, WorldStopped, sim_runtime
 from metastore.world import QUICK, TINY_LOG, Node, Watcher, World
@@ -870,9 +876,16 @@ def test_a_node_that_renews_its_lease_in_the_last_moment_is_not_taken_for_gone()
     leader = world.wait_leader()
     other = next(node for node in world.nodes.values() if node is not leader)
     coordinator = leader.here._coordinator
+
+    def renewed() -> bool:
+        lease = coordinator._metastore.state.leases.get(lease_of(other.number))
+        seen, _ = coordinator._seen.get(other.number, (0, 0))
+        return lease is not None and lease.expires_at != seen
+
+    world.run_until(renewed)
     now = coordinator.look()
     assert now is not None
-    # when it writes that down, and the node's lease is in force by the time of the write
+    # when it writes that down, and the node has renewed its lease since the leader looked
     coordinator._drop(other.info, now)
     world.run_for(500)
     # then the write changes nothing: the node was never out, not even for a moment

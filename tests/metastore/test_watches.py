@@ -196,7 +196,7 @@ def test_a_slow_watcher_costs_no_memory_and_is_told_when_it_is_cut_off() -> None
     assert isinstance(slow.ended, RevisionCompacted)
     assert slow.ended.first_left == made[-1] + 1
     assert quick.ended is None
-    assert len(here.watches()) == 2  # the quick one, and the node's own
+    assert len(here.watches()) == 3  # the quick one, and the node's own two
     # and when it comes back after all, nothing happens
     slow.waits.resolve(None)
     world.run_for(10)

@@ -19,6 +19,9 @@ from lowmark.metastore import (
     NodeInfo,
     identify,
 )
+from lowmark.placement import MetastoreMembers, RebalanceConfig
+from lowmark.placement.assignments import METASTORE
+from lowmark.placement.writes import local_keys
 from lowmark.runtime import Runtime
 from lowmark.runtime.sim import (
     SimDisk,
@@ -71,6 +74,7 @@ class Node:
         self.log: Log | None = None
         self.groups: Groups | None = None
         self.cluster: Cluster | None = None
+        self.members: MetastoreMembers | None = None
         self.address = f"n{number}:1"
         self.rack = ""
 
@@ -119,11 +123,16 @@ class Node:
         self.cluster = Cluster(
             self.runtime, self.log, self.groups, node=self.info, config=world.metastore_config
         )
+        self.members = MetastoreMembers(
+            self.runtime, self.cluster, config=RebalanceConfig(retry_delay_ms=200)
+        )
         self.cluster.start(join=join, settings=world.settings)
 
     def stop(self) -> None:
         """In good order, but without a word to the others."""
         self.here.close()
+        assert self.members is not None
+        self.members.close()
         assert self.groups is not None
         assert self.log is not None
         self.groups.close()
@@ -141,7 +150,7 @@ class Node:
         self._down()
 
     def _down(self) -> None:
-        self.runtime = self.log = self.groups = self.cluster = None
+        self.runtime = self.log = self.groups = self.cluster = self.members = None
 
     def restart(self) -> None:
         if self.up:
@@ -172,6 +181,18 @@ class World:
         self.nodes: dict[int, Node] = {}
         for number in range(1, nodes + 1):
             self.add(number)
+        if nodes:
+            self.run_until(self.members_settled)
+
+    def members_settled(self) -> bool:
+        """Whether the metastore has the members that it should have, and that is written."""
+        leader = self.leader()
+        if leader is None:
+            return False
+        keys = local_keys(leader.metastore, METASTORE)
+        if keys.stable is None or keys.pending is not None:
+            return False
+        return {*keys.stable.nodes, *keys.stable.learners} == self.nodes.keys()
 
     def __getitem__(self, number: int) -> Node:
         return self.nodes[number]

@@ -54,7 +54,12 @@ from lowmark.metastore.commands import (
     missing,
     value_is,
 )
-from lowmark.metastore.errors import ClusterRefused, NotComplete, RevisionCompacted
+from lowmark.metastore.errors import (
+    ClusterRefused,
+    MetastoreOutdated,
+    NotComplete,
+    RevisionCompacted,
+)
 from lowmark.metastore.identity import (
     GROUP,
     Identity,
@@ -92,6 +97,7 @@ __all__ = [
     "MetastoreConfig",
     "MetastoreDamaged",
     "MetastoreMachine",
+    "MetastoreOutdated",
     "MetastoreUnreadable",
     "NodeInfo",
     "Not",

@@ -11,6 +11,11 @@ Each way has steps, and may be interrupted after any of them:
             3. a copy of the metastore is made that waits for the leader, who makes it a member
     return  the copy is opened; if this node is at another address, or was taken for gone, it asks
             to be let in again: the leader, or any node that it knows
+    renew   1. the metastore was reset on another node, whose leader calls this copy: it stops. That
+               it is to be thrown away is written and synced; the process ends
+            2. the next start throws it away and makes one that waits for the leader; what is built
+               on the metastore waits until that copy has all that the leader had. A crash at any
+               time is made good at the next start: the note says which of both was under way
     leave   1. a conditional write takes this node out of the cluster; its lease is given back
             2. the leader is asked until no majority needs this node any more
             3. that it has left is written; a crash before is made good at the next start
@@ -18,6 +23,7 @@ Each way has steps, and may be interrupted after any of them:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import assert_never
@@ -25,7 +31,8 @@ from typing import assert_never
 import msgspec
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable
-from lowmark.group import Future, Groups
+from lowmark.group import CopyOutdated, Future, Groups
+from lowmark.group.rejoin import lost_copy
 from lowmark.log import Log
 from lowmark.metastore.coordinator import (
     JOIN_SERVICE,
@@ -40,8 +47,16 @@ from lowmark.metastore.coordinator import (
     known,
     reply_of,
 )
-from lowmark.metastore.errors import ClusterRefused, LeaseOver, NotInCluster, RevisionCompacted
+from lowmark.metastore.errors import (
+    ClusterRefused,
+    LeaseOver,
+    MetastoreOutdated,
+    NotInCluster,
+    RevisionCompacted,
+)
 from lowmark.metastore.identity import (
+    CATCHING_UP,
+    DUE,
     GROUP,
     Identity,
     MetastoreDamaged,
@@ -83,6 +98,7 @@ class Presence:
         self._holder = 0
         self._ttl_ms = metastore.config.lease_ms
         self._asking = False
+        self._asked_last: Future[LeaseAnswer] | None = None
         self._waiting: list[Future[LeaseAnswer]] = []
         self._first_left = 0
         """Revisions before this one are gone, also for watchers at this node that wait for them."""
@@ -105,8 +121,15 @@ class Presence:
         if not release or not self._holder:
             done.resolve(None)
             return done
-        released = self._metastore.release_lease(self._name, holder=self._holder)
-        released.then(lambda _: done.resolve(None))
+
+        def give_back(_: object) -> None:
+            released = self._metastore.release_lease(self._name, holder=self._holder)
+            released.then(lambda _: done.resolve(None))
+
+        if self._asked_last is None or self._asked_last.done:
+            give_back(None)
+        else:  # else it could be taken after it was given back
+            self._asked_last.then(give_back)
         return done
 
     def renew(self) -> Future[LeaseAnswer]:
@@ -144,12 +167,13 @@ class Presence:
                 hold=hold,
                 why="this node is up, and some of its watchers and readers are there",
             )
+        self._asked_last = asked
         asked.then(lambda future: self._asked(waiting, future))
 
     def _asked(self, waiting: list[Future[LeaseAnswer]], future: Future[LeaseAnswer]) -> None:
         self._asking = False
         self.error = error = future.error
-        if isinstance(error, LeaseOver):
+        if isinstance(error, LeaseOver) and not self._closed:
             self._holder = 0
         if isinstance(error, RevisionCompacted):
             # This node was away, or is behind. It is up all the same; who waits here for what is
@@ -215,6 +239,7 @@ class Cluster:
         self.node = node
         self.config = config or MetastoreConfig()
         self.metastore = Metastore(runtime, groups, config=self.config)
+        self.metastore.when_stopped = self._stopped
         self.ready: Future[ClusterSettings] = Future()
         """When this node belongs to a cluster and knows its settings."""
         self._loop = runtime.loop
@@ -229,6 +254,7 @@ class Cluster:
             raise Rejected("a node is identified before it joins a cluster")
         self._identity = found
         self._on_topology: list[Callable[[Topology], None]] = []
+        self._on_changed: list[Callable[[], None]] = []
         self._told = Topology()
         self._seed = ""
         self._asking = False
@@ -237,8 +263,16 @@ class Cluster:
         self._closed = False
         self._welcomed: Welcome | None = None
         """Where the leader said that nodes are, until this node's copy is as new as that."""
+        self._reading = False
+        """Whether the leader is asked how far a new copy has to come."""
         self.refused: ClusterRefused | None = None
         """Why this node was not let in again, the last time it asked."""
+        self.outdated: MetastoreOutdated | None = None
+        """Why this node must be started again: its copy of the metastore will be thrown away."""
+        self.stays: Callable[[int], None] = lambda _: None
+        """Told that a node that `holding_back` let go stays all the same."""
+        self.holding_back: Callable[[int], Future[LowmarkError | None]] = lambda _: Future.of(None)
+        """Why a node can't leave now, if so: it has the only copy of something, say."""
 
     # -- starting -------------------------------------------------------------------------------
 
@@ -280,10 +314,13 @@ class Cluster:
 
     def _come_back(self) -> None:
         founding = self._identity.founding
+        has_copy = GROUP in {log.name for log in self._log.groups() if log.meta}
+        if self._identity.renewing and not (has_copy and self._identity.renewing == CATCHING_UP):
+            self._renew(has_copy=has_copy)
+            return
         # Before anything is made: a copy that is lost or damaged must not be replaced by a new one.
         check_metastore(self._disk, self._log, self._identity)
-        self.metastore.when_stopped = self._stopped
-        if GROUP in {log.name for log in self._log.groups() if log.meta}:
+        if has_copy:
             self.metastore.open()
         elif founding is not None:
             self.metastore.found()
@@ -292,6 +329,53 @@ class Cluster:
         if founding is not None:
             self._settle(founding)
         self._go()
+
+    def _renew(self, *, has_copy: bool) -> None:
+        """Get a copy of the metastore in place of one that it was reset without."""
+        if not has_copy:
+            # A crash came after that copy was thrown away; a note of the group says which it was.
+            if lost_copy(self._disk, GROUP) is None:
+                check_metastore(self._disk, self._log, self._identity)
+            self.metastore.follow()
+            self._renewed()
+            return
+        logger.warning("the copy of the metastore is made anew: it was reset without this one")
+        ask = [int(number) for number in self._identity.peers]
+
+        def made(future: Future[None]) -> None:
+            if self._closed:
+                return
+            if future.error is not None:
+                self.ready.reject(future.error)
+            else:
+                self._renewed()
+
+        self.metastore.rebuild(ask=ask).then(made)
+
+    def _renewed(self) -> None:
+        self._save(renewing=CATCHING_UP)
+        self._go()
+
+    def _is_whole(self) -> bool:
+        """Whether this copy has all that it must have before anything is built on it.
+
+        A copy in place of an outdated one begins with nothing, or with what was long ago. To the
+        layers above, which have copies of partitions here, that would look as if they were given
+        up. So they wait until it has all that the leader had when it was asked.
+        """
+        if not self._identity.renewing:
+            return True
+        if not self._reading and self.metastore.leadership.node:
+            self._reading = True
+            self.metastore.read(lambda _: None).then(self._caught_up)
+        return False
+
+    def _caught_up(self, future: Future[None]) -> None:
+        self._reading = False
+        if future.error is None and not self._closed and self.outdated is None:
+            with contextlib.suppress(LowmarkError):  # it is tried again by and by
+                self._save(renewing="")
+                self._learn()
 
     def _settle(self, settings: ClusterSettings) -> None:
         """Have the first command written, if it is not yet."""
@@ -310,9 +394,27 @@ class Cluster:
 
     def _stopped(self, error: LowmarkError) -> None:
         """Damage was found only when it was read. Without other copies, waiting is in vain."""
-        if not self._closed and not self._identity.peers:
+        if self._closed:
+            return
+        if isinstance(error, CopyOutdated):
+            self._loop.call_soon(lambda: self._note_outdated(error))
+        elif not self._identity.peers:
             told = self.damage or error.again()
             self._loop.call_soon(lambda: self.ready.reject(told))
+
+    def _note_outdated(self, error: CopyOutdated) -> None:
+        """This copy must never be used again, also not after a crash."""
+        if self._closed:
+            return
+        try:
+            self._save(renewing=DUE)
+        except LowmarkError as failed:
+            logger.warning("an outdated copy was not noted", extra={"reason": failed.message})
+            self._loop.call_later(_RETRY_MS, lambda: self._note_outdated(error))
+            return
+        self.outdated = MetastoreOutdated(self.node.name, why=error)
+        logger.warning("this node must be started again", extra={"reason": self.outdated.message})
+        self.ready.reject(self.outdated)
 
     # -- joining --------------------------------------------------------------------------------
 
@@ -408,7 +510,11 @@ class Cluster:
     def _changed(self, event: Event) -> None:
         del event
         self._learn()
-        self._coordinator.see_to_members()
+        self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        for callback in self._on_changed:
+            callback()
 
     def _learn(self) -> None:
         """Take note of who is where and who is up, from what this node knows."""
@@ -438,7 +544,7 @@ class Cluster:
                 self._save(**changes)
             except LowmarkError as error:  # it is tried again by and by
                 logger.warning("addresses were not noted", extra={"reason": error.message})
-        if now.settings is not None:
+        if now.settings is not None and self._is_whole():
             self.metastore.clock.allow_skew(now.settings.clock_max_skew_ms)
             self.ready.resolve(now.settings)
         if now.topology.version > self._told.version:
@@ -452,6 +558,7 @@ class Cluster:
             return
         self._loop.call_later(self.config.lease_ms / 3, self._every)
         self._learn()
+        self._tell_changed()
         self._say_where()
 
     def _say_where(self) -> None:
@@ -535,17 +642,19 @@ class Cluster:
     @property
     def problem(self) -> str:
         """What is wrong with this node's place among the others, in words; empty if nothing is."""
+        if self.outdated is not None:
+            return self.outdated.message
         if self.refused is not None:
             return f"it was not let in again: {self.refused.message}"
-        failed = self._coordinator.last_error
-        if failed is None or not self.metastore.coordinates:
-            return ""
-        by = f" by node {failed.node}" if failed.node else ""
-        return f"the metastore's members could not be changed{by}: {failed.error.value}"
+        return ""
 
     def nodes(self) -> list[NodeInfo]:
         """All that belong to the cluster, as far as this node knows, in the order they came."""
         return list(known(self.metastore).nodes.values())
+
+    def on_changed(self, callback: Callable[[], None]) -> None:
+        """Be told, every now and then and at once if nodes come or go, to look at them."""
+        self._on_changed.append(callback)
 
     def on_topology(self, callback: Callable[[Topology], None]) -> None:
         """Be told who is up; now, and whenever that changes."""
@@ -563,6 +672,7 @@ class Cluster:
 
         def done(future: Future[bool]) -> None:
             if future.error is not None:
+                self.stays(self.node.number)
                 self._leaving = None
                 whole.reject(future.error)
             elif not future.result():
@@ -582,10 +692,54 @@ class Cluster:
             if whole.done or self._closed:
                 return
             if self.metastore.state.find(TOPOLOGY_KEY) is None:
-                self._leaving = None
-                whole.reject(NotInCluster())
+                refuse(NotInCluster())
+            elif not self.ready.done:  # what may hold it back is not there yet
+                self._loop.call_later(_RETRY_MS, attempt)
             else:
+                self.holding_back(self.node.number).then(asked)
+
+        def asked(future: Future[LowmarkError | None]) -> None:
+            refused = future.error or future.result()
+            if refused is not None:
+                refuse(refused)
+            elif not self._closed:
                 self._coordinator.leave(self.node.number).then(done)
+
+        def refuse(error: LowmarkError) -> None:
+            self._leaving = None
+            whole.reject(error)
+
+        attempt()
+        return whole
+
+    def remove(self, number: int) -> Future[None]:
+        """Take another node out of the cluster, for good, whether it is up or not.
+
+        Done when that is written. A node that is up learns of it by itself, and may be stopped.
+        """
+        whole: Future[None] = Future()
+
+        def done(future: Future[bool]) -> None:
+            if future.error is not None:
+                self.stays(number)
+                whole.reject(future.error)
+            elif future.result():
+                whole.resolve(None)
+            elif not self._closed:
+                self._loop.call_later(_RETRY_MS, attempt)
+
+        def attempt() -> None:
+            if number not in known(self.metastore).nodes:
+                whole.resolve(None)
+            else:
+                self.holding_back(number).then(asked)
+
+        def asked(future: Future[LowmarkError | None]) -> None:
+            refused = future.error or future.result()
+            if refused is not None:
+                whole.reject(refused)
+            elif not self._closed:
+                self._coordinator.leave(number).then(done)
 
         attempt()
         return whole

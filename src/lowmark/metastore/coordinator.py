@@ -1,5 +1,4 @@
-"""What the metastore's leader does for the cluster: lets nodes in, notices who is gone, and sees to
-it that the metastore has its members.
+"""What the metastore's leader does for the cluster: lets nodes in, and notices which are gone.
 
 Every step is one conditional write on what was read, so two leaders in turn can't undo each other's
 work: the later one reads again.
@@ -8,14 +7,14 @@ work: the later one reads again.
     gone    a node leaves the topology when its lease was not renewed for as long as it lasts,
             and is still as it was when that is written
     leave   node.<number> goes; then its place among the members; only then it may be switched off
-    members nodes that joined vote, up to the number that was settled; all others are learners. A
-            node that is down stays a member until it leaves: it may come back any moment
+
+The metastore's members follow from that: `lowmark.placement` moves them, as it moves partitions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,7 +22,7 @@ from typing import TypeAlias
 import msgspec
 
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.group import ChangeAnswer, ChangeFailed, Future, Groups, Reply, Stage
+from lowmark.group import Future, Groups, Reply, Stage
 from lowmark.metastore.commands import (
     Compare,
     LeaseEnds,
@@ -51,7 +50,6 @@ from lowmark.metastore.nodes import (
     node_key,
 )
 from lowmark.metastore.store import Metastore
-from lowmark.raft import Members
 from lowmark.runtime import Buffer, Runtime
 
 logger = logging.getLogger(__name__)
@@ -152,9 +150,9 @@ class Coordinator:
         """Until when the leases of nodes last, and since when (by our time) that is so."""
         self._closed = False
         self._writing = False
-        self.last_error: ChangeFailed | None = None
         groups.calls.serve(JOIN_SERVICE, self._asked, strangers=True)
-        metastore.coordinator = self
+        # Nodes get the time to find their new leader.
+        metastore.on_elected(lambda _: self._seen.clear())
 
     def look(self) -> Known | None:
         """What this node knows of the cluster; None if its copy can't be read."""
@@ -178,7 +176,6 @@ class Coordinator:
         self._loop.call_later(self._metastore.config.lease_ms / 3, self._every)
         if self._metastore.coordinates:
             self._drop_gone()
-            self.see_to_members()
 
     # -- founding -------------------------------------------------------------------------------
 
@@ -309,12 +306,17 @@ class Coordinator:
             )
         up = {node.number for node in now.topology.nodes} - {number}
         left = {other: node for other, node in now.nodes.items() if other != number}
-        voters, _ = _places(self._metastore.group.members(), left, up, now.settings)
+        wanted = 0 if now.settings is None else now.settings.members
+        voters = voters_of(self._metastore.group.members().incoming, left, up, wanted)
         if 2 * len(up.intersection(voters)) <= len(voters):
+            names = {other: node.name for other, node in now.nodes.items()}
+            some = ", ".join(sorted(names[one] for one in voters))
+            sound = ", ".join(sorted(names[one] for one in up.intersection(voters))) or "none"
             return Future.failed(
                 ClusterRefused(
-                    f"node {number} can't leave now: the others have no majority without it",
-                    detail=f"Of nodes {voters}, only {sorted(up.intersection(voters))} are up.",
+                    f"node {names.get(number, number)} can't leave now: the others have no majority"
+                    " without it",
+                    detail=f"Of the nodes {some}, these are up: {sound}.",
                     hint="Start the nodes that are down, or have those leave first.",
                 )
             )
@@ -380,68 +382,21 @@ class Coordinator:
             [Put(TOPOLOGY_KEY, encode(now.topology.without(node.number)))],
         ).then(done)
 
-    # -- members --------------------------------------------------------------------------------
-
-    def see_to_members(self) -> None:
-        """Have those vote who should, and all others follow."""
-        metastore = self._metastore
-        if self._closed or not metastore.coordinates:
-            return
-        now, group = self.look(), metastore.group
-        if now is None or now.settings is None:
-            return
-        members = group.members()
-        up = {node.number for node in now.topology.nodes}
-        voters, learners = _places(members, now.nodes, up, now.settings)
-        if (
-            not voters
-            or members.joint
-            or (members.incoming == set(voters) and members.learners == set(learners))
-        ):
-            return
-        answer = group.change_peers(group.term, metastore.state.latest, voters, learners=learners)
-        if answer is not ChangeAnswer.RECEIVED:
-            logger.debug("members stay as they are", extra={"reason": answer.value})
-
     @property
     def stage(self) -> Stage:
         """How far the change of members is that is under way, if any."""
-        return self._metastore.group.status().stage
-
-    def on_leader_elected(self, term: int) -> None:
-        """This node leads now."""
-        del term
-        self._seen.clear()  # nodes get the time to find their new leader
-        self.see_to_members()
-
-    def on_change_peers_committed(self, peers: tuple[int, ...]) -> None:
-        """Members have changed; more may have come meanwhile."""
-        del peers
-        self.last_error = None
-        self._loop.call_soon(self.see_to_members)
-
-    def on_change_peers_error(self, context: ChangeFailed) -> None:
-        """It is tried again by and by."""
-        self.last_error = context
-        logger.warning(
-            "the metastore's members could not be changed",
-            extra={"reason": context.error.value, "node": context.node},
-        )
+        return self._metastore.group.stage
 
 
-def _places(
-    members: Members,
-    nodes: Mapping[int, NodeInfo],
-    up: AbstractSet[int],
-    settings: ClusterSettings | None,
-) -> tuple[list[int], list[int]]:
-    """Who shall vote, and who shall follow."""
-    voters = [number for number in sorted(members.incoming) if number in nodes]
-    wanted = 0 if settings is None else settings.members
+def voters_of(
+    voters: Iterable[int], nodes: Mapping[int, NodeInfo], up: AbstractSet[int], wanted: int
+) -> list[int]:
+    """The nodes that should vote: those that do, and belong; and others that are up, if too few."""
+    found = [number for number in sorted(voters) if number in nodes]
     for number in nodes:  # in the order in which they came
-        if len(voters) < wanted and number in up and number not in voters:
-            voters.append(number)
-    return voters, [number for number in nodes if number not in voters]
+        if len(found) < wanted and number in up and number not in found:
+            found.append(number)
+    return found
 
 
 def _check_welcome(asked: JoinAsk, settings: ClusterSettings, now: Known) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowmark.errors import Conflict, Rejected, Unavailable
+from lowmark.errors import Conflict, LowmarkError, Rejected, Unavailable
 
 
 class RevisionCompacted(Conflict):
@@ -93,6 +93,19 @@ class NotInCluster(Unavailable):
         super().__init__(
             "this node belongs to no cluster yet",
             hint="It joins as soon as a node of the cluster answers.",
+        )
+
+
+class MetastoreOutdated(Unavailable):
+    """The metastore was reset on another node, without this node's copy of it."""
+
+    def __init__(self, node: str, *, why: LowmarkError) -> None:
+        super().__init__(
+            f"node {node} has an outdated copy of the metastore: {why.message}",
+            detail="An operator reset the metastore on another node (`lowmark meta reset`). What"
+            " this copy has may differ from what the cluster has, so the node stops using it.",
+            hint="Start the node again: it throws this copy away and gets a new one from the"
+            " others. Its copies of partitions stay.",
         )
 
 

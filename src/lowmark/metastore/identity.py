@@ -22,6 +22,10 @@ from lowmark.metastore.nodes import ClusterSettings
 from lowmark.runtime import Disk
 
 PATH = files.NODE
+DUE = "due"
+"""The copy belongs to the metastore before its reset: the next start throws it away."""
+CATCHING_UP = "catching up"
+"""There is a new copy, which does not have all yet: nothing may be built on it."""
 
 
 class Identity(Note, frozen=True, kw_only=True):
@@ -37,6 +41,9 @@ class Identity(Note, frozen=True, kw_only=True):
     """Whether it has left: then it belongs to no cluster any more."""
     peers: dict[str, str] = msgspec.field(default_factory=dict)
     """Addresses by number."""
+    renewing: str = ""
+    """How far this node is with a new copy of the metastore, which was reset without its own:
+    `DUE` or `CATCHING_UP`; empty if its copy is right."""
 
 
 def load_identity(disk: Disk) -> Identity | None:

@@ -10,7 +10,7 @@ They are JSON, so that a person can read them with any client.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -81,6 +81,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """So often the low watermark is moved, and what it holds no longer is removed."""
     ledger_location: str = ""
     """Where ledgers are; empty: in a node's own data directory, which only one node can do."""
+    rebalance_adjust: Literal["update", "cancel"] = "update"
+    """What becomes of a move that still copies when its partition gets another target."""
 
     def __post_init__(self) -> None:
         if self.schema_sync_delay_ms < 1 or self.clock_max_skew_ms < 0:

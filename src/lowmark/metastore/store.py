@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.group import (
@@ -14,6 +14,7 @@ from lowmark.group import (
     Future,
     Group,
     Groups,
+    PeerListener,
 )
 from lowmark.metastore import commands
 from lowmark.metastore.commands import (
@@ -126,14 +127,6 @@ class _Elected:
             self._callback(term)
 
 
-class Coordinator(Protocol):
-    """Who is told what becomes of the metastore's members."""
-
-    def on_leader_elected(self, term: int) -> None: ...
-    def on_change_peers_committed(self, peers: tuple[int, ...]) -> None: ...
-    def on_change_peers_error(self, context: ChangeFailed) -> None: ...
-
-
 class Metastore:
     """See the package's docstring. All calls are made on the loop."""
 
@@ -145,6 +138,7 @@ class Metastore:
         self._groups = groups
         self._machine = MetastoreMachine()
         self._group: Group | None = None
+        groups.unthrottled.add(GROUP)  # moves wait; what says that they may go on does not
         self._closed = False
         self._forwarding = Forwarding(runtime.loop, groups.calls, group=lambda: self._group)
         self._values = Values(self)
@@ -160,7 +154,8 @@ class Metastore:
             tick=self._tick,
             trouble=lambda: self._group.trouble if self._group is not None else None,
         )
-        self.coordinator: Coordinator | None = None
+        self.members: PeerListener | None = None
+        """Changes its members; without it, they stay as they are (see `lowmark.placement`)."""
         self.when_stopped: Callable[[LowmarkError], None] = lambda _: None
         """Told when the copy goes no further."""
         self.renew_holds: Callable[[], Future[LeaseAnswer]] = lambda: Future.failed(NotInCluster())
@@ -182,6 +177,16 @@ class Metastore:
         """Go on with the copy that this node has."""
         self._group = self._groups.open(GROUP, self._machine, listener=self, observer=self)
 
+    def rebuild(self, *, ask: Iterable[int]) -> Future[None]:
+        """Throw away the copy that this node has, and make one that waits for the leader."""
+
+        def made(group: Group) -> None:
+            self._group = group
+
+        return self._groups.rebuild(
+            GROUP, self._machine, ask=ask, listener=self, observer=self
+        ).map(made)
+
     def close(self) -> None:
         """Watch nothing, wait for nothing."""
         if self._closed:
@@ -200,6 +205,11 @@ class Metastore:
         return self._group
 
     @property
+    def has_copy(self) -> bool:
+        """Whether this node has a copy yet."""
+        return self._group is not None
+
+    @property
     def state(self) -> State:
         """What this node knows now."""
         return self._machine.state
@@ -210,6 +220,11 @@ class Metastore:
         if self._group is None:
             return Leadership(0, 0)
         return Leadership(self._group.leader, self._group.term)
+
+    @property
+    def lineage(self) -> int:
+        """Which reset this copy's group goes back to; 0: it was never reset (`group.reset`)."""
+        return 0 if self._group is None else self._group.raft.core.lineage
 
     @property
     def coordinates(self) -> bool:
@@ -548,22 +563,23 @@ class Metastore:
         """This node leads."""
         for told in list(self._on_elected):
             told.tell(term)
-        if self.coordinator is not None:
-            self.coordinator.on_leader_elected(term)
+        if self.members is not None:
+            self.members.on_leader_elected(term)
 
     def on_change_peers_committed(self, peers: tuple[int, ...]) -> None:
         """Other members are in force."""
-        if self.coordinator is not None:
-            self.coordinator.on_change_peers_committed(peers)
+        if self.members is not None:
+            self.members.on_change_peers_committed(peers)
 
     def on_change_peers_error(self, context: ChangeFailed) -> None:
         """A change of members failed."""
-        if self.coordinator is not None:
-            self.coordinator.on_change_peers_error(context)
+        if self.members is not None:
+            self.members.on_change_peers_error(context)
 
     def try_catch_up_finish(self, peers: tuple[int, ...], answer: Callable[[bool], None]) -> None:
-        """A member that is near may vote."""
-        answer(True)
+        """Members that are near may vote, if that is still what is wanted."""
+        if self.members is not None:
+            self.members.try_catch_up_finish(peers, answer)
 
     # -- for watches ----------------------------------------------------------------------------
 
