@@ -8,6 +8,7 @@ from catalog.making import DELAY_MS, STEP, execute, fresh, orders, table_of, upd
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
+    AlterTable,
     AlterZone,
     Catalog,
     ColumnId,
@@ -34,6 +35,7 @@ from lowmark.catalog import (
 from lowmark.catalog.catalog import EMPTY
 from lowmark.catalog.commands import INITIAL_COMMANDS, evaluate
 from lowmark.catalog.descriptors import Index, IndexStatus
+from lowmark.catalog.durations import DURATION_MS_MAX
 from lowmark.catalog.errors import CatalogUnreadable
 from lowmark.catalog.history import apply_update
 from lowmark.catalog.index_commands import MakeIndexAvailable, RemoveIndex, StartBuildingIndex
@@ -122,7 +124,10 @@ NOTHING_TO_DO: list[Command] = [
     CreateZone(name="default", if_not_exists=True),
     AlterZone(name="default"),
     AlterZone(name="default", replicas=3, partitions=8, node_filter=" "),
+    AlterZone(name="default", scale_up_ms=5_000, scale_down_ms=600_000),
     AlterZone(name="no", replicas=1, if_exists=True),
+    AlterTable(name="orders", partitions=8),
+    AlterTable(name="no", partitions=9, if_exists=True),
     RenameZone(name="no", to="z", if_exists=True),
     RenameZone(name="default", to="default"),
     SetDefaultZone(name="default"),
@@ -454,6 +459,24 @@ def test_a_zone_is_altered_renamed_and_dropped() -> None:
     assert not zone.matches({})
     assert catalog.zone_named("a") is None
     assert execute(catalog, DropZone(name="b")).zone_named("b") is None
+
+
+def test_how_long_a_zone_waits_is_set_left_alone_and_put_to_never() -> None:
+    def times(catalog: Catalog) -> tuple[int, int | None]:
+        zone = catalog.zone_named("a")
+        assert zone is not None
+        return zone.scale_up_ms, zone.scale_down_ms
+
+    catalog = fresh(CreateZone(name="a"))
+    assert times(catalog) == (5_000, 600_000)
+    catalog = execute(catalog, AlterZone(name="a", scale_up_ms=0, scale_down_ms="never"))
+    assert times(catalog) == (0, None)
+    catalog = execute(catalog, AlterZone(name="a", replicas=5))
+    assert times(catalog) == (0, None)
+    catalog = execute(catalog, AlterZone(name="a", scale_down_ms=0))
+    assert times(catalog) == (0, 0)
+    made = CreateZone(name="a", scale_up_ms=DURATION_MS_MAX, scale_down_ms="never")
+    assert times(fresh(made)) == (DURATION_MS_MAX, None)
 
 
 def test_the_default_zone_stays_the_default_by_whatever_name() -> None:

@@ -46,12 +46,15 @@ def test_every_entry_has_a_line() -> None:
         orders("bills", schema="sales", key=(), partitions=1),
         CreateZone(name="z", replicas=1, node_filter="rack = r1"),
         AlterZone(name="z", replicas=5, node_filter=""),
+        AlterZone(name="z", scale_up_ms=60_000, scale_down_ms="never"),
+        AlterZone(name="z", scale_down_ms=0),
+        CreateZone(name="slow", scale_up_ms=90_000, scale_down_ms="never"),
         RenameZone(name="z", to="y"),
         SetDefaultZone(name="y"),
         SetDefaultZone(name="default"),
         DropZone(name="y"),
         CreateIndex(name="by_city", table="orders", columns=("city", "id"), unique=True),
-        StartBuildingIndex(index_id=IndexId(8)),
+        StartBuildingIndex(index_id=IndexId(9)),
         RenameIndex(name="by_city", to="by_town"),
         DropIndex(name="by_town"),
         AddColumns(table="orders", columns=(NewColumn.of("n", "int8", required=True, default=5),)),
@@ -70,6 +73,9 @@ def test_every_entry_has_a_line() -> None:
         "created table sales.bills (4 columns, no key, 1 partition)",
         "created zone z (1 replica, 8 partitions, nodes with rack = r1)",
         "altered zone z: replicas 1 → 5, node_filter rack = r1 → none",
+        "altered zone z: scale_up 5 seconds → 1 minute, scale_down 10 minutes → never",
+        "altered zone z: scale_down never → 0 ms",
+        "created zone slow (3 replicas, 8 partitions, scale up 90 seconds, scale down never)",
         "renamed zone z to y",
         "made zone y the default",
         "made zone default the default",
@@ -116,13 +122,13 @@ def test_two_versions_are_compared_whatever_happened_in_between() -> None:
         SetTableOptions(table="deals", options={"compression": "lz4"}),
         city,
         DropTable(name="gone"),
-        AlterZone(name="z", replicas=5),
+        AlterZone(name="z", replicas=5, scale_down_ms="never"),
         SetDefaultZone(name="z"),
         CreateSchema(name="s"),
     ):
         new = execute(new, command)
     assert [difference.text for difference in diff(old, new)] == [
-        "zone z: replicas 3 → 5",
+        "zone z: replicas 3 → 5, scale_down 10 minutes → never",
         "created schema s",
         (
             "table public.deals: name orders → deals,"
@@ -144,6 +150,8 @@ def test_a_catalog_becomes_plain_values_for_json() -> None:
     catalog = execute(fresh(), orders(), CreateIndex(name="i", table="orders", columns=("city",)))
     plain = json.loads(json.dumps(to_builtins(catalog)))
     assert plain["default_zone"] == "default"
+    [zone] = plain["zones"]
+    assert (zone["scale_up_ms"], zone["scale_down_ms"]) == (5_000, 600_000)
     [table] = plain["tables"]
     assert (table["schema"], table["name"], table["zone"]) == ("public", "orders", "default")
     assert table["columns"][2] == {

@@ -493,6 +493,7 @@ def test_fields_of_a_newer_release_pass_through_apply_and_snapshot(world: Driven
         one.restart()
     world.run_until(lambda: all(one.catalogs is not None for one in world.all()))
     world.wait_even(3)
+    world.run_until(lambda: all(len(log_of(one)) == 1 for one in world.all()))  # heard of the cut
     # then the field is still there, everywhere
     for one in world.all():
         [(value, _)] = log_of(one)

@@ -2,9 +2,8 @@
 
 Some things that other catalogs refuse can't be said here at all: there are no storage profiles, no
 colocation columns beside the key, no collations, no defaults that are functions, no system views,
-no sizes of quorums and no timers in zones, no indexes that belong to a key. A table without a key
-is fine. Strings and binary have no lengths. A schema can't be renamed and a table's partitions
-can't be altered: there is no command for either.
+no sizes of quorums in zones, no indexes that belong to a key. A table without a key is fine.
+Strings and binary have no lengths. A schema can't be renamed: there is no command for it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from catalog.making import execute, fresh, orders, table_of
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
+    AlterTable,
     AlterZone,
     Catalog,
     Command,
@@ -48,6 +48,7 @@ from lowmark.catalog import (
 from lowmark.catalog.catalog import EMPTY
 from lowmark.catalog.commands import evaluate
 from lowmark.catalog.descriptors import IndexId
+from lowmark.catalog.durations import DURATION_MS_MAX
 from lowmark.catalog.errors import CatalogRefused
 from lowmark.catalog.index_commands import MakeIndexAvailable, RemoveIndex, StartBuildingIndex
 from lowmark.catalog.names import (
@@ -191,6 +192,25 @@ CREATE_TABLE = [
         "an index",
     ),
     case("an unknown option", lambda: table(options={"no": 1}), Reason.OPTION, "compression"),
+    case(
+        "another number of partitions",
+        lambda: AlterTable(name="orders", partitions=16),
+        Reason.FIXED,
+        "orders can't get 16 partitions: it was created with 8",
+    ),
+    case(
+        "another number of partitions as an option",
+        lambda: SetTableOptions(table="orders", options={"partitions": 16}),
+        Reason.FIXED,
+        "orders can't get 16 partitions",
+    ),
+    case(
+        "altering to no partitions",
+        lambda: AlterTable(name="orders", partitions=0),
+        Reason.LIMIT,
+        "0 partitions",
+    ),
+    case("altering no table", lambda: AlterTable(name="no", partitions=8), Reason.UNKNOWN, "table"),
     case(
         "a bad word for an option",
         lambda: table(options={"compaction": "maybe"}),
@@ -510,6 +530,42 @@ ZONES = [
         "65001",
     ),
     case("a zone that is there", lambda: CreateZone(name="default"), Reason.EXISTS, "default"),
+    case(
+        "less than no time",
+        lambda: CreateZone(name="z", scale_up_ms=-1),
+        Reason.LIMIT,
+        "-1 as scale_up_ms",
+    ),
+    case(
+        "more than a hundred years",
+        lambda: CreateZone(name="z", scale_down_ms=DURATION_MS_MAX + 1),
+        Reason.LIMIT,
+        "or never",
+    ),
+    case(
+        "a zone without a time",
+        lambda: CreateZone(name="z", scale_down_ms=None),  # type: ignore[arg-type]
+        Reason.LIMIT,
+        "None as scale_down_ms",
+    ),
+    case(
+        "nodes that never get partitions",
+        lambda: CreateZone(name="z", scale_up_ms="never"),  # type: ignore[arg-type]
+        Reason.LIMIT,
+        "'never' as scale_up_ms",
+    ),
+    case(
+        "altering to a time in words",
+        lambda: AlterZone(name="default", scale_down_ms="5s"),  # type: ignore[arg-type]
+        Reason.LIMIT,
+        "'5s' as scale_down_ms",
+    ),
+    case(
+        "altering to less than no time",
+        lambda: AlterZone(name="default", scale_up_ms=-1),
+        Reason.LIMIT,
+        "-1",
+    ),
     case("altering no zone", lambda: AlterZone(name="no", replicas=1), Reason.UNKNOWN, "zone no"),
     case(
         "altering to no replicas", lambda: AlterZone(name="default", replicas=0), Reason.LIMIT, "0"

@@ -7,14 +7,18 @@ from decimal import Decimal
 
 import pytest
 
+from catalog.making import fresh, orders
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
+    AlterZone,
     CatalogRefused,
     CreateTable,
+    CreateZone,
     DropColumns,
     DropSchema,
     NewColumn,
+    PartitionsFixed,
     Plain,
     read_commands,
 )
@@ -80,6 +84,8 @@ def test_a_list_stays_a_list_and_a_single_command_becomes_one() -> None:
         ({"create_table": {"name": "t", "columns": [{"name": "a"}]}}, "missing required field"),
         ({"create_table": {"name": "t", "columns": [], "options": 3}}, "are an object"),
         ({"alter_column": {"table": "t", "column": "a", "type": 8}}, "is text"),
+        ({"create_zone": {"name": "z", "scale_down_ms": "soon"}}, "scale_down_ms of create_zone"),
+        ({"create_zone": {"name": "z", "scale_down_ms": None}}, "scale_down_ms of create_zone"),
         ({"alter_column": {"table": "t", "column": "a", "type": "int9"}}, "no type int9"),
     ],
 )
@@ -92,4 +98,25 @@ def test_the_internal_steps_can_not_be_wished_for() -> None:
     assert {"start_building_index", "make_index_available", "trim_table_schemas"}.isdisjoint(
         COMMAND_NAMES
     )
-    assert len(COMMAND_NAMES) == 18
+    assert len(COMMAND_NAMES) == 19
+
+
+def test_a_zone_s_times_are_milliseconds_or_never() -> None:
+    wishes = [
+        {"create_zone": {"name": "z", "scale_up_ms": 0, "scale_down_ms": "never"}},
+        {"alter_zone": {"name": "z", "scale_down_ms": 1_000}},
+        {"alter_zone": {"name": "z", "scale_down_ms": None}},
+    ]
+    assert read_commands(wishes) == (
+        CreateZone(name="z", scale_up_ms=0, scale_down_ms="never"),
+        AlterZone(name="z", scale_down_ms=1_000),
+        AlterZone(name="z"),
+    )
+
+
+def test_another_number_of_partitions_can_be_wished_for_and_is_refused_by_name() -> None:
+    command = read_command({"alter_table": {"name": "orders", "partitions": 16}})
+    with pytest.raises(PartitionsFixed, match="orders can't get 16 partitions"):
+        command.entries(fresh(orders()))
+    with pytest.raises(PartitionsFixed, match="orders can't get 16 partitions"):
+        read_command({"set_table_options": {"table": "orders", "options": {"partitions": 16}}})

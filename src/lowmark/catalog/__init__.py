@@ -38,8 +38,10 @@ and the rest of the package does not.
 from lowmark.catalog.catalog import DEFAULT_SCHEMA, Catalog
 from lowmark.catalog.catalogs import Catalogs, Executed
 from lowmark.catalog.commands import Command, read_commands
-from lowmark.catalog.describe import Difference, describe, diff, to_builtins
+from lowmark.catalog.describe import Difference, describe, diff, time_or_never, to_builtins
 from lowmark.catalog.descriptors import (
+    SCALE_DOWN_MS,
+    SCALE_UP_MS,
     Column,
     ColumnId,
     Table,
@@ -50,16 +52,21 @@ from lowmark.catalog.descriptors import (
 from lowmark.catalog.durations import TAKES as DURATION_TAKES
 from lowmark.catalog.durations import duration_text, parse_duration
 from lowmark.catalog.entries import ChangedZone, DroppedTable, NewTable
-from lowmark.catalog.errors import CatalogRefused, NotInForce, Reason
+from lowmark.catalog.errors import CatalogRefused, NotInForce, PartitionsFixed, Reason
 from lowmark.catalog.history import History, Snapshot, replay
 from lowmark.catalog.index_commands import CreateIndex, DropIndex, RenameIndex
+from lowmark.catalog.lookups import find_zone
 from lowmark.catalog.options import OPTIONS
 from lowmark.catalog.schema_commands import (
+    NEVER,
+    PARTITIONS_DEFAULT,
+    REPLICAS_DEFAULT,
     AlterZone,
     CreateSchema,
     CreateZone,
     DropSchema,
     DropZone,
+    Never,
     RenameZone,
     SetDefaultZone,
 )
@@ -67,6 +74,7 @@ from lowmark.catalog.table_commands import (
     KEEP,
     AddColumns,
     AlterColumn,
+    AlterTable,
     CreateTable,
     DropColumns,
     DropTable,
@@ -96,12 +104,18 @@ __all__ = [
     "DEFAULT_SCHEMA",
     "DURATION_TAKES",
     "KEEP",
+    "NEVER",
     "OPTIONS",
+    "PARTITIONS_DEFAULT",
+    "REPLICAS_DEFAULT",
+    "SCALE_DOWN_MS",
+    "SCALE_UP_MS",
     "SNAPSHOT_KEY",
     "UPDATE_PREFIX",
     "VERSION_KEY",
     "AddColumns",
     "AlterColumn",
+    "AlterTable",
     "AlterZone",
     "Catalog",
     "CatalogEvent",
@@ -129,9 +143,11 @@ __all__ = [
     "Keep",
     "ListOf",
     "MapOf",
+    "Never",
     "NewColumn",
     "NewTable",
     "NotInForce",
+    "PartitionsFixed",
     "Plain",
     "Reason",
     "RenameColumn",
@@ -152,6 +168,7 @@ __all__ = [
     "describe",
     "diff",
     "duration_text",
+    "find_zone",
     "number_in",
     "parse_duration",
     "parse_type",
@@ -159,6 +176,7 @@ __all__ = [
     "read_commands",
     "read_log",
     "replay",
+    "time_or_never",
     "to_builtins",
     "type_text",
     "value_text",

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
 from lowmark.catalog.catalog import Catalog
-from lowmark.catalog.descriptors import Column, Index, Schema, Table, Zone
+from lowmark.catalog.descriptors import (
+    SCALE_DOWN_MS,
+    SCALE_UP_MS,
+    Column,
+    Index,
+    Schema,
+    Table,
+    Zone,
+)
+from lowmark.catalog.durations import duration_text
 from lowmark.catalog.entries import (
     ChangedIndex,
     ChangedTable,
@@ -30,11 +39,14 @@ from lowmark.catalog.entries import (
     ZoneChange,
     apply,
 )
+from lowmark.catalog.schema_commands import NEVER
 from lowmark.catalog.types import type_text
 from lowmark.catalog.values import value_text
 from lowmark.formatting import counted
 
 _Thing = Zone | Schema | Table | Index
+_TIMES = {"scale_up_ms": "scale_up", "scale_down_ms": "scale_down"}
+"""Settings in milliseconds, which are shown as lengths of time, or as never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +219,8 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             continue
         if key == "columns" and isinstance(was, list) and isinstance(now, list):
             parts.append(_column_changes(was, now))
+        elif key in _TIMES:
+            parts.append(f"{_TIMES[key]} {time_or_never(was)} → {time_or_never(now)}")
         else:
             parts.append(f"{key} {_shown(was)} → {_shown(now)}")
     return ", ".join(parts)
@@ -270,8 +284,19 @@ def _in_brackets(catalog: Catalog, thing: _Thing) -> str:
 
 
 def _zone_text(zone: Zone) -> str:
-    text = f"{counted(zone.replicas, 'replica')}, {counted(zone.partitions, 'partition')}"
-    return f"{text}, nodes with {zone.node_filter}" if zone.node_filter else text
+    parts = [counted(zone.replicas, "replica"), counted(zone.partitions, "partition")]
+    if zone.node_filter:
+        parts.append(f"nodes with {zone.node_filter}")
+    if zone.scale_up_ms != SCALE_UP_MS:
+        parts.append(f"scale up {time_or_never(zone.scale_up_ms)}")
+    if zone.scale_down_ms != SCALE_DOWN_MS:
+        parts.append(f"scale down {time_or_never(zone.scale_down_ms)}")
+    return ", ".join(parts)
+
+
+def time_or_never(millis: int | None) -> str:
+    """How long a zone waits, for people: `10 minutes`, or `never`."""
+    return NEVER if millis is None else duration_text(millis)
 
 
 def _table_text(table: Table) -> str:
@@ -337,6 +362,8 @@ def _zone(zone: Zone) -> dict[str, Any]:
         "replicas": zone.replicas,
         "partitions": zone.partitions,
         "node_filter": zone.node_filter,
+        "scale_up_ms": zone.scale_up_ms,
+        "scale_down_ms": zone.scale_down_ms,
     }
 
 

@@ -28,7 +28,11 @@ TableId = NewType("TableId", int)
 IndexId = NewType("IndexId", int)
 ColumnId = NewType("ColumnId", int)
 
-_NEVER = HybridTime(0)
+SCALE_UP_MS = 5_000
+SCALE_DOWN_MS = 600_000
+"""What a zone has that says nothing else. It is not written then, so these never change."""
+
+_UNTOUCHED = HybridTime(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ NOTHING_UNKNOWN = Unknown()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zone:
-    """Where partitions live: how many replicas, on which nodes.
+    """Where partitions live: how many replicas, on which nodes, and how soon they move.
 
     `partitions` is only what a new table gets when it does not say: a table's own number is fixed.
     """
@@ -54,7 +58,13 @@ class Zone:
     replicas: int
     partitions: int
     node_filter: str = ""
-    updated_at: HybridTime = _NEVER
+    scale_up_ms: int = SCALE_UP_MS
+    """How long the cluster waits before it gives partitions to a node that has joined."""
+    scale_down_ms: int | None = SCALE_DOWN_MS
+    """How long a node may be down before the cluster gives its partitions to others; None: it
+    never does.
+    """
+    updated_at: HybridTime = _UNTOUCHED
     unknown: Unknown = NOTHING_UNKNOWN
 
     def matches(self, attributes: Mapping[str, str]) -> bool:
@@ -80,7 +90,7 @@ class Schema:
 
     id: SchemaId
     name: str
-    updated_at: HybridTime = _NEVER
+    updated_at: HybridTime = _UNTOUCHED
     unknown: Unknown = NOTHING_UNKNOWN
 
 
@@ -137,7 +147,7 @@ class Table:
     partitions: int
     key: tuple[ColumnId, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
-    updated_at: HybridTime = _NEVER
+    updated_at: HybridTime = _UNTOUCHED
     unknown: Unknown = NOTHING_UNKNOWN
 
     @property
@@ -204,7 +214,7 @@ class Index:
     columns: tuple[ColumnId, ...]
     unique: bool = False
     status: IndexStatus = IndexStatus.REGISTERED
-    updated_at: HybridTime = _NEVER
+    updated_at: HybridTime = _UNTOUCHED
     unknown: Unknown = NOTHING_UNKNOWN
 
     @property

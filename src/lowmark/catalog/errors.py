@@ -48,6 +48,8 @@ class Reason(StrEnum):
     """something else depends on it"""
     STATUS = "status"
     """not in this status of an index"""
+    FIXED = "fixed"
+    """what is settled when an object is created, and never changes"""
 
 
 class CatalogRefused(Rejected):
@@ -65,6 +67,25 @@ class CatalogRefused(Rejected):
         super().__init__(message, detail=detail, hint=hint)
         self.reason = reason
         self.object_kind, self.object_name = about
+
+
+class PartitionsFixed(CatalogRefused):
+    """A table has as many partitions as it was created with, for good."""
+
+    def __init__(self, table: str, *, wanted: object, partitions: int | None = None) -> None:
+        has = "" if partitions is None else f": it was created with {partitions}"
+        super().__init__(
+            f"table {table} can't get {wanted} partitions{has}",
+            reason=Reason.FIXED,
+            about=("table", table),
+            detail="The partition of a row is the bucket of its key among all partitions of the"
+            " table. With another number of partitions most rows belong elsewhere, and Lowmark"
+            " moves no rows between partitions.",
+            hint=f"Create a table with {wanted} partitions and copy the rows:"
+            f' `new = db.create_table("new", old.schema, key=old.key, partitions={wanted})`, then'
+            ' `new.append(old.read(as_of="now"))`.',
+        )
+        self.partitions = partitions
 
 
 class CatalogUnreadable(Corrupt):

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
 
 from lowmark.catalog.catalog import Catalog
-from lowmark.catalog.descriptors import Schema, SchemaId, Table, Zone, ZoneId
+from lowmark.catalog.descriptors import (
+    SCALE_DOWN_MS,
+    SCALE_UP_MS,
+    Schema,
+    SchemaId,
+    Table,
+    Zone,
+    ZoneId,
+)
+from lowmark.catalog.durations import DURATION_MS_MAX
 from lowmark.catalog.entries import (
     ChangedZone,
     DefaultZoneSet,
@@ -98,20 +108,27 @@ def dropping(catalog: Catalog, table: Table) -> tuple[Entry, ...]:
 REPLICAS_DEFAULT = 3
 PARTITIONS_DEFAULT = 8
 
+Never: TypeAlias = Literal["never"]
+NEVER: Final[Never] = "never"
+"""What stands for a time that does not come: in a command, `None` leaves a setting as it is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateZone:
-    """Create a zone."""
+    """Create a zone. Partitions are what a new table gets that does not say how many."""
 
     name: str
     replicas: int = REPLICAS_DEFAULT
     partitions: int = PARTITIONS_DEFAULT
     node_filter: str = ""
+    scale_up_ms: int = SCALE_UP_MS
+    scale_down_ms: int | Never = SCALE_DOWN_MS
     if_not_exists: bool = False
 
     def __post_init__(self) -> None:
         check_name("zone", self.name)
         _check_numbers(self.name, self.replicas, self.partitions)
+        _check_times(self.name, self.scale_up_ms, self.scale_down_ms)
         object.__setattr__(self, "node_filter", str(parse_filter(self.node_filter)))
 
     def entries(self, catalog: Catalog) -> tuple[Entry, ...]:
@@ -125,6 +142,8 @@ class CreateZone:
             replicas=self.replicas,
             partitions=self.partitions,
             node_filter=self.node_filter,
+            scale_up_ms=self.scale_up_ms,
+            scale_down_ms=None if self.scale_down_ms == NEVER else self.scale_down_ms,
         )
         return (IdsTaken(1), NewZone(zone))
 
@@ -137,6 +156,8 @@ class AlterZone:
     replicas: int | None = None
     partitions: int | None = None
     node_filter: str | None = None
+    scale_up_ms: int | None = None
+    scale_down_ms: int | Never | None = None
     if_exists: bool = False
 
     def __post_init__(self) -> None:
@@ -145,6 +166,11 @@ class AlterZone:
             self.name,
             1 if self.replicas is None else self.replicas,
             1 if self.partitions is None else self.partitions,
+        )
+        _check_times(
+            self.name,
+            0 if self.scale_up_ms is None else self.scale_up_ms,
+            0 if self.scale_down_ms is None else self.scale_down_ms,
         )
         if self.node_filter is not None:
             object.__setattr__(self, "node_filter", str(parse_filter(self.node_filter)))
@@ -159,8 +185,19 @@ class AlterZone:
             replicas=old.replicas if self.replicas is None else self.replicas,
             partitions=old.partitions if self.partitions is None else self.partitions,
             node_filter=old.node_filter if self.node_filter is None else self.node_filter,
+            scale_up_ms=old.scale_up_ms if self.scale_up_ms is None else self.scale_up_ms,
+            scale_down_ms=self._scale_down_ms(old),
         )
         return () if zone == old else (ChangedZone(ZoneChange.ALTERED, zone),)
+
+    def _scale_down_ms(self, old: Zone) -> int | None:
+        match self.scale_down_ms:
+            case None:
+                return old.scale_down_ms
+            case "never":
+                return None
+            case millis:
+                return millis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +268,22 @@ ZoneCommand = CreateZone | AlterZone | RenameZone | SetDefaultZone | DropZone
 def _check_numbers(name: str, replicas: int, partitions: int) -> None:
     check_range(replicas, most=REPLICAS_MAX, what="replicas", about=("zone", name))
     check_range(partitions, most=PARTITIONS_MAX, what="partitions", about=("zone", name))
+
+
+def _check_times(name: str, scale_up_ms: int, scale_down_ms: int | Never) -> None:
+    _check_time(name, scale_up_ms, "scale_up_ms")
+    if scale_down_ms != NEVER:
+        _check_time(name, scale_down_ms, "scale_down_ms", more=f", or {NEVER}")
+
+
+def _check_time(name: str, millis: object, what: str, *, more: str = "") -> None:
+    if type(millis) is not int or not 0 <= millis <= DURATION_MS_MAX:
+        raise CatalogRefused(
+            f"zone {name} can't have {millis!r} as {what}",
+            reason=Reason.LIMIT,
+            about=("zone", name),
+            hint=f"Give milliseconds, from 0 to {DURATION_MS_MAX}{more}.",
+        )
 
 
 def _check_free(catalog: Catalog, name: str) -> None:

@@ -6,8 +6,10 @@
 
 Two kinds of change are possible. A *format version* only adds fields: an older release reads what
 it knows, and carries the rest of a descriptor along verbatim, with the version, so that a newer one
-finds everything as it left it. A tag never gets another meaning. A change that an older release
-must not pass over raises the *protocol version*, which it refuses by name.
+finds everything as it left it. A tag never gets another meaning. An object is written in the oldest
+version that has all of its fields, so what says nothing new has the bytes that it always had. A
+change that an older release must not pass over raises the *protocol version*, which it refuses by
+name.
 
 An entry is an order. An older release does not carry out an order that it understands in part: a
 field or a format version of an entry that it does not know is refused too.
@@ -16,7 +18,7 @@ field or a format version of an entry that it does not know is refused too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -226,6 +228,11 @@ class Serializer:
         object.__setattr__(self, "by_tag", {one.tag: one for one in self.fields})
         object.__setattr__(self, "carries", "unknown" in self.kind.__dataclass_fields__)
 
+    def has(self, tags: Collection[int]) -> bool:
+        """Whether these are tags of an object in this version."""
+        needed = (one.tag for one in self.fields if one.required)
+        return all(tag in self.by_tag for tag in tags) and all(tag in tags for tag in needed)
+
 
 class Registry:
     """All serializers: each type has its format versions from 1 on, without gaps."""
@@ -296,6 +303,11 @@ class Registry:
             for field in serializer.fields
             if (value := getattr(thing, field.name)) != field.default or field.required
         ]
+        version = serializer.version
+        if version > 1:
+            tags = {tag for tag, _ in contents}
+            versions = self._by_type[serializer.type_id]
+            version = next((one.version for one in versions if one.has(tags)), version)
         if unknown.fields:
             contents = sorted([*contents, *unknown.fields])
         body = b"".join(
@@ -305,11 +317,10 @@ class Registry:
                 for part in (varint(tag), varint(len(content)), content)
             ]
         )
-        version = max(serializer.version, unknown.version)
         return b"".join(
             [
                 serializer.type_id.to_bytes(2, "little"),
-                varint(version),
+                varint(max(version, unknown.version)),
                 varint(len(body)),
                 body,
             ]
@@ -333,12 +344,14 @@ class Registry:
             raise CatalogTooNew(what, found=version, known=newest.version)
         serializer = versions[min(version, newest.version) - 1]
         try:
-            if serializer.shared:
-                return self._shared(serializer, version, cursor, size)
-            return _read(serializer, version, cursor, size)
+            read = self._shared if serializer.shared else _read
+            made = read(serializer, version, cursor, size)
         except CatalogRefused as error:
             # What is refused from people can't have been written.
             raise CatalogUnreadable(error.message) from error
+        if version < newest.version and newest.carries:
+            _check_unknown(made.unknown, newest)
+        return made
 
     def _shared(self, serializer: Serializer, version: int, cursor: Cursor, size: int) -> Any:
         written = (serializer.type_id, version, cursor.peek(size))
@@ -409,6 +422,13 @@ def _read(serializer: Serializer, version: int, cursor: Cursor, size: int) -> An
         what = f"{serializer.kind.__name__} with field"
         raise CatalogTooNew(what, found=last, known=serializer.fields[-1].tag)
     return serializer.build(values)
+
+
+def _check_unknown(unknown: Unknown, newest: Serializer) -> None:
+    """A field of a later version that is known here can't stand in an earlier one."""
+    for tag, _ in unknown.fields:
+        if tag in newest.by_tag:
+            raise CatalogUnreadable(f"{newest.kind.__name__} has field {tag} before its version")
 
 
 def _fill(serializer: Serializer, values: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from lowmark.catalog.descriptors import (
     TableSchema,
     Zone,
 )
+from lowmark.catalog.durations import DURATION_MS_MAX
 from lowmark.catalog.entries import (
     ChangedIndex,
     ChangedTable,
@@ -173,6 +174,12 @@ def _decode_pairs(cursor: Cursor) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+MILLIS = Codec(
+    "millis",
+    lambda millis: varint(0 if millis is None else millis + 1),
+    lambda cursor: None if (number := cursor.varint()) == 0 else number - 1,
+)
+"""A time that may never come."""
 TYPE = Codec(
     "type",
     lambda column_type: type_text(column_type).encode(),
@@ -271,16 +278,33 @@ def _zone_1(values: _Values) -> Zone:
     return Zone(**values)
 
 
-_serializer(
-    16,
-    Zone,
+def _zone_2(values: _Values) -> Zone:
+    for name in ("scale_up_ms", "scale_down_ms"):
+        if (values[name] or 0) > DURATION_MS_MAX:
+            raise CatalogUnreadable(f"a zone has {values[name]} as its {name}")
+    return _zone_1(values)
+
+
+_ZONE_1 = (
     Field(1, "id", UINT),
     Field(2, "name", TEXT),
     Field(3, "replicas", UINT),
     Field(4, "partitions", UINT),
     Field(5, "node_filter", TEXT, ""),
     Field(6, "updated_at", TIME, 0),
-    build=_zone_1,
+)
+_serializer(16, Zone, *_ZONE_1, build=_zone_1)
+REGISTRY.serializer(
+    16,
+    Zone,
+    version=2,
+    since="0.2.0",
+    fields=(
+        *_ZONE_1,
+        Field(7, "scale_up_ms", UINT, 5_000),
+        Field(8, "scale_down_ms", MILLIS, 600_000),
+    ),
+    build=_zone_2,
 )
 _serializer(
     17, Schema, Field(1, "id", UINT), Field(2, "name", TEXT), Field(3, "updated_at", TIME, 0)

@@ -20,7 +20,7 @@ from lowmark.catalog.descriptors import (
     Zone,
 )
 from lowmark.catalog.entries import ChangedTable, Entry, IdsTaken, NewTable, TableChange
-from lowmark.catalog.errors import CatalogRefused, Reason
+from lowmark.catalog.errors import CatalogRefused, PartitionsFixed, Reason
 from lowmark.catalog.lookups import (
     check_free,
     check_path,
@@ -190,6 +190,37 @@ class RenameTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlterTable:
+    """Give a table another number of partitions: refused by name, with what to do instead. The
+    number that it has is fine.
+    """
+
+    name: str
+    partitions: int
+    schema: str = DEFAULT_SCHEMA
+    if_exists: bool = False
+
+    def __post_init__(self) -> None:
+        check_path("table", self.schema, self.name)
+        check_range(
+            self.partitions, most=PARTITIONS_MAX, what="partitions", about=("table", self.name)
+        )
+
+    def entries(self, catalog: Catalog) -> tuple[Entry, ...]:
+        """Nothing, or a refusal."""
+        if self.if_exists and catalog.table_named(self.schema, self.name) is None:
+            return ()
+        table = find_table(catalog, self.schema, self.name)
+        if self.partitions != table.partitions:
+            raise PartitionsFixed(
+                _shown_name(self.schema, self.name),
+                wanted=self.partitions,
+                partitions=table.partitions,
+            )
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTableOptions:
     """Set options; `None` takes one back to its default."""
 
@@ -201,6 +232,9 @@ class SetTableOptions:
     def __post_init__(self) -> None:
         check_path("table", self.schema, self.table)
         texts: dict[str, str | None] = {}
+        if "partitions" in self.options:
+            name = _shown_name(self.schema, self.table)
+            raise PartitionsFixed(name, wanted=self.options["partitions"])
         for name, value in self.options.items():
             check_option(name, table=self.table)  # also when it is taken back
             texts[name] = None if value is None else option_text(name, value, table=self.table)
@@ -251,7 +285,14 @@ class TrimTableSchemas:
         )
 
 
-TableCommand = CreateTable | DropTable | RenameTable | SetTableOptions | TrimTableSchemas
+TableCommand = (
+    CreateTable | DropTable | RenameTable | AlterTable | SetTableOptions | TrimTableSchemas
+)
+
+
+def _shown_name(schema: str, table: str) -> str:
+    """As people write it."""
+    return table if schema == DEFAULT_SCHEMA else f"{schema}.{table}"
 
 
 def check_columns(columns: Iterable[NewColumn], *, table: str) -> None:
