@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError
-from lowmark.group import SilentListener
+from lowmark.group import PeerListener
+from lowmark.placement.assignments import PartitionId
 from lowmark.runtime import Loop
 from lowmark.table import Partition, Tables
 
@@ -28,10 +29,16 @@ class Copies:
     """The copies that this node should have."""
 
     def __init__(
-        self, loop: Loop, tables: Tables, *, on_there: Callable[[TableId, int], None]
+        self,
+        loop: Loop,
+        tables: Tables,
+        *,
+        listener: Callable[[PartitionId], PeerListener],
+        on_there: Callable[[TableId, int], None],
     ) -> None:
         self._loop = loop
         self._tables = tables
+        self._listener = listener
         self._on_there = on_there
         self._wanted: dict[tuple[TableId, int], tuple[tuple[int, ...], bool]] = {}
         """Not started yet: with the founders, and whether it is the only copy."""
@@ -46,6 +53,11 @@ class Copies:
         if (table, number) not in self._there:
             self._wanted[table, number] = founders, alone
             self._schedule()
+
+    def cancel(self, table: TableId, number: int) -> None:
+        """It is not wanted any more, if it is not there yet."""
+        self._wanted.pop((table, number), None)
+        self._failed.pop((table, number), None)
 
     def forget(self, table: TableId, number: int) -> None:
         """It is not to be started any more."""
@@ -88,7 +100,10 @@ class Copies:
         founders, alone = self._wanted.pop((table, number))
         try:
             partition = self._tables.start(
-                table, number, members=founders, listener=SilentListener()
+                table,
+                number,
+                members=founders,
+                listener=self._listener(PartitionId(table, number)),
             )
         except LowmarkError as error:
             logger.warning(

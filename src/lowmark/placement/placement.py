@@ -1,6 +1,6 @@
-"""Assigns new tables to nodes, and has this node's copies started. See the package's docstring.
+"""Assigns new tables to nodes, has this node's copies started, and follows where partitions go.
 
-Steps of a new table, and what is true after each
+See the package's docstring. The steps of a new table, and what is true after each:
 
     1. the version of the catalog that has it is written. No node has a copy. A crash of all nodes
        here is made good at the next start: a table of the catalog without a stable set gets it
@@ -8,6 +8,8 @@ Steps of a new table, and what is true after each
        is made makes it at its next start
     3. the copy's first record is durable. From here on it is opened, not made: the stable set says
        only that it is wanted
+
+What moves later is decided by `zones`, done by `moves`, and cleaned up by `leaving`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
 from lowmark.catalog import (
@@ -31,9 +33,10 @@ from lowmark.catalog import (
     TableId,
     Zone,
 )
+from lowmark.catalog.entries import DroppedZone, NewZone
 from lowmark.catalog.update_log import update_key
 from lowmark.errors import LowmarkError
-from lowmark.group import Future
+from lowmark.group import Future, Group, Groups
 from lowmark.metastore import (
     Cluster,
     Do,
@@ -41,24 +44,31 @@ from lowmark.metastore import (
     Event,
     NodeInfo,
     Operation,
-    Put,
     Topology,
     Watch,
-    missing,
 )
 from lowmark.metastore.nodes import TOPOLOGY_KEY, decode_topology
 from lowmark.metastore.state import prefix_end
+from lowmark.placement import decisions
 from lowmark.placement.assignments import (
     ASSIGNMENTS_PREFIX,
-    STABLE_PREFIX,
+    METASTORE,
+    NO_KEYS,
+    STABLE,
     Assignments,
-    decode_assignments,
-    keys_of,
+    Keys,
+    PartitionId,
     parse_key,
-    stable_key,
-    target,
+    removal_of,
 )
 from lowmark.placement.copies import Copies
+from lowmark.placement.leaving import Leaving
+from lowmark.placement.moves import Moves, RebalanceConfig
+from lowmark.placement.operations import REBALANCE_KEY, Operations
+from lowmark.placement.resetting import Outdated, Resetting
+from lowmark.placement.target import Place, first
+from lowmark.placement.writes import carry_out
+from lowmark.placement.zones import Zones
 from lowmark.runtime import Runtime, Timer
 from lowmark.table import Tables
 
@@ -82,25 +92,79 @@ class _Waiting:
     timer: Timer
 
 
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """What a new table is placed by."""
+
+    catalog: Catalog
+    zone: Zone
+    nodes: list[NodeInfo]
+    baseline: int
+    """The revision of the zone's baseline that this is as of."""
+
+
 class Placement:
     """One node's part. `start` it once, before or after the catalog; all calls on the loop."""
 
     def __init__(
-        self, runtime: Runtime, cluster: Cluster, catalogs: Catalogs, tables: Tables
+        self,
+        runtime: Runtime,
+        cluster: Cluster,
+        catalogs: Catalogs,
+        tables: Tables,
+        groups: Groups,
+        *,
+        config: RebalanceConfig | None = None,
     ) -> None:
+        config = config or RebalanceConfig()
         self._loop = runtime.loop
         self._cluster = cluster
         self._metastore = cluster.metastore
         self._catalogs = catalogs
         self._tables = tables
         self._node = cluster.node.number
-        self._copies = Copies(runtime.loop, tables, on_there=self._there)
-        self._stable: dict[TableId, dict[int, tuple[int, ...]]] = {}
-        self._writes: deque[tuple[TableId, int, Assignments]] = deque()
+        self.zones = Zones(runtime.loop, cluster, catalogs, keys=self.keys, adjust=config.adjust)
+        self.moves = Moves(
+            runtime.loop, cluster.metastore, group=self._group, keys=self.keys, config=config
+        )
+        self.leaving = Leaving(
+            runtime.loop,
+            groups,
+            cluster.metastore,
+            tables,
+            keys=self.keys,
+            on_gone=self._gone,
+        )
+        self.operations = Operations(
+            runtime.loop,
+            groups,
+            cluster,
+            catalogs,
+            tables,
+            zones=self.zones,
+            moves=self.moves,
+            keys=self.keys,
+            moving=self.moving,
+        )
+        self.resetting = Resetting(
+            runtime.loop, groups, cluster, tables, moves=self.moves, started=self._opened
+        )
+        self._outdated = Outdated(
+            runtime.loop, cluster, tables, moves=self.moves, started=self._opened
+        )
+        self._copies = Copies(
+            runtime.loop, tables, listener=self.moves.listener, on_there=self._there
+        )
+        cluster.holding_back = self.operations.may_leave
+        cluster.stays = self.operations.stays
+        self._keys: dict[TableId, dict[int, Keys]] = {}
+        self._writes: deque[tuple[TableId, int, Assignments, int]] = deque()
         self._writing: set[tuple[TableId, int]] = set()
         """Waiting to be written, or on their way."""
         self._in_flight = 0
         self._waiting: dict[TableId, _Waiting] = {}
+        self._founded: dict[PartitionId, bool] = {}
+        """Whether the stable set of a partition is its first one: then it names the founders."""
         self._homeless: dict[TableId, str] = {}
         """Tables that no node may hold, and why."""
         self._watch: Watch | None = None
@@ -116,6 +180,11 @@ class Placement:
         """Start and write nothing more; copies go on until their groups are closed."""
         self._closed = True
         self._copies.close()
+        self.zones.close()
+        self.moves.close()
+        self.leaving.close()
+        self.resetting.close()
+        self._outdated.close()
         if self._watch is not None:
             self._watch.close()
         for table in list(self._waiting):
@@ -124,26 +193,64 @@ class Placement:
     # -- asking ---------------------------------------------------------------------------------
 
     def routes(self, table: int, number: int) -> tuple[int, ...]:
-        """The nodes that hold a partition, as far as this node knows; empty if it does not."""
-        return self._stable.get(TableId(table), {}).get(number, ())
+        """The nodes that hold a partition, as far as this node knows; empty if it does not.
+
+        Those that it moves to are not among them yet: they may have next to no row.
+        """
+        stable = self.keys(PartitionId(TableId(table), number)).stable
+        return () if stable is None else stable.nodes
+
+    def leaders(self, table: int, number: int) -> tuple[int, ...]:
+        """The nodes that a partition may be led by: those that hold it, and are not drained."""
+        nodes = self.routes(table, number)
+        return tuple(node for node in nodes if node not in self.zones.drained) or nodes
+
+    def keys(self, partition: PartitionId) -> Keys:
+        """What this node knows of a partition's assignments."""
+        return self._keys.get(partition.table, {}).get(partition.number, NO_KEYS)
+
+    def moving(self) -> list[PartitionId]:
+        """The partitions that are to be on other nodes than they are."""
+        return sorted(
+            PartitionId(table, number)
+            for table, numbers in self._keys.items()
+            for number, keys in numbers.items()
+            if keys.moving
+        )
+
+    def _group(self, partition: PartitionId) -> Group | None:
+        copy = self._tables.here(*partition)
+        return None if copy is None else copy.group
 
     def assigned(self) -> list[TableId]:
         """The tables that have any assignments in the metastore, as far as this node knows."""
         found = self._metastore.state.find_range(ASSIGNMENTS_PREFIX, prefix_end(ASSIGNMENTS_PREFIX))
         parsed = (parse_key(one.key) for one in found)
-        return sorted({one[1] for one in parsed if one is not None})
+        return sorted({one[1] for one in parsed if one is not None} - {METASTORE.table})
 
     def remove(self, table: TableId, also: Iterable[Operation] = ()) -> Future[None]:
         """Remove all assignments of a table that is not needed any more, and what else there is of
         it, in one revision.
         """
-        return self._metastore.invoke(Do((*keys_of(table), *also))).map(lambda _: None)
+        return self._metastore.invoke(Do((*removal_of(table), *also))).map(lambda _: None)
 
     @property
     def problem(self) -> str:
         """What is wrong with assignments and copies, in words; empty if nothing is."""
         homeless = [text for _, text in sorted(self._homeless.items())]
-        return "; ".join([*homeless, *self._copies.problems])
+        return "; ".join([*homeless, *self._copies.problems, *self.alarms])
+
+    @property
+    def alarms(self) -> list[str]:
+        """The moves of partitions that this node leads that have failed again and again."""
+        now_ms = self._loop.elapsed_us() // 1_000
+        return [
+            f"partition {partition.number} of table {partition.table} can't be moved"
+            f"{f' to node {failure.node}' if failure.node else ''}: {failure.words}"
+            f" ({failure.attempts} attempts in {(now_ms - failure.since_ms) // 1_000} s)"
+            for partition, failure in sorted(self.moves.failures.items())
+            if failure.alarm
+        ]
 
     # -- what the metastore says ----------------------------------------------------------------
 
@@ -151,27 +258,37 @@ class Placement:
         if not self._closed:
             self._follow()
             self._cluster.on_topology(lambda _: self._complete())
+            self.zones.start()
 
     def _follow(self) -> None:
-        """Take all stable sets as they are now, and watch for others."""
+        """Take all assignments as they are now, and watch for others."""
         if self._closed or self._metastore.group.stopped is not None:
             return
         try:
-            page = self._metastore.range_local(STABLE_PREFIX)
+            page = self._metastore.range_local(ASSIGNMENTS_PREFIX)
             self._watch = self._metastore.watch(
-                prefix=STABLE_PREFIX,
+                prefix=ASSIGNMENTS_PREFIX,
+                keys=[REBALANCE_KEY],
                 from_revision=page.revision + 1,
                 on_event=self._changed,
                 on_end=self._follow_later,
-                name="stable assignments",
+                name="assignments",
             )
         except LowmarkError as error:
             self._follow_later(error)
             return
-        self._stable.clear()
-        on_disk = self._on_disk()
-        for entry in page.entries:
-            self._learn(entry, on_disk)
+        known = [
+            PartitionId(table, number)
+            for table, numbers in self._keys.items()
+            for number in numbers
+        ]
+        self._keys.clear()
+        self.operations.heard()
+        changed = self._take((entry.key, entry) for entry in page.entries)
+        self._apply(dict.fromkeys([*known, *changed]), self._on_disk())
+        # What lies here of partitions that were moved away while this node was down.
+        for table, number in self._tables.on_disk():
+            self.leaving.look(PartitionId(table, number))
 
     def _follow_later(self, error: LowmarkError) -> None:
         if not self._closed:
@@ -181,39 +298,84 @@ class Placement:
             self._loop.call_later(_RETRY_MS, self._follow)
 
     def _changed(self, event: Event) -> None:
-        on_disk = self._on_disk()
-        for change in event.changes:
-            if change.entry is not None:
-                self._learn(change.entry, on_disk)
-            elif (parsed := parse_key(change.key)) is not None:
-                _, table, number = parsed
-                self._forget(table, number)
+        changed = self._take((change.key, change.entry) for change in event.changes)
+        if any(change.key == REBALANCE_KEY for change in event.changes):
+            self.operations.heard()
+        self._apply(changed, self._on_disk())
 
-    def _learn(self, entry: Entry, on_disk: _OnDisk) -> None:
-        parsed = parse_key(entry.key)
-        if parsed is None:
-            return
-        _, table, number = parsed
-        try:
-            nodes = decode_assignments(entry.value).nodes
-        except LowmarkError as error:
-            logger.error("an assignment can't be read", extra={"reason": error.message})
-            return
-        self._stable.setdefault(table, {})[number] = nodes
-        self._homeless.pop(table, None)
-        if self._node in nodes and self._is_wanted(table, number, on_disk):
-            # Only the first value names founders. Who comes by a later one joins what is there.
-            founders = nodes if entry.version == 1 else ()
-            self._copies.want(table, number, founders=founders, alone=nodes == (self._node,))
-        else:
-            self._settled(table, number)
+    def _take(self, entries: Iterable[tuple[bytes, Entry | None]]) -> dict[PartitionId, None]:
+        """Take note of what the metastore says; gives the partitions that it is about."""
+        changed: dict[PartitionId, None] = {}
+        for key, entry in entries:
+            parsed = parse_key(key)
+            if parsed is None or parsed[1] == METASTORE.table:  # see `members`
+                continue
+            kind, table, number = parsed
+            partition = PartitionId(table, number)
+            try:
+                keys = self.keys(partition).with_entry(kind, entry)
+            except LowmarkError as error:
+                logger.error("an assignment can't be read", extra={"reason": error.message})
+                continue
+            if kind == STABLE and entry is not None:
+                self._founded[partition] = entry.version == 1
+            self._keys.setdefault(table, {})[number] = keys
+            changed[partition] = None
+        return changed
 
-    def _forget(self, table: TableId, number: int) -> None:
-        assigned = self._stable.get(table, {})
-        assigned.pop(number, None)
-        if not assigned:
-            self._stable.pop(table, None)
+    def _apply(self, partitions: Iterable[PartitionId], on_disk: _OnDisk) -> None:
+        """Do what assignments ask of this node."""
+        for partition in partitions:
+            keys = self.keys(partition)
+            if keys.stable is None:
+                self._forget(partition)
+                continue
+            table, number = partition
+            self._homeless.pop(table, None)
+            nodes = keys.stable.nodes
+            if self._node in keys.nodes and self._is_wanted(table, number, on_disk):
+                # Only the first value names founders. Who comes by a later one joins what is there.
+                is_first = self._founded.get(partition, False) and self._node in nodes
+                founders = nodes if is_first else ()
+                self._copies.want(table, number, founders=founders, alone=nodes == (self._node,))
+            else:
+                self._settled(table, number)
+            self._serve(partition)
+            if self._node not in keys.nodes:
+                self._copies.cancel(table, number)
+                if self._tables.has_copy(table, number):
+                    self.leaving.look(partition)
+            self.moves.changed(partition)
+            self._is_behind(partition, keys)
+
+    def _serve(self, partition: PartitionId) -> None:
+        """Rows are read at the nodes of stable: others have not all of them, or are about to go."""
+        copy = self._tables.here(*partition)
+        if copy is not None:
+            copy.serve(self._node in self.routes(*partition))
+
+    def _is_behind(self, partition: PartitionId, keys: Keys) -> None:
+        """A table that was made while its zone's baseline changed is decided on once more."""
+        described = self._catalogs.latest.table(partition.table)
+        if described is not None:
+            revision = self.zones.revision(described.zone_id)
+            if keys.trigger is None or keys.trigger < revision:
+                self.zones.look_soon()
+
+    def _forget(self, partition: PartitionId) -> None:
+        table, number = partition
+        numbers = self._keys.get(table, {})
+        numbers.pop(number, None)
+        if not numbers:
+            self._keys.pop(table, None)
+        self._founded.pop(partition, None)
+        self.moves.forget(partition)
         self._copies.forget(table, number)
+
+    def _gone(self, partition: PartitionId) -> None:
+        """This node's copy was destroyed; if it was given another one meanwhile, it is made."""
+        self._copies.forget(*partition)
+        self._apply([partition], self._on_disk())
 
     def _is_wanted(self, table: TableId, number: int, on_disk: _OnDisk) -> bool:
         """A copy of a dropped table goes on, for reads as of earlier times; none is made."""
@@ -235,8 +397,9 @@ class Placement:
             case DroppedTable(table_id=table_id):
                 self._homeless.pop(table_id, None)
                 self._end_wait(table_id)
-            case None | ChangedZone():
+            case None | ChangedZone() | NewZone() | DroppedZone():
                 self._complete()
+                self.zones.look_soon()
             case _:
                 pass
         return None
@@ -244,19 +407,19 @@ class Placement:
     def _new_table(self, table: Table, event: CatalogEvent) -> Future[None]:
         future = self._when_home(table)
         try:
-            zone = event.catalog.zones[table.zone_id]
-            nodes = self._for(zone, self._topology(at=event.revision).nodes)
+            home = self._home(event.catalog, table, at=event.revision)
         except LowmarkError as error:  # a damaged copy of the metastore
             logger.warning("a table waits for its assignments", extra={"reason": error.message})
             self._complete_later()
             return future
-        self._assign(event.catalog, table, zone, nodes)
+        self._assign(table, home)
         return future
 
-    def _assign(self, catalog: Catalog, table: Table, zone: Zone, nodes: list[NodeInfo]) -> None:
+    def _assign(self, table: Table, home: _Home) -> None:
         """Have those stable sets of a table written that are not there yet."""
-        if not nodes:
-            name = catalog.name_of(table)
+        zone = home.zone
+        if not home.nodes:
+            name = home.catalog.name_of(table)
             text = (
                 f"table {name} has no assignments: no node that is up matches the filter"
                 f" {zone.node_filter!r} of zone {zone.name}"
@@ -268,38 +431,38 @@ class Placement:
             self._homeless[table.id] = text
             self._end_wait(table.id)  # it is not known how long that would take
             return
+        places = [Place(node.number, node.rack) for node in home.nodes]
+        chosen = first(table.id, range(table.partitions), places, replicas=zone.replicas)
         for number in self._without_home(table):
-            chosen = target(table.id, number, nodes, replicas=zone.replicas)
-            self._writes.append((table.id, number, Assignments(chosen, catalog.version)))
+            assignments = Assignments(chosen[number], home.catalog.version)
+            self._writes.append((table.id, number, assignments, home.baseline))
             self._writing.add((table.id, number))
         self._write()
 
     def _without_home(self, table: Table) -> list[int]:
-        known = self._stable.get(table.id, {})
         return [
             number
             for number in range(table.partitions)
-            if number not in known and (table.id, number) not in self._writing
+            if not self.routes(table.id, number) and (table.id, number) not in self._writing
         ]
 
     def _write(self) -> None:
         while self._writes and self._in_flight < WRITES_MAX and not self._closed:
-            table, number, assignments = self._writes.popleft()
+            table, number, assignments, baseline = self._writes.popleft()
             if self.routes(table, number):  # another node was faster
                 self._writing.discard((table, number))
                 continue
-            key = stable_key(table, number)
+            partition = PartitionId(table, number)
             self._in_flight += 1
-            self._metastore.invoke_if(missing(key), [Put(key, assignments.encode())]).then(
-                lambda future, table=table, number=number: self._written(  # type: ignore[misc]
-                    table, number, future
-                )
+            decide = partial(decisions.first, partition, target=assignments, at=baseline)
+            carry_out(self._metastore, partition, decide, known=NO_KEYS).then(
+                partial(self._written, partition)
             )
 
-    def _written(self, table: TableId, number: int, future: Future[bool]) -> None:
+    def _written(self, partition: PartitionId, future: Future[bool]) -> None:
         """Won or lost, the watch says what is there. Without an answer, it is looked at again."""
         self._in_flight -= 1
-        self._writing.discard((table, number))
+        self._writing.discard((partition.table, partition.number))
         if future.error is not None and not self._closed:
             self._complete_later()
         self._write()
@@ -317,45 +480,49 @@ class Placement:
         try:
             for table in latest.all_tables():
                 if self._without_home(table):
-                    catalog, zone, nodes = self._home_of(table)
-                    self._assign(catalog, table, zone, nodes)
+                    self._assign(table, self._home_of(table))
         except LowmarkError as error:
             logger.warning("tables wait for their assignments", extra={"reason": error.message})
             self._complete_later()
 
-    def _home_of(self, table: Table) -> tuple[Catalog, Zone, list[NodeInfo]]:
+    def _home_of(self, table: Table) -> _Home:
         """As it would have been computed when the table was made, if that still can be.
 
         So a table that was made while all nodes were up gets as many replicas as it should have,
         whichever node comes back first. Nodes that have left the cluster since don't count.
         """
-        first = self._first_version(table)
-        zone = first.zones[table.zone_id]
-        found = self._metastore.state.find(update_key(first.version))
+        earliest = self._first_version(table)
+        found = self._metastore.state.find(update_key(earliest.version))
         if found is not None:
-            belong = {node.number for node in self._cluster.nodes()}
-            up = self._topology(at=found.record.revision).nodes
-            nodes = self._for(zone, [node for node in up if node.number in belong])
-            if nodes:
-                return first, zone, nodes
-        latest = self._catalogs.latest
-        zone = latest.zones[table.zone_id]
-        return latest, zone, self._for(zone, self._topology(at=None).nodes)
+            home = self._home(earliest, table, at=found.record.revision)
+            if home.nodes:
+                return home
+        return self._home(self._catalogs.latest, table, at=None)
 
-    def _for(self, zone: Zone, up: Iterable[NodeInfo]) -> list[NodeInfo]:
-        """The nodes that a new table of a zone may be on: those that are up.
+    def _home(self, catalog: Catalog, table: Table, *, at: int | None) -> _Home:
+        """What a table is placed by, as of a revision: its zone, and the nodes that may hold it."""
+        zone = catalog.zones[table.zone_id]
+        readable = None if at is None else max(at, self._metastore.state.compacted)
+        baseline, revision = self.zones.baseline(zone.id, at=readable)
+        out = self.zones.draining(at=readable)
+        chosen = None if baseline is None else baseline.chosen
 
-        If there are too few for its replicas, some that are down, too: they have their copies when
-        they are back. Those that are up stay a majority, which the table needs.
-        """
-        nodes = [node for node in up if zone.matches(node.all_attributes)]
+        def may_hold(node: NodeInfo) -> bool:
+            if node.number in out:
+                return False
+            if chosen is not None:
+                return node.number in chosen
+            return zone.matches(node.all_attributes)
+
+        belong = {node.number: node for node in self._cluster.nodes()}
+        up = [node for node in self._topology(at=readable).nodes if node.number in belong]
+        nodes = [node for node in up if may_hold(node)]
         here = {node.number for node in nodes}
-        down = [
-            node
-            for node in self._cluster.nodes()
-            if node.number not in here and zone.matches(node.all_attributes)
-        ]
-        return nodes + down[: max(0, min(zone.replicas - len(nodes), len(nodes) - 1))]
+        down = [n for n in belong.values() if n.number not in here and may_hold(n)]
+        # If too few are up for its replicas, some that are down: they have their copies when they
+        # are back. Those that are up stay a majority, which the table needs.
+        nodes += down[: max(0, min(zone.replicas - len(nodes), len(nodes) - 1))]
+        return _Home(catalog, zone, nodes, revision)
 
     def _first_version(self, table: Table) -> Catalog:
         """The version that made a table which is in the latest; or the earliest one left."""
@@ -367,22 +534,19 @@ class Placement:
         return catalogs.version(versions[at])
 
     def _topology(self, *, at: int | None) -> Topology:
-        """As of a revision; if that was compacted away, as of the earliest that is left."""
-        state = self._metastore.state
-        readable = None if at is None else max(at, state.compacted)
-        entry = self._metastore.get_local(TOPOLOGY_KEY, at=readable)
+        """As of a revision that can be read."""
+        entry = self._metastore.get_local(TOPOLOGY_KEY, at=at)
         return Topology() if entry is None else decode_topology(entry.value)
 
     # -- waiting for assignments ----------------------------------------------------------------
 
     def _when_home(self, table: Table) -> Future[None]:
         """When all partitions are assigned, and this node's copies are started."""
-        known = self._stable.get(table.id, {})
         left = {
             number
             for number in range(table.partitions)
-            if number not in known
-            or (self._node in known[number] and not self._copies.is_there(table.id, number))
+            if not (nodes := self.routes(table.id, number))
+            or (self._node in nodes and not self._copies.is_there(table.id, number))
         }
         if not left or self._closed:
             return Future.of(None)
@@ -396,7 +560,15 @@ class Placement:
         return waiting.future
 
     def _there(self, table: TableId, number: int) -> None:
+        self._opened(PartitionId(table, number))
         self._settled(table, number)
+
+    def _opened(self, partition: PartitionId) -> None:
+        """A copy was opened, or made anew."""
+        copy = self._tables.here(*partition)
+        if copy is not None:
+            self._outdated.watch(copy)
+        self._serve(partition)
 
     def _settled(self, table: TableId, number: int) -> None:
         waiting = self._waiting.get(table)

@@ -1,0 +1,597 @@
+"""What an operator may ask of placement: what moves, what would move, and what shall not.
+
+Whatever is asked is written to the metastore, by any node, and heard by all: a node that starts
+later finds it there. Looking asks nothing of other nodes; a node knows how far those moves are that
+it leads.
+
+    rebalance    {"paused":false,"bytes_per_s":52428800}
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from lowmark.catalog import Catalog, Catalogs, Zone, find_zone
+from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
+from lowmark.formatting import counted
+from lowmark.group import Future, Groups, Stage, together
+from lowmark.metastore import Cluster, Compare, Entry, NodeInfo, Put, Remove, Revision
+from lowmark.placement import decisions
+from lowmark.placement.assignments import Keys, PartitionId
+from lowmark.placement.baseline import Draining, draining_key
+from lowmark.placement.moves import Moves
+from lowmark.placement.target import Place, plan
+from lowmark.placement.writes import carry_out, local_keys
+from lowmark.placement.zones import Zones
+from lowmark.runtime import Buffer, Loop
+from lowmark.table import Partition, Tables
+
+REBALANCE_KEY: Final = b"rebalance"
+RATE_MAX: Final = 1 << 60
+"""What no disk moves in a second."""
+_AGAIN_MS = 50
+_DECIDED_MS: Final = 10_000
+"""How long an operator that removes a node waits until partitions are decided on without it."""
+"""A write that another one came before is tried again after this time."""
+
+
+class RebalanceValue(msgspec.Struct, frozen=True):
+    """How moves are made, until an operator says otherwise."""
+
+    paused: bool = False
+    bytes_per_s: int | None = None
+    """What each node sends to copies that are behind, at most; 0: as fast as it goes; None: as its
+    own settings say.
+    """
+
+    def encode(self) -> bytes:
+        """As it stands in the metastore."""
+        return msgspec.json.encode(self)
+
+
+def decode_rebalance(value: Buffer) -> RebalanceValue:
+    """As it stands in the metastore."""
+    try:
+        return msgspec.json.decode(value, type=RebalanceValue)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"how moves are made can't be read: {error}") from error
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """How far the move of one partition is, as the node says that leads it."""
+
+    table: int
+    partition: int
+    stable: tuple[int, ...]
+    pending: tuple[int, ...]
+    planned: tuple[int, ...] = ()
+    leader: int = 0
+    """The node that says so; 0: none that leads it does."""
+    stage: str = "no leader"
+    """`waiting`, `copying`, `switching`, `failed`, `paused` or `no leader`."""
+    bytes_done: int = 0
+    bytes_left: int = 0
+    bytes_per_s: float = 0.0
+    seconds_left: float | None = None
+    reason: str = ""
+    """Why it failed the last time."""
+    node: int = 0
+    """The node that it failed by, if it was one."""
+    attempts: int = 0
+    """How often it has failed in a row."""
+    failing_ms: int = 0
+    """For how long."""
+    alarm: bool = False
+    """Whether it failed so often that a person should look."""
+
+
+class PlannedMove(msgspec.Struct, frozen=True, array_like=True):
+    """What would become of one partition."""
+
+    table: int
+    partition: int
+    now: tuple[int, ...]
+    then: tuple[int, ...]
+    bytes: int
+    """Of its backlog, which each node that gets a copy is sent; 0 if no node said."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What would move."""
+
+    moves: tuple[PlannedMove, ...]
+    replicas: int
+    """This many copies would be made."""
+    bytes: int
+    """This much would be sent."""
+    warnings: tuple[str, ...]
+
+
+class Operations:
+    """One node's part. All calls are made on the loop."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        groups: Groups,
+        cluster: Cluster,
+        catalogs: Catalogs,
+        tables: Tables,
+        *,
+        zones: Zones,
+        moves: Moves,
+        keys: Callable[[PartitionId], Keys],
+        moving: Callable[[], Sequence[PartitionId]],
+    ) -> None:
+        self._loop = loop
+        self._groups = groups
+        self._cluster = cluster
+        self._metastore = cluster.metastore
+        self._catalogs = catalogs
+        self._tables = tables
+        self._zones = zones
+        self._moves = moves
+        self._keys = keys
+        self._moving = moving
+        self._drained_to_leave: set[int] = set()
+        """Nodes that were drained because they were to leave, and for no other reason."""
+        self._own_rate = groups.throttle.bytes_per_s
+        """What this node's settings say."""
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def moves_here(self) -> list[Move]:
+        """The moves of partitions that this node leads."""
+        found = []
+        for partition in self._moving():
+            copy = self._tables.here(*partition)
+            if copy is not None and copy.group.ready:
+                found.append(self._move(partition, copy))
+        return found
+
+    def moves_known(self) -> list[Move]:
+        """All moves that are decided on, without how far they are."""
+        found = []
+        for partition in self._moving():
+            keys = self._keys(partition)
+            found.append(_move_of(partition, keys))
+        return found
+
+    def _move(self, partition: PartitionId, copy: Partition) -> Move:
+        keys, group = self._keys(partition), copy.group
+        status, total = group.status(), _bytes_of(copy)
+        assert keys.pending is not None
+        peers = {peer.node: peer for peer in status.peers}
+        stable = () if keys.stable is None else keys.stable.nodes
+        coming = [node for node in keys.pending.nodes if node not in stable]
+        new = [node for node in coming if node not in group.members().incoming]
+        in_force = group.members().incoming == set(keys.pending.nodes)
+        left, rate, seconds = 0, 0.0, 0.0
+        known = True
+        for node in new:
+            peer = peers.get(node)
+            behind = total if peer is None else peer.bytes_behind
+            left += behind
+            rate += 0.0 if peer is None else peer.bytes_per_s
+            if behind and (peer is None or peer.seconds_left is None):
+                known = False
+            elif peer is not None and peer.seconds_left is not None:
+                seconds = max(seconds, peer.seconds_left)
+        failure = self._moves.failure(partition)
+        now_ms = self._loop.elapsed_us() // 1_000
+        return msgspec.structs.replace(
+            _move_of(partition, keys),
+            leader=group.node,
+            stage=self._stage(group.stage, in_force=in_force, failed=failure is not None),
+            bytes_done=max(0, total * len(coming) - left),
+            bytes_left=left,
+            bytes_per_s=rate,
+            seconds_left=seconds if known else None,
+            reason="" if failure is None else failure.words,
+            node=0 if failure is None else failure.node,
+            attempts=0 if failure is None else failure.attempts,
+            failing_ms=0 if failure is None else now_ms - failure.since_ms,
+            alarm=failure is not None and failure.alarm,
+        )
+
+    def _stage(self, stage: Stage, *, in_force: bool, failed: bool) -> str:
+        if in_force or stage in (Stage.JOINT, Stage.STABLE):
+            return "switching"
+        if self._moves.paused:
+            return "paused"
+        if stage is Stage.CATCHING_UP:
+            return "copying"
+        return "failed" if failed else "waiting"
+
+    # -- what would move --------------------------------------------------------------------------
+
+    def plan(
+        self,
+        *,
+        add: Sequence[NodeInfo] = (),
+        remove: Collection[int] = (),
+        replicas: Mapping[str, int] | None = None,
+        sizes: Mapping[PartitionId, int] | None = None,
+    ) -> Plan:
+        """What would move if nodes came or went, or zones had other replicas: by the same code.
+
+        Without any of these, what the next event would move. `sizes` are those of partitions that
+        this node has no copy of.
+        """
+        sizes = {**(sizes or {}), **self.sizes_here()}
+        catalog, replicas = self._catalogs.latest, dict(replicas or {})
+        named = {zone.name: zone for zone in catalog.zones.values()}
+        for name, number in sorted(replicas.items()):
+            find_zone(catalog, name)
+            if number < 1:
+                raise Rejected(f"zone {name} can't have {counted(number, 'replica')}")
+        belongs = {node.number for node in self._cluster.nodes()}
+        for number in remove:
+            if number not in belongs:
+                raise Rejected(f"there is no node {number} in this cluster")
+        moves: list[PlannedMove] = []
+        warnings: list[str] = []
+        for zone in sorted(named.values(), key=lambda one: one.id):
+            wanted = replicas.get(zone.name, zone.replicas)
+            places = self._places(zone, add=add, remove=remove)
+            current, holding = self._zones.standing(zone.id)
+            if not current:
+                continue
+            warnings += _warnings(zone, wanted, len(places))
+            if not places:
+                continue
+            then = plan(current, places, replicas=wanted, holding=holding)
+            for partition in sorted(then):
+                if tuple(then[partition]) != tuple(current[partition]):
+                    now = tuple(current[partition])
+                    size = sizes.get(partition, 0)
+                    moves.append(PlannedMove(*partition, now, then[partition], size))
+        news = [len(set(move.then) - set(move.now)) for move in moves]
+        sent = sum(move.bytes * new for move, new in zip(moves, news, strict=True))
+        return Plan(tuple(moves), sum(news), sent, tuple(warnings))
+
+    def _places(
+        self, zone: Zone, *, add: Sequence[NodeInfo], remove: Collection[int]
+    ) -> list[Place]:
+        baseline, _ = self._zones.baseline(zone.id)
+        now = () if baseline is None else baseline.nodes
+        places = {one.number: Place(one.number, one.rack) for one in now}
+        if baseline is None or baseline.chosen is None:
+            for node in add:
+                if zone.matches(node.all_attributes):
+                    places[node.number] = Place(node.number, node.rack)
+        return [place for number, place in sorted(places.items()) if number not in remove]
+
+    def sizes_here(self) -> dict[PartitionId, int]:
+        """The bytes of the partitions that this node has copies of."""
+        copies = [one for one in self._tables.all() if one.group.stopped is None]
+        return {PartitionId(one.table, one.number): _bytes_of(one) for one in copies}
+
+    # -- changing ---------------------------------------------------------------------------------
+
+    @property
+    def value(self) -> RebalanceValue:
+        """How moves are made now, as this node knows."""
+        entry = self._metastore.get_local(REBALANCE_KEY)
+        return RebalanceValue() if entry is None else decode_rebalance(entry.value)
+
+    def heard(self) -> None:
+        """How moves are made may have changed: do so."""
+        value, own = self.value, self._own_rate
+        self._groups.throttle.bytes_per_s = own if value.bytes_per_s is None else value.bytes_per_s
+        if self._moves.paused != value.paused:
+            self._moves.paused = value.paused
+            self._moves.look_at_all()
+
+    def change(
+        self, *, paused: bool | None = None, bytes_per_s: int | None = None
+    ) -> Future[RebalanceValue]:
+        """Pause moves or have them go on, or limit what each node sends for them."""
+        if bytes_per_s is not None and bytes_per_s < 0:
+            raise Rejected("a rate is at least 0 bytes a second", hint="0 lifts the limit.")
+        if bytes_per_s is not None and bytes_per_s > RATE_MAX:
+            raise Rejected(f"a rate is at most {RATE_MAX:,} bytes a second")
+        written = RebalanceValue()
+
+        def attempt() -> Future[bool]:
+            whole: Future[bool] = Future()
+
+            def read(future: Future[Entry | None]) -> None:
+                nonlocal written
+                if future.error is not None:
+                    whole.reject(future.error)
+                    return
+                entry = future.result()
+                now = RebalanceValue() if entry is None else decode_rebalance(entry.value)
+                written = RebalanceValue(
+                    now.paused if paused is None else paused,
+                    now.bytes_per_s if bytes_per_s is None else bytes_per_s,
+                )
+                self._metastore.invoke_if(
+                    Revision(REBALANCE_KEY, Compare.EQ, 0 if entry is None else entry.revision),
+                    [Put(REBALANCE_KEY, written.encode())],
+                ).then(whole.follow)
+
+            self._metastore.get(REBALANCE_KEY).then(read)
+            return whole
+
+        # If another operator is faster, what this one did not name stays as that one wants.
+        return self._again(attempt).map(lambda _: written)
+
+    def cancel(self, partitions: Collection[PartitionId] | None = None) -> Future[Cancelled]:
+        """Have partitions stay where they are, if their move is not being put in force yet."""
+        chosen = [one for one in self._moving() if partitions is None or one in partitions]
+
+        def withdraw(partition: PartitionId) -> Future[bool]:
+            return carry_out(
+                self._metastore, partition, lambda keys: decisions.withdrawn(partition, keys)
+            )
+
+        def done(answers: list[Future[bool]]) -> Cancelled:
+            went = [one for one, got in zip(chosen, answers, strict=True) if got.result()]
+            late = [one for one in chosen if one not in went]
+            return Cancelled(tuple(map(tuple, went)), tuple(map(tuple, late)))  # type: ignore[arg-type]
+
+        return together([withdraw(one) for one in chosen]).map(done)
+
+    def choose(self, zone: str, nodes: Sequence[int] | None) -> Future[None]:
+        """Name the nodes of a zone; None: they come and go by themselves."""
+        described = find_zone(self._catalogs.latest, zone)
+        if nodes is not None:
+            belongs = {node.number for node in self._cluster.nodes()}
+            if not nodes:
+                raise Rejected(
+                    f"zone {zone} needs at least one node", hint="Name nodes, or use `auto`."
+                )
+            for number in nodes:
+                if number not in belongs:
+                    raise Rejected(f"there is no node {number} in this cluster")
+        return self._again(
+            lambda: self._zones.choose(described, None if nodes is None else tuple(nodes))
+        )
+
+    def drain(self, node: int) -> Future[None]:
+        """Have all partitions leave a node; it may come back by `fill`."""
+        self._check_belongs(node)
+        draining = self._zones.draining() | {node}
+        if all(one.number in draining for one in self._cluster.nodes()):
+            raise Rejected(
+                f"node {self._name(node)} can't be drained: no other node would be left",
+                hint="Let another node join first.",
+            )
+        if node in self._zones.draining():
+            self._zones.decide_again(node)  # what was cancelled before is decided on once more
+        key, value = draining_key(node), Draining(self._loop.wall_ms())
+        put = self._metastore.invoke_if(Revision(key, Compare.EQ, 0), [Put(key, value.encode())])
+        return put.map(lambda _: None)
+
+    def fill(self, node: int) -> Future[None]:
+        """Let a node that was drained have partitions again."""
+        self._check_belongs(node)
+        key = draining_key(node)
+        removed = self._metastore.invoke_if(Revision(key, Compare.GT, 0), [Remove(key)])
+        return removed.map(lambda _: None)
+
+    def left_on(self, node: int) -> list[PartitionId]:
+        """The partitions that a node still has, or is to have."""
+        return [one for one, keys in self._all() if node in keys.nodes]
+
+    def may_leave(self, node: int) -> Future[LowmarkError | None]:
+        """Why a node can't be removed from the cluster now; None: it can.
+
+        An answer by what this node has heard may be old, and a partition may be given to the node a
+        moment later. So it is drained first: when every partition was decided on without it, none
+        is given to it any more, and what a linearizable read then shows only gets better.
+        """
+        whole: Future[LowmarkError | None] = Future()
+        refused = self.refusal(node)
+        if refused is not None:
+            return Future.of(refused)
+        mine, deadline_ms = node not in self._zones.draining(), self._now_ms() + _DECIDED_MS
+        if mine:
+            self._drained_to_leave.add(node)
+
+        def drained(future: Future[None]) -> None:
+            if future.error is not None:
+                whole.resolve(future.error)
+            else:
+                look()
+
+        def look() -> None:
+            self._catalogs.at(self._metastore.clock.now()).then(heard)
+
+        def heard(future: Future[Catalog]) -> None:
+            if future.error is not None:
+                answer(future.error)
+            else:
+                self._metastore.read(lambda _: None).then(read)
+
+        def read(future: Future[None]) -> None:
+            if future.error is not None:
+                answer(future.error)
+            elif self._is_decided(node):
+                answer(self.refusal(node, fresh=True))
+            elif self._now_ms() >= deadline_ms:
+                name = self._name(node)
+                answer(
+                    Unavailable(
+                        f"node {name} can't be removed yet: not all partitions are decided on",
+                        hint=f"Run `lowmark node drain {name}`, and try again when it is done.",
+                    )
+                )
+            else:
+                self._loop.call_later(_AGAIN_MS, look)
+
+        def answer(error: LowmarkError | None) -> None:
+            if error is not None:
+                self.stays(node)
+            whole.resolve(error)
+
+        try:
+            self.drain(node).then(drained)
+        except LowmarkError as error:
+            whole.resolve(error)
+        return whole
+
+    def stays(self, node: int) -> None:
+        """A node that was to leave stays: it may have partitions again, if it might before."""
+        if node in self._drained_to_leave:
+            self._drained_to_leave.discard(node)
+            with contextlib.suppress(LowmarkError):
+                self.fill(node)
+
+    def _is_decided(self, node: int) -> bool:
+        """Whether all partitions were decided on by baselines without a node."""
+        catalog = self._catalogs.latest
+        for zone in catalog.zones:
+            partitions = self._zones.partitions(catalog, zone)
+            baseline, revision = self._zones.baseline(zone)
+            if not partitions:
+                continue
+            if baseline is None or node in baseline.numbers:
+                return False
+            for partition in partitions:
+                keys = local_keys(self._metastore, partition)
+                if keys.stable is None or (keys.trigger or 0) < revision:
+                    return False
+        return True
+
+    def refusal(self, node: int, *, fresh: bool = False) -> LowmarkError | None:
+        """The same, by what this node has heard; `fresh`: by what its copy of the metastore has."""
+        up = {one.number for one in self._cluster.topology.nodes} - {node}
+        alone, last = Counter[int](), Counter[int]()
+        for partition, keys in self._all(fresh=fresh):
+            # While pending is put in force, the group needs a majority of it, too.
+            for assigned in (keys.stable, keys.pending):
+                if assigned is None or node not in assigned.nodes:
+                    continue
+                if len(assigned.nodes) == 1:
+                    alone[partition.table] += 1
+                elif 2 * len(up.intersection(assigned.nodes)) <= len(assigned.nodes):
+                    last[partition.table] += 1
+        if not alone and not last:
+            return None
+        name = self._name(node)
+        if alone:
+            detail = f"It has the only copy of {self._words(alone)}."
+        else:
+            detail = f"Without it, {self._words(last)} would have no majority that is up."
+        return Rejected(
+            f"node {name} can't be removed now",
+            detail=detail,
+            hint=f"Run `lowmark node drain {name}` and wait until it is done; start nodes that are"
+            " down.",
+        )
+
+    def _words(self, counts: Mapping[int, int]) -> str:
+        catalog = self._catalogs.latest
+        found = []
+        for table, count in sorted(counts.items())[:3]:
+            described = catalog.table(table)  # type: ignore[arg-type]
+            name = f"table {table}" if described is None else catalog.name_of(described)
+            found.append(f"{counted(count, 'partition')} of {name}")
+        more = len(counts) - len(found)
+        return ", ".join(found) + (f" and {counted(more, 'more table')}" if more > 0 else "")
+
+    # -- looking up -------------------------------------------------------------------------------
+
+    def _all(self, *, fresh: bool = False) -> list[tuple[PartitionId, Keys]]:
+        catalog = self._catalogs.latest
+        found = []
+        for zone in sorted(catalog.zones):
+            for partition in self._zones.partitions(catalog, zone):
+                keys = local_keys(self._metastore, partition) if fresh else self._keys(partition)
+                if keys.stable is not None:
+                    found.append((partition, keys))
+        return found
+
+    def node_named(self, text: str) -> int:
+        """A node's number, by its name or its number."""
+        for node in self._cluster.nodes():
+            if text in (node.name, str(node.number)):
+                return node.number
+        names = ", ".join(sorted(node.name for node in self._cluster.nodes()))
+        raise Rejected(f"there is no node {text} in this cluster", hint=f"Its nodes are: {names}.")
+
+    def _name(self, number: int) -> str:
+        return next(
+            (node.name for node in self._cluster.nodes() if node.number == number), str(number)
+        )
+
+    def _now_ms(self) -> int:
+        return self._loop.elapsed_us() // 1_000
+
+    def _check_belongs(self, number: int) -> None:
+        if all(node.number != number for node in self._cluster.nodes()):
+            raise Rejected(f"there is no node {number} in this cluster")
+
+    def _again(self, attempt: Callable[[], Future[bool]], tries: int = 10) -> Future[None]:
+        """Until a conditional write goes through.
+
+        It is made from what this node knows, which may be old for a while.
+        """
+        whole: Future[None] = Future()
+
+        def done(future: Future[bool]) -> None:
+            nonlocal tries
+            tries -= 1
+            if future.error is not None:
+                whole.reject(future.error)
+            elif future.result():
+                whole.resolve(None)
+            elif not tries:
+                whole.reject(Conflict("others change the same all the time", hint="Try again."))
+            else:
+                self._loop.call_later(_AGAIN_MS, ask)
+
+        def ask() -> None:
+            try:
+                attempt().then(done)
+            except LowmarkError as error:
+                whole.reject(error)
+
+        ask()
+        return whole
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """What became of moves that were to be called off: table and partition of each."""
+
+    cancelled: tuple[tuple[int, int], ...]
+    too_late: tuple[tuple[int, int], ...]
+    """They are being put in force, or are done."""
+
+
+def _move_of(partition: PartitionId, keys: Keys) -> Move:
+    sets = (keys.stable, keys.pending, keys.planned)
+    stable, pending, planned = (() if one is None else one.nodes for one in sets)
+    return Move(partition.table, partition.number, stable, pending, planned)
+
+
+def _bytes_of(copy: Partition) -> int:
+    view = copy.view
+    return int(view.bytes_from(view.start))
+
+
+def _warnings(zone: Zone, replicas: int, nodes: int) -> list[str]:
+    copies = min(replicas, nodes)
+    if not nodes:
+        return [f"zone {zone.name} would have no node: its partitions would stay where they are"]
+    found = []
+    if copies < replicas:
+        found.append(
+            f"zone {zone.name} would have {copies} of {counted(replicas, 'replica')}: it has"
+            f" {counted(nodes, 'node')}"
+        )
+    if copies == 2:
+        found.append(
+            f"zone {zone.name} would have two replicas: they survive no loss of a node; use three"
+        )
+    elif copies == 1:
+        found.append(f"zone {zone.name} would have one replica: a lost disk is lost data")
+    return found

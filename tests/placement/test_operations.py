@@ -1,0 +1,426 @@
+"""What an operator asks for: drain, remove, pause, cancel, plan; and what becomes of failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from lowmark.catalog import AlterZone, TableId
+from lowmark.errors import Rejected
+from lowmark.group import ChangeError
+from lowmark.metastore import NodeInfo
+from lowmark.placement import Adjust, RebalanceConfig
+from lowmark.placement.assignments import Keys, PartitionId
+from lowmark.table import encode_batch
+from metastore.world import FAST
+from placement.test_moves import join, replicas, settle, stable
+from table.world import TableNode, TableWorld, log_table
+
+
+def keys(world: TableWorld, table: TableId, number: int = 0) -> Keys:
+    return world.up[0].placement.keys(PartitionId(table, number))
+
+
+def hold_back(world: TableWorld, table: TableId) -> Callable[[], None]:
+    """Have no copy of a table become near: what is behind stays behind. Gives what ends that."""
+    undo = []
+    for node in world.up:
+        for one in node.tables.of(table):
+            changes = one.group._leadership.changes
+            undo.append((changes, changes.is_near))
+            changes.is_near = lambda *_: False  # type: ignore[method-assign]
+
+    def end() -> None:
+        for changes, is_near in undo:
+            changes.is_near = is_near  # type: ignore[method-assign]
+
+    return end
+
+
+def test_a_node_that_is_drained_has_nothing_left_and_may_be_removed() -> None:
+    # given a table on three of four nodes
+    world = TableWorld(nodes=4)
+    replicas(world, 3)
+    table = world.create(1, log_table("events", partitions=8))
+    world.append(table, rows=5)
+    operations = world[1].placement.operations
+    out = 3
+    assert operations.left_on(out)
+    # when one is drained
+    world.wait(operations.drain(out))
+    world.run_until(lambda: not world[1].placement.operations.left_on(out), timeout_ms=120_000)
+    settle(world, table)
+    # then it has no copy, leads nothing, and may go
+    assert world[out].tables.all() == []
+    assert operations.refusal(out) is None
+    world.wait(world[1].here.remove(out))
+    world.run_until(lambda: world[out].here.refused is not None)
+    world[out].stop()
+    del world.nodes[out]
+    world.run_until(lambda: not world[1].placement.zones.draining())
+    assert world.append(table).first == 5
+
+
+def test_a_drained_node_is_given_no_new_table_until_that_is_over() -> None:
+    world = TableWorld(nodes=3)
+    operations = world[1].placement.operations
+    world.wait(operations.drain(2))
+    world.everywhere()
+    replicas(world, 3)
+    table = world.create(1, log_table("events", partitions=4))
+    assert {stable(world, table, n) for n in range(4)} == {(1, 3)}
+    world.wait(operations.fill(2))
+    world.run_until(
+        lambda: all(stable(world, table, n) == (1, 2, 3) for n in range(4)), timeout_ms=120_000
+    )
+    # and all of them at once can't be drained
+    world.wait(operations.drain(1))
+    world.wait(operations.drain(2))
+    world.everywhere()
+    with pytest.raises(Rejected, match="no other node would be left"):
+        operations.drain(3)
+
+
+def test_a_node_with_the_only_copy_or_a_majority_s_last_is_not_removed() -> None:
+    world = TableWorld(nodes=3)
+    replicas(world, 1)
+    lone = world.create(1, log_table("lone"))
+    (holder,) = stable(world, lone)
+    other = next(n for n in (1, 2, 3) if n != holder)
+    refused = world.wait_error(world[other].here.remove(holder))
+    assert "can't be removed" in refused.message
+    assert "the only copy of 1 partition of public.lone" in refused.detail
+    assert "lowmark node drain" in refused.hint
+    # nor may it leave by itself
+    assert "can't be removed" in world.wait_error(world[holder].here.leave()).message
+    # and of three, with one down, neither of the others
+    replicas(world, 3)
+    world.run_until(lambda: stable(world, lone) == (1, 2, 3), timeout_ms=120_000)
+    settle(world, lone)
+    world[other].crash()
+    world.run_until(lambda: world[holder].here.topology.find(other) is None)
+    third = next(n for n in (1, 2, 3) if n not in (holder, other))
+    refused = world.wait_error(world[holder].here.remove(third))
+    assert "would have no majority" in refused.detail
+    # but the one that is down may be: the others are a majority
+    assert world[holder].placement.operations.refusal(other) is None
+
+
+def test_paused_moves_stand_still_and_go_on() -> None:
+    world = TableWorld(nodes=3)
+    replicas(world, 1)
+    table = world.create(1, log_table("events"))
+    world.append(table, rows=5)
+    operations = world[1].placement.operations
+    # given moves that are paused
+    world.wait(operations.change(paused=True))
+    world.everywhere()
+    world.run_for(100)
+    replicas(world, 3)
+    world.run_for(20_000)
+    # then what is decided stands there, and nothing moves
+    assert keys(world, table).pending is not None
+    assert len(stable(world, table)) == 1
+    leader = world.leading(table).group.node
+    (move,) = world[leader].placement.operations.moves_here()
+    assert move.stage == "paused"
+    # and when they go on, it moves
+    world.wait(operations.change(paused=False))
+    world.run_until(lambda: stable(world, table) == (1, 2, 3), timeout_ms=120_000)
+    settle(world, table)
+
+
+def test_a_move_that_is_cancelled_leaves_all_as_it_was() -> None:
+    world = TableWorld(nodes=3)
+    replicas(world, 1)
+    table = world.create(1, log_table("events"))
+    world.append(table, rows=5)
+    before = stable(world, table)
+    go_on = hold_back(world, table)
+    replicas(world, 3)
+    world.run_until(lambda: keys(world, table).pending is not None)
+    world.run_for(2_000)
+    # when a move that copies is cancelled
+    done = world.wait(world[2].placement.operations.cancel())
+    assert done.cancelled == ((table, 0),)
+    assert done.too_late == ()
+    go_on()
+    # then it stays where it was, and nothing is left of it
+    world.run_until(lambda: keys(world, table).pending is None)
+    settle(world, table)
+    assert stable(world, table) == before
+    group = world.leading(table).group
+    world.run_until(lambda: group.members().everybody == set(before))
+    assert world.append(table).first == 5
+    # and the next event counts
+    replicas(world, 2)
+    world.run_until(lambda: len(stable(world, table)) == 2, timeout_ms=120_000)
+
+
+def test_a_plan_says_what_would_move_by_the_code_that_moves() -> None:
+    world = TableWorld(nodes=3)
+    replicas(world, 3)
+    table = world.create(1, log_table("events", partitions=4))
+    world.append(table, rows=1, size=1_000)
+    world.run_for(8_000)
+    settle(world, table)
+    operations = world[1].placement.operations
+    # nothing would move by itself
+    assert operations.plan().moves == ()
+    # a node that joins gets its share
+    new = NodeInfo(number=-1, name="new", address="?")
+    plan = operations.plan(add=[new])
+    assert plan.replicas == 3
+    assert all(-1 in one.then for one in plan.moves)
+    # what is said comes true
+    join(world, 4)
+    world.run_until(
+        lambda: sum(4 in stable(world, table, n) for n in range(4)) == 3, timeout_ms=120_000
+    )
+    # two replicas survive no loss, and that is said; with bytes
+    settle(world, table)
+    plan = world[1].placement.operations.plan(replicas={"default": 2})
+    assert any("survive no loss" in text for text in plan.warnings)
+    assert plan.replicas == 0
+    plan = world[1].placement.operations.plan(remove=[1])
+    assert plan.bytes >= 0
+    assert all(1 not in one.then for one in plan.moves)
+    for bad in ({"replicas": {"nowhere": 3}}, {"remove": [77]}):
+        with pytest.raises(Rejected):
+            world[1].placement.operations.plan(**bad)
+
+
+def test_failures_have_a_context_are_tried_again_and_become_an_alarm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TableNode, "rebalance", RebalanceConfig(retry_delay_ms=100, retry_max=3))
+    world = TableWorld(nodes=3, config=replace(FAST, catch_up_stall_ms=300))
+    replicas(world, 1)
+    table = world.create(1, log_table("events"))
+    world.append(table, rows=5)
+    world.run_for(6_000)
+    (holder,) = stable(world, table)
+    down = next(n for n in (1, 2, 3) if n != holder and n != world.wait_leader().number)
+    # given a new member that is down, and known to be only later
+    zone = world[1].catalog.latest.default_zone
+    assert zone is not None
+    world[down].crash()
+    world.wait(world[holder].placement.zones.choose(zone, tuple(sorted({holder, down}))))
+    world.execute(holder, AlterZone(name="default", replicas=2))
+    moves = world[holder].placement.moves
+    partition = PartitionId(table, 0)
+    # then it is tried again, says why, and after some attempts it is an alarm
+    world.run_until(lambda: moves.failure(partition) is not None)
+    failure = moves.failure(partition)
+    assert failure is not None
+    assert (failure.error, failure.node) == (ChangeError.NOT_STARTED, down)
+    world.run_until(lambda: moves.failure(partition).alarm, timeout_ms=120_000)  # type: ignore[union-attr]
+    assert f"can't be moved to node {down}" in world[holder].placement.problem
+    (move,) = world[holder].placement.operations.moves_here()
+    assert (move.alarm, move.node) == (True, down)
+    assert move.attempts >= 3
+    # and pending is kept, rows are taken, and slow retries go on
+    assert keys(world, table).pending is not None
+    assert world.append(table).first == 5
+    attempts = failure.attempts
+    world.run_for(20_000)
+    later = moves.failure(partition)
+    assert later is not None
+    assert later.attempts > attempts
+    # and when it is back, it is moved, and the alarm is over
+    world[down].start()
+    world.run_until(lambda: len(stable(world, table)) == 2, timeout_ms=120_000)
+    assert world[holder].placement.problem == ""
+
+
+def test_a_new_member_whose_disk_is_full_is_named() -> None:
+    world = TableWorld(nodes=3, config=replace(FAST, catch_up_stall_ms=600))
+    replicas(world, 1)
+    table = world.create(1, log_table("events"))
+    for _ in range(20):
+        world.append(table, rows=1, size=50_000)
+    world.run_for(6_000)
+    (holder,) = stable(world, table)
+    full = next(n for n in (1, 2, 3) if n != holder)
+    world[full].disk.capacity_bytes = world[full].disk._used_bytes + 200_000
+    zone = world[1].catalog.latest.default_zone
+    assert zone is not None
+    world.wait(world[holder].placement.zones.choose(zone, (full,)))
+    moves = world[holder].placement.moves
+    partition = PartitionId(table, 0)
+    world.run_until(lambda: moves.failure(partition) is not None, timeout_ms=120_000)
+    failure = moves.failure(partition)
+    assert failure is not None
+    assert (failure.error, failure.node) == (ChangeError.DISK_FULL, full)
+    # and when there is room, it is moved
+    world[full].disk.capacity_bytes = None
+    world.run_until(lambda: stable(world, table) == (full,), timeout_ms=120_000)
+    batch = encode_batch(bytes(10), rows=1, schema=1)
+    assert world.wait(world.leading(table).append(batch)).first == 20
+
+
+def test_a_node_that_is_drained_hands_over_what_it_leads_though_it_can_not_go() -> None:
+    # given three nodes, all of which have the table, and moves that are paused
+    world = TableWorld(nodes=3)
+    replicas(world, 3)
+    table = world.create(1, log_table("events", partitions=6))
+    operations = world[1].placement.operations
+    world.wait(operations.change(paused=True))
+    # when one is drained
+    world.wait(operations.drain(2))
+    world.everywhere()
+    for _ in range(3):
+        world.look()
+        world.run_for(1_000)
+    # then it has its copies still, and leads none of them
+    assert len(world[2].tables.of(table)) == 6
+    assert not any(one.group.leads for one in world[2].tables.of(table))
+
+
+@pytest.mark.parametrize("adjust", Adjust)
+def test_what_was_planned_takes_the_place_of_a_move_that_can_not_succeed(
+    adjust: Adjust, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A locked move whose new node was lost was tried for ever, and the next target waited."""
+    monkeypatch.setattr(TableNode, "rebalance", RebalanceConfig(adjust=adjust, retry_delay_ms=100))
+    world = TableWorld(nodes=4, config=replace(FAST, catch_up_stall_ms=300))
+    replicas(world, 1)
+    table = world.create(1, log_table("events"))
+    world.append(table, rows=5)
+    world.run_for(6_000)
+    (holder,) = stable(world, table)
+    lost, other = [n for n in (1, 2, 3, 4) if n not in (holder, world.wait_leader().number)][:2]
+    zone = world[1].catalog.latest.default_zone
+    assert zone is not None
+    # given a move to a node that is lost, which is locked, and another target behind it
+    world[lost].crash()
+    del world.nodes[lost]
+    asked = world[holder].placement
+    world.wait(asked.zones.choose(zone, (lost,)))
+    world.run_until(lambda: keys(world, table).pending is not None)
+    locked = PartitionId(table, 0).key("pending.lock")
+    world.wait(world[holder].metastore.put(locked, b"%d" % world.leading(table).group.term))
+    world.wait(asked.zones.choose(zone, (other,)))
+    # then it gets there
+    world.run_until(lambda: stable(world, table) == (other,), timeout_ms=120_000)
+    assert keys(world, table).planned is None
+    assert world.append(table).first == 5
+
+
+def test_a_lock_that_is_set_while_moves_are_paused_does_not_stay() -> None:
+    world = TableWorld(nodes=3)
+    replicas(world, 1)
+    table = world.create(1, log_table("events"))
+    world.append(table, rows=5)
+    world.run_for(6_000)
+    leader = world.leading(table).group.node
+    moves = world[leader].placement.moves
+    # given a move that is paused while its lock is on its way
+    may_finish = moves.may_finish
+
+    def paused_first(*given: object) -> None:
+        may_finish(*given)  # type: ignore[arg-type]
+        moves.paused = True
+        moves.look_at_all()
+
+    moves.may_finish = paused_first  # type: ignore[assignment,method-assign]
+    replicas(world, 3)
+    world.run_until(lambda: moves.paused)
+    world.run_for(3_000)
+    # then nothing bars the next target
+    assert keys(world, table).lock is None
+    assert keys(world, table).pending is not None
+    # and it goes on
+    moves.may_finish = may_finish  # type: ignore[method-assign]
+    moves.paused = False
+    moves.look_at_all()
+    world.run_until(lambda: stable(world, table) == (1, 2, 3), timeout_ms=120_000)
+
+
+@pytest.mark.parametrize("what", ["drain", "replicas"])
+def test_no_move_puts_members_in_force_without_a_majority_that_is_up(what: str) -> None:
+    """With one of three nodes down, draining another, or fewer replicas, ended the partition."""
+    world = TableWorld(nodes=3, config=replace(FAST, catch_up_stall_ms=500))
+    replicas(world, 3)
+    table = world.create(1, log_table("events", partitions=4))
+    world.append(table, rows=5)
+    world.run_for(6_000)
+    settle(world, table)
+    # given a node that is down
+    down = next(n for n in (1, 2, 3) if n != world.wait_leader().number)
+    world[down].crash()
+    here = world.wait_leader().number
+    world.run_until(lambda: world[here].here.topology.find(down) is None)
+    # when another one is drained, or fewer replicas are asked for
+    other = next(n for n in (1, 2, 3) if n not in (here, down))
+    if what == "drain":
+        world.wait(world[here].placement.operations.drain(other))
+    else:
+        replicas(world, 2, by=here)
+    world.run_for(20_000)
+    # then every partition takes rows, and the ones that can't be moved say why
+    batch = encode_batch(bytes(10), rows=1, schema=1)
+    for number in range(4):
+        world.wait(world.leading(table, number).append(batch))
+    found = [f for node in world.up for f in node.placement.moves.failures.values()]
+    assert found
+    assert {one.error for one in found} == {ChangeError.NO_MAJORITY}
+    # and when it is back, all is where it should be
+    world[down].start()
+    world.run_until(lambda: len(world.up) == 3)
+    world.run_until(lambda: all(len(stable(world, table, n)) == 2 for n in range(4)))
+    settle(world, table)
+
+
+def test_a_small_partition_is_not_put_on_a_full_disk() -> None:
+    """All of it fits into what counts as near: a member that could write none of it voted."""
+    world = TableWorld(nodes=3, config=replace(FAST, catch_up_stall_ms=600))
+    replicas(world, 1)
+    table = world.create(1, log_table("events"))
+    for _ in range(5):
+        world.append(table, rows=1, size=20_000)
+    world.run_for(6_000)
+    (holder,) = stable(world, table)
+    full = next(n for n in (1, 2, 3) if n not in (holder, world.wait_leader().number))
+    world[full].disk.capacity_bytes = world[full].disk._used_bytes + 30_000
+    zone = world[1].catalog.latest.default_zone
+    assert zone is not None
+    world.wait(world[holder].placement.zones.choose(zone, tuple(sorted((holder, full)))))
+    replicas(world, 2, by=holder)
+    world.run_for(10_000)
+    assert world.append(table, size=20_000).first == 5
+    world[full].disk.capacity_bytes = None
+    world.run_until(lambda: len(stable(world, table)) == 2, timeout_ms=120_000)
+    assert world.append(table).first == 6
+
+
+def test_a_drain_that_is_asked_for_again_goes_on_after_a_cancel() -> None:
+    world = TableWorld(nodes=4)
+    replicas(world, 3)
+    table = world.create(1, log_table("events", partitions=4))
+    world.append(table, rows=5)
+    world.run_for(6_000)
+    operations = world[1].placement.operations
+    out = next(n for n in (2, 3, 4) if operations.left_on(n))
+    go_on = hold_back(world, table)
+    world.wait(operations.drain(out))
+    world.run_until(lambda: any(keys(world, table, n).moving for n in range(4)))
+    world.wait(operations.cancel())
+    go_on()
+    world.run_for(3_000)
+    assert operations.left_on(out)
+    world.wait(operations.drain(out))
+    world.run_until(lambda: not operations.left_on(out), timeout_ms=120_000)
+
+
+def test_a_removal_that_the_metastore_refuses_leaves_the_node_as_it_was() -> None:
+    world = TableWorld(nodes=3)
+    down, other = [n for n in (1, 2, 3) if n != world.wait_leader().number]
+    world[down].crash()
+    here = world.wait_leader().number
+    world.run_until(lambda: world[here].here.topology.find(down) is None)
+    refused = world.wait_error(world[here].here.remove(other))
+    assert "majority" in refused.message
+    world.run_until(lambda: not world[here].placement.zones.draining())
