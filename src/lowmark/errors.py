@@ -149,17 +149,18 @@ _DEFINED_IN = {
         " PartitionNotHere ProducerFenced ProducerForgotten TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
-        "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable NotInForce VersionCompacted"
-        " VersionUnknown"
+        "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable NotInForce PartitionsFixed"
+        " VersionCompacted VersionUnknown"
     ),
     "lowmark.metastore.errors": (
-        "ClusterRefused MetastoreUnreachable NotInCluster RevisionCompacted RevisionUnknown"
+        "ClusterRefused MetastoreOutdated MetastoreUnreachable NotInCluster RevisionCompacted"
+        " RevisionUnknown"
     ),
     "lowmark.metastore.identity": (
         "MetastoreDamaged MetastoreMissing MetastoreUnreadable NodeFileDamaged NodeFileMissing"
     ),
     "lowmark.group.errors": (
-        "CommandTooLarge GroupBusy GroupStopped GroupUnfinished MachineTooOld NoQuorum"
+        "CommandTooLarge CopyOutdated GroupBusy GroupStopped GroupUnfinished MachineTooOld NoQuorum"
         " NotLeader NotWritten OutcomeUnknown QuarantinedHere ReadTimedOut ShuttingDown"
         " Superseded"
     ),

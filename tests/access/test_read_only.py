@@ -123,6 +123,11 @@ CHANGES: list[Callable[[Database], object]] = [
     lambda db: db["t"].read(follow=True, lease_ms=5_000),
     lambda db: db["t"].producer(name="p"),
     lambda db: db["t"].trim({0: 50}),
+    lambda db: db.cluster.pause(),
+    lambda db: db.cluster.cancel(),
+    lambda db: db.cluster.remove("n1"),
+    lambda db: db.cluster.drain("n1"),
+    lambda db: db.cluster.baseline("default", "auto"),
 ]
 
 
@@ -135,6 +140,11 @@ def test_whatever_would_change_it_is_refused_by_name(data: Path, *, owned: bool)
             for change in CHANGES:
                 with pytest.raises(ReadOnly, match="is open read-only"):
                     change(db)
+            # and looking at the cluster is no change
+            assert db.cluster.rebalance().moves == ()
+            [node] = db.cluster.baseline("default").nodes
+            assert db.cluster.drained(node).partitions > 0
+            assert db.cluster.plan(add=["n2"]).moves
             if not owned:
                 assert listing(data) == before
             assert ids(db) == list(range(150))

@@ -296,3 +296,7 @@ class EncodedBackend:
             "write", tuple(operations), condition=condition, timeout_s=timeout_s
         )
         return done
+
+    def operate(self, action: str, body: bytes, *, timeout_s: float | None = None) -> bytes:
+        said: bytes = self._call("operate", action, body, timeout_s=timeout_s)
+        return said

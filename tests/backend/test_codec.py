@@ -89,6 +89,8 @@ COMMANDS = {
     "options": {"retention_ms": 60_000},
     "partitions": 4,
     "replicas": 1,
+    "scale_down_ms": "never",
+    "scale_up_ms": 0,
     "to": "other",
 }
 """Commands of the catalog check what they are given."""

@@ -224,6 +224,31 @@ def test_tables_change_and_go(db: Database, orders: Table) -> None:
     assert len(db.table("orders", as_of=then).read(as_of=then).to_pylist()) == 4
 
 
+def test_operators_are_answered(backend: Backend, db: Database, orders: Table) -> None:
+    cluster = db.cluster
+    assert (cluster.rebalance().moves, cluster.rebalance().draining) == ((), ())
+    assert (cluster.pause().paused, cluster.resume().paused) == (True, False)
+    assert cluster.throttle(1 << 20).bytes_per_s == 1 << 20
+    assert cluster.cancel().cancelled == cluster.cancel(orders.name).too_late == ()
+    [node] = cluster.baseline("default").nodes
+    assert cluster.baseline("default", [node]).chosen
+    assert not cluster.baseline("default", "auto").chosen
+    assert cluster.plan(add=["n2:r1"]).replicas == 3  # the zone asks for three, and gets two
+    assert cluster.drained(node).partitions == 3
+    with pytest.raises(errors.Rejected, match="no other node would be left"):
+        cluster.drain(node)
+    with pytest.raises(errors.Rejected, match="there is no node nope"):
+        cluster.remove("nope")
+    with pytest.raises(errors.Rejected, match="the only copy of 3 partitions"):
+        cluster.remove(node)
+    # and through the same call nothing else is done
+    for action in ("meta.put", "nope"):
+        with pytest.raises(errors.Rejected, match="there is no action"):
+            backend.operate(action, b"{}")
+    with pytest.raises(errors.Rejected, match="a request can't be read"):
+        backend.operate("node.drain", b"[")
+
+
 def test_below_the_watermark_nothing_is_answered(db: Database, orders: Table) -> None:
     orders.append(rows(0, 3))
     then = orders.snapshot().time
@@ -345,6 +370,7 @@ def test_no_call_waits_for_longer_than_it_was_told_to(tmp_path: Path, encoded: b
             "batches": lambda s: next(backend.batches(table, 0, moved, held=False, timeout_s=s)),
             "tail": lambda s: backend.tail(table, 0, low=0, high=1, timeout_s=s),
             "get": lambda s: backend.get(b"k", timeout_s=s),
+            "operate": lambda s: backend.operate("rebalance.status", b"", timeout_s=s),
         }
         # when it is asked by callers that have little time, then each is told soon
         waited = {}
@@ -477,6 +503,7 @@ def test_the_api_and_compaction_use_every_call(tmp_path: Path) -> None:
         orders.compact(engine="local")
         orders.verify_ledgers()
         orders.explain()
+        db.cluster.rebalance()
         db.drop_table("orders")
         db.advance_watermark("now")
         other = db.create_table("other", COLUMNS, key="id")

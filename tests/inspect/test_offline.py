@@ -148,6 +148,7 @@ def test_a_directory_is_read_with_every_kind_of_entry_that_a_group_writes() -> N
         envelope.COPY: envelope.copy_of(1, envelope.wrap_command(1, encode(Tick()))),
         envelope.VERSION: envelope.seal_version(1),
         envelope.FOUNDING: envelope.seal_founders(members),
+        envelope.RESET: envelope.seal_reset(members),
     }
     kinds = {
         value

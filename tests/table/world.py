@@ -5,7 +5,7 @@ from __future__ import annotations
 from catalog.world import CatalogNode, CatalogWorld
 from lowmark.catalog import Catalogs, CreateTable, NewColumn, TableId, parse_type
 from lowmark.metastore import ClusterSettings
-from lowmark.placement import Placement
+from lowmark.placement import Placement, RebalanceConfig
 from lowmark.runtime import COUNTER_BITS, Runtime, millis_of
 from lowmark.table import Appended, LowWatermark, Partition, Tables, encode_batch
 from lowmark.upkeep import Upkeep
@@ -43,11 +43,12 @@ class TableNode(CatalogNode):
     watermark_: LowWatermark | None = None
     placement_: Placement | None = None
     upkeep_: Upkeep | None = None
+    rebalance = RebalanceConfig(retry_delay_ms=200)
     attributes: dict[str, str] | None = None
 
     def start(self, *, join: str = "") -> None:
         Node.start(self, join=join)
-        self.here.ready.then(lambda _: self._start_rooms())
+        self.here.ready.then(lambda ready: None if ready.error else self._start_rooms())
 
     def _start_rooms(self) -> None:
         cluster, runtime, groups, log = self.here, self.runtime, self.groups, self.log
@@ -69,7 +70,9 @@ class TableNode(CatalogNode):
             availability_ms=settings.watermark_availability_ms,
             max_skew_ms=settings.clock_max_skew_ms,
         )
-        self.placement_ = Placement(runtime, cluster, catalogs, self.tables_)
+        self.placement_ = Placement(
+            runtime, cluster, catalogs, self.tables_, groups, config=self.rebalance
+        )
         self.upkeep_ = Upkeep(
             runtime,
             cluster,

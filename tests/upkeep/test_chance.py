@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from random import Random
 
 import pytest
@@ -10,7 +11,13 @@ from msgspec.structs import replace
 
 from lowmark.catalog import Catalog, DropTable
 from lowmark.errors import LowmarkError
-from lowmark.placement.assignments import ASSIGNMENTS_PREFIX
+from lowmark.placement.assignments import (
+    ASSIGNMENTS_PREFIX,
+    METASTORE,
+    STABLE,
+    TRIGGER,
+    parse_key,
+)
 from lowmark.table import encode_batch
 from table.world import SETTINGS, TableNode, TableWorld, log_table
 
@@ -90,7 +97,10 @@ def test_after_a_storm_every_table_is_at_home_and_nothing_else_is_left(seed: int
         # then every node knows the same, and is content
         assert node.catalog.ready_version == latest.version
         assert (node.placement.problem, node.upkeep.problem) == ("", "")
-        assert len(node.metastore.range_local(ASSIGNMENTS_PREFIX).entries) == len(partitions)
+        parsed = [parse_key(e.key) for e in node.metastore.range_local(ASSIGNMENTS_PREFIX).entries]
+        kinds = Counter(one[0] for one in parsed if one is not None and one[1] != METASTORE.table)
+        assert kinds[STABLE] == kinds[TRIGGER] == len(partitions)
+        assert kinds.keys() <= {STABLE, TRIGGER}
         routes = {one: node.placement.routes(*one) for one in partitions}
         assert routes == {one: world[1].placement.routes(*one) for one in partitions}
         # and has the copies that it should have, and no others

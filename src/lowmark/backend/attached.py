@@ -12,36 +12,17 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.node_thread import SLACK_S
 from lowmark.catalog import Catalog
-from lowmark.errors import Corrupt, Unavailable
+from lowmark.errors import Unavailable
 from lowmark.ledger.claim import claim, prove
+from lowmark.ledger.home import HOME_KEY, LedgerHome, decode_home
 from lowmark.metastore import Compare, Put, Revision, missing
 from lowmark.node import Node
-from lowmark.runtime import Buffer
-
-_HOME_KEY: Final = b"ledgers.home"
-
-
-class LedgerHome(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cluster has its ledgers that has settled no place for them."""
-
-    node: int
-    """Whose directory it is in."""
-    path: str
-
-
-def decode_home(value: Buffer) -> LedgerHome:
-    """As it stands in the metastore."""
-    try:
-        return msgspec.json.decode(value, type=LedgerHome)
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"the place of ledgers in the metastore can't be read: {error}") from error
 
 
 class LedgersUnknown(Unavailable):
@@ -102,7 +83,7 @@ class Attached(Embedded):
         """
         own = super()._ledger_home()
         while True:
-            noted = self.get(_HOME_KEY)
+            noted = self.get(HOME_KEY)
             home = None if noted is None else decode_home(noted.value)
             number = self.node.info.number
             mine = self._is_first() if home is None else home.node == number
@@ -110,11 +91,11 @@ class Attached(Embedded):
                 return home.path
             if not mine:
                 raise LedgersUnknown
-            unchanged = missing(_HOME_KEY)
+            unchanged = missing(HOME_KEY)
             if noted is not None:
-                unchanged = Revision(_HOME_KEY, Compare.EQ, noted.revision)
+                unchanged = Revision(HOME_KEY, Compare.EQ, noted.revision)
             value = msgspec.json.encode(LedgerHome(node=number, path=own))
-            self.write([Put(_HOME_KEY, value)], condition=unchanged)
+            self.write([Put(HOME_KEY, value)], condition=unchanged)
 
     def _is_first(self) -> bool:
         nodes = self.ask_now(self.node.cluster.nodes)

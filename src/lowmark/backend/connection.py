@@ -141,6 +141,12 @@ def machine() -> str:
     return f"{socket.gethostname()} {boot}"
 
 
+def drawn_session(*, of_node: bool) -> int:
+    """The number of a client, by which a server knows its holds; below 0, the client is a node."""
+    number = secrets.randbits(62) + 1
+    return -number if of_node else number
+
+
 class Connection:
     """One server. May be used on any thread."""
 
@@ -283,7 +289,7 @@ class Connection:
         if leaves:
             # Holds are taken again at the next one, for another session: what the server before
             # still hears of this one, however late, ends nothing of it.
-            self._session = secrets.randbits(63)
+            self._session = drawn_session(of_node=session < 0)
         self.address = address
         self._calls.end_free()
 

@@ -377,6 +377,9 @@ class Embedded(NodeThread):
 
     # -- rows out -------------------------------------------------------------------------------
 
+    def asked_by_node(self, is_node: bool) -> None:
+        """Whether what this thread asks next is asked by another node of the cluster."""
+
     def _copies(
         self, table: TableId, numbers: Collection[int] | None = None, *, ends_at: float
     ) -> dict[int, Partition]:
@@ -582,6 +585,13 @@ class Embedded(NodeThread):
         log = partition.group.log
         log.hold(holder, kind=kind, pins=pins, why=why)
         kept.ends.append(lambda: log.release(holder, kind))
+
+    def follow_here(self, kept: _Kept, table: TableId, numbers: Sequence[int]) -> None:
+        """On the loop: have a hold hear of changes of partitions that are here now."""
+        for number in numbers:
+            partition = self.tables.get(table, number)
+            kept.ends.append(partition.follow(kept.changes.add))
+            kept.followed.append(partition)
 
     def wait(self, hold: Hold, timeout_s: float, *, seen: int = 0) -> int:
         """See `Backend`."""
@@ -838,6 +848,14 @@ class Embedded(NodeThread):
             )
         self.ask(lambda: self._metastore.invoke(Do(tuple(operations))), timeout_s=timeout_s)
         return True
+
+    # -- the cluster ----------------------------------------------------------------------------
+
+    def operate(self, action: str, body: bytes, *, timeout_s: float | None = None) -> bytes:
+        """See `Backend`."""
+        rebalance = self.node.rebalance
+        assert rebalance is not None
+        return self.ask(lambda: rebalance.operate(action, body), timeout_s=timeout_s)
 
 
 def _answer(one: Numbered, future: Future[object]) -> None:

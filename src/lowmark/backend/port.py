@@ -304,6 +304,11 @@ class Backend(Protocol):
     ) -> bool:
         """Write all of it in one revision, if the condition holds; says whether it did."""
 
+    # -- the cluster ----------------------------------------------------------------------------
+
+    def operate(self, action: str, body: bytes, *, timeout_s: float | None = None) -> bytes:
+        """Have a node carry out an action for an operator: see `operating`."""
+
 
 @runtime_checkable
 class LooksUp(Protocol):
@@ -351,4 +356,5 @@ RETRY: Final[Mapping[str, Retry]] = {
     "get": "safe",
     "range": "safe",
     "write": "unknown",
+    "operate": "safe",
 }

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import DirectoryChanged, ReadOnly
+from lowmark.backend.operating import check_looks
 from lowmark.backend.port import Sent
 from lowmark.backend.remote import RemoteBackend
 from lowmark.backend.values import BatchRange, Hold
@@ -168,6 +169,11 @@ class RemoteReader(_Refusing, RemoteBackend):
         self._database = self.info.name
         self.store = ReadOnlyStore(self.info.ledger_location, self._database)
 
+    def operate(self, action: str, body: bytes, *, timeout_s: float | None = None) -> bytes:
+        """See `Backend`."""
+        check_looks(self._database, action, body)
+        return super().operate(action, body, timeout_s=timeout_s)
+
 
 class FilesBackend(_Refusing, Embedded):
     """A directory as its files have it, to be read. See above.
@@ -232,6 +238,11 @@ class FilesBackend(_Refusing, Embedded):
         """See `Backend`."""
         with self.unless_changed():
             yield from super().batches(table, partition, ranges, held=held, timeout_s=timeout_s)
+
+    def operate(self, action: str, body: bytes, *, timeout_s: float | None = None) -> bytes:
+        """See `Backend`."""
+        check_looks(self._database, action, body)
+        return super().operate(action, body, timeout_s=timeout_s)
 
 
 def _last_use(lock_file: str) -> tuple[int, int, int] | None:

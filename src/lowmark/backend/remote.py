@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import secrets
 import threading
 import time
 import weakref
@@ -25,7 +24,14 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from lowmark.backend.connection import Connection, Explain, Locate, Members, is_passing
+from lowmark.backend.connection import (
+    Connection,
+    Explain,
+    Locate,
+    Members,
+    drawn_session,
+    is_passing,
+)
 from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
 from lowmark.backend.protocol import Reply
 from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
@@ -93,7 +99,9 @@ class RemoteBackend:
         cluster: str = "",
         explain: Explain | None = None,
         name: str = "",
+        of_node: bool = False,
     ) -> None:
+        """`of_node`: a node asks for its clients, and is told what is not there."""
         self._name = name or address
         self._pid = os.getpid()
         self._closed = False
@@ -125,7 +133,7 @@ class RemoteBackend:
         self._caring: threading.Thread | None = None
         self._connection = Connection(
             address,
-            session=secrets.randbits(63),
+            session=drawn_session(of_node=of_node),
             on_reply=_weakly(self._heard),
             timeout_s=timeout_s,
             locate=locate,
@@ -709,6 +717,13 @@ class RemoteBackend:
             "write", tuple(operations), condition=condition, timeout_s=timeout_s
         )
         return done
+
+    # -- the cluster ----------------------------------------------------------------------------
+
+    def operate(self, action: str, body: bytes, *, timeout_s: float | None = None) -> bytes:
+        """See `Backend`."""
+        said: bytes = self._call("operate", action, body, timeout_s=timeout_s)
+        return said
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:

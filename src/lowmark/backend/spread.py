@@ -5,9 +5,14 @@ and passed on. So a client needs to know one node, and may ask any. Nodes are as
 if they hold the same partitions: to each such set there is one connection, which goes to another
 node of the set when its node is away, and takes its holds along.
 
-A node that should have a copy and has none yet says so (`PartitionNotHere`) instead of asking the
-others: two nodes that do not know yet what the other one has can't send a question round in
-circles. What is asked of all nodes, each of them answers for itself alone (`…_here`).
+A node that another node asks answers of what it has, or says that it has it not
+(`PartitionNotHere`): two nodes that do not know yet what the other one has can't send a question
+round in circles. The node that asked looks again where the partition is, until its time is over.
+What is asked of all nodes, each of them answers for itself alone (`…_here`).
+
+Partitions move while they are read. A node that is in `stable` serves; one that is being filled, or
+is about to lose its copy, does not, and asks the others. A reader that follows a partition is told
+of its changes by the node that serves it, and by the next one when it has moved (`_refollow`).
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from itertools import chain
+from typing import Literal, TypeAlias, TypeVar
 
 from lowmark.backend.attached import Attached
 from lowmark.backend.errors import Closed, Ended, HoldUnknown, OtherDatabase
@@ -36,23 +42,29 @@ from lowmark.backend.values import (
 )
 from lowmark.catalog import TableId
 from lowmark.errors import LowmarkError, Unavailable
+from lowmark.group import GroupStopped
 from lowmark.ledger import Tail
 from lowmark.metastore import Topology
 from lowmark.node import Node, NodeClosing, NodeUnreachable
 from lowmark.runtime import Buffer
-from lowmark.table import Fence, View
+from lowmark.table import Fence, Partition, PartitionNotHere, View
 
 logger = logging.getLogger(__name__)
 
 _PEER_S = 2.0
 _WAIT_S = 20.0
 _AGAIN_S = 0.5
+_MOVED_S = 0.05
 _RETURN_S = 90.0
 """Clients of a node that is gone have taken their holds again at another one by then."""
+_CHANGES = ReadRange(0, None, "none")
+"""Nothing is kept of a partition; its changes are heard of."""
+_MOVED = "it follows partitions that have moved to this node"
 _THEIRS = (NodeUnreachable, NodeClosing, Ended)
 """What a client would take as said of its own server."""
 
 Nodes: TypeAlias = tuple[int, ...]
+T = TypeVar("T")
 
 
 class CopiesAway(Unavailable):
@@ -99,6 +111,8 @@ class Spread(Attached):
         self._up: frozenset[int] = frozenset()
         self._gone_at: dict[int, float] = {}
         """When nodes left that were up."""
+        self._asking = threading.local()
+        """Whether a node asks, by the thread that answers."""
         super().__init__(node, data, runs_on=runs_on)
         self.ask_now(lambda: node.cluster.on_topology(self._heard_of_nodes))
 
@@ -176,19 +190,21 @@ class Spread(Attached):
             return list(numbers), {}
         placement, own = self.node.placement, self.node.info.number
         assert placement is not None
+        by_node = getattr(self._asking, "by_node", False)
 
         def look() -> tuple[list[int], dict[Nodes, list[int]]]:
             here, away = list[int](), dict[Nodes, list[int]]()
             for number in numbers:
                 nodes = placement.routes(table, number)
                 copy = self.tables.here(table, number)
-                if copy is not None and copy.group.stopped is not None and not copy.group.alone:
-                    nodes = tuple(one for one in nodes if one != own)  # the others are sound
-                    copy = None
-                if copy is not None or not nodes or own in nodes:
+                sound = copy is not None and (copy.group.stopped is None or copy.group.alone)
+                others = tuple(one for one in nodes if one != own)
+                if not nodes or (own in nodes and (sound or not others)):
                     here.append(number)
+                elif by_node:
+                    raise PartitionNotHere(table, number)
                 else:
-                    away.setdefault(nodes, []).append(number)
+                    away.setdefault(others, []).append(number)
             return here, away
 
         return self.ask_now(look, timeout_s=timeout_s)
@@ -197,7 +213,23 @@ class Spread(Attached):
         """Whether there surely is a sound copy here; on any thread."""
         known = self._known.get((table, number))
         copy = None if known is None else known()
-        return copy is not None and copy.group.stopped is None
+        return copy is not None and copy.serves and copy.group.stopped is None
+
+    def asked_by_node(self, is_node: bool) -> None:
+        """See `Embedded`."""
+        self._asking.by_node = is_node
+
+    def _rerouted(self, timeout_s: float | None, call: Callable[[], T]) -> T:
+        """Ask again while partitions move: where they were, they are not any more."""
+        ends_at = self._ends_at(timeout_s)
+        while True:
+            try:
+                return call()
+            except (PartitionNotHere, GroupStopped):
+                if getattr(self._asking, "by_node", False) or time.monotonic() >= ends_at:
+                    raise
+                self.check()
+                time.sleep(_MOVED_S)
 
     def _all(self, table: TableId) -> Collection[int]:
         described = self.catalogs.latest.table(table)
@@ -225,7 +257,11 @@ class Spread(Attached):
             for address in members():
                 try:
                     peer = RemoteBackend(
-                        address, timeout_s=_PEER_S, members=members, cluster=self.info.cluster
+                        address,
+                        timeout_s=_PEER_S,
+                        members=members,
+                        cluster=self.info.cluster,
+                        of_node=True,
                     )
                 except (Unavailable, OtherDatabase) as error:
                     why = error.message
@@ -255,6 +291,9 @@ class Spread(Attached):
 
     def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
         """See `Backend`."""
+        return self._rerouted(timeout_s, lambda: self._now(table, timeout_s))
+
+    def _now(self, table: TableId | None, timeout_s: float | None) -> Moment:
         latest = self.now_here(table, timeout_s=timeout_s)
         if table is None:
             return latest
@@ -274,6 +313,17 @@ class Spread(Attached):
         timeout_s: float | None = None,
     ) -> int:
         """See `Backend`."""
+        return self._rerouted(
+            timeout_s, lambda: self._fence(table, producer, partitions, timeout_s)
+        )
+
+    def _fence(
+        self,
+        table: TableId,
+        producer: bytes,
+        partitions: Collection[int] | None,
+        timeout_s: float | None,
+    ) -> int:
         numbers = self._all(table) if partitions is None else partitions
         here, away = self._split(table, numbers, timeout_s)
         if not away:
@@ -301,6 +351,9 @@ class Spread(Attached):
         timeout_s: float | None = None,
     ) -> View:
         """See `Backend`."""
+        return self._rerouted(timeout_s, lambda: self._view(table, partition, latest, timeout_s))
+
+    def _view(self, table: TableId, partition: int, latest: bool, timeout_s: float | None) -> View:
         if not self._is_here(table, partition):
             _, away = self._split(table, (partition,), timeout_s)
             for nodes in away:
@@ -317,6 +370,17 @@ class Spread(Attached):
         timeout_s: float | None = None,
     ) -> dict[int, View]:
         """See `Backend`."""
+        return self._rerouted(
+            timeout_s, lambda: self._views(table, partitions, closed_at, timeout_s)
+        )
+
+    def _views(
+        self,
+        table: TableId,
+        partitions: Collection[int],
+        closed_at: int | None,
+        timeout_s: float | None,
+    ) -> dict[int, View]:
         here, away = self._split(table, partitions, timeout_s)
         found = super().views(table, here, closed_at=closed_at, timeout_s=timeout_s)
         for nodes, some in away.items():
@@ -333,6 +397,17 @@ class Spread(Attached):
         timeout_s: float | None = None,
     ) -> dict[int, PartitionStatus]:
         """See `Backend`. Of a table that was dropped: of those that are here."""
+        return self._rerouted(
+            timeout_s, lambda: self._statuses(table, partitions, latest, timeout_s)
+        )
+
+    def _statuses(
+        self,
+        table: TableId,
+        partitions: Collection[int] | None,
+        latest: bool,
+        timeout_s: float | None,
+    ) -> dict[int, PartitionStatus]:
         numbers = self._all(table) if partitions is None else partitions
         here, away = self._split(table, numbers, timeout_s)
         if not away:
@@ -347,6 +422,11 @@ class Spread(Attached):
         self, table: TableId, keys: Mapping[int, Sequence[int | bytes]]
     ) -> dict[int, Sequence[Found | None]]:
         """The last change of keys, by partition: of those partitions that have no copy here."""
+        return self._rerouted(None, lambda: self._look_up_there(table, keys))
+
+    def _look_up_there(
+        self, table: TableId, keys: Mapping[int, Sequence[int | bytes]]
+    ) -> dict[int, Sequence[Found | None]]:
         _, away = self._split(table, keys, None)
         found: dict[int, Sequence[Found | None]] = {}
         for nodes, some in away.items():
@@ -365,12 +445,50 @@ class Spread(Attached):
         timeout_s: float | None = None,
     ) -> Iterator[list[Buffer]]:
         """See `Backend`."""
+        left = list(ranges)
+        while left:
+            some = self._rerouted(
+                timeout_s,
+                lambda: self._some_batches(table, partition, left, held=held, timeout_s=timeout_s),
+            )
+            try:
+                for batches in some:
+                    left.pop(0)
+                    yield batches
+            except LowmarkError as error:
+                # A copy that went in the middle: the rest is read where the partition is now.
+                if self._is_here(table, partition) or getattr(self._asking, "by_node", False):
+                    raise
+                moved = isinstance(error, PartitionNotHere | GroupStopped)
+                if not moved and not self._has_moved(table, partition):
+                    raise
+
+    def _has_moved(self, table: TableId, partition: int) -> bool:
+        """Whether the copy that was here does not serve any more."""
+        known = self._known.get((table, partition))
+        copy = None if known is None else known()
+        if copy is None or copy.serves:
+            return False
+        self._known.pop((table, partition), None)
+        return True
+
+    def _some_batches(
+        self,
+        table: TableId,
+        partition: int,
+        ranges: Sequence[BatchRange],
+        *,
+        held: bool,
+        timeout_s: float | None,
+    ) -> Iterator[list[Buffer]]:
+        """The first batches are fetched before this returns: an error comes at once."""
         _, away = self._split(table, (partition,), timeout_s)
         for nodes in away:
             with self._at(nodes) as peer:
-                yield from peer.batches(table, partition, ranges, held=held, timeout_s=timeout_s)
-            return
-        yield from super().batches(table, partition, ranges, held=held, timeout_s=timeout_s)
+                found = peer.batches(table, partition, ranges, held=held, timeout_s=timeout_s)
+                return chain((next(found),), found)
+        found = super().batches(table, partition, ranges, held=held, timeout_s=timeout_s)
+        return chain((next(found),), found)
 
     def tail(
         self,
@@ -382,6 +500,11 @@ class Spread(Attached):
         timeout_s: float | None = None,
     ) -> Tail:
         """See `Backend`."""
+        return self._rerouted(timeout_s, lambda: self._tail(table, partition, low, high, timeout_s))
+
+    def _tail(
+        self, table: TableId, partition: int, low: int, high: int, timeout_s: float | None
+    ) -> Tail:
         _, away = self._split(table, (partition,), timeout_s)
         for nodes in away:
             with self._at(nodes) as peer:
@@ -403,6 +526,24 @@ class Spread(Attached):
     ) -> Held:
         """See `Backend`."""
         mine = hold or Hold.drawn()
+        return self._rerouted(
+            timeout_s,
+            lambda: self._hold(
+                table, ranges, mine, kind=kind, holder=holder, why=why, timeout_s=timeout_s
+            ),
+        )
+
+    def _hold(
+        self,
+        table: TableId,
+        ranges: Mapping[int, ReadRange],
+        mine: Hold,
+        *,
+        kind: Literal["reader", "run"],
+        holder: str,
+        why: str,
+        timeout_s: float | None,
+    ) -> Held:
         known = self._parts.get(mine.number)
         if known is not None and known.held is not None:
             return known.held  # the client repeats its call
@@ -435,7 +576,7 @@ class Spread(Attached):
                 parts.files += numbers
                 self._files |= dict.fromkeys(numbers, peer)
                 if any(one.end is None for one in wanted.values()):
-                    self._follow(mine, parts, peer, theirs)
+                    self._follow(mine, parts, (peer, theirs), table, some)
             parts.held = Held(mine, dict(sorted(found.items())), files)
             if self._parts.setdefault(mine.number, parts) is not parts:
                 held = self._parts[mine.number].held  # another attempt was quicker
@@ -462,15 +603,25 @@ class Spread(Attached):
         for peer, theirs in parts.peers:
             peer.release(theirs)
 
-    def _follow(self, mine: Hold, parts: _Parts, peer: RemoteBackend, theirs: Hold) -> None:
+    def _follow(
+        self,
+        mine: Hold,
+        parts: _Parts,
+        there: tuple[RemoteBackend, Hold],
+        table: TableId,
+        numbers: Sequence[int],
+    ) -> None:
         """Hear of changes at another node, until the hold is released."""
-        kept = self._kept.get(mine.number)
+        kept, (peer, theirs) = self._kept.get(mine.number), there
 
         def run() -> None:
             seen = 0
             while not parts.released and kept is not None:
                 try:
                     now = peer.wait(theirs, _WAIT_S, seen=seen)
+                except (PartitionNotHere, GroupStopped):
+                    self._refollow(mine, parts, table, numbers)
+                    return
                 except Unavailable:
                     time.sleep(_AGAIN_S)  # it may be back
                     continue
@@ -486,12 +637,55 @@ class Spread(Attached):
 
         threading.Thread(target=run, name="lowmark-follow", daemon=True).start()
 
+    def _refollow(self, mine: Hold, parts: _Parts, table: TableId, numbers: Sequence[int]) -> None:
+        """Partitions have moved: hear of their changes where they are now."""
+        kept, left = self._kept.get(mine.number), list(numbers)
+        while left and kept is not None and not parts.released and not self.closed:
+            try:
+                here, away = self._split(table, left, None)
+                if here:
+                    self.ask_now(lambda some=here: self.follow_here(kept, table, some))  # type: ignore[misc]
+                    left = [one for one in left if one not in here]
+                for nodes, some in away.items():
+                    with self._at(nodes) as peer:
+                        theirs, wanted = Hold.drawn(), dict.fromkeys(some, _CHANGES)
+                        peer.hold(table, wanted, holder=kept.holder[0], why=_MOVED, hold=theirs)
+                    parts.peers.append((peer, theirs))
+                    self._follow(mine, parts, (peer, theirs), table, some)
+                    left = [one for one in left if one not in some]
+            except LowmarkError as error:
+                logger.debug("a partition is not followed yet", extra={"reason": error.message})
+                time.sleep(_AGAIN_S)
+        if kept is not None:
+            kept.changes.add()  # what came meanwhile is looked at
+
     def wait(self, hold: Hold, timeout_s: float, *, seen: int = 0) -> int:
         """See `Backend`."""
         parts = self._parts.get(hold.number)
         if parts is not None and parts.error is not None:
             raise parts.error.again()
-        return super().wait(hold, timeout_s, seen=seen)
+        kept = self._kept.get(hold.number)
+        gone = [] if kept is None else [one for one in kept.followed if self._is_gone(one)]
+        if kept is None or not gone:
+            return super().wait(hold, timeout_s, seen=seen)
+        if getattr(self._asking, "by_node", False):
+            raise PartitionNotHere(gone[0].table, gone[0].number)
+        if parts is None:
+            parts = self._parts.setdefault(hold.number, _Parts(held=kept.held))
+        for table in {one.table for one in gone}:
+            numbers = [one.number for one in gone if one.table == table]
+            kept.followed = [one for one in kept.followed if one not in gone]
+            threading.Thread(
+                target=self._refollow,
+                args=(hold, parts, table, numbers),
+                name="lowmark-refollow",
+                daemon=True,
+            ).start()
+        return seen
+
+    def _is_gone(self, copy: Partition) -> bool:
+        """Whether a copy that is followed does not serve any more, and others do."""
+        return not copy.serves or (copy.group.stopped is not None and not copy.group.alone)
 
     def release(self, hold: Hold) -> None:
         """See `Backend`."""

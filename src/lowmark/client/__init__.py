@@ -38,6 +38,7 @@ from lowmark.backend.errors import (
     TableUnknown,
 )
 from lowmark.client.appending import Part, Result
+from lowmark.client.cluster import Cluster
 from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
 from lowmark.client.database import Database
 from lowmark.client.explaining import (
@@ -81,6 +82,7 @@ __all__ = [
     "BelowWatermark",
     "Cancelled",
     "Closed",
+    "Cluster",
     "ColumnRefused",
     "CursorExists",
     "CursorMovesBack",

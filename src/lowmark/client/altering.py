@@ -10,6 +10,7 @@ from typing import TypeVar
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
+    AlterTable,
     Catalog,
     Command,
     DropColumns,
@@ -33,10 +34,14 @@ def alterations(
     rename: Mapping[str, str] | None,
     widen: ColumnsLike | None,
     options: Mapping[str, str | int | None] | None,
+    partitions: int | None = None,
 ) -> list[Command]:
     """The commands, in an order in which columns are named as they are called before."""
     schema, _, name = catalog.name_of(table).rpartition(".")
-    commands: list[Command] = [
+    commands: list[Command] = []
+    if partitions is not None:
+        commands.append(AlterTable(name=name, schema=schema, partitions=partitions))
+    commands += [
         AlterColumn(table=name, schema=schema, column=column.name, type=column.type)
         for column in (columns_of(widen, ()) if widen is not None else ())
     ]

@@ -18,15 +18,22 @@ from lowmark.catalog import (
     Command,
     CreateTable,
     DropTable,
+    DropZone,
     Executed,
+    RenameZone,
+    SetDefaultZone,
     TableId,
+    Zone,
+    find_zone,
     parse_duration,
 )
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.checking import whole
+from lowmark.client.cluster import Cluster
 from lowmark.client.edges import edge
 from lowmark.client.session import Finishing, Session
 from lowmark.client.table import Table
+from lowmark.client.zones import alteration, creation
 from lowmark.compaction.automatic import Automatic, Told
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import LEASE_MS, LEASE_MS_LEAST, RunOptions
@@ -55,6 +62,8 @@ class Database:
         self._tables: dict[TableId, Table] = {}
         ledgers = Ledgers(backend.store)
         self._compactor = Compactor(self._session, ledgers)
+        self.cluster = Cluster(self._session)
+        """Its nodes, and the moves of partitions among them: for operators."""
         self._session.finishing.add(self._compactor)
         if not read_only:
             self._sweep_dropped()
@@ -100,6 +109,7 @@ class Database:
         *,
         key: str | Sequence[str] | None = None,
         partitions: int | None = None,
+        zone: str | None = None,
         options: Mapping[str, str | int] | None = None,
         if_not_exists: bool = False,
     ) -> Table:
@@ -108,7 +118,8 @@ class Database:
         `columns` are types by name: as text (`{"id": "string", "amount": "decimal(12,2)"}`, or the
         words of SQL and Spark), as Python's types (`{"id": int, "name": str}`), or as Arrow's. An
         Arrow schema, a list of pairs or of `NewColumn` will do, too. Text followed by `not null`
-        makes a column required; key columns always are. Key and number of partitions never change.
+        makes a column required; key columns always are. Key, zone and number of partitions never
+        change; without `zone` it is the default zone, without `partitions` the zone's number.
         """
         keys = (key,) if isinstance(key, str) else tuple(key or ())
         schema, plain = _path(name)
@@ -117,6 +128,7 @@ class Database:
             schema=schema,
             columns=columns_of(columns, keys),
             key=keys,
+            zone=zone,
             partitions=partitions,
             options=dict(options or {}),
             if_not_exists=if_not_exists,
@@ -176,6 +188,90 @@ class Database:
     def execute(self, commands: Sequence[Command]) -> Executed:
         """Change the catalog: all commands or none, in one version."""
         return self._backend.execute(commands)
+
+    # -- zones ----------------------------------------------------------------------------------
+
+    def zones(self) -> list[str]:
+        """The names of all zones."""
+        return sorted(zone.name for zone in self.catalog.all_zones())
+
+    def zone(self, name: str) -> Zone:
+        """A zone by name, with its settings."""
+        return find_zone(self.catalog, name)
+
+    @property
+    def default_zone(self) -> Zone | None:
+        """Where tables go that name no zone."""
+        return self.catalog.default_zone
+
+    def create_zone(
+        self,
+        name: str,
+        *,
+        replicas: int | None = None,
+        partitions: int | None = None,
+        node_filter: str | None = None,
+        scale_up: str | timedelta | None = None,
+        scale_down: str | timedelta | None = None,
+        if_not_exists: bool = False,
+    ) -> Zone:
+        """Create a zone and give it. What you leave out has its default.
+
+        `replicas` (3) is how many nodes hold each partition. `partitions` (8) is only what a new
+        table gets that does not say how many. `node_filter` says which nodes: `"rack = r1"`.
+        `scale_up` ("5s") is how long the cluster waits before it gives partitions to a node that
+        has joined. `scale_down` ("10 min") is how long a node may be down before the cluster gives
+        its partitions to others; "never" leaves them there.
+        """
+        command = creation(
+            name,
+            replicas=replicas,
+            partitions=partitions,
+            node_filter=node_filter,
+            scale_up=scale_up,
+            scale_down=scale_down,
+            if_not_exists=if_not_exists,
+        )
+        return find_zone(self.execute([command]).catalog, name)
+
+    def alter_zone(
+        self,
+        name: str,
+        *,
+        replicas: int | None = None,
+        partitions: int | None = None,
+        node_filter: str | None = None,
+        scale_up: str | timedelta | None = None,
+        scale_down: str | timedelta | None = None,
+    ) -> Zone:
+        """Change a zone and give it. What you leave out stays as it is.
+
+        The arguments are as `create_zone` has them; `node_filter=""` is all nodes. `partitions`
+        counts for new tables only: tables that are there keep theirs.
+        """
+        command = alteration(
+            name,
+            replicas=replicas,
+            partitions=partitions,
+            node_filter=node_filter,
+            scale_up=scale_up,
+            scale_down=scale_down,
+        )
+        return find_zone(self.execute([command]).catalog, name)
+
+    def rename_zone(self, name: str, to: str) -> Zone:
+        """Give a zone another name; its tables stay in it."""
+        return find_zone(self.execute([RenameZone(name=name, to=to)]).catalog, to)
+
+    def set_default_zone(self, name: str) -> None:
+        """Let new tables that name no zone go here."""
+        self.execute([SetDefaultZone(name=name)])
+
+    def drop_zone(self, name: str, *, if_exists: bool = False) -> None:
+        """Drop a zone that has no tables and is not the default."""
+        self.execute([DropZone(name=name, if_exists=if_exists)])
+
+    # -- runs -----------------------------------------------------------------------------------
 
     def runs(self) -> list[RunRecord]:
         """The runs of compaction that are known, of all tables; the newest first."""

@@ -157,18 +157,27 @@ class Table:
         rename: Mapping[str, str] | None = None,
         widen: ColumnsLike | None = None,
         options: Mapping[str, str | int | None] | None = None,
+        partitions: int | None = None,
     ) -> Executed:
         """Change columns and options: all of it, in one version of the catalog, or nothing.
 
         `add` takes columns as `create_table` does; they come last, and older rows show null in
         them, or the default of a `NewColumn`. `drop` names columns, `rename` maps old names to
         new ones, `widen` maps names to types that hold more; all by the names that columns have
-        before. Options that are None go back to their defaults.
+        before. Options that are None go back to their defaults. The number of partitions never
+        changes: another one than the table has is refused (`PartitionsFixed`).
         """
         table = self._current()
         catalog = self._backend.catalog()
         commands = alterations(
-            catalog, table, add=add, drop=drop, rename=rename, widen=widen, options=options
+            catalog,
+            table,
+            add=add,
+            drop=drop,
+            rename=rename,
+            widen=widen,
+            options=options,
+            partitions=partitions,
         )
         return self._backend.execute(commands)
 

@@ -69,6 +69,7 @@ from lowmark.node.messages import (
     WatermarkStatus,
 )
 from lowmark.node.status import Copy, Known, TablePart, Trying, lease_row, merged, parts_of
+from lowmark.placement.zones import draining_in
 from lowmark.raft import Entry as RaftEntry
 from lowmark.raft import EntryKind, MembershipRefused, membership
 from lowmark.runtime import DiskFailed, Locked, RealDisk, millis_of, real_runtime
@@ -134,6 +135,11 @@ class OfflineStore:
         """Why the machine did not come as far as it should, if so."""
         self.unknown_entries = self._log.last_index - self._replay.applied
         """Entries that are there, but may not be committed: only a running node can tell."""
+
+    @property
+    def node(self) -> str:
+        """The name of the node."""
+        return self._identity.name
 
     @property
     def doubt(self) -> str:
@@ -359,6 +365,7 @@ class OfflineStore:
             tables=trying.get("the tables", lambda: self._tables(trying), nothing),
             homes=trying.get("the tables", self._homes, nowhere),
             watermark=trying.get("the low watermark", self._watermark, None),
+            draining=draining_in(state),
         )
         copy = Copy(
             GROUP,
@@ -449,6 +456,9 @@ class _Replay:
                     if not self._founded:
                         self._founded = True
                         self.members = membership.restore(envelope.founders_of(data))
+                case envelope.RESET:
+                    self._founded = True
+                    self.members = membership.restore(envelope.reset_of(data))
                 case kind:
                     raise EntryTooNew(self._log.name, index=entry.index, kind=kind)
         self.applied = entry.index

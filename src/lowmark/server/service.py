@@ -162,6 +162,8 @@ class Service:
         if request.cluster != cluster:
             raise OtherDatabase("this address", expected=request.cluster, found=cluster)
         self.sessions.hear(request.session)
+        # A node that asks has looked for the rows already: it is not sent on from node to node.
+        self.backend.asked_by_node(request.session < 0)
         return request
 
     def call(self, body: bytes) -> bytes:

@@ -192,12 +192,14 @@ class Forwarding:
     def _leader(self, asked: _Asked, copy: Partition | None) -> int:
         """Who leads, as far as this node knows; 0: it does not know."""
         key = (asked.table, asked.number)
-        if copy is not None and copy.group.stopped is None:
-            self._leaders.pop(key, None)
-            return copy.group.leader
         nodes = self._routes(*key)
+        if copy is not None and copy.group.stopped is None:
+            # A copy that is being filled, or was left behind, may know of no leader.
+            if copy.group.leader or self._groups.node in nodes:
+                self._leaders.pop(key, None)
+                return copy.group.leader
         known = self._leaders.get(key)
-        if known in nodes:
+        if known is not None:  # it may be one that the partition is moving to
             return known
         # Each in turn: one of them leads, or knows which does.
         others = [node for node in nodes if node != self._groups.node]

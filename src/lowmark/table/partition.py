@@ -70,6 +70,10 @@ class Partition:
         self._group: Group | None = None
         self.forwards: Forwards | None = None
         """The way to the node that leads it, if that is another one."""
+        self.serves = True
+        """Whether rows are read here: not by a copy that is being filled, or is about to go."""
+        self.when_stopped: Callable[[LowmarkError], None] = lambda _: None
+        """Told why this copy goes no further."""
         self._followers: list[Callable[[], None]] = []
         self._snapshot_bytes = SNAPSHOT_BYTES
         """When so much was applied, another snapshot is due."""
@@ -199,6 +203,12 @@ class Partition:
 
         return end
 
+    def serve(self, serves: bool) -> None:
+        """Rows are read here from now on, or are not any more; followers find out by asking."""
+        if serves != self.serves:
+            self.serves = serves
+            self._tell()
+
     def _tell(self) -> None:
         for follower in list(self._followers):
             follower()
@@ -225,8 +235,8 @@ class Partition:
 
     def on_stopped(self, error: LowmarkError) -> None:
         """Wake the followers: they find out by asking."""
-        del error
         self._tell()
+        self.when_stopped(error)
 
 
 def accepted(outcome: object) -> Outcome:

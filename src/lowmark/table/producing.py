@@ -312,8 +312,13 @@ class Producing:
         """Have a batch stored, behind all that were sent to this partition before."""
         key = (partition.table, partition.number)
         lane = self._lanes.get(key)
-        if lane is None or lane.partition is not partition:
-            lane = self._lanes[key] = self._lane(partition, before=lane)
+        if lane is None:
+            lane = _Lane(partition, self._producer, self._runtime, epoch=self._epoch)
+            self._lanes[key] = lane
+        # The way may be another one, for the partition was moved. Its numbers go on: a second lane
+        # beside one with batches under way would begin the same epochs, and one of two batches with
+        # the same number would get the answer of the other.
+        lane.partition = partition
         now_ms = self._elapsed_us() // 1_000
         sent = _Sent(batch, Future(), now_ms + self._timeout_ms)
         if lane.free:
@@ -322,16 +327,6 @@ class Producing:
             lane.waiting.append(sent)
             lane.work()
         return sent.future
-
-    def _lane(self, partition: Destination, *, before: _Lane | None) -> _Lane:
-        if before is None:
-            return _Lane(partition, self._producer, self._runtime, epoch=self._epoch)
-        # Another copy of the same partition knows the numbers that were used.
-        spent = _is_last(before.epoch)
-        epoch = before.epoch if spent else before.epoch + 1
-        lane = _Lane(partition, self._producer, self._runtime, epoch=epoch)
-        lane.spent = spent
-        return lane
 
 
 def _is_last(epoch: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 
 from lowmark.catalog import TableId
-from lowmark.group import Future, Groups, PeerListener
+from lowmark.group import Future, Group, Groups, PeerListener, Reset
 from lowmark.holds import Hold
 from lowmark.log import GroupUnknown, Log
 from lowmark.runtime import Buffer
@@ -96,10 +96,7 @@ class Tables:
             group = self._groups.create(
                 name, partition.machine, members=members, listener=listener, observer=partition
             )
-        partition.opened(group)
-        self._partitions[table, number] = partition
-        self._distant.pop((table, number), None)
-        return partition
+        return self._opened(partition, group)
 
     def _cut_holds(self, partition: Partition) -> Iterable[Hold]:
         return chain.from_iterable(holding(partition) for holding in self.holding_cuts)
@@ -140,6 +137,17 @@ class Tables:
         found = map(parse_group_name, self._names())
         return sorted(one for one in found if one is not None)
 
+    def has_copy(self, table: TableId, number: int) -> bool:
+        """Whether this node has anything of a partition."""
+        name = group_name(table, number)
+        if (table, number) in self._partitions or name in self._log.unreadable:
+            return True
+        try:
+            self._log.group(name)
+        except GroupUnknown:
+            return False
+        return True
+
     def destroy(self, table: TableId, number: int) -> None:
         """Remove all that is here of a partition that no node needs any more."""
         self._partitions.pop((table, number), None)
@@ -147,6 +155,53 @@ class Tables:
         name = group_name(table, number)
         if name in self._names():
             self._groups.delete(name)
+
+    def reset(
+        self, table: TableId, number: int, *, listener: PeerListener
+    ) -> tuple[Partition, Reset]:
+        """Have this node's copy go on as the only one: all others are lost (`Groups.reset`)."""
+        name = group_name(table, number)
+        if not self._has(name):
+            raise PartitionNotHere(table, number)
+        partition = Partition(table, number, cut_holds=self._cut_holds)
+        partition.forwards = self._forwarding
+        self._partitions.pop((table, number), None)
+        group, done = self._groups.reset(
+            name, partition.machine, listener=listener, observer=partition
+        )
+        return self._opened(partition, group), done
+
+    def rebuild(
+        self, table: TableId, number: int, *, ask: Iterable[int], listener: PeerListener
+    ) -> Future[Partition]:
+        """Throw this node's copy away, and get another one from these nodes."""
+        partition = Partition(table, number, cut_holds=self._cut_holds)
+        partition.forwards = self._forwarding
+        self._partitions.pop((table, number), None)
+        made = self._groups.rebuild(
+            group_name(table, number),
+            partition.machine,
+            ask=ask,
+            listener=listener,
+            observer=partition,
+        )
+        return made.map(lambda group: self._opened(partition, group))
+
+    def _opened(self, partition: Partition, group: Group) -> Partition:
+        partition.opened(group)
+        self._partitions[partition.table, partition.number] = partition
+        self._distant.pop((partition.table, partition.number), None)
+        return partition
+
+    def leave(self, table: TableId, number: int) -> None:
+        """Remove this node's copy of a partition that is on other nodes now.
+
+        The node remembers that it had one: a copy that it is given later is another incarnation.
+        """
+        name = group_name(table, number)
+        if name in self._names():
+            self._groups.leave(name)
+        self._partitions.pop((table, number), None)
 
     def _has(self, name: str) -> bool:
         """Whether the log has a copy that was finished; raises if that is unknown."""

@@ -62,7 +62,7 @@ class Leaders:
         for partition in partitions:
             group, key = partition.group, (partition.table, partition.number)
             nodes = self._routes(*key)
-            if not group.ready or len(nodes) < 2:
+            if not group.ready or not nodes:
                 continue
             to = should_lead(*key, nodes)
             if to == group.node or not group.hears(to):

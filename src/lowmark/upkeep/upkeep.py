@@ -227,7 +227,7 @@ class Upkeep:
         self._retention = Retention(runtime.clock, catalogs)
         self._freeing = Freeing()
         self._leaders = Leaders(
-            routes=placement.routes, now_ms=lambda: runtime.loop.elapsed_us() // 1_000
+            routes=placement.leaders, now_ms=lambda: runtime.loop.elapsed_us() // 1_000
         )
         self._dropped = Dropped(catalogs, tables, placement, watermark)
         self._forgetting: Future[int] = Future()

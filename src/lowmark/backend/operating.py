@@ -1,0 +1,86 @@
+"""What an operator asks of a cluster through the port: a node's actions, and their bodies.
+
+They travel as JSON, as a node's own clients send them (`lowmark.node.messages`). Callers that may
+not know nodes take the values from here.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from lowmark.backend.errors import ReadOnly
+from lowmark.backend.port import Backend
+from lowmark.errors import Corrupt
+from lowmark.node.messages import (
+    BaselineAsk,
+    BaselineReply,
+    CancelAsk,
+    CancelledReply,
+    ChangeAsk,
+    DrainAsk,
+    DrainReply,
+    MoveRow,
+    NewNode,
+    NodeReply,
+    Nothing,
+    PartitionName,
+    PlanAsk,
+    PlannedRow,
+    PlanReply,
+    RebalanceReply,
+    RebalanceSettings,
+    RemoveNodeAsk,
+)
+
+__all__ = [
+    "BaselineAsk",
+    "BaselineReply",
+    "CancelAsk",
+    "CancelledReply",
+    "ChangeAsk",
+    "DrainAsk",
+    "DrainReply",
+    "MoveRow",
+    "NewNode",
+    "NodeReply",
+    "Nothing",
+    "PartitionName",
+    "PlanAsk",
+    "PlanReply",
+    "PlannedRow",
+    "RebalanceReply",
+    "RebalanceSettings",
+    "RemoveNodeAsk",
+    "check_looks",
+    "operated",
+]
+
+T = TypeVar("T")
+
+
+def operated(backend: Backend, action: str, asked: msgspec.Struct, answer: type[T]) -> T:
+    """What comes of an action."""
+    said = backend.operate(action, msgspec.json.encode(asked))
+    try:
+        return msgspec.json.decode(said, type=answer)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(
+            f"what a node answered to {action} can't be read: {error}",
+            hint="Check that the client and the node are of versions that belong together.",
+        ) from error
+
+
+def check_looks(database: str, action: str, body: bytes) -> None:
+    """Refuse an action that would change something."""
+    match action:
+        case "rebalance.status" | "rebalance.plan":
+            return
+        case "zone.baseline":
+            asked = msgspec.json.decode(body, type=BaselineAsk)
+            if not asked.auto and not asked.nodes:
+                return
+        case "node.drain" if msgspec.json.decode(body, type=DrainAsk).look:
+            return
+    raise ReadOnly(database, f"the action {action}")
