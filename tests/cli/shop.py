@@ -30,7 +30,7 @@ class Shop:
 
     def invoke(self, *words: str, stdin: bytes | str | None = None) -> Result:
         # Behind the first word, so that keys may stand at the end, behind --.
-        group = 2 if words[0] in {"table", "cursor", "ledger"} else 1
+        group = 2 if words[0] in {"catalog", "cursor", "ledger", "table", "zone"} else 1
         if words[:2] == ("watermark", "advance") or (words[:1] == ("runs",) and len(words) > 1):
             group = 2
         placed = [*words[:group], "--data", str(self.data), *words[group:]]

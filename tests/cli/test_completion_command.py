@@ -41,12 +41,17 @@ def offered(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (("re",), ["read"]),
+        (("re",), ["rebalance", "read"]),
+        (("rebalance", "th"), ["throttle"]),
+        (("rebalance", "plan", "--add"), ["--add-node"]),
+        (("node", "drain", "n3", "--no-"), ["--no-wait"]),
         (("table", "al"), ["alter"]),
         (("table", "alter", "orders", "--wi"), ["--widen"]),
         (("read", "orders", "--c"), ["--compacted", "--cursor", "--commit", "--columns", "--csv"]),
         (("read", "table", "--fol"), ["--follow"]),
         (("watermark", "h"), ["history"]),
+        (("zone", "al"), ["alter"]),
+        (("zone", "create", "near", "--scale"), ["--scale-up", "--scale-down"]),
         (("--log-l",), ["--log-level"]),
         (("read", "orders", "--parquet", ""), []),
         (("nope", "x"), []),

@@ -66,6 +66,14 @@ def test_commands_work_one_after_another(served: Served) -> None:
     assert "orders" in run(served, "tide", "orders")
     run(served, "table", "alter", "orders", "--add", "note string")
     run(served, "table", "drop", "orders", "--yes")
+    run(served, "zone", "create", "near", "--scale-down", "never")
+    run(served, "zone", "alter", "near", "--scale-up", "1min")
+    near = told(served, "zone", "show", "near")
+    assert (near["scale_up_ms"], near["scale_down_ms"]) == (60_000, None)
+    run(served, "zone", "rename", "near", "far")
+    run(served, "zone", "default", "far")
+    assert [one["zone"] for one in told(served, "zone", "list")] == ["default", "far"]
+    run(served, "zone", "drop", "default")
     assert told(served, "table", "list") == []
 
 
@@ -85,4 +93,5 @@ def test_every_command_that_opens_a_database_takes_a_node() -> None:
     offered = {path: names for path, names in options(get_command(app)) if "--data" in names}
     alone = {path for path, names in offered.items() if "--node" not in names}
     assert len(offered) > 25
-    assert alone == {("serve",), ("log", "dump")}  # a directory's own, and no directory at all
+    # a directory's own, the directory of a stopped node, and no directory at all
+    assert alone == {("serve",), ("meta", "reset"), ("log", "dump")}

@@ -11,7 +11,6 @@ import pytest
 
 from eventually import eventually
 from lowmark.errors import Corrupt, LowmarkError
-from lowmark.group import ChangeError, ChangeFailed
 from lowmark.inspect import open_offline
 from lowmark.log import GroupQuarantined
 from lowmark.metastore import ClusterRefused, MetastoreDamaged
@@ -192,13 +191,3 @@ def test_why_a_node_was_not_let_in_again_is_shown_to_whoever_asks(tmp_path: Path
             return all("the address is taken" in problem_of(c.status(), "n2") for c in clients)
 
         eventually(shown)
-
-
-def test_why_members_could_not_be_changed_is_shown_at_the_coordinator(tmp_path: Path) -> None:
-    with Running(tmp_path, name="n1") as running:
-        failed = ChangeFailed(error=ChangeError.STALLED, token=1, peers=(1, 7), node=7)
-        coordinator = running.node.cluster._coordinator
-        running.node.bridge.ask_now(lambda: coordinator.on_change_peers_error(failed), timeout_s=10)
-        problem = problem_of(running.client().status(), "n1")
-        assert "members could not be changed by node 7" in problem
-        assert "no progress" in problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from lowmark.node.status import (
     WAITING_MS_MAX,
     Copy,
     CursorPart,
+    FailingMove,
     Known,
     TablePart,
     cursor_warning,
@@ -140,7 +142,7 @@ NODES = [
 ]
 
 
-def known(home: Home, *copies: Copy) -> Status:
+def known(home: Home, *copies: Copy, failing: Sequence[FailingMove] = ()) -> Status:
     """As node 1 shows it: node 2 is up and does not answer, node 3 is down."""
     return merged(
         Known(
@@ -151,6 +153,8 @@ def known(home: Home, *copies: Copy) -> Status:
             metastore=None,
             problems={1: "", 2: "it gives no answer"},
             homes=[home],
+            draining={2},
+            failing=failing,
         ),
         copies,
     )
@@ -183,8 +187,20 @@ def test_a_table_with_fewer_replicas_than_its_zone_asks_for_is_warned_of() -> No
     assert (warning.kind, warning.table) == ("replicas-missing", "newt")
     assert warning.text.startswith("table newt has 2 of 3 replicas: ")
     assert "takes no rows while 1 of its 2 nodes is down" in warning.text
+    assert "gets the rest by itself when the zone has 3 nodes" in warning.text
     # and none of one that has all, or more since the zone asks for fewer
     assert known(replace(home, replicas=2)).warnings == ()
+
+
+def test_nodes_that_are_drained_are_marked_and_moves_that_fail_are_warned_of() -> None:
+    home = Home(id=7, name="newt", zone="wide", replicas=1, nodes=((1,),))
+    reason = "a new member makes no progress (node n3)"
+    status = known(home, failing=[FailingMove("newt", 0, ("n1", "n3"), reason, 12, 90_000)])
+    assert [node.draining for node in status.nodes] == [False, True, False]
+    [warning] = status.warnings
+    assert (warning.kind, warning.table) == ("move-failing", "newt")
+    assert warning.text.startswith(f"partition 0 of table newt can't be moved to n1, n3: {reason}.")
+    assert "It has failed 12 times in 1.5 min" in warning.text
 
 
 def _here(client: NodeClient) -> int:

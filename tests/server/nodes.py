@@ -12,7 +12,6 @@ from typing import Self
 
 import lowmark
 from clusters.ports import free_ports
-from lowmark.catalog import AlterZone
 from lowmark.client import Database, Table
 
 COLUMNS = {"id": "int64", "status": "string"}
@@ -25,15 +24,17 @@ than by default: a test waits for that until the others know that a node is gone
 class Nodes:
     """So many nodes in a folder; they end with the `with`."""
 
-    def __init__(self, path: Path, count: int, **settings: str) -> None:
-        """With these settings in the environment, besides `SETTINGS`."""
+    def __init__(
+        self, path: Path, count: int, *, started: int | None = None, **settings: str
+    ) -> None:
+        """With these settings in the environment, besides `SETTINGS`; the first are started."""
         self._path = path
         self._settings = SETTINGS | settings
         ports = free_ports(2 * count)
         self._listen = [f"127.0.0.1:{port}" for port in ports[:count]]
         self._peers = [f"127.0.0.1:{port}" for port in ports[count:]]
         self._processes: dict[int, subprocess.Popen[str]] = {}
-        for number in range(count):
+        for number in range(count if started is None else started):
             self.start(number, join=number > 0)
 
     def __enter__(self) -> Self:
@@ -47,10 +48,13 @@ class Nodes:
     def up(self) -> list[int]:
         return sorted(self._processes)
 
-    def start(self, number: int, *, join: bool = False) -> None:
+    def start(self, number: int, *, join: bool = False, by: int = 0) -> None:
+        """With `join`, by way of another node, the first one unless told otherwise."""
         words = ["serve", "--data", str(self._path / f"n{number}"), "--json"]
+        if not (self._path / f"n{number}").exists():  # else it has its name
+            words += ["--name", f"n{number}"]
         words += ["--listen", self._listen[number], "--peers", self._peers[number]]
-        words += ["--join", self._listen[0]] if join else []
+        words += ["--join", self._listen[by]] if join else []
         process = subprocess.Popen(
             [sys.executable, "-m", "lowmark", *words],
             env=os.environ | self._settings,
@@ -59,10 +63,15 @@ class Nodes:
             text=True,
         )
         self._processes[number] = process
-        assert process.stdout is not None
-        said = process.stdout.readline()
+        assert json.loads(self.line(number))["listen"] == self._listen[number]
+
+    def line(self, number: int) -> str:
+        """What a node says next on stdout: that it is ready."""
+        stdout = self._processes[number].stdout
+        assert stdout is not None
+        said = stdout.readline()
         assert said, f"node {number} did not start"
-        assert json.loads(said)["listen"] == self._listen[number]
+        return said
 
     def kill(self, number: int) -> None:
         process = self._processes.pop(number)
@@ -86,6 +95,8 @@ class Nodes:
 
 
 def table_of(db: Database, name: str, *, replicas: int, partitions: int = 8) -> Table:
-    """A table with so many replicas."""
-    db.backend.execute([AlterZone(name="default", replicas=replicas)])
-    return db.create_table(name, COLUMNS, key="id", partitions=partitions)
+    """A table with so many replicas, in the zone of all such: other tables stay as they are."""
+    zone = f"r{replicas}"
+    if zone not in db.zones():
+        db.create_zone(zone, replicas=replicas)
+    return db.create_table(name, COLUMNS, key="id", partitions=partitions, zone=zone)

@@ -22,6 +22,7 @@ from lowmark.catalog import (
     read_commands,
     read_log,
     replay,
+    time_or_never,
 )
 from lowmark.catalog import to_builtins as catalog_builtins
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
@@ -233,12 +234,23 @@ def _show(found: Catalog, builtins: dict[str, Any]) -> None:
         things = builtins[kind]
         if not things:
             continue
+        if kind == "zones":
+            things = [_with_times(thing) for thing in things]
         columns = [name for name in things[0] if name not in {"updated_at", "options"}]
         rows: list[dict[str, Cell]] = [
             {name: _cell(thing[name]) for name in columns} for thing in things
         ]
         print()
         show_table(rows, columns=columns, as_json=False, title=kind)
+
+
+def _with_times(zone: dict[str, Any]) -> dict[str, Any]:
+    """A zone as people read it: lengths of time instead of milliseconds."""
+    names = {"scale_up_ms": "scale_up", "scale_down_ms": "scale_down"}
+    return {
+        names.get(name, name): time_or_never(value) if name in names else value
+        for name, value in zone.items()
+    }
 
 
 def _cell(value: Any) -> Cell:

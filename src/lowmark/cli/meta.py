@@ -1,18 +1,23 @@
-"""`lowmark meta`: look into the metastore."""
+"""`lowmark meta`: look into the metastore; and its reset, when its majority is lost."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
-from lowmark.cli.session import FAILED, help_if_bare
+from lowmark.cli.session import FAILED, WrongUse, help_if_bare, settings_of, wrong_use
 from lowmark.cli.source import DataOption, NodeOption, opened_source
-from lowmark.formatting import time_text
-from lowmark.node import StoredEntry, WatchEvent, WatchStarted
+from lowmark.errors import Rejected
+from lowmark.formatting import counted, time_text
+from lowmark.inspect import open_offline
+from lowmark.node import Status, StoredEntry, WatchEvent, WatchStarted, data_path
+from lowmark.node.metastore_reset import answers, check_lost, reset_metastore, voters_besides
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -29,7 +34,7 @@ AtOption = Annotated[
 
 @app.callback()
 def meta(ctx: typer.Context) -> None:
-    """Look into the metastore: keys with revisions, and what became of them."""
+    """Look into the metastore: keys with revisions, and what became of them. Reset it."""
     help_if_bare(ctx)
 
 
@@ -181,6 +186,126 @@ def _row(entry: StoredEntry) -> dict[str, Cell]:
         "size": entry.size,
         "time": time_text(entry.time_ms),
     }
+
+
+# -- when its majority is lost --------------------------------------------------------------------
+
+
+@app.command()
+def reset(
+    ctx: typer.Context,
+    data: Annotated[
+        Path,
+        typer.Option("--data", metavar="PATH", help="The directory of a node that is stopped."),
+    ],
+    lost: Annotated[
+        list[str] | None,
+        typer.Option("--lost", metavar="NODE", help="A voter that is lost; name each of them."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what may be lost.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Have one copy of the metastore go on alone: the majority of its voters is lost for good.
+
+    What only the lost voters had acknowledged is gone after that: tables that were just created, or
+    moves of partitions. Stop the node of the directory first. Of several nodes that are left, take
+    the one with the highest revision. Every other voter must be named by --lost, and must not
+    answer at its endpoint. Then start the node with `lowmark serve`: it leads the metastore alone.
+    Other nodes that are up throw their copies away and follow it. The lost voters are drained.
+    Without --yes it asks first, if it runs in a terminal.
+
+    With --json, one object: data, node, lost, revision, uncertain_entries, done, last_index,
+    committed, term.
+
+    Example: lowmark meta reset --data ./n1 --lost n2 --lost n3 --dry-run
+    """
+    with wrong_use():
+        path = data_path(data)
+    config = settings_of(ctx).log
+    with open_offline(path, config) as store:
+        if store.problem:
+            raise store.damage()
+        known, uncertain = store.status(), store.unknown_entries
+        node = store.node
+    others = voters_besides(path, config)
+    names = {row.number: row.name for row in known.nodes}
+    numbers = [_number_of(word, known) for word in lost or ()]
+    check_lost(path, others, numbers, names)
+    _check_gone(known, numbers)
+    assert known.metastore is not None
+    given_up = [names.get(one, str(one)) for one in sorted(others)]
+    found: dict[str, object] = {
+        "data": path,
+        "node": node,
+        "lost": given_up,
+        "revision": known.metastore.revision,
+        "uncertain_entries": uncertain,
+        "done": False,
+    }
+    if not as_json:
+        more = counted(uncertain, "entry", "entries")
+        print(
+            f"{path} has the metastore of node {node} up to revision {known.metastore.revision:,}"
+        )
+        if uncertain:
+            print(f"{more} behind it may never have been committed; they are kept, too")
+        print(f"what only {', '.join(given_up)} had acknowledged is lost for good")
+    if not dry_run:
+        if not yes:
+            _ask(path, as_json=as_json)
+        done = reset_metastore(path, config, lost=numbers, names=names)
+        found |= {
+            "done": True,
+            "last_index": done.last_index,
+            "committed": done.committed,
+            "term": done.term,
+        }
+    if as_json:
+        show_json(found)
+    elif not dry_run:
+        print(f"node {node} is the metastore's only voter now")
+        print(
+            f"start it with `lowmark serve --data {path}`; then see `lowmark partition list`, and"
+            " reset partitions that are read-only or unavailable"
+        )
+
+
+def _number_of(word: str, known: Status) -> int:
+    for row in known.nodes:
+        if word in (row.name, str(row.number)):
+            return row.number
+    if word.isascii() and word.isdigit():
+        return int(word)  # this copy may not know its name
+    names = ", ".join(sorted(row.name for row in known.nodes))
+    raise Rejected(f"there is no node {word} in this cluster", hint=f"Its nodes are: {names}.")
+
+
+def _check_gone(known: Status, numbers: Iterable[int]) -> None:
+    """Refuse if a node answers that was named as lost."""
+    cluster = known.cluster.id if known.cluster is not None else ""
+    endpoints = {row.number: row.endpoint for row in known.nodes if row.endpoint}
+    names = {row.number: row.name for row in known.nodes}
+    for number in numbers:
+        why = answers(endpoints[number], cluster=cluster) if number in endpoints else ""
+        if why:
+            raise Rejected(
+                f"node {names.get(number, str(number))} is not lost: {why}",
+                detail="If a majority of the voters is up, the metastore needs no reset. Two"
+                " metastores of one cluster would each accept what the other does not have.",
+                hint="Stop that process for good first, if its copy shall not count.",
+            )
+
+
+def _ask(path: str, *, as_json: bool) -> None:
+    if as_json or not sys.stdin.isatty():
+        raise WrongUse(
+            "a reset of the metastore may lose what it knows, and there is no terminal to ask on",
+            hint="Look at it with --dry-run, then give --yes.",
+        )
+    if not typer.confirm(f"Reset the metastore in {path}?", err=True):
+        print("nothing was changed", file=sys.stderr)
+        raise typer.Exit(FAILED)
 
 
 def words_of(data: bytes) -> str:

@@ -14,6 +14,7 @@ from lowmark.cli.dev import serve_dev
 from lowmark.cli.output import Json
 from lowmark.cli.session import settings_of, wrong_use
 from lowmark.errors import Rejected
+from lowmark.metastore import MetastoreOutdated
 from lowmark.node import DEFAULT_ENDPOINT, Node, NodeOptions, check_directory, data_path
 from lowmark.node.messages import check_loopback
 from lowmark.server.on_node import attach
@@ -63,6 +64,9 @@ def serve(
     When the node is ready it says so in one line on stdout; with --json, as one object: name,
     number, listen, peers, data, pid.
 
+    If an operator resets the metastore on another node, this node gets a new copy of it: the
+    process starts itself again, and says once more that it is ready.
+
     With --dev 3, three nodes are started, each in a process of its own, and all end with this one.
 
     Example: lowmark serve --data n2 --listen 127.0.0.1:6572 --join 127.0.0.1:6570
@@ -104,7 +108,14 @@ def serve(
         attach(node, data)
         _say_ready(node, data, as_json=as_json)
 
-    node.run(ready)
+    try:
+        node.run(ready)
+    except MetastoreOutdated as outdated:
+        # Its copy is thrown away at the next start. Whatever is left of this process, threads of
+        # clients and all, ends with it.
+        print(f"note: {outdated.message}; starting again", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os.execv(sys.executable, sys.orig_argv)
     if node.stuck:
         # Everything is closed, but for a thread that hands results to a client who takes none;
         # nothing can end it, and Python would wait for it.

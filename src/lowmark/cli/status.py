@@ -22,8 +22,8 @@ def status(
 
     A node that is asked asks all others. From a data directory: what its node knew at the end.
     Groups of tables are shown if something is wrong with them, and counted otherwise. Warnings
-    name cursors that keep much, or for long, readers that hold the low watermark, and tables that
-    have fewer replicas than their zone asks for.
+    name cursors that keep much, or for long, readers that hold the low watermark, tables that have
+    fewer replicas than their zone asks for, and moves of partitions that fail again and again.
 
     A partition is available if all its voters are sound, degraded if only a majority is, read-only
     without one, and unavailable if no copy is sound.
@@ -45,11 +45,13 @@ def status(
 def _show(found: Status) -> None:
     _show_cluster(found)
     print()
+    draining = any(node.draining for node in found.nodes)
     show_table(
         [
             {
                 "node": node.name,
                 "up": node.up,
+                **({"draining": node.draining} if draining else {}),
                 "role": node.role or None,
                 "endpoint": node.endpoint,
                 "peers": node.address,
@@ -60,7 +62,10 @@ def _show(found: Status) -> None:
             }
             for node in found.nodes
         ],
-        columns=("node", "up", "role", "endpoint", "peers", "rack", "attributes", "problem"),
+        columns=(
+            *("node", "up", *(("draining",) if draining else ()), "role", "endpoint", "peers"),
+            *("rack", "attributes", "problem"),
+        ),
         as_json=False,
     )
     for group in found.groups:

@@ -19,6 +19,7 @@ from lowmark.catalog import (
     OPTIONS,
     AddColumns,
     AlterColumn,
+    AlterTable,
     CatalogRefused,
     Command,
     CreateTable,
@@ -197,6 +198,9 @@ def create(
     partitions: Annotated[
         int | None, typer.Option(min=1, metavar="N", show_default="the zone's")
     ] = None,
+    zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", show_default="the default zone")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given several times.")
     ] = None,
@@ -209,7 +213,7 @@ def create(
     """Create a table; if there is no database in the directory, make one.
 
     A column is its name and type, then `not null` if it must have a value, then `default` and a
-    value. Columns of the key always have a value. Key and number of partitions never change.
+    value. Columns of the key always have a value. Key, zone and number of partitions never change.
 
     With --json, one object: table, created, columns, key, partitions.
 
@@ -220,6 +224,7 @@ def create(
         _columns(columns, schema),
         key=listed(key),
         partitions=partitions,
+        zone=zone,
         options=_pairs(option, "--option"),
         if_not_exists=if_not_exists,
     )
@@ -252,6 +257,7 @@ def _creation(
     *,
     key: list[str],
     partitions: int | None,
+    zone: str | None,
     options: dict[str, str],
     if_not_exists: bool,
 ) -> CreateTable:
@@ -267,6 +273,7 @@ def _creation(
             ),
             key=tuple(key),
             partitions=partitions,
+            zone=zone,
             options=options,
             if_not_exists=if_not_exists,
         )
@@ -458,13 +465,18 @@ def alter(
     unset: Annotated[
         list[str] | None, typer.Option(metavar="OPTION", help="Back to its default.")
     ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Refused: says how to get another number."),
+    ] = None,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
     """Change a table's columns and options: all of it, in one version of the catalog, or nothing.
 
     Each option may be given several times. Columns are named as they are called before; what is
-    added comes last, so a name that was dropped or given away may be used again.
+    added comes last, so a name that was dropped or given away may be used again. The number of
+    partitions never changes.
 
     With --json, one object: table, version, schema_version, changes.
 
@@ -474,6 +486,10 @@ def alter(
     commands = _alterations(
         schema, plain, add=add, drop=drop, rename=rename, widen=widen, set_=set_, unset=unset
     )
+    if partitions is not None:
+        with wrong_use():
+            fixed = AlterTable(name=plain, schema=schema, partitions=partitions)
+        commands.insert(0, fixed)
     if not commands:
         raise WrongUse("nothing is to be changed", hint="See `lowmark table alter --help`.")
     with opened_database(ctx, data) as database:

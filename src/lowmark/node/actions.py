@@ -54,6 +54,7 @@ RESERVED = (
     b"compaction",
     b"ledger.",
     b"partition.",
+    b"rebalance",
     b"watermark",
     b"zone.",
 )

@@ -42,8 +42,23 @@ _TOLD: Any = WatchStarted | WatchEvent | WatchAlive
 
 TIMEOUT_S = 30.0
 """Longer than a node with the usual settings takes for any answer but these:"""
-TIMEOUTS_S = {"catalog.execute": 150.0, "meta.range": 60.0, "meta.history": 60.0}
-CHANGES = frozenset({"meta.put", "meta.remove", "catalog.execute"})
+TIMEOUTS_S = {
+    "catalog.execute": 150.0,
+    "meta.range": 60.0,
+    "meta.history": 60.0,
+    "partition.reset": 60.0,
+}
+CHANGES = frozenset(
+    {
+        "meta.put",
+        "meta.remove",
+        "catalog.execute",
+        "rebalance.change",
+        "rebalance.cancel",
+        "node.remove",
+        "partition.reset",
+    }
+)
 """Actions that must not be repeated without a look."""
 _NOT_SENT = "failed to connect"
 """What gRPC says, and says only, when there was no connection to send anything by."""

@@ -78,9 +78,10 @@ def replica_warnings(homes: Iterable[Home]) -> Iterable[WarningRow]:
         lost = (fewest + 1) // 2  # the fewest that are down and leave no majority
         down = f"{lost} of its {fewest} nodes" if fewest > 1 else "its only node"
         text = (
-            f"table {home.name} has {fewest} of {counted(home.replicas, 'replica')}: when it was"
-            f" created, no more nodes of zone {home.zone} were up, or the zone asked for fewer. A"
-            f" partition takes no rows while {down} {'is' if lost == 1 else 'are'} down. The table"
-            f" gets no more replicas; a new one gets all if {home.replicas} nodes are up then"
+            f"table {home.name} has {fewest} of {counted(home.replicas, 'replica')}: zone"
+            f" {home.zone} has too few nodes, or the others are still being copied. A partition"
+            f" takes no rows while {down} {'is' if lost == 1 else 'are'} down. The table gets the"
+            f" rest by itself when the zone has {counted(home.replicas, 'node')}; `lowmark"
+            " rebalance status` shows what is under way"
         )
         yield WarningRow(kind="replicas-missing", table=home.name, text=text)

@@ -12,6 +12,15 @@ gives; `*` marks a stream of several results:
     meta.put               PutAsk          WrittenReply
     meta.remove            RemoveAsk       WrittenReply
     catalog.execute        ExecuteAsk      ExecutedReply
+    rebalance.status       Nothing         RebalanceReply
+    rebalance.plan         PlanAsk         PlanReply
+    rebalance.change       ChangeAsk       RebalanceSettings
+    rebalance.cancel       CancelAsk       CancelledReply
+    node.drain             DrainAsk        DrainReply
+    node.remove            RemoveNodeAsk   NodeReply
+    zone.baseline          BaselineAsk     BaselineReply
+    partition.list         PartitionsAsk   PartitionsReply
+    partition.reset        ResetAsk        ResetReply
 
 Times are in milliseconds since 1970.
 """
@@ -235,6 +244,176 @@ class WrittenReply(_Reply, frozen=True):
     changed: bool
 
 
+# -- moving partitions ----------------------------------------------------------------------------
+
+
+class RebalanceSettings(_Reply, frozen=True):
+    """How moves are made, until an operator says otherwise."""
+
+    paused: bool
+    bytes_per_s: int | None
+    """What each node sends to copies that are behind, at most; 0: as fast as it goes; None: as its
+    own settings say.
+    """
+
+
+class MoveRow(_Reply, frozen=True):
+    """The move of one partition."""
+
+    table: str
+    partition: int
+    stage: str
+    """`waiting`, `copying`, `switching`, `failed`, `paused` or `no leader`."""
+    stable: tuple[str, ...]
+    """The nodes that it is on, by name."""
+    pending: tuple[str, ...]
+    planned: tuple[str, ...] = ()
+    leader: str = ""
+    bytes_done: int = 0
+    bytes_left: int = 0
+    bytes_per_s: float = 0.0
+    seconds_left: float | None = None
+    reason: str = ""
+    """Why it failed the last time, and by which node."""
+    attempts: int = 0
+    failing_ms: int = 0
+    alarm: bool = False
+    """Whether it failed so often that a person should look."""
+
+
+class RebalanceReply(_Reply, frozen=True):
+    """What moves."""
+
+    settings: RebalanceSettings
+    draining: tuple[str, ...]
+    """The nodes that are drained."""
+    moves: tuple[MoveRow, ...]
+    silent: tuple[str, ...] = ()
+    """The nodes that are up and did not answer: what they lead is shown without figures."""
+
+
+class NewNode(_Body, frozen=True):
+    """A node that could join."""
+
+    name: str
+    rack: str = ""
+    attributes: dict[str, str] = {}
+
+
+class PlanAsk(_Body, frozen=True):
+    """What would move if nodes came and went, or zones had other replicas?"""
+
+    add: tuple[NewNode, ...] = ()
+    remove: tuple[str, ...] = ()
+    replicas: dict[str, int] = {}
+
+
+class PlannedRow(_Reply, frozen=True):
+    """What would become of one partition."""
+
+    table: str
+    partition: int
+    now: tuple[str, ...]
+    then: tuple[str, ...]
+    bytes: int
+    """Of its backlog, which each node that gets a copy is sent."""
+
+
+class PlanReply(_Reply, frozen=True):
+    """What would move."""
+
+    moves: tuple[PlannedRow, ...]
+    replicas: int
+    """This many copies would be made."""
+    bytes: int
+    """This much would be sent."""
+    warnings: tuple[str, ...]
+
+
+class ChangeAsk(_Body, frozen=True):
+    """Pause moves or have them go on; limit what each node sends. None leaves it as it is."""
+
+    paused: bool | None = None
+    bytes_per_s: int | None = None
+
+
+class CancelAsk(_Body, frozen=True):
+    """Have partitions stay where they are: one, those of a table, or all that move."""
+
+    table: str | None = None
+    partition: int | None = None
+
+
+class PartitionName(_Reply, frozen=True):
+    """A partition, for people."""
+
+    table: str
+    partition: int
+
+
+class CancelledReply(_Reply, frozen=True):
+    """What became of the moves."""
+
+    cancelled: tuple[PartitionName, ...]
+    too_late: tuple[PartitionName, ...]
+    """They are being put in force, or are done."""
+
+
+class DrainAsk(_Body, frozen=True):
+    """Have all partitions leave a node, by name or number; or let it have some again."""
+
+    node: str
+    stop: bool = False
+    look: bool = False
+    """Only say how far it is."""
+
+
+class DrainReply(_Reply, frozen=True):
+    """What a node still has."""
+
+    node: str
+    draining: bool
+    partitions: int
+    """The partitions that it has, or is to have."""
+    leads: int
+    """Those of them that it leads, as far as it answered."""
+    bytes_left: int
+    """What the moves away from it have to send, as far as leaders answered."""
+
+
+class RemoveNodeAsk(_Body, frozen=True):
+    """Take a node out of the cluster, for good, by name or number."""
+
+    node: str
+
+
+class NodeReply(_Reply, frozen=True):
+    """The node."""
+
+    node: str
+    number: int
+    keep: str = ""
+    """Where the cluster's ledgers are, if that is in this node's directory: keep it."""
+
+
+class BaselineAsk(_Body, frozen=True):
+    """Name the nodes of a zone; or let them come and go by themselves (`auto`); or look."""
+
+    zone: str
+    nodes: tuple[str, ...] = ()
+    auto: bool = False
+
+
+class BaselineReply(_Reply, frozen=True):
+    """The nodes of a zone."""
+
+    zone: str
+    nodes: tuple[str, ...]
+    replicas: int
+    chosen: bool
+    """Whether an operator has named them."""
+
+
 # -- the cluster --------------------------------------------------------------------------------
 
 
@@ -272,6 +451,8 @@ class NodeRow(_Reply, frozen=True):
     address: str
     rack: str = ""
     attributes: dict[str, str] = {}
+    draining: bool = False
+    """Whether its partitions are to leave it."""
     problem: str = ""
     """Why it did not answer, if it is up and did not; else what it says is wrong with it."""
 
@@ -389,7 +570,9 @@ class WarningRow(_Reply, frozen=True):
     """Something that a person should look at."""
 
     kind: str
-    """`cursor-pins`, `cursor-waits`, `cursor-overdue`, `watermark-held` or `replicas-missing`."""
+    """`cursor-pins`, `cursor-waits`, `cursor-overdue`, `watermark-held`, `replicas-missing` or
+    `move-failing`.
+    """
     text: str
     table: str = ""
     holder: str = ""
@@ -408,3 +591,95 @@ class Status(_Reply, frozen=True):
     tables: tuple[TableRow, ...] = ()
     watermark: WatermarkStatus | None = None
     warnings: tuple[WarningRow, ...] = ()
+
+
+# -- partitions, and those whose majority is lost -----------------------------------------------
+
+
+class PartitionsAsk(_Body, frozen=True):
+    """The partitions of a table, or of all tables."""
+
+    table: str | None = None
+
+
+class PartitionRow(_Reply, frozen=True):
+    """Where one partition is; nodes are given by name."""
+
+    table: str
+    partition: int
+    leader: str
+    """Empty if no node leads it, or none that answered knows."""
+    stable: tuple[str, ...]
+    """The nodes that hold it."""
+    pending: tuple[str, ...] = ()
+    """The nodes that it is moving to, if it moves."""
+    planned: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
+    """Those of stable and pending that are down."""
+    state: str = ""
+    """See `GroupRow.state`."""
+
+
+class PartitionsReply(_Reply, frozen=True):
+    """Partitions, by table and number."""
+
+    partitions: tuple[PartitionRow, ...]
+
+
+class ResetAsk(_Body, frozen=True):
+    """Have one copy of a partition go on alone; its other nodes are lost for good."""
+
+    table: str
+    partition: int
+    node: str
+    """The node that has the copy, by name or number."""
+    lost: tuple[str, ...]
+    """All other nodes of the partition, by name or number."""
+    dry_run: bool = False
+    """Only say how things are, and whether it would be refused."""
+
+
+class ReplicaRow(_Reply, frozen=True):
+    """One node that should hold a partition, and how far its copy is."""
+
+    node: str
+    up: bool
+    lease: bool
+    """Whether its lease is not over yet: it may still be running."""
+    rows: int | None = None
+    """Its copy has applied the rows below this offset; None if the node did not answer, or has no
+    copy."""
+    more_rows: int | None = None
+    """At most this many more rows are in entries that the copy has and did not apply, because it
+    does not know that they are committed; None if there are too many to count."""
+    last_term: int | None = None
+    """The term of the last entry of its copy: the copy with the highest has the newest entries."""
+    last_index: int | None = None
+    """The last entry of its copy; of several with the same term, the highest has the most."""
+    committed: int | None = None
+    """Up to here the copy knows that entries are committed."""
+    problem: str = ""
+
+
+class ResetReply(_Reply, frozen=True):
+    """What became of a reset, or of the question whether it could be made."""
+
+    table: str
+    partition: int
+    node: str
+    replicas: tuple[ReplicaRow, ...]
+    """As they were before."""
+    done: bool
+    refused: str = ""
+    """Why it would be refused; only in a dry run."""
+    hint: str = ""
+    rows: int = 0
+    """Rows below this offset were kept."""
+    kept: int = 0
+    """The last entry of the copy; all up to it are kept."""
+    committed: int = 0
+    """Up to here the copy knew that entries were committed."""
+    lost: tuple[str, ...] = ()
+    """The nodes that are members no more."""
+    drained: tuple[str, ...] = ()
+    """The nodes that get no partitions any more, until they are filled again or removed."""

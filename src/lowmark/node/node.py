@@ -17,6 +17,9 @@ To stop: the server takes nothing new; leadership is handed over; the node gives
 that no other node waits for it; watches are ended, with a word; the metastore takes a snapshot, so
 that the directory says by itself all that the node knew; then everything is closed. A step that
 takes too long is left out: what was acknowledged is safe without any of them.
+
+A node whose copy of the metastore is outdated, because an operator reset the metastore on another
+node, hands leadership over and ends with `MetastoreOutdated`; `lowmark serve` starts it again.
 """
 
 from __future__ import annotations
@@ -58,10 +61,12 @@ from lowmark.node.messages import (
     peers_beside,
 )
 from lowmark.node.owner import Awaited, Owner, awaited_after
+from lowmark.node.rebalance import Rebalance
+from lowmark.node.resets import Resets
 from lowmark.node.server import Action, Server, reply
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
-from lowmark.placement import Placement
+from lowmark.placement import Adjust, MetastoreMembers, Placement
 from lowmark.runtime import RealDisk, RealLoop, real_runtime
 from lowmark.runtime.store import Store
 from lowmark.table import AsOfHold, LowWatermark, Partition, Tables
@@ -161,6 +166,7 @@ class Node:
         self.watermark: LowWatermark | None = None
         self.placement: Placement | None = None
         self.upkeep: Upkeep | None = None
+        self.rebalance: Rebalance | None = None
         options.check()
         # Asked before anything is opened: nothing has to be closed if no node answers.
         join = _seed(options, self.settings.ledger.location)
@@ -209,7 +215,9 @@ class Node:
             self.cluster = Cluster(
                 runtime, self.log, self.groups, node=self.info, config=self.settings.metastore
             )
+            self.members = MetastoreMembers(runtime, self.cluster, config=self.settings.rebalance)
             self.status = StatusService(self.groups, self.cluster)
+            self.status.problems = lambda: [self.members.problem]
             self._offer()
             self.cluster.start(join=join, settings=self.settings.for_founding())
             known = load_identity(runtime.disk)
@@ -335,7 +343,7 @@ class Node:
 
         def over() -> bool:
             failed = self.cluster.ready.error is not None or self._damage is not None
-            return self._stopping or failed
+            return self._stopping or failed or self.cluster.outdated is not None
 
         try:
             self.cluster.ready.then(settled)
@@ -344,6 +352,9 @@ class Node:
                 raise self.cluster.ready.error.again()
             if self._damage is not None:
                 raise self._damage
+            if self.cluster.outdated is not None:
+                self._hand_over()
+                raise self.cluster.outdated.again()
             self._say_goodbye()
         finally:
             self._close()
@@ -377,7 +388,8 @@ class Node:
             max_skew_ms=0 if self.embedded else settled.clock_max_skew_ms,
         )
         self._keep_history()
-        self.placement = Placement(runtime, cluster, catalogs, tables)
+        moving = replace(self.settings.rebalance, adjust=Adjust(settled.rebalance_adjust))
+        self.placement = Placement(runtime, cluster, catalogs, tables, self.groups, config=moving)
         self.upkeep = Upkeep(
             runtime,
             cluster,
@@ -398,8 +410,20 @@ class Node:
         self.status.tables = lambda: parts_here(catalogs.latest, tables, now_ms=self.loop.wall_ms())
         watermark, rooms = self.watermark, (self.placement, self.upkeep)
         self.status.watermark = lambda: watermark_status(watermark.standing())
-        self.status.problems = lambda: [*(room.problem for room in rooms), self._no_data()]
-        self.actions |= actions.actions()
+        self.status.problems = lambda: [
+            self.members.problem,
+            *(room.problem for room in rooms),
+            self._no_data(),
+        ]
+        self.rebalance = Rebalance(
+            self.groups, cluster, catalogs, tables, self.placement, self.bridge
+        )
+        resets = Resets(
+            self.groups, cluster, catalogs, tables, self.placement, self.status, self.bridge
+        )
+        self.status.draining = self.placement.zones.draining
+        self.status.failing = self.rebalance.failing
+        self.actions |= actions.actions() | self.rebalance.actions() | resets.actions()
 
     def _no_data(self) -> str:
         """Why it gives no rows to clients, if it does not."""
@@ -472,6 +496,7 @@ class Node:
             last.callback(self.bridge.close)
             # Ends the watches, so that their streams end; it is fine if that was done.
             last.callback(self.cluster.close)
+            last.callback(self.members.close)
             for room in (self.catalogs, self.placement, self.upkeep):
                 if room is not None:
                     last.callback(room.close)

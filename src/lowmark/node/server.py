@@ -91,7 +91,7 @@ def reply(kind: type[AskT], answer: Callable[[AskT], msgspec.Struct]) -> Action:
 
     def act(body: bytes, gone: Gone) -> Iterable[bytes]:
         del gone
-        return [encode(answer(_decoded(decoder, body)))]
+        return [encode(answer(decoded(decoder, body)))]
 
     return act
 
@@ -101,12 +101,13 @@ def stream(kind: type[AskT], answer: Callable[[AskT, Gone], Iterator[msgspec.Str
     decoder = msgspec.json.Decoder(kind)
 
     def act(body: bytes, gone: Gone) -> Iterable[bytes]:
-        return map(encode, answer(_decoded(decoder, body), gone))
+        return map(encode, answer(decoded(decoder, body), gone))
 
     return act
 
 
-def _decoded(decoder: msgspec.json.Decoder[AskT], body: bytes) -> AskT:
+def decoded(decoder: msgspec.json.Decoder[AskT], body: bytes) -> AskT:
+    """What an action was sent."""
     try:
         return decoder.decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -19,6 +19,7 @@ from lowmark.group import GroupConfig, TransportLimits
 from lowmark.log import LogConfig
 from lowmark.metastore import ClusterSettings, MetastoreConfig
 from lowmark.node.logs import Logging
+from lowmark.placement import RebalanceConfig
 from lowmark.runtime.store import whole_location
 
 if TYPE_CHECKING:
@@ -276,6 +277,7 @@ class Settings:
     log: LogConfig = field(default_factory=LogConfig)
     logging: Logging = field(default_factory=Logging)
     metastore: MetastoreConfig = field(default_factory=MetastoreConfig)
+    rebalance: RebalanceConfig = field(default_factory=RebalanceConfig)
     schema_sync: SchemaSync = field(default_factory=SchemaSync)
     transport: TransportLimits = field(default_factory=TransportLimits)
     watermark: WatermarkSettings = field(default_factory=WatermarkSettings)
@@ -290,6 +292,7 @@ class Settings:
             watermark_availability_ms=self.watermark.availability_ms,
             watermark_interval_ms=self.watermark.interval_ms,
             ledger_location=self.ledger.location,
+            rebalance_adjust=self.rebalance.adjust.value,
         )
 
 

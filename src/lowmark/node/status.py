@@ -13,6 +13,7 @@ is there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ import msgspec
 
 from lowmark.catalog import Catalog, TableId
 from lowmark.errors import LowmarkError
+from lowmark.formatting import counted, times_text
 from lowmark.group import Future, Group, Groups, Reply
 from lowmark.metastore import GROUP, Cluster, ClusterSettings, Lease, NodeInfo, Topology
 from lowmark.node.homes import Home, name_of, replica_warnings, worst_states
@@ -215,6 +217,18 @@ def warnings_of(
     return tuple(found)
 
 
+def move_warnings(failing: Iterable[FailingMove]) -> Iterable[WarningRow]:
+    """The moves that a person should look at."""
+    for move in sorted(failing, key=lambda one: (one.table, one.partition)):
+        text = (
+            f"partition {move.partition} of table {move.table} can't be moved to"
+            f" {', '.join(move.nodes)}: {move.reason}. It has failed"
+            f" {counted(move.attempts, 'time')} in {times_text(move.failing_ms)}, and is tried"
+            " again; its nodes of before serve"
+        )
+        yield WarningRow(kind="move-failing", table=move.table, text=text)
+
+
 def watermark_status(standing: WatermarkStanding) -> WatermarkStatus:
     """The low watermark as it is shown."""
     return WatermarkStatus(
@@ -262,12 +276,25 @@ class Copy(msgspec.Struct, frozen=True, array_like=True):
     behind: tuple[Behind, ...]
 
 
+class FailingMove(msgspec.Struct, frozen=True, array_like=True):
+    """The move of a partition that has failed again and again, as its leader says."""
+
+    table: str
+    partition: int
+    nodes: tuple[str, ...]
+    """Where it is to go."""
+    reason: str
+    attempts: int
+    failing_ms: int
+
+
 class Said(msgspec.Struct, frozen=True, array_like=True):
     """What a node says of itself."""
 
     copies: list[Copy]
     problem: str
     tables: list[TablePart] = []
+    failing: list[FailingMove] = []
 
 
 T = TypeVar("T")
@@ -293,6 +320,8 @@ class Known:
     homes: Sequence[Home] = ()
     """The tables that there should be, and where."""
     watermark: WatermarkStatus | None = None
+    draining: AbstractSet[int] = frozenset()
+    failing: Sequence[FailingMove] = ()
     now_ms: int = 0
 
 
@@ -367,6 +396,10 @@ class StatusService:
         """The same of tables, and of the low watermark."""
         self.homes: Callable[[], list[Home]] = list
         """The tables that there should be."""
+        self.draining: Callable[[], AbstractSet[int]] = frozenset
+        """The nodes that are drained."""
+        self.failing: Callable[[], list[FailingMove]] = list
+        """The moves that do not get on, of partitions that this node leads."""
         self.problems: Callable[[], list[str]] = list
         """What is wrong with what is built on the cluster."""
         groups.calls.serve(SERVICE, self._asked)
@@ -386,7 +419,9 @@ class StatusService:
         ]
         nothing: list[TablePart] = []
         tables = trying.get("the tables", self.tables, nothing)
-        return Said([copy for copy in copies if copy is not None], trying.problem, tables)
+        no_moves: list[FailingMove] = []
+        failing = trying.get("the moves", self.failing, no_moves)
+        return Said([copy for copy in copies if copy is not None], trying.problem, tables, failing)
 
     def status(self) -> Future[Status]:
         """Of the whole cluster, as far as its nodes answer."""
@@ -422,7 +457,8 @@ class StatusService:
         problems = {node: each.problem for node, each in said.items()}
         problems[self._groups.node] = trying.problem  # with what could not be read just now
         tables = [*own.tables, *(part for each in said.values() for part in each.tables)]
-        known = replace(known, problems=problems, tables=tables)
+        failing = [*own.failing, *(move for each in said.values() for move in each.failing)]
+        known = replace(known, problems=problems, tables=tables, failing=failing)
         if trying.problem and all(node.number != self._groups.node for node in known.nodes):
             # It has left, or does not know itself any more: its problem needs a place all the same.
             known = replace(known, nodes=[*known.nodes, self._cluster.node])
@@ -434,6 +470,7 @@ class StatusService:
         cluster = self._cluster
         settled = cluster.ready.done and cluster.ready.error is None
         nowhere: list[Home] = []
+        no_nodes: frozenset[int] = frozenset()
         return Known(
             source=f"node {cluster.node.name}",
             settings=cluster.settings if settled else None,
@@ -445,6 +482,7 @@ class StatusService:
             catalog=trying.get("the catalog", self.catalog, None),
             homes=trying.get("the catalog", self.homes, nowhere),
             watermark=trying.get("the low watermark", self.watermark, None),
+            draining=trying.get("the metastore", self.draining, no_nodes),
             now_ms=millis_of(cluster.metastore.clock.now()),
         )
 
@@ -500,7 +538,11 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
         catalog=known.catalog,
         tables=table_rows([*known.tables, *empty], groups),
         watermark=known.watermark,
-        warnings=(*warnings_of(known.tables, known.watermark, now_ms=known.now_ms), *lacking),
+        warnings=(
+            *warnings_of(known.tables, known.watermark, now_ms=known.now_ms),
+            *lacking,
+            *move_warnings(known.failing),
+        ),
     )
 
 
@@ -527,6 +569,7 @@ def _node_row(node: NodeInfo, known: Known, metastore: GroupRow | None, problem:
         address=node.address,
         rack=node.rack,
         attributes=node.attributes,
+        draining=node.number in known.draining,
         problem=problem,
     )
 

@@ -1,0 +1,225 @@
+"""`lowmark node`: the nodes of a cluster; have all partitions leave one, and take it out."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from lowmark.cli.output import Cell, Json, show_json, show_table
+from lowmark.cli.session import WrongUse, help_if_bare
+from lowmark.cli.source import NodeOption, node_client
+from lowmark.errors import Conflict, Unavailable
+from lowmark.formatting import bytes_text, counted
+from lowmark.node import NodeClient, Status
+from lowmark.node.messages import (
+    DrainAsk,
+    DrainReply,
+    NodeReply,
+    Nothing,
+    RebalanceReply,
+    RemoveNodeAsk,
+)
+from lowmark.table import parse_group_name
+
+app = typer.Typer(invoke_without_command=True)
+
+LOOK_S = 0.5
+_PATIENCE_S = 30.0
+"""How long a node that is asked may be away while a drain is waited for."""
+_STUCK_LOOKS = 10
+"""After this many looks without any move, the drain says so."""
+
+NameArgument = Annotated[str, typer.Argument(metavar="NODE", help="Its name, or its number.")]
+
+
+@app.callback()
+def node(ctx: typer.Context) -> None:
+    """The nodes of a cluster: list them, drain one, take one out.
+
+    To take a node out for good: drain it, remove it, stop its process.
+    """
+    help_if_bare(ctx)
+
+
+@app.command("list")
+def list_(node: NodeOption = None, as_json: Json = False) -> None:
+    """List the nodes of the cluster, with how many partitions each holds and leads.
+
+    With --json, a list: node, number, up (null: unknown), rack, draining, partitions, leads,
+    endpoint, problem.
+
+    Example: lowmark node list --node 127.0.0.1:6572
+    """
+    with node_client(node) as client:
+        rows = _rows(client.status())
+    if as_json:
+        show_json(rows)
+        return
+    shown = [row | {"rack": row["rack"] or None, "problem": row["problem"] or None} for row in rows]
+    columns = [name for name in shown[0] if name != "number"] if shown else ["node"]
+    show_table(shown, columns=columns, as_json=False)
+
+
+def _rows(found: Status) -> list[dict[str, Cell]]:
+    tables = [group for group in found.groups if parse_group_name(group.group) is not None]
+    return [
+        {
+            "node": one.name,
+            "number": one.number,
+            "up": one.up,
+            "rack": one.rack,
+            "draining": one.draining,
+            "partitions": sum(one.number in {*each.voters, *each.learners} for each in tables),
+            "leads": sum(each.leader == one.number for each in tables),
+            "endpoint": one.endpoint,
+            "problem": one.problem,
+        }
+        for one in sorted(found.nodes, key=lambda one: one.name)
+    ]
+
+
+@app.command()
+def drain(
+    name: NameArgument,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="End the drain: it may have partitions again.")
+    ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Begin it, and do not wait for its end.")
+    ] = False,
+    node: NodeOption = None,
+    as_json: Json = False,
+) -> None:
+    """Have all partitions leave a node, and wait until nothing is left on it.
+
+    The node stays in the cluster and serves what it still has; it gets no new partitions. The
+    drain stands until it is ended (--stop) or the node is removed, also over restarts. Ctrl-C only
+    ends the waiting. Run it again to see how far it is.
+
+    With --json, one object at the end: node, draining, partitions, leads, bytes_left.
+
+    Example: lowmark node drain n3 --node 127.0.0.1:6572
+    """
+    if stop and no_wait:
+        raise WrongUse("--stop waits for nothing", hint="Leave --no-wait out.")
+    with node_client(node) as client:
+        found = client.ask("node.drain", DrainAsk(node=name, stop=stop), DrainReply)
+        if not stop and not no_wait:
+            try:
+                found = _wait(client, found)
+            except KeyboardInterrupt:
+                print(
+                    f"the drain of node {found.node} goes on: `lowmark node drain {found.node}`"
+                    " shows it again, and with --stop ends it",
+                    file=sys.stderr,
+                )
+                raise
+    if as_json:
+        show_json(msgspec.to_builtins(found))
+    elif stop:
+        print(f"node {found.node} may have partitions again")
+    elif _is_empty(found):
+        print(f"node {found.node} is drained: nothing is left on it")
+        print(f"`lowmark node remove {found.node}` takes it out of the cluster")
+    else:
+        print(f"node {found.node} is being drained: {_left(found)}")
+
+
+def _is_empty(found: DrainReply) -> bool:
+    return not found.partitions and not found.leads
+
+
+def _left(found: DrainReply) -> str:
+    words = f"{counted(found.partitions, 'partition')} left, {found.leads} led by it"
+    return f"{words}, {bytes_text(found.bytes_left)} to send" if found.bytes_left else words
+
+
+def _wait(client: NodeClient, found: DrainReply) -> DrainReply:
+    """Until nothing is left on it; says on stderr how far it is."""
+    still, away_since = 0, 0.0
+    with _said() as say:
+        while not _is_empty(found):
+            words = f"{found.node}: {_left(found)}"
+            try:
+                moves = client.ask("rebalance.status", Nothing(), RebalanceReply)
+                still = 0 if moves.moves else still + 1
+                say(words + _trouble(moves, found.node, stuck=still > _STUCK_LOOKS))
+                time.sleep(LOOK_S)
+                asked = DrainAsk(node=found.node, look=True)
+                found = client.ask("node.drain", asked, DrainReply)
+                away_since = 0.0
+            except Unavailable as error:
+                now = time.monotonic()
+                away_since = away_since or now
+                if now - away_since > _PATIENCE_S:
+                    raise
+                say(f"{words}; {error.message}")
+                time.sleep(LOOK_S)
+            if not found.draining:
+                raise Conflict(
+                    f"the drain of node {found.node} was ended meanwhile",
+                    hint=f"Begin it again with `lowmark node drain {found.node}`.",
+                )
+    return found
+
+
+def _trouble(moves: RebalanceReply, name: str, *, stuck: bool) -> str:
+    """Why it does not get on, if so."""
+    if moves.settings.paused:
+        return "; moves are paused: `lowmark rebalance resume` lets them go on"
+    failing = [one for one in moves.moves if one.attempts and name in one.stable]
+    if failing:
+        one = failing[0]
+        return f"; {len(failing)} fail, such as {one.table} {one.partition}: {one.reason}"
+    if stuck:
+        return "; nothing moves: its zones may have no other node (see `lowmark zone baseline`)"
+    return ""
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[Callable[[str], None]]:
+    """Says how far something is: in one line that changes, or a line for each change."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        with console.status("") as line:
+            yield line.update
+        return
+    last = ""
+
+    def say(words: str) -> None:
+        nonlocal last
+        if words != last:
+            print(words, file=sys.stderr, flush=True)
+        last = words
+
+    yield say
+
+
+@app.command()
+def remove(name: NameArgument, node: NodeOption = None, as_json: Json = False) -> None:
+    """Take a node out of the cluster, for good, whether it is up or not.
+
+    It is refused while a partition has its only copy there, or would be without a majority of nodes
+    that are up: drain the node first. A node that is lost with its disk is removed like this, too;
+    the others make new replicas of what it held.
+
+    With --json, one object: node, number, keep (a folder in its directory that the cluster needs).
+
+    Example: lowmark node remove n3 --node 127.0.0.1:6572
+    """
+    with node_client(node) as client:
+        done = client.ask("node.remove", RemoveNodeAsk(node=name), NodeReply)
+    if as_json:
+        show_json(msgspec.to_builtins(done))
+        return
+    print(f"node {done.node} is out of the cluster: stop its process")
+    print("its data directory can't be used to join again; give a new node an empty one")
+    if done.keep:
+        print(f"warning: keep {done.keep}: the ledgers of the cluster are there")

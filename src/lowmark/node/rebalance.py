@@ -1,0 +1,393 @@
+"""Moves of partitions for clients: what all nodes say of them, put together; and what an operator
+asks for.
+
+A node knows how far those moves are that it leads. The node that is asked asks all that are up,
+waits for them a short while, and lays their answers beside what the metastore says is to move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from lowmark.catalog import Catalogs, Table, TableId, find_zone
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.formatting import counted, near
+from lowmark.group import Future, Groups, Reply
+from lowmark.ledger.home import HOME_KEY, decode_home
+from lowmark.metastore import Cluster, NodeInfo
+from lowmark.node.bridge import Bridge
+from lowmark.node.homes import name_of
+from lowmark.node.messages import (
+    BaselineAsk,
+    BaselineReply,
+    CancelAsk,
+    CancelledReply,
+    ChangeAsk,
+    DrainAsk,
+    DrainReply,
+    MoveRow,
+    NodeReply,
+    Nothing,
+    PartitionName,
+    PlanAsk,
+    PlannedRow,
+    PlanReply,
+    RebalanceReply,
+    RebalanceSettings,
+    RemoveNodeAsk,
+)
+from lowmark.node.server import Action, ActionUnknown, decoded, encode, reply
+from lowmark.node.status import FailingMove
+from lowmark.placement import Placement
+from lowmark.placement.assignments import PartitionId
+from lowmark.placement.operations import Move
+from lowmark.runtime import Buffer
+from lowmark.table import Tables
+
+_Answer: TypeAlias = Callable[[Any], Future[Any]]
+
+SERVICE = "node.moves"
+ANSWER_MS = 1_500
+TIMEOUT_S = 20.0
+
+
+class _Said(msgspec.Struct, frozen=True, array_like=True):
+    """What a node says of the partitions that it leads."""
+
+    moves: list[Move]
+    sizes: list[tuple[int, int, int]] = []
+    """Table, partition and bytes."""
+    leads: int = 0
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(_Said).decode
+
+
+class Rebalance:
+    """Says what moves, and takes what operators ask for. All but the actions on the loop."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        cluster: Cluster,
+        catalogs: Catalogs,
+        tables: Tables,
+        placement: Placement,
+        bridge: Bridge,
+    ) -> None:
+        self._groups = groups
+        self._cluster = cluster
+        self._catalogs = catalogs
+        self._tables = tables
+        self._placement = placement
+        self._operations = placement.operations
+        self._bridge = bridge
+        self._answers: Mapping[str, tuple[type[msgspec.Struct], _Answer]] = {
+            "rebalance.status": (Nothing, lambda _: self.status()),
+            "rebalance.plan": (PlanAsk, self.plan),
+            "rebalance.change": (ChangeAsk, self._change),
+            "rebalance.cancel": (CancelAsk, self._cancel),
+            "node.drain": (DrainAsk, self._drain),
+            "node.remove": (RemoveNodeAsk, self._remove),
+            "zone.baseline": (BaselineAsk, self._baseline),
+        }
+        groups.calls.serve(SERVICE, self._asked)
+
+    def actions(self) -> dict[str, Action]:
+        """By name."""
+        return {name: self._action(*how) for name, how in self._answers.items()}
+
+    def _action(self, kind: type[msgspec.Struct], answer: _Answer) -> Action:
+        ask, timeout_s = self._bridge.ask, TIMEOUT_S
+        return reply(kind, lambda asked: ask(lambda: answer(asked), timeout_s=timeout_s))
+
+    def operate(self, action: str, body: bytes) -> Future[bytes]:
+        """Carry one of these actions out for a caller in this process. On the loop."""
+        if action not in self._answers:
+            raise ActionUnknown(action, self._answers)
+        kind, answer = self._answers[action]
+        return answer(decoded(msgspec.json.Decoder(kind), body)).map(encode)
+
+    def _up_to_date(self, _: object = None) -> Future[None]:
+        """Done when this node knows of all that was written before."""
+        return self._cluster.metastore.read(lambda _: None)
+
+    # -- asking all nodes -------------------------------------------------------------------------
+
+    def _asked(self, address: str, sender: int, question: Buffer, answer: Reply) -> None:
+        del address, sender, question
+        answer(_pack(self._said()))
+
+    def _said(self) -> _Said:
+        led = [one for one in self._tables.all() if one.group.leads]
+        sizes = self._operations.sizes_here()
+        return _Said(
+            self._operations.moves_here(),
+            [
+                (one.table, one.number, sizes.get(PartitionId(one.table, one.number), 0))
+                for one in led
+            ],
+            len(led),
+        )
+
+    def _gather(self) -> Future[dict[int, _Said | None]]:
+        """What each node that is up says; None: it did not answer."""
+        whole: Future[dict[int, _Said | None]] = Future()
+        own = self._groups.node
+        said: dict[int, _Said | None] = {own: self._said()}
+        others = [node.number for node in self._cluster.topology.nodes if node.number != own]
+        left = set(others)
+
+        def answered(node: int, future: Future[bytes]) -> None:
+            try:
+                said[node] = _unpack(future.result())
+            except (LowmarkError, msgspec.MsgspecError):
+                said[node] = None
+            left.discard(node)
+            if not left:
+                whole.resolve(said)
+
+        if not others:
+            whole.resolve(said)
+        for node in others:
+            asked = self._groups.calls.ask(node, SERVICE, b"", timeout_ms=ANSWER_MS)
+            asked.then(lambda future, node=node: answered(node, future))  # type: ignore[misc]
+        return whole
+
+    # -- what moves -------------------------------------------------------------------------------
+
+    def status(self) -> Future[RebalanceReply]:
+        """All moves, as far as nodes answer."""
+        return self._gather().map(self._merged)
+
+    def _merged(self, said: dict[int, _Said | None]) -> RebalanceReply:
+        moves = {(one.table, one.partition): one for one in self._operations.moves_known()}
+        for each in said.values():
+            for move in each.moves if each is not None else ():
+                moves[move.table, move.partition] = move
+        value = self._operations.value
+        names = self._names()
+        return RebalanceReply(
+            settings=RebalanceSettings(paused=value.paused, bytes_per_s=value.bytes_per_s),
+            draining=self._named(sorted(self._placement.zones.draining())),
+            moves=tuple(self._row(moves[key], names) for key in sorted(moves)),
+            silent=self._named(sorted(node for node, each in said.items() if each is None)),
+        )
+
+    def _row(self, move: Move, names: dict[int, str]) -> MoveRow:
+        reason = move.reason
+        if reason and move.node:
+            reason += f" (node {names.get(move.node, str(move.node))})"
+        return MoveRow(
+            table=self._table(move.table),
+            partition=move.partition,
+            stage=move.stage,
+            stable=_some(names, move.stable),
+            pending=_some(names, move.pending),
+            planned=_some(names, move.planned),
+            leader=names.get(move.leader, ""),
+            bytes_done=move.bytes_done,
+            bytes_left=move.bytes_left,
+            bytes_per_s=move.bytes_per_s,
+            seconds_left=move.seconds_left,
+            reason=reason,
+            attempts=move.attempts,
+            failing_ms=move.failing_ms,
+            alarm=move.alarm,
+        )
+
+    def failing(self) -> list[FailingMove]:
+        """Those of the partitions that this node leads that have failed again and again."""
+        rows = (self._row(move, self._names()) for move in self._operations.moves_here())
+        return [
+            FailingMove(
+                one.table, one.partition, one.pending, one.reason, one.attempts, one.failing_ms
+            )
+            for one in rows
+            if one.alarm
+        ]
+
+    # -- what would move --------------------------------------------------------------------------
+
+    def plan(self, asked: PlanAsk) -> Future[PlanReply]:
+        """What would move, with the sizes that all nodes say."""
+        remove = [self._operations.node_named(text) for text in asked.remove]
+        taken = {node.name for node in self._cluster.nodes()}
+        for new in asked.add:
+            if not new.name or new.name in taken:
+                why = f"there is a node {new.name} already" if new.name else "a node has no name"
+                raise Rejected(why, hint="Name another one.")
+            taken.add(new.name)
+        add = [
+            NodeInfo(
+                number=-at, name=new.name, address="?", rack=new.rack, attributes=new.attributes
+            )
+            for at, new in enumerate(asked.add, start=1)
+        ]
+
+        def planned(said: dict[int, _Said | None]) -> PlanReply:
+            sizes = {
+                PartitionId(TableId(table), number): size
+                for each in said.values()
+                for table, number, size in (each.sizes if each is not None else ())
+            }
+            made = self._operations.plan(
+                add=add, remove=remove, replicas=asked.replicas, sizes=sizes
+            )
+            names = self._names() | {node.number: node.name for node in add}
+            rows = tuple(
+                PlannedRow(
+                    table=self._table(one.table),
+                    partition=one.partition,
+                    now=_some(names, one.now),
+                    then=_some(names, one.then),
+                    bytes=one.bytes,
+                )
+                for one in made.moves
+            )
+            return PlanReply(
+                moves=rows, replicas=made.replicas, bytes=made.bytes, warnings=made.warnings
+            )
+
+        return self._gather().map(planned)
+
+    # -- asked by operators -----------------------------------------------------------------------
+
+    def _change(self, asked: ChangeAsk) -> Future[RebalanceSettings]:
+        done = self._operations.change(paused=asked.paused, bytes_per_s=asked.bytes_per_s)
+        return done.map(
+            lambda value: RebalanceSettings(paused=value.paused, bytes_per_s=value.bytes_per_s)
+        )
+
+    def _cancel(self, asked: CancelAsk) -> Future[CancelledReply]:
+        chosen = None
+        if asked.table is None and asked.partition is not None:
+            raise Rejected("a partition is named, but no table", hint="Name the table, too.")
+        if asked.table is not None:
+            table = self._find_table(asked.table)
+            if asked.partition is not None and not 0 <= asked.partition < table.partitions:
+                raise Rejected(
+                    f"table {asked.table} has no partition {asked.partition}",
+                    hint=f"It has {counted(table.partitions, 'partition')}, from 0 on.",
+                )
+            chosen = [
+                one
+                for one in self._placement.moving()
+                if one.table == table.id and asked.partition in (None, one.number)
+            ]
+
+        def names(some: Iterable[tuple[int, int]]) -> tuple[PartitionName, ...]:
+            return tuple(
+                PartitionName(table=self._table(table), partition=number) for table, number in some
+            )
+
+        return self._operations.cancel(chosen).map(
+            lambda done: CancelledReply(
+                cancelled=names(done.cancelled), too_late=names(done.too_late)
+            )
+        )
+
+    def _drain(self, asked: DrainAsk) -> Future[DrainReply]:
+        node = self._operations.node_named(asked.node)
+
+        def look(_: object) -> Future[DrainReply]:
+            return self._gather().map(lambda said: self._drained(node, said))
+
+        if asked.look:
+            return look(None)
+        done = self._operations.fill(node) if asked.stop else self._operations.drain(node)
+        return _then(_then(done, self._up_to_date), look)
+
+    def _drained(self, node: int, said: dict[int, _Said | None]) -> DrainReply:
+        own = said.get(node)
+        moves = [
+            move
+            for each in said.values()
+            if each is not None
+            for move in each.moves
+            if node in move.stable and node not in move.pending
+        ]
+        return DrainReply(
+            node=self._names().get(node, str(node)),
+            draining=node in self._placement.zones.draining(),
+            partitions=len(self._operations.left_on(node)),
+            leads=0 if own is None else own.leads,
+            bytes_left=sum(move.bytes_left for move in moves),
+        )
+
+    def _remove(self, asked: RemoveNodeAsk) -> Future[NodeReply]:
+        number = self._operations.node_named(asked.node)
+        name = self._names()[number]
+
+        def done(_: object) -> NodeReply:
+            entry = self._cluster.metastore.get_local(HOME_KEY)
+            home = None if entry is None else decode_home(entry.value)
+            keep = home.path if home is not None and home.node == number else ""
+            return NodeReply(node=name, number=number, keep=keep)
+
+        # Whether it is needed is decided by what this node knows.
+        return _then(self._up_to_date(), lambda _: self._cluster.remove(number)).map(done)
+
+    def _baseline(self, asked: BaselineAsk) -> Future[BaselineReply]:
+        zone = find_zone(self._catalogs.latest, asked.zone)
+        if asked.auto and asked.nodes:
+            raise Rejected("name nodes, or use `auto`: not both")
+
+        def shown(_: object) -> BaselineReply:
+            baseline, _revision = self._placement.zones.baseline(zone.id)
+            nodes = () if baseline is None else self._named(baseline.numbers)
+            return BaselineReply(
+                zone=zone.name,
+                nodes=nodes,
+                replicas=zone.replicas,
+                chosen=baseline is not None and baseline.chosen is not None,
+            )
+
+        if not asked.auto and not asked.nodes:
+            return Future.of(shown(None))
+        nodes = sorted({self._operations.node_named(text) for text in asked.nodes})
+        chosen = self._operations.choose(asked.zone, None if asked.auto else nodes)
+        return _then(chosen, self._up_to_date).map(shown)
+
+    # -- names ------------------------------------------------------------------------------------
+
+    def _names(self) -> dict[int, str]:
+        return {node.number: node.name for node in self._cluster.nodes()}
+
+    def _named(self, numbers: Iterable[int]) -> tuple[str, ...]:
+        return _some(self._names(), numbers)
+
+    def _table(self, table: int) -> str:
+        catalog = self._catalogs.latest
+        described = catalog.table(TableId(table))
+        return f"table {table}" if described is None else name_of(catalog, described)
+
+    def _find_table(self, name: str) -> Table:
+        catalog = self._catalogs.latest
+        for table in catalog.all_tables():
+            if name in (name_of(catalog, table), catalog.name_of(table)):
+                return table
+        known = sorted(name_of(catalog, table) for table in catalog.all_tables())
+        raise Rejected(f"there is no table {name}", hint=near(name, known, of="There are"))
+
+
+def _some(names: dict[int, str], numbers: Iterable[int]) -> tuple[str, ...]:
+    return tuple(sorted(names.get(number, str(number)) for number in numbers))
+
+
+def _then(first: Future[Any], following: Callable[[Any], Future[Any]]) -> Future[Any]:
+    """What comes of the second, which begins when the first is done."""
+    whole: Future[Any] = Future()
+
+    def done(future: Future[Any]) -> None:
+        try:
+            following(future.result()).then(whole.follow)
+        except LowmarkError as error:
+            whole.reject(error)
+
+    first.then(done)
+    return whole
