@@ -13,6 +13,7 @@ FIGURES = {
     "cluster life": "lives of clusters",
     "metastore life": "lives of metastores",
     "table life": "lives of tables",
+    "placement life": "lives of moving partitions",
 }
 """The properties in which tests leave the figures of a life, and what they are figures of."""
 

@@ -29,6 +29,7 @@ from lowmark.metastore import (
 )
 from lowmark.metastore.commands import Renew, Take
 from lowmark.metastore.nodes import lease_of, node_key
+from lowmark.placement import MetastoreMembers, RebalanceConfig
 from lowmark.runtime import Outcome
 from lowmark.runtime.sim import (
     SimDisk,
@@ -186,6 +187,7 @@ class MetastoreNode:
         )
         cluster.metastore._machine = WatchedMetastore(world.ledger, f"node {self.number}")
         self.cluster = cluster
+        MetastoreMembers(runtime, cluster, config=RebalanceConfig(retry_delay_ms=100))
         self._watch(cluster)
         world.tell(f"node {self.number} starts, life {self.lives}, by way of {self.seed!r}")
         settings = ClusterSettings(id="", members=world.shape.members)

@@ -33,8 +33,8 @@ print(live(int(sys.argv[1])))
 FOUND_BY = {
     "appends unconditionally": (0, "was made twice"),
     "cuts unconditionally": (10, "the log has"),
-    "reads parts as they are now": (10, "is missing"),
-    "ignores its token": (34, "refused, but it is in version"),
+    "reads parts as they are now": (25, "no chance to catch up"),
+    "ignores its token": (29, "refused, but it is in version"),
     "looks without waiting": (1, "is in force"),
     "takes times from its own clock": (0, "at another time"),
     "answers without the skew": (0, "was said to be done"),
