@@ -40,6 +40,7 @@ from lowmark.metastore import (
     identify,
 )
 from lowmark.metastore.state import Cut
+from lowmark.placement import MetastoreMembers
 
 PAYLOADS = 16
 FILLING = 512
@@ -69,6 +70,7 @@ class _Node(Node):
             node=NodeInfo(number=number, name=name, address=self._groups.transport.address),
             config=MetastoreConfig(**settings["metastore"]),
         )
+        MetastoreMembers(self._runtime, self._cluster)
         join = settings["join"]
         self._metastore = self._cluster.metastore
         self._cluster.start(join=join, settings=ClusterSettings(id="", members=settings["members"]))

@@ -80,6 +80,11 @@ COMMANDS = {
         "three served nodes: append beside one node, with a node killed; start, rest.",
         "",
     ),
+    "rebalance": (
+        120,
+        "moves of partitions: beside copying, clients meanwhile, the plan.",
+        "",
+    ),
 }
 """Seconds of a quick run, what it measures, and what it needs. The suites take long to import."""
 

@@ -20,6 +20,9 @@ from benchmarks.compaction import append_during_phase3, phase3
 from benchmarks.group_sizes import GroupSizes
 from benchmarks.live_set import live_set_bytes
 from benchmarks.log_sizes import LogSizes
+from benchmarks.rebalance_moves import foreground_during_move, move_vs_cp
+from benchmarks.rebalance_plans import plans
+from benchmarks.rebalance_sizes import RebalanceSizes
 from benchmarks.recover import open_10k, recover, recover_small
 from benchmarks.runner import Suite
 from benchmarks.server_peers import nats_version, redis_version
@@ -111,6 +114,11 @@ SUITES: Mapping[str, Suite] = {
     "cluster": Suite(
         sizes=ClusterSizes,
         measurements=[cluster_load.under_load, cluster.many_groups],
+        versions=["pyarrow", "numpy", "msgspec"],
+    ),
+    "rebalance": Suite(
+        sizes=RebalanceSizes,
+        measurements=[move_vs_cp, foreground_during_move, plans],
         versions=["pyarrow", "numpy", "msgspec"],
     ),
 }

@@ -19,6 +19,7 @@ from benchmarks.cluster_sizes import ClusterSizes
 from benchmarks.command import COMMANDS
 from benchmarks.compact_sizes import CompactSizes
 from benchmarks.compact_workload import ROW_BYTES
+from benchmarks.rebalance_sizes import RebalanceSizes
 from benchmarks.suites import SUITES
 from benchmarks.table_sizes import TableSizes
 from lowmark.cli.app import app
@@ -50,7 +51,9 @@ def check(name: str, report: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["log", "group", "catalog", "table", "server", "cluster"])
+@pytest.mark.parametrize(
+    "name", ["log", "group", "catalog", "table", "server", "cluster", "rebalance"]
+)
 def test_every_figure_can_be_measured(here: Path, name: str) -> None:
     command = ["bench", name, "--json", "--tiny", "--dir", str(here)]
     result = CliRunner().invoke(app, command)
@@ -114,7 +117,7 @@ def test_names_of_figures_are_unique_and_rounds_are_counted() -> None:
 def test_the_guide_lists_every_figure() -> None:
     [section] = re.findall(r"\n### Figures\n(.*?)\n## ", GUIDE.read_text(), re.DOTALL)
     rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    names = ("group", "catalog", "table", "server", "compact", "cluster")
+    names = ("group", "catalog", "table", "server", "compact", "cluster", "rebalance")
     shown = [SUITES[name].figures for name in names]
     assert rows == [name for figures in shown for name in figures]
 
@@ -133,6 +136,11 @@ def test_the_full_sizes_are_those_that_the_targets_name() -> None:
     assert rows * ROW_BYTES > table.roll_overs * table.append_wal_bytes
     for cluster in (ClusterSizes.full(), ClusterSizes.quick()):
         assert (cluster.groups, cluster.groups_few) == (2_400, 300)
+    assert RebalanceSizes.full().move_bytes == 512 << 20
+    for rebalance in (RebalanceSizes.full(), RebalanceSizes.quick()):
+        assert (rebalance.joined, rebalance.joined_partitions) == (5, 300)
+        assert (rebalance.plan_nodes, rebalance.plan_joining) == (1_000, 10)
+        assert (rebalance.plan_partitions, rebalance.plan_partitions_few) == (100_000, 10_000)
     for compact in (CompactSizes.full(), CompactSizes.quick()):
         assert (compact.rows, compact.keys) == (20_000_000, 2_000_000)
         assert compact.space_needed_bytes > 2 * compact.rows * ROW_BYTES
