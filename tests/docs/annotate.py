@@ -250,7 +250,7 @@ def _entry(dump: _Dump, name: str) -> None:
         case "an entry of kind 5":
             dump.fields("Version")
         case _:
-            if name in {"an entry of kind 3", "an entry of kind 6"}:
+            if name.startswith("an entry of kind"):
                 dump.number(1, "kind")
             dump.msgpack(SHAPES[name])
 

@@ -24,6 +24,7 @@ from lowmark.runtime.sim import SimDisk
 
 __all__ = [
     "ADD_LEARNER",
+    "ALONE",
     "BOOT",
     "COMMAND",
     "FOUNDERS",
@@ -47,6 +48,7 @@ COMMAND = b"o-4 new"
 FOUNDERS = ConfState(voters=(1, 2, 3))
 ADD_LEARNER = ConfChange(changes=(Change(ChangeKind.ADD_LEARNER, 4),))
 MEMBERS = ConfState(voters=(1, 2, 3), learners=(4,), incarnations=((4, 8),))
+ALONE = ConfState(voters=(2,), incarnations=((2, 9),))
 META = GroupMeta(founders=FOUNDERS, hard=HardState(term=2, vote=1, commit=6))
 RECORDS: dict[str, GroupMeta | SnapshotMembers] = {
     "a group's own record": META,
@@ -85,6 +87,7 @@ _CONF = _names(ConfState)
 SHAPES: dict[str, Shape] = {
     "an entry of kind 3": ("change", _names(ConfChange, ("changes", [("change", _names(Change))]))),
     "an entry of kind 6": ("founders", _CONF),
+    "an entry of kind 7": ("members", _CONF),
     "a group's own record": (
         "record",
         _names(GroupMeta, ("founders", _CONF), ("hard", _names(HardState))),
@@ -126,6 +129,7 @@ def group_examples() -> dict[str, bytes]:
         "an entry of kind 4": envelope.copy_of(7, command),
         "an entry of kind 5": envelope.seal_version(2),
         "an entry of kind 6": envelope.seal_founders(FOUNDERS),
+        "an entry of kind 7": envelope.seal_reset(ALONE),
         "a note of a lost copy": read_whole(disk, f"{rejoin.FOLDER}/{NAME}"),
         **{name: record.encode() for name, record in RECORDS.items()},
     }

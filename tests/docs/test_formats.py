@@ -166,7 +166,7 @@ MAPS: dict[tuple[str, str], type[msgspec.Struct]] = {
     ("group.md", "`runs`"): CompactionRun,
     ("wal.md", "The note beside a file"): kept._KeptNote,
     ("group.md", "`installing/` and `installed/`"): install._Plan,
-    ("entries.md", "The note of a lost copy"): rejoin._Lost,
+    ("entries.md", "The note of a lost copy"): rejoin.Lost,
     ("metastore.md", "`node`: who a node is"): Identity,
     ("errors.md", "Errors on the wire"): Fault,
 }

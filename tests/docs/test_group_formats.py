@@ -10,6 +10,7 @@ import pytest
 
 from docs.example_group import (
     ADD_LEARNER,
+    ALONE,
     BOOT,
     COMMAND,
     FOUNDERS,
@@ -167,7 +168,7 @@ def test_the_kinds_of_entries_and_changes_are_those_of_the_code() -> None:
     [table] = [t for t in tables("entries.md") if t.columns[:2] == ("kind", "name")]
     said = {row[1]: int(row[0]) for row in table.rows}
     assert said == {name: getattr(envelope, name) for name in said}
-    assert sorted(said.values()) == list(range(1, 7))
+    assert sorted(said.values()) == list(range(1, 8))
     assert list(Transition) == [0, 1, 2]
     assert [kind.name for kind in ChangeKind] == [
         "ADD_VOTER",
@@ -179,10 +180,10 @@ def test_the_kinds_of_entries_and_changes_are_those_of_the_code() -> None:
 
 
 def test_the_shown_entries_are_read_and_written_again_byte_for_byte() -> None:
-    command, change, copy, version, founding = (
-        shown("entries.md", f"an entry of kind {kind}") for kind in (1, 3, 4, 5, 6)
-    )
-    assert [data[0] for data in (command, change, copy, version, founding)] == [1, 3, 4, 5, 6]
+    kinds = (1, 3, 4, 5, 6, 7)
+    entries = [shown("entries.md", f"an entry of kind {kind}") for kind in kinds]
+    assert tuple(data[0] for data in entries) == kinds
+    command, change, copy, version, founding, reset = entries
     assert envelope.open_command(command) == (TIME, COMMAND)
     assert envelope.wrap_command(TIME, COMMAND) == command
     assert envelope.kind_of(change) is EntryKind.JOINT_CHANGE
@@ -191,6 +192,8 @@ def test_the_shown_entries_are_read_and_written_again_byte_for_byte() -> None:
     assert envelope.copy_of(30, copy) == envelope.copy_of(30, command)
     assert envelope.version_of(version) == 2
     assert envelope.founders_of(founding) == FOUNDERS
+    assert envelope.reset_of(reset) == ALONE
+    assert envelope.seal_reset(ALONE) == reset
 
 
 def test_leaving_a_joint_configuration_is_an_entry_of_one_byte() -> None:
@@ -219,11 +222,17 @@ def test_the_shown_note_is_read_and_a_damaged_one_refused() -> None:
     disk.make_dir(rejoin.FOLDER)
     write_whole(disk, path, shown("entries.md", "a note of a lost copy"))
     # then it says which incarnation is lost, and whom to ask
-    assert rejoin.lost_incarnation(disk, NAME) == (8, (1, 2, 3))
+    assert rejoin.lost_copy(disk, NAME) == rejoin.Lost(incarnation=8, ask=(1, 2, 3))
     # and a lower one that is lost later does not take its place
     rejoin.note_lost(disk, NAME, incarnation=3, ask=(2,))
-    assert rejoin.lost_incarnation(disk, NAME) == (8, (2,))
+    assert rejoin.lost_copy(disk, NAME) == rejoin.Lost(incarnation=8, ask=(2,))
+    # but one of a later lineage does, and none of an earlier one
+    later = rejoin.Lost(incarnation=4, ask=(2,), lineage=2_000_003)
+    rejoin.note_lost(disk, NAME, incarnation=4, ask=(2,), lineage=2_000_003)
+    assert rejoin.lost_copy(disk, NAME) == later
+    rejoin.note_lost(disk, NAME, incarnation=9, ask=(2,))
+    assert rejoin.lost_copy(disk, NAME) == later
     # but with one bit wrong it is not believed
     disk.flip_bit(path, 100)
     with pytest.raises(Corrupt):
-        rejoin.lost_incarnation(disk, NAME)
+        rejoin.lost_copy(disk, NAME)

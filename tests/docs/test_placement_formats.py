@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from textwrap import dedent
 
 import msgspec
 import pytest
@@ -13,14 +14,26 @@ from lowmark.errors import Rejected
 from lowmark.metastore import ClusterSettings
 from lowmark.node import Settings, load_settings
 from lowmark.node.settings import WatermarkSettings
+from lowmark.placement import decisions
 from lowmark.placement.assignments import (
     ASSIGNMENTS_PREFIX,
     KINDS,
+    METASTORE,
+    PENDING,
     Assignments,
     decode_assignments,
     parse_key,
     stable_key,
 )
+from lowmark.placement.baseline import (
+    DRAINING_PREFIX,
+    Baseline,
+    BaselineNode,
+    Draining,
+    baseline_key,
+    draining_key,
+)
+from lowmark.placement.operations import REBALANCE_KEY, RebalanceValue
 from lowmark.table.watermark import (
     HISTORY_KEY,
     HOLD_PREFIX,
@@ -35,6 +48,10 @@ from lowmark.table.watermark import (
 PAGE = "placement.md"
 STRUCTS: dict[str, type[msgspec.Struct]] = {
     "Assignments": Assignments,
+    "Baseline": Baseline,
+    "BaselineNode": BaselineNode,
+    "Draining": Draining,
+    "RebalanceValue": RebalanceValue,
     "WatermarkValue": WatermarkValue,
     "HoldValue": HoldValue,
     "HistoryValue": HistoryValue,
@@ -42,6 +59,15 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
 _TIME = 1_735_652_600_000 << 16
 EXAMPLES: dict[bytes, msgspec.Struct] = {
     stable_key(12, 0): Assignments((1, 2, 3), 7),
+    METASTORE.key(PENDING): Assignments((1, 2, 3), 0, (4,)),
+    baseline_key(2): Baseline(
+        nodes=(BaselineNode(1, "r1"), BaselineNode(2)),
+        replicas=3,
+        catalog_version=7,
+        chosen=(1, 2),
+    ),
+    draining_key(3): Draining(1_735_652_600_000),
+    REBALANCE_KEY: RebalanceValue(bytes_per_s=50 << 20),
     WATERMARK_KEY: WatermarkValue(_TIME, _TIME + (600_000 << 16)),
     hold_key(2): HoldValue(_TIME, _TIME + (600_000 << 16), "table orders is read as of then"),
     HISTORY_KEY: HistoryValue(86_400_000),
@@ -60,7 +86,10 @@ def test_the_page_has_every_field_in_order() -> None:
 def test_the_page_has_every_key() -> None:
     [keys] = [table for table in tables(PAGE) if table.columns[0] == "key"]
     assert [row[0].strip("`") for row in keys.rows] == [
-        f"{ASSIGNMENTS_PREFIX.decode()}stable.<table>.<partition>",
+        *(f"{ASSIGNMENTS_PREFIX.decode()}{kind}.<table>.<partition>" for kind in KINDS),
+        "zone.<zone>.baseline",
+        f"{DRAINING_PREFIX.decode()}<node>",
+        REBALANCE_KEY.decode(),
         WATERMARK_KEY.decode(),
         f"{HOLD_PREFIX.decode()}<node>",
         HOLDS_KEY.decode(),
@@ -76,6 +105,13 @@ def test_the_shown_values_are_what_is_written_and_read(key: bytes) -> None:
     value = EXAMPLES[key]
     assert shown == msgspec.json.encode(value)
     assert msgspec.json.decode(shown, type=type(value)) == value
+
+
+def test_the_page_has_the_decision_table_of_the_code() -> None:
+    [block] = [one for one in blocks(PAGE) if one.info == "the decision table"]
+    text = decisions.__doc__ or ""
+    table = text[text.index("    happens ") : text.index("Without a stable set")]
+    assert block.text.strip() == dedent(table).strip()
 
 
 def test_the_shown_assignments_are_those_of_a_partition() -> None:
