@@ -25,7 +25,7 @@ from lowmark.table import (
     stored_schema,
 )
 from lowmark.table.backlog import _FIELDS
-from lowmark.table.commands import HEADER_BYTES
+from lowmark.table.commands import HEADER_BYTES, Begin
 from lowmark.table.machine import _Header
 from lowmark.table.producers import _Producer
 from lowmark.table.readers import Cursor, Lease
@@ -65,8 +65,8 @@ APPEND = encode_batch(
 
 
 def machine() -> PartitionMachine:
-    """A state with a cut, a cursor, a lease, a transaction under way, one that is finished, and a
-    ledger.
+    """A state with a cut, a cursor, a lease, a transaction under way, one that is finished, a
+    ledger, and a begin minimum.
     """
     deletes = encode_rows(rows_of(Change.DELETE))
     commands = [
@@ -79,8 +79,10 @@ def machine() -> PartitionMachine:
         encode_control(CONTROL),
         encode_control(TakeLease("reader-1", 9, 4, 60_000, "a test", "compacted")),
         encode_control(Adopt(1, "1.manifest", 4, bytes(range(0xD0, 0xE0)), 2)),
+        encode_control(Begin(_TIME)),
     ]
     made = PartitionMachine()
+    made.upgrade(2)
     for index, command in enumerate(commands, start=2):
         made.apply(index, _TIME + index, command)
     return made
@@ -135,6 +137,7 @@ def _snapshot(dump: _Dump) -> None:
         leases=("leases", [("Lease", _fields(Lease))]),
         staged=("staged", [("transaction", ["transaction", batches])]),
         finished=("finished", [("transaction", ["transaction", answer])]),
+        begins=("begins", [("begun", ["place", "time"])]),
     )
     dump.msgpack(("header", header))
     dump.remark("backlog")

@@ -36,7 +36,7 @@ from lowmark.table import (
     decode_rows,
     encode_rows,
 )
-from lowmark.table.commands import Batch, Control, decode
+from lowmark.table.commands import Batch, Begin, Control, decode
 from lowmark.table.state import Outcome
 from sim.cluster_ledger import confirm
 
@@ -125,6 +125,7 @@ class TableModel:
         self.time = 0
         self.expired = 0
         self.ledger: Shown | None = None
+        self.begun: tuple[str, int, int] = ("Begun", 0, 0)
         """What adopting it was answered with."""
         self.horizon = 0
         self.epoch = -1
@@ -146,7 +147,7 @@ class TableModel:
         if isinstance(wanted, Batch):
             outcome = self._batch(wanted, index, time, command)
         else:
-            outcome = self._control(wanted, time)
+            outcome = self._control(wanted, index, time)
         self._mark_late()
         return outcome
 
@@ -262,7 +263,7 @@ class TableModel:
 
     # -- everything else ------------------------------------------------------------------------
 
-    def _control(self, command: Control, time: int) -> Shown:
+    def _control(self, command: Control, index: int, time: int) -> Shown:
         now_ms = time >> 16
         match command:
             case Tick():
@@ -303,6 +304,10 @@ class TableModel:
                 return ("None",)
             case Adopt():
                 return self._adopt(command, time)
+            case Begin():
+                if command.time > self.begun[2]:
+                    self.begun = ("Begun", index, command.time)
+                return self.begun
 
     def _adopt(self, wanted: Adopt, time: int) -> Shown:
         fields = msgspec.structs.astuple(wanted)

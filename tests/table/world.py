@@ -75,6 +75,7 @@ class TableNode(CatalogNode):
         )
         self.upkeep_ = Upkeep(
             runtime,
+            groups,
             cluster,
             catalogs,
             self.tables_,

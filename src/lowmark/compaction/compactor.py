@@ -34,10 +34,9 @@ from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.ledger import REBUILD, RunRecord
 from lowmark.ledger.claim import check_claim
 from lowmark.ledger.manifest import is_run, run_folder, table_folder
+from lowmark.ledger.records import UNDECIDED
 
 _STOP_S = 20.0
-UNDECIDED = frozenset({"planned", "running", "failed"})
-"""States of runs that can be resumed, or given up."""
 
 
 class Compactor:

@@ -38,6 +38,8 @@ RunState = Literal[
 never written down. `nothing` and `too young` are of a run that was not begun: there are no new
 rows, or all of them are too young. `interrupted` is one that is noted as running, by a process that
 is gone."""
+UNDECIDED = frozenset({"planned", "running", "failed"})
+"""States of runs that can be resumed, or given up."""
 PartitionState = Literal["planned", "written", "adopted", "skipped", "overtaken"]
 
 

@@ -392,6 +392,7 @@ class Node:
         self.placement = Placement(runtime, cluster, catalogs, tables, self.groups, config=moving)
         self.upkeep = Upkeep(
             runtime,
+            self.groups,
             cluster,
             catalogs,
             tables,

@@ -38,6 +38,7 @@ Invariants
        partition, or by the next coordinator: all three look at what is, not at what they remember.
 """
 
+from lowmark.placement.assignments import Keys, PartitionId
 from lowmark.placement.decisions import Adjust
 from lowmark.placement.members import MetastoreMembers
 from lowmark.placement.moves import RebalanceConfig
@@ -45,7 +46,9 @@ from lowmark.placement.placement import Placement
 
 __all__ = [
     "Adjust",
+    "Keys",
     "MetastoreMembers",
+    "PartitionId",
     "Placement",
     "RebalanceConfig",
 ]

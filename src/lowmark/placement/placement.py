@@ -209,6 +209,14 @@ class Placement:
         """What this node knows of a partition's assignments."""
         return self._keys.get(partition.table, {}).get(partition.number, NO_KEYS)
 
+    def all_keys(self) -> dict[PartitionId, Keys]:
+        """The same of all partitions of tables."""
+        return {
+            PartitionId(table, number): keys
+            for table, numbers in self._keys.items()
+            for number, keys in numbers.items()
+        }
+
     def moving(self) -> list[PartitionId]:
         """The partitions that are to be on other nodes than they are."""
         return sorted(

@@ -160,6 +160,15 @@ class Adopt(_Control, frozen=True, tag=11):
     deletes_below: int
 
 
+class Begin(_Control, frozen=True, tag=12):
+    """Every transaction of the cluster that is active, or will be, began at this time or later.
+
+    Proposed only once all members know version 2 of the machine.
+    """
+
+    time: int
+
+
 Control: TypeAlias = (
     Finish
     | CreateCursor
@@ -172,6 +181,7 @@ Control: TypeAlias = (
     | Tick
     | Fence
     | Adopt
+    | Begin
 )
 Command: TypeAlias = Batch | Control
 

@@ -52,7 +52,7 @@ from lowmark.table.errors import PartitionNotHere
 from lowmark.table.partition import Partition, group_name
 from lowmark.table.producers import Appended
 from lowmark.table.readers import Cursor, Lease
-from lowmark.table.state import Finished, Ticked, Trimmed
+from lowmark.table.state import Begun, Finished, Ticked, Trimmed
 
 SERVICE: Final = "partition.propose"
 _HEAD = struct.Struct("<qqI")
@@ -94,7 +94,16 @@ class _Cut(msgspec.Struct, frozen=True, array_like=True):
     batches: int
 
 
-_KINDS: Final[tuple[Any, ...]] = (Appended, Finished, Ticked, _Cut, Cursor, Lease, Adopted)
+_KINDS: Final[tuple[Any, ...]] = (
+    Appended,
+    Finished,
+    Ticked,
+    _Cut,
+    Cursor,
+    Lease,
+    Adopted,
+    Begun,
+)
 """Their order is what travels: new ones go to the end."""
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = [msgspec.msgpack.Decoder(kind) for kind in _KINDS]

@@ -20,9 +20,10 @@ from lowmark.table.backlog import Backlog
 from lowmark.table.commands import decode, frees_space
 from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
-from lowmark.table.state import Finished, Outcome, Staged, State
+from lowmark.table.state import Begun, Finished, Outcome, Staged, State
 
-FORMAT = 1
+FORMAT = 2
+"""The newest one. A version of the machine writes its snapshots in the format of its number."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -38,15 +39,21 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     leases: tuple[Lease, ...]
     staged: tuple[tuple[int, tuple[Staged, ...]], ...]
     finished: tuple[tuple[int, tuple[bool, int, int, int]], ...]
+    begins: tuple[tuple[int, int], ...] = ()
+    """From format 2 on."""
 
 
 class PartitionMachine:
-    """Applies commands to a `State`."""
+    """Applies commands to a `State`.
 
-    newest_version = 1
+    Version 2 keeps begin minimums (`Begin`); without it there are none, and nothing else differs.
+    """
+
+    newest_version = 2
 
     def __init__(self) -> None:
         self.state = State()
+        self._version = 1
         self.applied_bytes = 0
         """How much was applied in this life."""
 
@@ -78,7 +85,8 @@ class PartitionMachine:
                 ]
 
     def upgrade(self, version: int) -> None:
-        """There is only one version yet."""
+        """All members know it: snapshots are written in its format from here on."""
+        self._version = version
 
     def live_indexes(self) -> BitMap64:
         """The entries that hold rows."""
@@ -99,7 +107,7 @@ class PartitionMachine:
         state = self.state
         backlog = state.backlog
         header = _Header(
-            FORMAT,
+            self._version,
             len(backlog),
             backlog.start,
             backlog.end,
@@ -113,17 +121,20 @@ class PartitionMachine:
                 (number, (done.commit, done.first, done.rows, done.time))
                 for number, done in state.finished.items()
             ),
+            tuple(state.begins),
         )
-        parts = (msgspec.msgpack.encode(header), backlog.encode(), state.producers.encode())
+        fields = msgspec.structs.astuple(header)
+        head = msgspec.msgpack.encode(fields if self._version > 1 else fields[:-1])
+        parts = (head, backlog.encode(), state.producers.encode())
         return [piece for part in parts for piece in (_LENGTH.pack(len(part)), part)]
 
     def restore(self, chunks: Iterable[bytes], version: int) -> None:
         """Become what a snapshot says."""
-        del version
         try:
             self.state = _restored(b"".join(chunks))
         except (struct.error, msgspec.MsgspecError, ValueError) as error:
             raise Corrupt(f"a snapshot of a partition can't be read: {error!r}") from error
+        self._version = version
 
 
 def _restored(data: bytes) -> State:
@@ -137,8 +148,8 @@ def _restored(data: bytes) -> State:
         at += length
     head, columns, producers = parts
     header = msgspec.msgpack.decode(head, type=_Header)
-    if header.format != FORMAT:
-        raise Corrupt(f"a snapshot of a partition is of format {header.format}, not {FORMAT}")
+    if not 1 <= header.format <= FORMAT:
+        raise Corrupt(f"a snapshot of a partition is of format {header.format}, not 1 to {FORMAT}")
     state = State()
     state.backlog = Backlog.decode(
         columns, count=header.batches, start=header.start, end=header.end
@@ -148,6 +159,7 @@ def _restored(data: bytes) -> State:
     state.leases = {lease.name: lease for lease in header.leases}
     state.staged = {number: list(batches) for number, batches in header.staged}
     state.finished = {number: Finished(*done) for number, done in header.finished}
+    state.begins = tuple(Begun(*begun) for begun in header.begins)
     state.put_cursors(header.cursors)
     state.publish()
     return state

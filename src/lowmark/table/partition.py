@@ -19,6 +19,7 @@ from lowmark.table.commands import Control, Tick, Trim, encode_control
 from lowmark.table.errors import PartitionNotHere, TimeInFuture
 from lowmark.table.machine import PartitionMachine
 from lowmark.table.producers import Appended
+from lowmark.table.publication import Publication
 from lowmark.table.state import Outcome, State, Trimmed
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class Partition:
         """Whether rows are read here: not by a copy that is being filled, or is about to go."""
         self.when_stopped: Callable[[LowmarkError], None] = lambda _: None
         """Told why this copy goes no further."""
+        self.publication = Publication()
         self._followers: list[Callable[[], None]] = []
         self._snapshot_bytes = SNAPSHOT_BYTES
         """When so much was applied, another snapshot is due."""
@@ -186,6 +188,11 @@ class Partition:
         answer: Future[View] = Future()
         self.ask(Tick()).then(ticked)
         return answer
+
+    @property
+    def published(self) -> int:
+        """From which time on this copy may need the catalog (`publication`); 0: from any."""
+        return self.publication.published(self.state, self.group.log.row.snapshot_index)
 
     def plan(self, indexes: Iterable[int], *, held: bool = False) -> ReadPlan:
         """How to read batches that stand at these places in the log; carry it out on any thread."""

@@ -17,6 +17,7 @@ from lowmark.table.commands import (
     NO_PRODUCER,
     Adopt,
     Batch,
+    Begin,
     Command,
     CreateCursor,
     DeleteCursor,
@@ -63,6 +64,8 @@ EPOCH_MAX = (1 << 32) - (1 << 13)
 WHY_CHARACTERS_MAX = 200
 FINISHED_KEPT = 1_024
 """Of so many transactions a repeated finish gets its first answer."""
+BEGINS_KEPT = 64
+"""A copy that takes snapshots seldom still finds one of them that its snapshot covers."""
 
 
 class Ticked(NamedTuple):
@@ -90,6 +93,13 @@ class Finished(NamedTuple):
     time: int
 
 
+class Begun(NamedTuple):
+    """No entry behind a place in the log belongs to a transaction that began before this time."""
+
+    place: int
+    time: int
+
+
 class Staged(msgspec.Struct, frozen=True, array_like=True):
     """A batch that waits for its transaction."""
 
@@ -104,7 +114,7 @@ class Staged(msgspec.Struct, frozen=True, array_like=True):
 
 
 Outcome: TypeAlias = (
-    Appended | Finished | Ticked | Trimmed | Cursor | Lease | Adopted | LowmarkError | None
+    Appended | Finished | Ticked | Trimmed | Cursor | Lease | Adopted | Begun | LowmarkError | None
 )
 
 
@@ -126,6 +136,9 @@ class State:
         """What it is read from together with the backlog."""
         self.expired = 0
         """Retention cut up to here: of the rows below it, there is what a ledger has."""
+        self.begins: tuple[Begun, ...] = ()
+        """The last begin minimums, oldest first: from when on the rest of the log needs the
+        catalog."""
         self._limited = False
         """Whether a cursor has a maximum lag."""
 
@@ -177,6 +190,8 @@ class State:
                 return self._fence(command)
             case Adopt():
                 return self._adopt(command, time)
+            case Begin():
+                return self._begin(command, index)
             case _:
                 assert_never(command)
 
@@ -257,6 +272,14 @@ class State:
                 hint="A producer of this name was begun too often: choose another name.",
             )
         return self.producers.fence(fence.producer, fence.epoch)
+
+    def _begin(self, begin: Begin, index: int) -> Outcome:
+        last = self.begins[-1] if self.begins else Begun(0, 0)
+        if begin.time <= last.time:
+            return last
+        begun = Begun(index, begin.time)
+        self.begins = (*self.begins, begun)[-BEGINS_KEPT:]
+        return begun
 
     # -- cursors --------------------------------------------------------------------------------
 

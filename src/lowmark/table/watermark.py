@@ -29,7 +29,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeVar
@@ -50,6 +50,7 @@ from lowmark.metastore import (
     Put,
     Remove,
     Revision,
+    RevisionCompacted,
     all_of,
 )
 from lowmark.metastore.nodes import lease_of
@@ -289,14 +290,35 @@ class LowWatermark:
             },
         )
 
+    def on_moved(self, callback: Callable[[], None]) -> None:
+        """Have this called whenever it has moved, as this node hears of it."""
+
+        def follow() -> None:
+            self._metastore.watch(
+                keys=[WATERMARK_KEY],
+                on_event=lambda _: callback(),
+                on_end=ended,
+                name="low watermark",
+            )
+
+        def ended(error: LowmarkError) -> None:
+            if isinstance(error, RevisionCompacted):  # it may have moved meanwhile
+                self._loop.call_soon(follow)
+                self._loop.call_soon(callback)
+
+        follow()
+
     # -- moving ---------------------------------------------------------------------------------
 
-    def advance(self, to: int | None = None) -> Future[Advanced]:
-        """Move it to where it should be by now, or to a time, as far as its holders allow."""
+    def advance(self, to: int | None = None, *, at_least: int = 0) -> Future[Advanced]:
+        """Move it to where it should be by now, or to a time, as far as its holders allow.
+
+        `at_least`: further than it should be by now, if this is later.
+        """
         now = self._clock.now()
         if to is not None and to > now:
             return Future.failed(TimeInFuture(time=to, now=now))
-        wanted = self.goal if to is None else to
+        wanted = max(self.goal, min(at_least, now)) if to is None else to
         whole: Future[Advanced] = Future()
         # Readers that let go at this node must not be in the way.
         self._settle_now().then(lambda _: self._move(wanted, whole, None, ATTEMPTS_MAX))

@@ -11,12 +11,13 @@ import numpy as np
 
 from lowmark.catalog import Catalogs, Table, TableId
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.group import Future, together
+from lowmark.group import Future, Groups, together
 from lowmark.holds import Hold, SafePoint
 from lowmark.metastore import Cluster, Metastore
 from lowmark.placement import Placement
 from lowmark.runtime import COUNTER_BITS, HybridClock, Runtime, millis_of
 from lowmark.table import Advanced, LowWatermark, Partition, Tables, Tick, Trim, Trimmed, View
+from lowmark.upkeep.catalog_compaction import CatalogCompaction
 from lowmark.upkeep.dropped import Dropped
 from lowmark.upkeep.leaders import Leaders
 
@@ -209,6 +210,7 @@ class Upkeep:
     def __init__(
         self,
         runtime: Runtime,
+        groups: Groups,
         cluster: Cluster,
         catalogs: Catalogs,
         tables: Tables,
@@ -230,6 +232,9 @@ class Upkeep:
             routes=placement.leaders, now_ms=lambda: runtime.loop.elapsed_us() // 1_000
         )
         self._dropped = Dropped(catalogs, tables, placement, watermark)
+        self.catalog = CatalogCompaction(
+            runtime, groups, cluster, catalogs, tables, placement, watermark
+        )
         self._forgetting: Future[int] = Future()
         """The last time that old revisions were asked to go."""
         self._looking: Future[Look] | None = None
@@ -239,17 +244,20 @@ class Upkeep:
 
     def start(self) -> None:
         """Look every now and then from now on."""
+        self.catalog.start()
         self._loop.call_later(self._interval_ms, self._every)
 
     def close(self) -> None:
         """Look no more."""
         self._closed = True
+        self.catalog.close()
 
     @property
     def problem(self) -> str:
         """What went wrong at the last look, in words; empty if nothing did."""
         errors = self.last.errors if self.last is not None else ()
-        return "; ".join(dict.fromkeys(error.message for error in errors))
+        words = [*(error.message for error in errors), self.catalog.problem]
+        return "; ".join(dict.fromkeys(filter(None, words)))
 
     def _every(self) -> None:
         if self._closed:
@@ -280,7 +288,9 @@ class Upkeep:
     def _advance(self, whole: Future[Look]) -> None:
         if self._metastore.coordinates:
             self._forgetting = forget_old_revisions(self._metastore)
-            self._watermark.advance().then(lambda future: self._retain(whole, future))
+            # History begins where the catalog does: a watermark below that promises too much.
+            floor = self._catalogs.earliest.activates_at
+            self._watermark.advance(at_least=floor).then(lambda future: self._retain(whole, future))
         else:
             self._retain(whole, None)
 
