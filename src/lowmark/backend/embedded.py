@@ -40,6 +40,7 @@ from lowmark.backend.values import (
     ReadRange,
 )
 from lowmark.catalog import Catalog, Command, Executed, TableId
+from lowmark.catalog.errors import VersionCompacted
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import Future, open_command, when_all
 from lowmark.holds import Hold as BacklogHold
@@ -225,7 +226,10 @@ class Embedded(NodeThread):
             return latest
         # The last one that all listeners here have got, not the one of a time: clocks may jump,
         # and in one process there is no other node that could still be using the one before.
-        found = self.catalogs.version(self.catalogs.ready_version)
+        try:
+            found = self.catalogs.version(self.catalogs.ready_version)
+        except VersionCompacted:  # listeners are late, and history was cut past what they know
+            found = self.catalogs.earliest
         if found is latest:
             self._latest = latest
         return found

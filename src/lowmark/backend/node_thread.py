@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lowmark.backend.errors import Closed, Ended, Forked
+from lowmark.catalog.errors import VersionCompacted
 from lowmark.errors import LowmarkError, NoMemory, NoThreads, Unavailable
 from lowmark.group import Future
 from lowmark.node import Node, NodeClosed, NodeClosing, NodeOptions, NodeSilent, Settings
@@ -136,6 +137,8 @@ class NodeThread:
         assert catalogs is not None
         try:
             self.ask(lambda: catalogs.when_ready(1), timeout_s=_READY_S)
+        except VersionCompacted:
+            return  # its history was cut: a later version is ready
         except LowmarkError:
             self._check_metastore()
             raise

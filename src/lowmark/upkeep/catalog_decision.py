@@ -236,6 +236,19 @@ def _missing(seen: Seen) -> Iterator[Holder]:
         for number, answer in seen.answers.items()
     }
     nothing: AbstractSet[int] = frozenset()
+    for table in seen.history.latest.all_tables():
+        for number in range(table.partitions):
+            keys = seen.assignments.get(PartitionId(table.id, number))
+            if keys is None or keys.stable is None:
+                yield Holder(
+                    holder=_copy(seen, table.id, number),
+                    kind="missing copy",
+                    version=_first_with_table(seen.history, table.id),
+                    since_ms=0,
+                    why="it is assigned to no node yet, and is placed as of the version that"
+                    " made its table",
+                    hint="`lowmark status` says what keeps it from being placed.",
+                )
     for partition, keys in sorted(seen.assignments.items()):
         for node in sorted(keys.nodes):
             there = spoke.get(node)
