@@ -857,9 +857,9 @@ class Embedded(NodeThread):
 
     def operate(self, action: str, body: bytes, *, timeout_s: float | None = None) -> bytes:
         """See `Backend`."""
-        rebalance = self.node.rebalance
-        assert rebalance is not None
-        return self.ask(lambda: rebalance.operate(action, body), timeout_s=timeout_s)
+        operating = self.node.operating
+        assert operating is not None
+        return self.ask(lambda: operating.operate(action, body), timeout_s=timeout_s)
 
 
 def _answer(one: Numbered, future: Future[object]) -> None:

@@ -13,12 +13,14 @@ import msgspec
 from lowmark.backend.errors import ReadOnly
 from lowmark.backend.port import Backend
 from lowmark.errors import Corrupt
+from lowmark.node.catalog_rounds import RoundsReply
 from lowmark.node.messages import (
     BaselineAsk,
     BaselineReply,
     CancelAsk,
     CancelledReply,
     ChangeAsk,
+    CompactCatalogAsk,
     DrainAsk,
     DrainReply,
     MoveRow,
@@ -33,13 +35,18 @@ from lowmark.node.messages import (
     RebalanceSettings,
     RemoveNodeAsk,
 )
+from lowmark.upkeep import Holder as CatalogHolder
+from lowmark.upkeep import Round as CatalogRound
 
 __all__ = [
     "BaselineAsk",
     "BaselineReply",
     "CancelAsk",
     "CancelledReply",
+    "CatalogHolder",
+    "CatalogRound",
     "ChangeAsk",
+    "CompactCatalogAsk",
     "DrainAsk",
     "DrainReply",
     "MoveRow",
@@ -53,6 +60,7 @@ __all__ = [
     "RebalanceReply",
     "RebalanceSettings",
     "RemoveNodeAsk",
+    "RoundsReply",
     "check_looks",
     "operated",
 ]
@@ -75,7 +83,9 @@ def operated(backend: Backend, action: str, asked: msgspec.Struct, answer: type[
 def check_looks(database: str, action: str, body: bytes) -> None:
     """Refuse an action that would change something."""
     match action:
-        case "rebalance.status" | "rebalance.plan":
+        case "rebalance.status" | "rebalance.plan" | "catalog.rounds":
+            return
+        case "catalog.compact" if msgspec.json.decode(body, type=CompactCatalogAsk).dry_run:
             return
         case "zone.baseline":
             asked = msgspec.json.decode(body, type=BaselineAsk)

@@ -25,6 +25,7 @@ from lowmark.catalog import (
     time_or_never,
 )
 from lowmark.catalog import to_builtins as catalog_builtins
+from lowmark.cli import catalog_history
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, Source, node_client, opened_source
@@ -34,14 +35,19 @@ from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 from lowmark.node import RangePage, Status
 from lowmark.runtime import COUNTER_BITS, millis_of
+from lowmark.upkeep import ROUND_PREFIX, Round, read_round
 
 app = typer.Typer(invoke_without_command=True)
 
 
 @app.callback()
 def catalog(ctx: typer.Context) -> None:
-    """Look at the catalog, version by version, and change it."""
+    """Look at the catalog, version by version, change it, and cut its history."""
     help_if_bare(ctx)
+
+
+app.command()(catalog_history.compact)
+app.command()(catalog_history.explain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +128,25 @@ def log_(
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the newest this many.")
     ] = None,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Only how history was cut, or was not.")
+    ] = False,
     node: NodeOption = None,
     data: DataOption = None,
     as_json: Json = False,
 ) -> None:
-    """List versions: when each came into force, who made it, and what it changed.
+    """List versions: when each came into force, who made it, and what it changed; then the last
+    rounds that cut history, or that other holders than before kept from it.
 
-    With --json, a list: version, active_from, written, author, revision, changes.
+    With --json, a list: version, active_from, written, author, revision, changes. With --json
+    --rounds, a list of rounds, as `lowmark catalog compact --json` shows one.
 
     Example: lowmark catalog log --limit 10
     """
+    made = _rounds(ctx, node, data)[-(limit or 0) :] if rounds or not as_json else []
+    if rounds:
+        _show_rounds(made, as_json=as_json)
+        return
     versions = _read(ctx, node, data).versions[-(limit or 0) :]
     if as_json:
         show_json([_version_row(each) | {"changes": each.changes} for each in versions])
@@ -144,6 +159,22 @@ def log_(
             rows.append(shown | {"changes": line})
     columns = ("version", "active_from", "author", "revision", "changes")
     show_table(rows, columns=columns, as_json=False)
+    if made:
+        print()
+        _show_rounds(made, as_json=False)
+
+
+def _rounds(ctx: typer.Context, node: str | None, data: Path | None) -> list[Round]:
+    with opened_source(ctx, node, data) as source:
+        return [read_round(value) for value in _values(source, ROUND_PREFIX)]
+
+
+def _show_rounds(made: list[Round], *, as_json: bool) -> None:
+    if as_json:
+        show_json([catalog_history.round_facts(one) for one in made])
+        return
+    columns = ("round", "time", "trigger", "took_ms", "nodes", "copies", "result", "held_by")
+    show_table([catalog_history.round_row(one) for one in made], columns=columns, as_json=False)
 
 
 def _version_row(each: _Version) -> dict[str, Cell]:

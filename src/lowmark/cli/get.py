@@ -11,6 +11,7 @@ import typer
 
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import TableSchema
+from lowmark.cli.catalog_history import show_explanation
 from lowmark.cli.database import DatabaseOption, TableArgument, key_of, opened_database
 from lowmark.cli.files import cell_of, json_row, opened_input, readable
 from lowmark.cli.formatting import facts_of
@@ -42,6 +43,9 @@ def explain(
 ) -> None:
     """Say what is kept of a table, who still needs it, and why; or what became of a key.
 
+    `lowmark explain catalog` says it of the catalog's versions (`lowmark catalog explain`), unless
+    there is a table of that name.
+
     With --json, one object: table, rows, bytes, kept_because, ledger_rows, ledger_deletes,
     ledger_bytes, partitions (partition, start, end, rows, batches, bytes, horizon, closed, and
     ledger: epoch, horizon, deletes_below, rows, deletes, bytes, problem), holders (of the backlog:
@@ -52,6 +56,9 @@ def explain(
     Example: lowmark explain orders --key o-1 --data ./shop
     """
     with opened_database(ctx, data) as database:
+        if table == "catalog" and not key and table not in database.tables():
+            show_explanation(database, as_json=as_json)
+            return
         one = database.table(table)
         found = one.explain(key_of(one.descriptor, key)) if key else one.explain()
         if isinstance(found, KeyExplanation):
@@ -193,6 +200,9 @@ def get(
     Example: lowmark get orders o-1 --data ./shop
     """
     with opened_database(ctx, data) as database:
+        if table == "catalog" and not key and table not in database.tables():
+            show_explanation(database, as_json=as_json)
+            return
         one = database.table(table)
         found = one.explain(key_of(one.descriptor, key))
         assert isinstance(found, KeyExplanation)

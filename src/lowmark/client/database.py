@@ -28,6 +28,7 @@ from lowmark.catalog import (
     parse_duration,
 )
 from lowmark.catalog import Table as TableDescriptor
+from lowmark.client.catalog import DatabaseCatalog
 from lowmark.client.checking import whole
 from lowmark.client.cluster import Cluster
 from lowmark.client.edges import edge
@@ -95,10 +96,10 @@ class Database:
         return self._backend.info.name
 
     @property
-    def catalog(self) -> Catalog:
-        """The latest version of the catalog."""
+    def catalog(self) -> DatabaseCatalog:
+        """The latest version of the catalog, and how its history is cut."""
         self._backend.check()
-        return self._backend.catalog(fresh=True)
+        return DatabaseCatalog.of(self._backend.catalog(fresh=True), self._session)
 
     # -- tables ---------------------------------------------------------------------------------
 

@@ -593,6 +593,16 @@ class Status(_Reply, frozen=True):
     warnings: tuple[WarningRow, ...] = ()
 
 
+# -- compaction of the catalog --------------------------------------------------------------------
+
+
+class CompactCatalogAsk(_Body, frozen=True):
+    """Cut the catalog's history as far as nothing needs it."""
+
+    dry_run: bool = False
+    """Only say how far that would be, and what holds the rest."""
+
+
 # -- partitions, and those whose majority is lost -----------------------------------------------
 
 

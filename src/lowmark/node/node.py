@@ -51,6 +51,7 @@ from lowmark.metastore import (
 )
 from lowmark.node.actions import CatalogActions, MetaActions
 from lowmark.node.bridge import Bridge
+from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.homes import homes_of
 from lowmark.node.messages import (
@@ -60,6 +61,7 @@ from lowmark.node.messages import (
     check_loopback,
     peers_beside,
 )
+from lowmark.node.operating import Operating
 from lowmark.node.owner import Awaited, Owner, awaited_after
 from lowmark.node.rebalance import Rebalance
 from lowmark.node.resets import Resets
@@ -166,7 +168,8 @@ class Node:
         self.watermark: LowWatermark | None = None
         self.placement: Placement | None = None
         self.upkeep: Upkeep | None = None
-        self.rebalance: Rebalance | None = None
+        self.operating: Operating | None = None
+        """What operators may ask of it."""
         options.check()
         # Asked before anything is opened: nothing has to be closed if no node answers.
         join = _seed(options, self.settings.ledger.location)
@@ -416,15 +419,15 @@ class Node:
             *(room.problem for room in rooms),
             self._no_data(),
         ]
-        self.rebalance = Rebalance(
-            self.groups, cluster, catalogs, tables, self.placement, self.bridge
-        )
+        rebalance = Rebalance(self.groups, cluster, catalogs, tables, self.placement)
+        rounds = CatalogRounds(cluster.metastore, self.upkeep.catalog)
+        self.operating = Operating(self.bridge, rebalance.answers, rounds.answers)
         resets = Resets(
             self.groups, cluster, catalogs, tables, self.placement, self.status, self.bridge
         )
         self.status.draining = self.placement.zones.draining
-        self.status.failing = self.rebalance.failing
-        self.actions |= actions.actions() | self.rebalance.actions() | resets.actions()
+        self.status.failing = rebalance.failing
+        self.actions |= actions.actions() | self.operating.actions() | resets.actions()
 
     def _no_data(self) -> str:
         """Why it gives no rows to clients, if it does not."""

@@ -7,8 +7,8 @@ waits for them a short while, and lays their answers beside what the metastore s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,6 @@ from lowmark.formatting import counted, near
 from lowmark.group import Future, Groups, Reply
 from lowmark.ledger.home import HOME_KEY, decode_home
 from lowmark.metastore import Cluster, NodeInfo
-from lowmark.node.bridge import Bridge
 from lowmark.node.homes import name_of
 from lowmark.node.messages import (
     BaselineAsk,
@@ -39,7 +38,7 @@ from lowmark.node.messages import (
     RebalanceSettings,
     RemoveNodeAsk,
 )
-from lowmark.node.server import Action, ActionUnknown, decoded, encode, reply
+from lowmark.node.operating import Answers
 from lowmark.node.status import FailingMove
 from lowmark.placement import Placement
 from lowmark.placement.assignments import PartitionId
@@ -47,11 +46,8 @@ from lowmark.placement.operations import Move
 from lowmark.runtime import Buffer
 from lowmark.table import Tables
 
-_Answer: TypeAlias = Callable[[Any], Future[Any]]
-
 SERVICE = "node.moves"
 ANSWER_MS = 1_500
-TIMEOUT_S = 20.0
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
@@ -68,7 +64,7 @@ _unpack = msgspec.msgpack.Decoder(_Said).decode
 
 
 class Rebalance:
-    """Says what moves, and takes what operators ask for. All but the actions on the loop."""
+    """Says what moves, and takes what operators ask for. All calls are made on the loop."""
 
     def __init__(
         self,
@@ -77,7 +73,6 @@ class Rebalance:
         catalogs: Catalogs,
         tables: Tables,
         placement: Placement,
-        bridge: Bridge,
     ) -> None:
         self._groups = groups
         self._cluster = cluster
@@ -85,8 +80,7 @@ class Rebalance:
         self._tables = tables
         self._placement = placement
         self._operations = placement.operations
-        self._bridge = bridge
-        self._answers: Mapping[str, tuple[type[msgspec.Struct], _Answer]] = {
+        self.answers: Answers = {
             "rebalance.status": (Nothing, lambda _: self.status()),
             "rebalance.plan": (PlanAsk, self.plan),
             "rebalance.change": (ChangeAsk, self._change),
@@ -96,21 +90,6 @@ class Rebalance:
             "zone.baseline": (BaselineAsk, self._baseline),
         }
         groups.calls.serve(SERVICE, self._asked)
-
-    def actions(self) -> dict[str, Action]:
-        """By name."""
-        return {name: self._action(*how) for name, how in self._answers.items()}
-
-    def _action(self, kind: type[msgspec.Struct], answer: _Answer) -> Action:
-        ask, timeout_s = self._bridge.ask, TIMEOUT_S
-        return reply(kind, lambda asked: ask(lambda: answer(asked), timeout_s=timeout_s))
-
-    def operate(self, action: str, body: bytes) -> Future[bytes]:
-        """Carry one of these actions out for a caller in this process. On the loop."""
-        if action not in self._answers:
-            raise ActionUnknown(action, self._answers)
-        kind, answer = self._answers[action]
-        return answer(decoded(msgspec.json.Decoder(kind), body)).map(encode)
 
     def _up_to_date(self, _: object = None) -> Future[None]:
         """Done when this node knows of all that was written before."""

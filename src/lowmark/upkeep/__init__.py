@@ -1,9 +1,10 @@
 """What a cluster does by itself, every now and then: the low watermark, retention, dropped tables,
-old revisions of the metastore, who leads what.
+old revisions of the metastore, old versions of the catalog, who leads what.
 
 Every node looks after what it has: retention of the partitions that it leads, leadership that
 another node should have, files that a cut has freed, copies of dropped tables. What is there once
-for the whole cluster, the watermark and keys of dropped tables, is the coordinator's.
+for the whole cluster, the watermark, the catalog's history and keys of dropped tables, is the
+coordinator's.
 
 Invariants
     1. Nothing is done that the low watermark, or a hold in a partition, does not allow: each duty
@@ -14,8 +15,15 @@ Invariants
        neither the others nor the next look.
 """
 
+from lowmark.upkeep.catalog_compaction import ROUND_PREFIX, CatalogCompaction, Round, read_round
+from lowmark.upkeep.catalog_decision import Holder
 from lowmark.upkeep.upkeep import Upkeep
 
 __all__ = [
+    "ROUND_PREFIX",
+    "CatalogCompaction",
+    "Holder",
+    "Round",
     "Upkeep",
+    "read_round",
 ]

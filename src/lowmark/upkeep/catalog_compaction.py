@@ -94,6 +94,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The earliest version before the round."""
     version: int
     """And after it; of a dry run, what it would be."""
+    present: int = 0
+    """The version that is in force now."""
     latest: int
     dry_run: bool = False
     holders: tuple[Holder, ...] = ()
@@ -153,6 +155,7 @@ class CatalogCompaction:
         """The last round that this node made."""
         self._noted: Round | None = None
         """The last one that was written down here."""
+        self._first_seen: dict[tuple[str, str], int] = {}
         groups.calls.serve(COMPACT_SERVICE, self._asked)
 
     def start(self) -> None:
@@ -322,7 +325,8 @@ class CatalogCompaction:
                 nodes=len(good),
                 groups=sum(len(some) for one in good.values() for some in one.groups.values()),
                 version=decision.version,
-                holders=decision.holders[:SHOWN_MAX],
+                present=decision.present,
+                holders=self._with_ages(decision.holders)[:SHOWN_MAX],
                 held=len(decision.holders),
             )
             if dry_run:
@@ -332,6 +336,19 @@ class CatalogCompaction:
             self._cut(made, end)
 
         together([self._ask(node) for node in sorted(names)]).then(answered)
+
+    def _with_ages(self, holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
+        """Those that can't say since when they hold do so since this node saw them first."""
+        now_ms = millis_of(self._clock.now())
+        before, self._first_seen = self._first_seen, {}
+        found = []
+        for one in holders:
+            if not one.since_ms:
+                key = (one.kind, one.holder)
+                self._first_seen[key] = before.get(key, now_ms)
+                one = msgspec.structs.replace(one, since_ms=self._first_seen[key])
+            found.append(one)
+        return tuple(found)
 
     def _ask(self, node: int) -> Future[Minimums]:
         if node == self._node:

@@ -39,7 +39,7 @@ SHOWN_MAX = 20
 """This many holders are named, those of the lowest versions first."""
 _NOT_BUILT = (IndexStatus.REGISTERED, IndexStatus.BUILDING)
 _HINTS = {
-    "history": "It moves by itself; `lowmark watermark show` names readers that hold it.",
+    "history": "It moves by itself; `lowmark watermark` names readers that hold it.",
     "transactions": "End it, or wait until it is over.",
     "log replay": "The copy publishes when its next snapshot is taken. `lowmark catalog compact`"
     " asks for one now.",
@@ -118,6 +118,8 @@ class Decision:
     """The least time for which a node needs the catalog; 0: one needs all of it."""
     begin: int
     """The global begin minimum; 0: a node did not say."""
+    present: int
+    """The version that is in force now."""
     goal: int
     """When the version that history alone would keep came into force: a copy that has published
     this time, or a later one, holds nothing back."""
@@ -153,6 +155,7 @@ def decide(seen: Seen) -> Decision:
         version=max(safe.position, history.earliest.version),
         required=min((one.required for one in seen.answers.values()), default=0) if spoke else 0,
         begin=min((one.begin for one in seen.answers.values()), default=0) if spoke else 0,
+        present=present.version,
         goal=reached.activates_at,
         holders=tuple(_with_hint(one) for one in pins),
     )
