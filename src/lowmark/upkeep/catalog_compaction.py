@@ -36,6 +36,7 @@ import msgspec
 from lowmark.catalog import Catalogs
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.fault import decode_fault, encode_fault
+from lowmark.formatting import times_text
 from lowmark.group import CallLost, Future, Groups, Reply, together
 from lowmark.metastore import Cluster, Metastore, Put, Remove, missing
 from lowmark.metastore.state import prefix_end
@@ -71,7 +72,6 @@ PATIENCE_MS: Final = 15_000
 """How long a round that an operator asked for goes on while copies are about to publish."""
 _AGAIN_MS = 250
 OLD_HOLDER_MS: Final = 3_600_000
-"""`status` warns of what holds the catalog for longer than this."""
 
 Trigger = Literal["low watermark", "coordinator", "by hand"]
 
@@ -156,6 +156,8 @@ class CatalogCompaction:
         self._noted: Round | None = None
         """The last one that was written down here."""
         self._first_seen: dict[tuple[str, str], int] = {}
+        self.old_holder_ms = OLD_HOLDER_MS
+        """`status` warns of what holds the catalog for longer than this."""
         groups.calls.serve(COMPACT_SERVICE, self._asked)
 
     def start(self) -> None:
@@ -440,7 +442,7 @@ class CatalogCompaction:
 
     @property
     def problem(self) -> str:
-        """What has held the catalog for more than an hour, in words; empty: nothing."""
+        """What has held the catalog for too long, in words; empty: nothing."""
         made = self.last
         if made is None or not self._metastore.coordinates:
             return ""
@@ -451,11 +453,11 @@ class CatalogCompaction:
             if one.version == made.version
             and one.kind != "history"
             and one.since_ms
-            and now_ms - one.since_ms > OLD_HOLDER_MS
+            and now_ms - one.since_ms > self.old_holder_ms
         ]
         return "; ".join(
             f"{one.holder} holds the catalog at version {one.version} for"
-            f" {(now_ms - one.since_ms) // 60_000} minutes: {one.why}. {one.hint}"
+            f" {times_text(now_ms - one.since_ms)}: {one.why}. {one.hint}"
             for one in old[:3]
         )
 

@@ -206,9 +206,12 @@ def _of_node(seen: Seen, number: int, answer: Minimums) -> Iterator[Holder]:
             since_ms=_millis(answer.begin),
             why="it began then, and is active",
         )
-    if answer.required >= seen.watermark:
+    # A copy that has published the global begin minimum can publish no more: then the transaction
+    # is what holds, and the copies follow it.
+    possible = min(seen.watermark, *(one.begin for one in seen.answers.values()))
+    if answer.required >= possible:
         return
-    named = [one for one in answer.lagging if one.published < seen.watermark and not one.why]
+    named = [one for one in answer.lagging if one.published < possible and not one.why]
     for one in named:
         copy = _copy(seen, one.table, one.number)
         if one.published:
