@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lowmark.catalog import DEFAULT_SCHEMA, Catalog, Table
-from lowmark.formatting import counted
+from lowmark.errors import Rejected
+from lowmark.formatting import counted, near
 from lowmark.node.messages import STATES, GroupRow, WarningRow
 from lowmark.table import group_name, parse_group_name
 
@@ -56,6 +57,15 @@ def homes_of(catalog: Catalog, routes: Callable[[int, int], tuple[int, ...]]) ->
 def name_of(catalog: Catalog, table: Table) -> str:
     """As people write it: without the schema that tables have by default."""
     return catalog.name_of(table).removeprefix(f"{DEFAULT_SCHEMA}.")
+
+
+def find_table(catalog: Catalog, name: str) -> Table:
+    """The table that an operator names, with its schema or without."""
+    for table in catalog.all_tables():
+        if name in (name_of(catalog, table), catalog.name_of(table)):
+            return table
+    known = sorted(name_of(catalog, table) for table in catalog.all_tables())
+    raise Rejected(f"there is no table {name}", hint=near(name, known, of="There are"))
 
 
 def worst_states(groups: Iterable[GroupRow]) -> dict[int, str]:

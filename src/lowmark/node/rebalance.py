@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
-from lowmark.catalog import Catalogs, Table, TableId, find_zone
+from lowmark.catalog import Catalogs, TableId, find_zone
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.formatting import counted, near
+from lowmark.formatting import counted
 from lowmark.group import Future, Groups, Reply
 from lowmark.ledger.home import HOME_KEY, decode_home
 from lowmark.metastore import Cluster, NodeInfo
-from lowmark.node.homes import name_of
+from lowmark.node.asking import ask_each
+from lowmark.node.homes import find_table, name_of
 from lowmark.node.messages import (
     BaselineAsk,
     BaselineReply,
@@ -47,7 +48,6 @@ from lowmark.runtime import Buffer
 from lowmark.table import Tables
 
 SERVICE = "node.moves"
-ANSWER_MS = 1_500
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
@@ -115,27 +115,14 @@ class Rebalance:
 
     def _gather(self) -> Future[dict[int, _Said | None]]:
         """What each node that is up says; None: it did not answer."""
-        whole: Future[dict[int, _Said | None]] = Future()
         own = self._groups.node
-        said: dict[int, _Said | None] = {own: self._said()}
         others = [node.number for node in self._cluster.topology.nodes if node.number != own]
-        left = set(others)
 
-        def answered(node: int, future: Future[bytes]) -> None:
-            try:
-                said[node] = _unpack(future.result())
-            except (LowmarkError, msgspec.MsgspecError):
-                said[node] = None
-            left.discard(node)
-            if not left:
-                whole.resolve(said)
+        def with_own(said: dict[int, _Said | LowmarkError]) -> dict[int, _Said | None]:
+            found = {n: one if isinstance(one, _Said) else None for n, one in said.items()}
+            return found | {own: self._said()}
 
-        if not others:
-            whole.resolve(said)
-        for node in others:
-            asked = self._groups.calls.ask(node, SERVICE, b"", timeout_ms=ANSWER_MS)
-            asked.then(lambda future, node=node: answered(node, future))  # type: ignore[misc]
-        return whole
+        return ask_each(self._groups, others, SERVICE, _unpack).map(with_own)
 
     # -- what moves -------------------------------------------------------------------------------
 
@@ -247,7 +234,7 @@ class Rebalance:
         if asked.table is None and asked.partition is not None:
             raise Rejected("a partition is named, but no table", hint="Name the table, too.")
         if asked.table is not None:
-            table = self._find_table(asked.table)
+            table = find_table(self._catalogs.latest, asked.table)
             if asked.partition is not None and not 0 <= asked.partition < table.partitions:
                 raise Rejected(
                     f"table {asked.table} has no partition {asked.partition}",
@@ -344,14 +331,6 @@ class Rebalance:
         catalog = self._catalogs.latest
         described = catalog.table(TableId(table))
         return f"table {table}" if described is None else name_of(catalog, described)
-
-    def _find_table(self, name: str) -> Table:
-        catalog = self._catalogs.latest
-        for table in catalog.all_tables():
-            if name in (name_of(catalog, table), catalog.name_of(table)):
-                return table
-        known = sorted(name_of(catalog, table) for table in catalog.all_tables())
-        raise Rejected(f"there is no table {name}", hint=near(name, known, of="There are"))
 
 
 def _some(names: dict[int, str], numbers: Iterable[int]) -> tuple[str, ...]:

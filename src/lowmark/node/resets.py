@@ -13,12 +13,13 @@ from typing import TypeVar
 import msgspec
 
 from lowmark.catalog import Catalogs, TableId
-from lowmark.errors import Corrupt, LowmarkError, Rejected, Unavailable
+from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.group import Future, Groups, Reply, envelope
 from lowmark.group.storage import raft_entry
 from lowmark.metastore import Cluster
+from lowmark.node.asking import ask_each
 from lowmark.node.bridge import Bridge
-from lowmark.node.homes import name_of
+from lowmark.node.homes import find_table, name_of
 from lowmark.node.messages import (
     GroupRow,
     PartitionRow,
@@ -43,7 +44,6 @@ from lowmark.table.commands import Batch, decode
 T = TypeVar("T", bound=msgspec.Struct)
 
 SERVICE = "node.copy"
-ANSWER_MS = 1_500
 _LOOK_BYTES_MAX = 8 << 20
 """At most this much of a log is read to count rows."""
 TIMEOUT_S = 45.0
@@ -110,7 +110,7 @@ class Resets:
     def partitions(self, asked: PartitionsAsk) -> Future[PartitionsReply]:
         """Where the partitions of tables are, and how they are."""
         catalog = self._catalogs.latest
-        chosen = None if asked.table is None else self._find_table(asked.table)
+        chosen = None if asked.table is None else find_table(catalog, asked.table).id
 
         def listed(status: Status) -> PartitionsReply:
             groups = {one.group: one for one in status.groups}
@@ -143,8 +143,8 @@ class Resets:
 
     def reset(self, asked: ResetAsk) -> Future[ResetReply]:
         """Have one copy go on alone, or say what would become of it."""
-        table = self._find_table(asked.table)
-        partition = PartitionId(table, asked.partition)
+        table = find_table(self._catalogs.latest, asked.table)
+        partition = PartitionId(table.id, asked.partition)
         name = f"partition {asked.partition} of {asked.table}"
         named = self._placement.operations.node_named
         node, lost = named(asked.node), frozenset(map(named, asked.lost))
@@ -232,36 +232,19 @@ class Resets:
 
     def _replicas(self, partition: PartitionId, keys: Keys) -> Future[tuple[ReplicaRow, ...]]:
         """Every node that should have a copy, with what those that are up say of theirs."""
-        whole: Future[tuple[ReplicaRow, ...]] = Future()
-        nodes = sorted(keys.nodes)
-        said: dict[int, _Said] = {}
-        left = {node for node in nodes if self._is_up(node) and node != self._groups.node}
+        own, nodes = self._groups.node, sorted(keys.nodes)
 
-        def rows() -> tuple[ReplicaRow, ...]:
+        def rows(said: dict[int, _Said | LowmarkError]) -> tuple[ReplicaRow, ...]:
+            if own in nodes:
+                said[own] = self._said(partition)
             return tuple(self._replica(node, said.get(node, _Said())) for node in nodes)
 
-        def answered(node: int, future: Future[bytes]) -> None:
-            try:
-                said[node] = _decode_said(future.result())
-            except LowmarkError as error:
-                said[node] = _Said(problem=error.message)
-            except msgspec.MsgspecError as error:
-                said[node] = _Said(problem=str(error))
-            left.discard(node)
-            if not left:
-                whole.resolve(rows())
-
-        if self._groups.node in nodes:
-            said[self._groups.node] = self._said(partition)
-        if not left:
-            return Future.of(rows())
+        others = [node for node in nodes if self._is_up(node) and node != own]
         question = _encode(_Ask(partition.table, partition.number))
-        for node in sorted(left):
-            asked = self._groups.calls.ask(node, SERVICE, question, timeout_ms=ANSWER_MS)
-            asked.then(lambda future, node=node: answered(node, future))  # type: ignore[misc]
-        return whole
+        return ask_each(self._groups, others, SERVICE, _decode_said, question).map(rows)
 
-    def _replica(self, node: int, said: _Said) -> ReplicaRow:
+    def _replica(self, node: int, answer: _Said | LowmarkError) -> ReplicaRow:
+        said = answer if isinstance(answer, _Said) else _Said(problem=answer.message)
         return ReplicaRow(
             node=self._named([node])[0],
             up=self._is_up(node),
@@ -282,13 +265,6 @@ class Resets:
     def _named(self, numbers: Iterable[int]) -> tuple[str, ...]:
         names = {node.number: node.name for node in self._cluster.nodes()}
         return tuple(names.get(number, str(number)) for number in numbers)
-
-    def _find_table(self, name: str) -> TableId:
-        catalog = self._catalogs.latest
-        for table in catalog.all_tables():
-            if name in (name_of(catalog, table), catalog.name_of(table)):
-                return table.id
-        raise Rejected(f"there is no table {name}")
 
 
 def _rows_behind(copy: Partition) -> int | None:

@@ -24,6 +24,7 @@ from lowmark.errors import LowmarkError
 from lowmark.formatting import counted, times_text
 from lowmark.group import Future, Group, Groups, Reply
 from lowmark.metastore import GROUP, Cluster, ClusterSettings, Lease, NodeInfo, Topology
+from lowmark.node.asking import ask_each
 from lowmark.node.homes import Home, name_of, replica_warnings, worst_states
 from lowmark.node.messages import (
     CatalogStatus,
@@ -247,7 +248,6 @@ def watermark_status(standing: WatermarkStanding) -> WatermarkStatus:
 
 
 SERVICE = "node.status"
-ANSWER_MS = 1_500
 
 
 class Behind(msgspec.Struct, frozen=True, array_like=True):
@@ -425,30 +425,19 @@ class StatusService:
 
     def status(self) -> Future[Status]:
         """Of the whole cluster, as far as its nodes answer."""
-        whole: Future[Status] = Future()
         own = self._groups.node
-        said: dict[int, Said] = {}
         up = [node.number for node in self._cluster.topology.nodes]
         # A node that can't read its copy does not know who is up; but where others were, it does.
         others = [node for node in up or self._groups.transport.addresses if node != own]
-        left = set(others)
 
-        def answered(node: int, future: Future[bytes]) -> None:
-            try:
-                said[node] = _decode(future.result())
-            except (LowmarkError, msgspec.MsgspecError) as error:
-                why = error.message if isinstance(error, LowmarkError) else str(error)
-                said[node] = Said([], why)
-            left.discard(node)
-            if not left:
-                whole.resolve(self._merged(said))
+        def known(answers: dict[int, Said | LowmarkError]) -> Status:
+            said = {
+                node: one if isinstance(one, Said) else Said([], one.message)
+                for node, one in answers.items()
+            }
+            return self._merged(said)
 
-        if not others:
-            whole.resolve(self._merged(said))
-        for node in others:
-            asked = self._groups.calls.ask(node, SERVICE, b"", timeout_ms=ANSWER_MS)
-            asked.then(lambda future, node=node: answered(node, future))  # type: ignore[misc]
-        return whole
+        return ask_each(self._groups, others, SERVICE, _decode).map(known)
 
     def _merged(self, said: dict[int, Said]) -> Status:
         trying = Trying()
