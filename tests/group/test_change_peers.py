@@ -308,6 +308,9 @@ def test_an_older_token_is_stale_also_after_the_change() -> None:
     cluster.run_until(lambda: bool(leader.listener.committed))
     assert group.change_peers(group.term, 9, [1, 2, 3]) is ChangeAnswer.STALE_TOKEN
     assert group.status().voters == (1, 2, 3, 4)
+    # and each is told of as every change that fails
+    stale = ChangeFailed(error=ChangeError.STALE_TOKEN, token=9, peers=(1, 2, 3))
+    assert leader.listener.errors == [stale, stale]
     assert group.change_peers(group.term, 11, [1, 2, 3]) is ChangeAnswer.RECEIVED
 
 

@@ -76,6 +76,7 @@ class ChangeError(Enum):
     TOO_OLD = "a new member does not know the machine's version"
     DISK_FULL = "the disk of a new member is full"
     NO_MAJORITY = "a majority of the new members is not up"
+    STALE_TOKEN = "the group has begun a change that was asked for later"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,10 @@ class PeerListener(Protocol):
         """
 
     def on_change_peers_error(self, context: ChangeFailed) -> None:
-        """A change failed; the old members serve."""
+        """A change failed; the old members serve.
+
+        One with a stale token was not begun: if another one is under way, that goes on.
+        """
 
     def try_catch_up_finish(self, peers: tuple[int, ...], answer: Callable[[bool], None]) -> None:
         """All new members are near. Answer True, now or later, to go on; False to wait."""
@@ -170,6 +174,11 @@ class PeerChange:
     ) -> ChangeAnswer:
         """Move the group to these voters and learners."""
         if token < self.token:
+            # Nothing was begun, and what is under way goes on: only the one who asked has failed.
+            error = ChangeError.STALE_TOKEN
+            self._listener.on_change_peers_error(
+                ChangeFailed(error=error, token=token, peers=tuple(sorted(set(peers))))
+            )
             return ChangeAnswer.STALE_TOKEN
         if self.stage in {Stage.JOINT, Stage.STABLE} or self._leader.members().joint:
             return ChangeAnswer.BUSY
