@@ -21,6 +21,7 @@ from lowmark.group import ChangeError
 from lowmark.node.settings import load_settings
 from lowmark.placement import RebalanceConfig
 from lowmark.placement.moves import _SLOW_RETRIES
+from lowmark.placement.standing import Obstacle
 from server.nodes import Nodes
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "operate.md").read_text()
@@ -114,9 +115,13 @@ def test_the_settings_of_moves_have_the_defaults_of_the_code() -> None:
 
 
 def test_reasons_and_times_are_those_of_the_code() -> None:
-    said = set(re.findall(r"^\| `([a-z' ]+)` \|", PART, re.MULTILINE))
+    said = set(re.findall(r"^\| `([a-z', ]+)` \|", PART, re.MULTILINE))
     lost = ChangeError.LOST_LEADERSHIP  # the next leader goes on
-    assert said == {error.value for error in ChangeError if error is not lost}
+    errors = {error.value for error in ChangeError if error is not lost}
+    no_alarm = {Obstacle.TURN, Obstacle.NO_ANSWER}
+    assert said == errors | (set(Obstacle) - no_alarm)
+    words = " ".join(PART.split())
+    assert all(f"`{obstacle}`" in words for obstacle in no_alarm)
     assert f"({duration_text(SCALE_UP_MS)})" in PART
     assert f"({duration_text(SCALE_DOWN_MS)})" in PART
     assert f"after {_SLOW_RETRIES} times as long" in PART

@@ -203,6 +203,22 @@ def test_nodes_that_are_drained_are_marked_and_moves_that_fail_are_warned_of() -
     assert "It has failed 12 times in 1.5 min" in warning.text
 
 
+def test_a_move_that_no_node_leads_is_warned_of_once_and_not_if_a_node_leads_it() -> None:
+    # given two nodes that know no leader of a partition that is to move
+    home = Home(id=7, name="newt", zone="wide", replicas=1, nodes=((1,),))
+    group, reason = "table.7.0", "no node leads the partition"
+    stuck = FailingMove("newt", 0, ("n1", "n3"), reason, 0, 90_000, group)
+    # then that is one warning, which says for how long
+    [warning] = known(home, failing=[stuck, stuck]).warnings
+    assert warning.text == (
+        f"partition 0 of table newt can't be moved to n1, n3: {reason}. It has not got on for 1.5"
+        " min, and is tried again"
+    )
+    # and none if a third one says that it leads the partition: the two are cut off
+    leads = Copy(group, 2, "leader", 4, 2, (2,), (), 9, 9, "none", "", ())
+    assert known(home, leads, failing=[stuck]).warnings == ()
+
+
 def _here(client: NodeClient) -> int:
     return sum(table.here for table in client.status().tables)
 

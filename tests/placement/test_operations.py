@@ -124,7 +124,7 @@ def test_paused_moves_stand_still_and_go_on() -> None:
     assert keys(world, table).pending is not None
     assert len(stable(world, table)) == 1
     leader = world.leading(table).group.node
-    (move,) = world[leader].placement.operations.moves_here()
+    (move,) = world[leader].placement.progress.here()
     assert move.stage == "paused"
     # and when they go on, it moves
     world.wait(operations.change(paused=False))
@@ -218,7 +218,7 @@ def test_failures_have_a_context_are_tried_again_and_become_an_alarm(
     assert (failure.error, failure.node) == (ChangeError.NOT_STARTED, down)
     world.run_until(lambda: moves.failure(partition).alarm, timeout_ms=120_000)  # type: ignore[union-attr]
     assert f"can't be moved to node {down}" in world[holder].placement.problem
-    (move,) = world[holder].placement.operations.moves_here()
+    (move,) = world[holder].placement.progress.here()
     assert (move.alarm, move.node) == (True, down)
     assert move.attempts >= 3
     # and pending is kept, rows are taken, and slow retries go on
@@ -364,9 +364,9 @@ def test_no_move_puts_members_in_force_without_a_majority_that_is_up(what: str) 
     batch = encode_batch(bytes(10), rows=1, schema=1)
     for number in range(4):
         world.wait(world.leading(table, number).append(batch))
-    found = [f for node in world.up for f in node.placement.moves.failures.values()]
+    found = [move for node in world.up for move in node.placement.progress.here()]
     assert found
-    assert {one.error for one in found} == {ChangeError.NO_MAJORITY}
+    assert {one.reason for one in found} == {ChangeError.NO_MAJORITY.value}
     # and when it is back, all is where it should be
     world[down].start()
     world.run_until(lambda: len(world.up) == 3)

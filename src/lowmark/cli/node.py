@@ -174,7 +174,8 @@ def _trouble(moves: RebalanceReply, name: str, *, stuck: bool) -> str:
     """Why it does not get on, if so."""
     if moves.settings.paused:
         return "; moves are paused: `lowmark rebalance resume` lets them go on"
-    failing = [one for one in moves.moves if one.attempts and name in one.stable]
+    troubled = [one for one in moves.moves if name in one.stable]
+    failing = [one for one in troubled if one.attempts or one.alarm]
     if failing:
         one = failing[0]
         return f"; {len(failing)} fail, such as {one.table} {one.partition}: {one.reason}"

@@ -58,9 +58,10 @@ def status(
 ) -> None:
     """Show which partitions move, how far each is, and what fails.
 
-    A move is waiting for its turn, copying rows, switching to its new nodes, or paused; failed, if
-    it will be tried again; without a leader, if no node that leads the partition answers. Bytes are
-    those that the new nodes get.
+    A move is waiting, copying rows, switching to its new nodes, or paused; failed, if it will be
+    tried again; without a leader, if no node that leads the partition answers. Of one that does not
+    get on, the reason is shown, and how long that has been so; an alarm if it lasts for all
+    retries. Bytes are those that the new nodes get.
 
     With --json, one object (with --watch one a line): settings (paused, bytes_per_s; 0 is no limit,
     null is what each node's settings say), draining, moves (table, partition, stage, stable,
@@ -98,7 +99,7 @@ def _totals(moves: Sequence[MoveRow]) -> dict[str, Any]:
         seconds = max(seconds or 0.0, left / rate)
     return {
         "moves": len(moves),
-        "failing": sum(bool(one.attempts) for one in moves),
+        "failing": sum(one.attempts > 0 or one.alarm for one in moves),
         "alarms": sum(one.alarm for one in moves),
         "bytes_done": sum(one.bytes_done for one in moves),
         "bytes_left": left,
@@ -135,18 +136,22 @@ def _show(found: RebalanceReply) -> None:
     print(f"\n{words}")
     for one in found.moves:
         if one.alarm:
+            fails = (
+                f"failed {counted(one.attempts, 'time')} in" if one.attempts else "not got on for"
+            )
             print(
-                f"warning: partition {one.partition} of {one.table} has failed"
-                f" {counted(one.attempts, 'time')} in {times_text(one.failing_ms)}: {one.reason}"
+                f"warning: partition {one.partition} of {one.table} has {fails}"
+                f" {times_text(one.failing_ms)}: {one.reason}"
             )
 
 
 def _move_row(one: MoveRow) -> dict[str, Cell]:
     time_left = one.seconds_left if one.bytes_left else None
-    failing = None
-    if one.attempts:
+    why = None
+    if one.reason:
         age = times_text(one.failing_ms)
-        failing = f"{one.reason} ({counted(one.attempts, 'time')} in {age})"
+        times = f"{counted(one.attempts, 'time')} in {age}" if one.attempts else f"for {age}"
+        why = f"{one.reason} ({times})"
     return {
         "table": one.table,
         "partition": one.partition,
@@ -159,7 +164,7 @@ def _move_row(one: MoveRow) -> dict[str, Cell]:
         "left": bytes_text(one.bytes_left),
         "rate": f"{bytes_text(int(one.bytes_per_s))}/s" if one.bytes_per_s else None,
         "time_left": None if time_left is None else times_text(int(time_left * 1_000)),
-        "failing": failing,
+        "why": why,
     }
 
 

@@ -145,6 +145,10 @@ class Group:
         self.raft: RaftNode = self._new_raft()
         self._heard_leader, self._heard_term = self.leader, self.term
         """What the observer knows."""
+        self.leaderless_since_ms: int | None = services.now_ms()
+        """Since when this member knows of no leader that serves, by the time of the loop; None: it
+        knows of one. One that is elected again and again, and is never ready, does not count.
+        """
         if log.quarantined is not None:
             self._replay_sound()
             self.stop(QuarantinedHere(self.name, cause=log.quarantined, alone=self.alone))
@@ -562,6 +566,10 @@ class Group:
 
     def _tell_leader(self) -> None:
         self._heard_leader, self._heard_term = self.leader, self.term
+        if self.leader not in {NOBODY, self.node}:
+            self.leaderless_since_ms = None
+        elif self.leader == NOBODY and self.leaderless_since_ms is None:
+            self.leaderless_since_ms = self._services.now_ms()
         self._observer.on_leader_changed(self._heard_leader, self._heard_term)
 
     def _release(self, responses: list[Response]) -> None:
@@ -660,6 +668,8 @@ class Group:
         if self.stopped is not None:
             return
         self.stopped = error
+        if self.leaderless_since_ms is None:
+            self.leaderless_since_ms = self._services.now_ms()
         self.resting.wake()
         for node in self.raft.core.progress:
             if node != self.node:

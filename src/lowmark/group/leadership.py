@@ -114,6 +114,7 @@ class Leadership:
         if self._ready_told == self._host.raft.core.term or not self._host.ready:
             return
         self._ready_told = self._host.term
+        self._host.leaderless_since_ms = None
         self._found()
         self._versions.raise_if_all_know()
         self._listener.on_leader_elected(self._host.term)

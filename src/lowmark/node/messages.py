@@ -274,11 +274,13 @@ class MoveRow(_Reply, frozen=True):
     bytes_per_s: float = 0.0
     seconds_left: float | None = None
     reason: str = ""
-    """Why it failed the last time, and by which node."""
+    """What keeps it from getting on, and which node, if anything does."""
     attempts: int = 0
+    """How often it has failed in a row; 0: it has not, but may stand still."""
     failing_ms: int = 0
+    """For how long it has not got on."""
     alarm: bool = False
-    """Whether it failed so often that a person should look."""
+    """Whether that has lasted for so long that a person should look."""
 
 
 class RebalanceReply(_Reply, frozen=True):

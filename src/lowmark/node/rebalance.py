@@ -43,9 +43,9 @@ from lowmark.node.operating import Answers
 from lowmark.node.status import FailingMove
 from lowmark.placement import Placement
 from lowmark.placement.assignments import PartitionId
-from lowmark.placement.operations import Move
+from lowmark.placement.progress import Move
 from lowmark.runtime import Buffer
-from lowmark.table import Tables
+from lowmark.table import Tables, group_name
 
 SERVICE = "node.moves"
 
@@ -105,7 +105,7 @@ class Rebalance:
         led = [one for one in self._tables.all() if one.group.leads]
         sizes = self._operations.sizes_here()
         return _Said(
-            self._operations.moves_here(),
+            self._placement.progress.here(),
             [
                 (one.table, one.number, sizes.get(PartitionId(one.table, one.number), 0))
                 for one in led
@@ -131,10 +131,11 @@ class Rebalance:
         return self._gather().map(self._merged)
 
     def _merged(self, said: dict[int, _Said | None]) -> RebalanceReply:
-        moves = {(one.table, one.partition): one for one in self._operations.moves_known()}
-        for each in said.values():
-            for move in each.moves if each is not None else ():
-                moves[move.table, move.partition] = move
+        moves = {(one.table, one.partition): one for one in self._placement.progress.known()}
+        # The word of the node that leads a partition counts more than that of those that miss it.
+        spoken = [move for each in said.values() if each is not None for move in each.moves]
+        for move in sorted(spoken, key=lambda one: (bool(one.leader), one.failing_ms)):
+            moves[move.table, move.partition] = move
         value = self._operations.value
         names = self._names()
         return RebalanceReply(
@@ -167,15 +168,24 @@ class Rebalance:
         )
 
     def failing(self) -> list[FailingMove]:
-        """Those of the partitions that this node leads that have failed again and again."""
-        rows = (self._row(move, self._names()) for move in self._operations.moves_here())
-        return [
-            FailingMove(
-                one.table, one.partition, one.pending, one.reason, one.attempts, one.failing_ms
+        """The moves that this node speaks for, and that a person should look at."""
+        names = self._names()
+        found = []
+        for move in self._placement.progress.alarms():
+            row = self._row(move, names)
+            without = "" if move.leader else group_name(move.table, move.partition)
+            found.append(
+                FailingMove(
+                    row.table,
+                    row.partition,
+                    row.pending,
+                    row.reason,
+                    row.attempts,
+                    row.failing_ms,
+                    without,
+                )
             )
-            for one in rows
-            if one.alarm
-        ]
+        return found
 
     # -- what would move --------------------------------------------------------------------------
 

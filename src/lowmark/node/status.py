@@ -218,15 +218,24 @@ def warnings_of(
     return tuple(found)
 
 
-def move_warnings(failing: Iterable[FailingMove]) -> Iterable[WarningRow]:
-    """The moves that a person should look at."""
-    for move in sorted(failing, key=lambda one: (one.table, one.partition)):
+def move_warnings(
+    failing: Iterable[FailingMove], led: AbstractSet[str] = frozenset()
+) -> Iterable[WarningRow]:
+    """The moves that a person should look at. `led`: the groups that some node says it leads."""
+    by_partition = {
+        (move.table, move.partition): move for move in failing if move.without_leader not in led
+    }
+    for _, move in sorted(by_partition.items()):
         text = (
             f"partition {move.partition} of table {move.table} can't be moved to"
-            f" {', '.join(move.nodes)}: {move.reason}. It has failed"
-            f" {counted(move.attempts, 'time')} in {times_text(move.failing_ms)}, and is tried"
-            " again; its nodes of before serve"
+            f" {', '.join(move.nodes)}: {move.reason}. It has"
         )
+        if move.attempts:
+            text += f" failed {counted(move.attempts, 'time')} in {times_text(move.failing_ms)}"
+        else:
+            text += f" not got on for {times_text(move.failing_ms)}"
+        text += ", and is tried again"
+        text += "" if move.without_leader else "; its nodes of before serve"
         yield WarningRow(kind="move-failing", table=move.table, text=text)
 
 
@@ -277,7 +286,7 @@ class Copy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FailingMove(msgspec.Struct, frozen=True, array_like=True):
-    """The move of a partition that has failed again and again, as its leader says."""
+    """The move of a partition that does not get on, as its leader says, or a node that has none."""
 
     table: str
     partition: int
@@ -285,7 +294,10 @@ class FailingMove(msgspec.Struct, frozen=True, array_like=True):
     """Where it is to go."""
     reason: str
     attempts: int
+    """How often it has failed in a row; 0: it stands still."""
     failing_ms: int
+    without_leader: str = ""
+    """The group of which the node that says so knows no leader; empty: it leads it itself."""
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True):
@@ -502,6 +514,7 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
         _group_row(name, by_group[name], names=names, problems=known.problems)
         for name in sorted(by_group)
     )
+    led = {name for name, some in by_group.items() if any(one.role == "leader" for one in some)}
     metastore = next((group for group in groups if group.group == GROUP), None)
     settings = known.settings
     empty = (TablePart(home.id, home.name, len(home.nodes), 0, 0, 0) for home in known.homes)
@@ -530,7 +543,7 @@ def merged(known: Known, copies: Iterable[Copy]) -> Status:
         warnings=(
             *warnings_of(known.tables, known.watermark, now_ms=known.now_ms),
             *lacking,
-            *move_warnings(known.failing),
+            *move_warnings(known.failing, led),
         ),
     )
 

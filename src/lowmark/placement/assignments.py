@@ -111,6 +111,16 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(node for one in sets if one is not None for node in one.nodes)
 
     @property
+    def voters(self) -> frozenset[int]:
+        """The nodes that may vote in the partition's group, and lead it.
+
+        Those of pending do from some moment on after the lock; before it they only follow.
+        """
+        if self.lock is None and self.stable is not None:
+            return frozenset(self.stable.nodes)
+        return self.nodes
+
+    @property
     def heading(self) -> Assignments | None:
         """Where the partition will be when all that is decided is done."""
         return self.planned or self.pending or self.stable

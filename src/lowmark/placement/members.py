@@ -24,6 +24,7 @@ copies, too.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -108,11 +109,14 @@ class MetastoreMembers:
     @property
     def problem(self) -> str:
         """Why members could not be changed, in words; empty if nothing is wrong."""
-        failure = self._moves.failure(METASTORE)
-        if failure is None or not self._metastore.coordinates:
+        standing = None
+        if self._metastore.coordinates:
+            with contextlib.suppress(LowmarkError):  # that it can't be read is said elsewhere
+                standing = self._moves.standing(METASTORE)
+        if standing is None or not (standing.attempts or standing.alarm):
             return ""
-        by = f" by node {failure.node}" if failure.node else ""
-        return f"the metastore's members could not be changed{by}: {failure.words}"
+        by = f" by node {standing.node}" if standing.node else ""
+        return f"the metastore's members could not be changed{by}: {standing.reason}"
 
     def _group(self) -> Group | None:
         return self._metastore.group if self._metastore.has_copy else None

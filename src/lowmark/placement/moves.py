@@ -17,8 +17,8 @@ what the metastore's leader says that pending is. In every stage it finds the gr
 log has them: a change that was put in force is found to be, and step 5 is done again.
 
 What holds
-    1. Only a leader that is ready calls `change_peers`, in its own term. What another term or an
-       older token asked for is skipped, and logged.
+    1. Only a leader that is ready calls `change_peers`, in its own term. What another term asked
+       for is skipped, and logged; what an older token asked for has failed.
     2. Stable is written only with members that the group says are in force, and only while pending
        has the revision that the change began with.
     3. A change that fails gives its lock back and is tried again, by one task of this node, after
@@ -40,6 +40,7 @@ from lowmark.metastore import Metastore
 from lowmark.placement import decisions
 from lowmark.placement.assignments import METASTORE, Assignments, Keys, PartitionId
 from lowmark.placement.decisions import Adjust
+from lowmark.placement.standing import Failure, Standing, Step, led_standing
 from lowmark.placement.writes import Decide, carry_out, read_keys
 from lowmark.raft import Members
 from lowmark.runtime import Loop, Timer
@@ -58,36 +59,19 @@ class RebalanceConfig:
     """Whether a new target updates the list of a move that copies, or cancels the move first."""
     retry_delay_ms: int = 1_000
     retry_max: int = 10
-    """After this many failures in a row, a move is an alarm."""
+    """After this many failures in a row, a move is an alarm; see `standing`."""
     moves_max: int = 4
     """This many partitions of those that a node leads copy data at a time."""
+
+    @property
+    def alarm_ms(self) -> int:
+        """What all retries take: a move that does not get on for longer is an alarm, too."""
+        return self.retry_delay_ms * self.retry_max
 
     def __post_init__(self) -> None:
         for name in ("retry_delay_ms", "retry_max", "moves_max"):
             if getattr(self, name) < 1:
                 raise Rejected(f"rebalance.{name} must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a move does not get on."""
-
-    error: ChangeError
-    token: int
-    """Of the move that failed."""
-    node: int
-    """By which node it failed; 0: by none in particular."""
-    attempts: int
-    since_ms: int
-    """When it failed for the first time in a row, by the time of the loop."""
-    alarm: bool
-    detail: str = ""
-    """What that node said, if it said anything."""
-
-    @property
-    def words(self) -> str:
-        """The reason, in words."""
-        return f"{self.error.value}: {self.detail}" if self.detail else self.error.value
 
 
 @dataclass(slots=True)
@@ -102,6 +86,18 @@ class _Move:
     """Whether something is being read or written for it."""
     again: bool = False
     """Whether it is to be looked at again after that."""
+    target: int = -1
+    """The revision of pending that its steps lead to; -1: there is none, or moves are paused."""
+    step_at_ms: int = 0
+    """When its last step was taken, by the time of the loop."""
+    finishing: bool = False
+    """Whether all new members are near: they are being put in force."""
+    trouble: str = ""
+    """Why the metastore could not be asked the last time, if it could not."""
+
+    def took_step(self, now_ms: int, *, finishing: bool = False) -> None:
+        """It gets on."""
+        self.step_at_ms, self.finishing, self.trouble = now_ms, finishing, ""
 
 
 class Moves:
@@ -150,10 +146,27 @@ class Moves:
         """Why a move that this node leads does not get on, if so."""
         return self._failures.get(partition)
 
-    @property
-    def failures(self) -> dict[PartitionId, Failure]:
-        """All of them."""
-        return dict(self._failures)
+    def standing(self, partition: PartitionId) -> Standing | None:
+        """Where a move stands that this node leads; None: it leads none."""
+        keys, group, move = (
+            self._keys(partition),
+            self._group(partition),
+            self._moves.get(partition),
+        )
+        if group is None or move is None or move.term != group.term or keys.pending is None:
+            return None
+        now_ms, failure = self._now_ms(), self._failures.get(partition)
+        step = Step(
+            age_ms=now_ms - move.step_at_ms,
+            finishing=move.finishing,
+            paused=self._is_paused(partition),
+            waits_for_turn=partition in self._waiting,
+            asking=move.asking,
+            trouble=move.trouble,
+            failure=failure,
+            failing_ms=0 if failure is None else now_ms - failure.since_ms,
+        )
+        return led_standing(group, keys, step, alarm_ms=self.config.alarm_ms)
 
     def forget(self, partition: PartitionId) -> None:
         """There is nothing to move any more."""
@@ -183,7 +196,7 @@ class Moves:
 
         Pending is read from the metastore's leader: what this node has heard of it may be old.
         """
-        self._moves[partition] = move = _Move(term, asking=True)
+        self._moves[partition] = move = _Move(term, asking=True, step_at_ms=self._now_ms())
         self._failures.pop(partition, None)
         self._due.pop(partition, None)
 
@@ -191,8 +204,10 @@ class Moves:
             if self._moves.get(partition) is not move or self._closed:
                 return
             if future.error is not None:
+                move.trouble = future.error.message
                 self._loop.call_later(self.config.retry_delay_ms, ask)
                 return
+            move.trouble = ""
             keys, group = future.result(), self._group(partition)
             again, move.asking, move.again = move.again, False, False
             if group is not None and _never_in_force(keys, group.members(), term):
@@ -267,6 +282,7 @@ class Moves:
             return
         pending = keys.pending
         if pending is None or self._is_paused(partition):
+            move.target = -1
             back = pending is None and keys.stable is not None and keys.stable.nodes == move.peers
             if not (back and group.stage is Stage.CATCHING_UP):
                 self._call_off(partition, move)
@@ -274,6 +290,9 @@ class Moves:
                 self._back(partition, move, keys.stable, keys.as_of if sure else 0)
             return
         token = keys.pending_revision
+        if token != move.target:  # another target, or moves go on
+            move.target = token
+            move.took_step(self._now_ms())
         if keys.planned is not None and self.config.adjust is Adjust.CANCEL:
             if token == move.token:
                 self._replace(partition, move)
@@ -289,10 +308,8 @@ class Moves:
         if token == move.token or partition in self._due:
             return
         if token < move.token:
-            logger.info(
-                "an older target of a partition is skipped",
-                extra={"table": partition.table, "partition": partition.number, "token": token},
-            )
+            stale = ChangeError.STALE_TOKEN
+            self.failed(partition, ChangeFailed(error=stale, token=token, peers=pending.nodes))
             return
         if not self._has_turn(partition, pending.nodes):
             return
@@ -313,6 +330,7 @@ class Moves:
         if answer is ChangeAnswer.RECEIVED:
             logger.info("a partition is moved", extra=extra)
             move.token, move.peers = token, peers
+            move.took_step(self._now_ms())
             self._begun[partition] = None
             failure = self._failures.get(partition)
             if failure is not None and failure.token != token:
@@ -404,6 +422,7 @@ class Moves:
             return  # this node is out: the next leader, which is one of them, says so
         token = move.token
         self._failures.pop(partition, None)
+        move.took_step(self._now_ms(), finishing=True)
         self._ask(partition, move, lambda keys: decisions.committed(partition, keys, peers, token))
 
     def may_finish(
@@ -416,6 +435,7 @@ class Moves:
             answer(False)
             return
         term, token = move.term, move.token
+        move.took_step(self._now_ms(), finishing=True)
 
         def is_over() -> bool:
             """Whether the change that asks was called off, or replaced."""
@@ -424,6 +444,7 @@ class Moves:
             return self._moves.get(partition) is not move or move.token != token or not copies
 
         def asked(future: Future[bool]) -> None:
+            move.trouble = "" if future.error is None else future.error.message
             if future.error is None:
                 if future.result() and is_over() and not self._closed:
                     # The lock came too late: without its change, it would bar all others.
@@ -467,12 +488,14 @@ class Moves:
             attempts >= self.config.retry_max,
             context.detail,
         )
-        move.token = -1
         delay_ms = self.config.retry_delay_ms
         if attempts >= self.config.retry_max:
             delay_ms *= _SLOW_RETRIES
         self._retry_at(partition, now_ms + delay_ms)
-        self._ask(partition, move, lambda keys: decisions.failed(partition, keys, term))
+        if context.error is not ChangeError.STALE_TOKEN:  # else none was begun, and none has a lock
+            move.token = -1
+            move.took_step(now_ms)
+            self._ask(partition, move, lambda keys: decisions.failed(partition, keys, term))
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -486,6 +509,7 @@ class Moves:
         def written(future: Future[bool]) -> None:
             if self._moves.get(partition) is not move or self._closed:
                 return
+            move.trouble = "" if future.error is None else future.error.message
             if future.error is not None:
                 logger.info(
                     "an assignment is written later",

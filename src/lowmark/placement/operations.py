@@ -1,8 +1,7 @@
-"""What an operator may ask of placement: what moves, what would move, and what shall not.
+"""What an operator may ask of placement: what would move, what shall, and what shall not.
 
 Whatever is asked is written to the metastore, by any node, and heard by all: a node that starts
-later finds it there. Looking asks nothing of other nodes; a node knows how far those moves are that
-it leads.
+later finds it there. How far moves are is in `progress`.
 
     rebalance    {"paused":false,"bytes_per_s":52428800}
 """
@@ -19,17 +18,18 @@ import msgspec
 from lowmark.catalog import Catalog, Catalogs, Zone, find_zone
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.formatting import counted
-from lowmark.group import Future, Groups, Stage, together
+from lowmark.group import Future, Groups, together
 from lowmark.metastore import Cluster, Compare, Entry, NodeInfo, Put, Remove, Revision
 from lowmark.placement import decisions
 from lowmark.placement.assignments import Keys, PartitionId
 from lowmark.placement.baseline import Draining, draining_key
 from lowmark.placement.moves import Moves
+from lowmark.placement.progress import bytes_of
 from lowmark.placement.target import Place, plan
 from lowmark.placement.writes import carry_out, local_keys
 from lowmark.placement.zones import Zones
 from lowmark.runtime import Buffer, Loop
-from lowmark.table import Partition, Tables
+from lowmark.table import Tables
 
 REBALANCE_KEY: Final = b"rebalance"
 RATE_MAX: Final = 1 << 60
@@ -60,34 +60,6 @@ def decode_rebalance(value: Buffer) -> RebalanceValue:
         return msgspec.json.decode(value, type=RebalanceValue)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"how moves are made can't be read: {error}") from error
-
-
-class Move(msgspec.Struct, frozen=True, array_like=True):
-    """How far the move of one partition is, as the node says that leads it."""
-
-    table: int
-    partition: int
-    stable: tuple[int, ...]
-    pending: tuple[int, ...]
-    planned: tuple[int, ...] = ()
-    leader: int = 0
-    """The node that says so; 0: none that leads it does."""
-    stage: str = "no leader"
-    """`waiting`, `copying`, `switching`, `failed`, `paused` or `no leader`."""
-    bytes_done: int = 0
-    bytes_left: int = 0
-    bytes_per_s: float = 0.0
-    seconds_left: float | None = None
-    reason: str = ""
-    """Why it failed the last time."""
-    node: int = 0
-    """The node that it failed by, if it was one."""
-    attempts: int = 0
-    """How often it has failed in a row."""
-    failing_ms: int = 0
-    """For how long."""
-    alarm: bool = False
-    """Whether it failed so often that a person should look."""
 
 
 class PlannedMove(msgspec.Struct, frozen=True, array_like=True):
@@ -142,71 +114,6 @@ class Operations:
         """Nodes that were drained because they were to leave, and for no other reason."""
         self._own_rate = groups.throttle.bytes_per_s
         """What this node's settings say."""
-
-    # -- looking ----------------------------------------------------------------------------------
-
-    def moves_here(self) -> list[Move]:
-        """The moves of partitions that this node leads."""
-        found = []
-        for partition in self._moving():
-            copy = self._tables.here(*partition)
-            if copy is not None and copy.group.ready:
-                found.append(self._move(partition, copy))
-        return found
-
-    def moves_known(self) -> list[Move]:
-        """All moves that are decided on, without how far they are."""
-        found = []
-        for partition in self._moving():
-            keys = self._keys(partition)
-            found.append(_move_of(partition, keys))
-        return found
-
-    def _move(self, partition: PartitionId, copy: Partition) -> Move:
-        keys, group = self._keys(partition), copy.group
-        status, total = group.status(), _bytes_of(copy)
-        assert keys.pending is not None
-        peers = {peer.node: peer for peer in status.peers}
-        stable = () if keys.stable is None else keys.stable.nodes
-        coming = [node for node in keys.pending.nodes if node not in stable]
-        new = [node for node in coming if node not in group.members().incoming]
-        in_force = group.members().incoming == set(keys.pending.nodes)
-        left, rate, seconds = 0, 0.0, 0.0
-        known = True
-        for node in new:
-            peer = peers.get(node)
-            behind = total if peer is None else peer.bytes_behind
-            left += behind
-            rate += 0.0 if peer is None else peer.bytes_per_s
-            if behind and (peer is None or peer.seconds_left is None):
-                known = False
-            elif peer is not None and peer.seconds_left is not None:
-                seconds = max(seconds, peer.seconds_left)
-        failure = self._moves.failure(partition)
-        now_ms = self._loop.elapsed_us() // 1_000
-        return msgspec.structs.replace(
-            _move_of(partition, keys),
-            leader=group.node,
-            stage=self._stage(group.stage, in_force=in_force, failed=failure is not None),
-            bytes_done=max(0, total * len(coming) - left),
-            bytes_left=left,
-            bytes_per_s=rate,
-            seconds_left=seconds if known else None,
-            reason="" if failure is None else failure.words,
-            node=0 if failure is None else failure.node,
-            attempts=0 if failure is None else failure.attempts,
-            failing_ms=0 if failure is None else now_ms - failure.since_ms,
-            alarm=failure is not None and failure.alarm,
-        )
-
-    def _stage(self, stage: Stage, *, in_force: bool, failed: bool) -> str:
-        if in_force or stage in (Stage.JOINT, Stage.STABLE):
-            return "switching"
-        if self._moves.paused:
-            return "paused"
-        if stage is Stage.CATCHING_UP:
-            return "copying"
-        return "failed" if failed else "waiting"
 
     # -- what would move --------------------------------------------------------------------------
 
@@ -270,7 +177,7 @@ class Operations:
     def sizes_here(self) -> dict[PartitionId, int]:
         """The bytes of the partitions that this node has copies of."""
         copies = [one for one in self._tables.all() if one.group.stopped is None]
-        return {PartitionId(one.table, one.number): _bytes_of(one) for one in copies}
+        return {PartitionId(one.table, one.number): bytes_of(one) for one in copies}
 
     # -- changing ---------------------------------------------------------------------------------
 
@@ -565,17 +472,6 @@ class Cancelled(msgspec.Struct, frozen=True):
     cancelled: tuple[tuple[int, int], ...]
     too_late: tuple[tuple[int, int], ...]
     """They are being put in force, or are done."""
-
-
-def _move_of(partition: PartitionId, keys: Keys) -> Move:
-    sets = (keys.stable, keys.pending, keys.planned)
-    stable, pending, planned = (() if one is None else one.nodes for one in sets)
-    return Move(partition.table, partition.number, stable, pending, planned)
-
-
-def _bytes_of(copy: Partition) -> int:
-    view = copy.view
-    return int(view.bytes_from(view.start))
 
 
 def _warnings(zone: Zone, replicas: int, nodes: int) -> list[str]:

@@ -65,6 +65,7 @@ from lowmark.placement.copies import Copies
 from lowmark.placement.leaving import Leaving
 from lowmark.placement.moves import Moves, RebalanceConfig
 from lowmark.placement.operations import REBALANCE_KEY, Operations
+from lowmark.placement.progress import Progress
 from lowmark.placement.resetting import Outdated, Resetting
 from lowmark.placement.target import Place, first
 from lowmark.placement.writes import carry_out
@@ -140,6 +141,15 @@ class Placement:
             groups,
             cluster,
             catalogs,
+            tables,
+            zones=self.zones,
+            moves=self.moves,
+            keys=self.keys,
+            moving=self.moving,
+        )
+        self.progress = Progress(
+            runtime.loop,
+            cluster,
             tables,
             zones=self.zones,
             moves=self.moves,
@@ -250,14 +260,13 @@ class Placement:
 
     @property
     def alarms(self) -> list[str]:
-        """The moves of partitions that this node leads that have failed again and again."""
-        now_ms = self._loop.elapsed_us() // 1_000
+        """The moves that this node speaks for, and that a person should look at."""
         return [
-            f"partition {partition.number} of table {partition.table} can't be moved"
-            f"{f' to node {failure.node}' if failure.node else ''}: {failure.words}"
-            f" ({failure.attempts} attempts in {(now_ms - failure.since_ms) // 1_000} s)"
-            for partition, failure in sorted(self.moves.failures.items())
-            if failure.alarm
+            f"partition {move.partition} of table {move.table} can't be moved"
+            f"{f' to node {move.node}' if move.node else ''}: {move.reason}"
+            f" ({f'{move.attempts} attempts in ' if move.attempts else ''}"
+            f"{move.failing_ms // 1_000} s)"
+            for move in self.progress.alarms()
         ]
 
     # -- what the metastore says ----------------------------------------------------------------

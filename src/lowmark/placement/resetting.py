@@ -180,7 +180,7 @@ class Resetting:
             return Rejected(f"there is no {name}")
         names = {one.number: one.name for one in self._cluster.nodes()}
         up = {one.number for one in self._cluster.topology.nodes}
-        others = _members(keys) - {node}
+        others = keys.voters - {node}
         if node not in keys.nodes:
             words = ", ".join(names.get(one, str(one)) for one in sorted(keys.nodes))
             return Rejected(
@@ -385,13 +385,6 @@ class Outdated:
             self._loop.call_later(_RETRY_MS, lambda: self._rebuild(partition))
         else:
             self._started(partition)
-
-
-def _members(keys: Keys) -> frozenset[int]:
-    """The nodes that may be voters of a partition's group."""
-    if keys.lock is None and keys.stable is not None:
-        return frozenset(keys.stable.nodes)
-    return keys.nodes
 
 
 def _only(keys: Keys, node: int) -> Assignments:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -232,6 +232,14 @@ class Zones:
             draining=self.draining(),
             holders=self._holders,
         )
+
+    def down_ms(self, nodes: Collection[int]) -> int | None:
+        """For how long none of these has been up, as this coordinator knows; None: one is."""
+        up = {node.number for node in self._cluster.topology.nodes}
+        if not up.isdisjoint(nodes):
+            return None
+        now_ms = self._loop.elapsed_us() // 1_000
+        return now_ms - max((self._down_since.get(node, now_ms) for node in nodes), default=now_ms)
 
     def _holders(self, zone: Zone) -> frozenset[int]:
         partitions = self.partitions(self._catalogs.latest, zone.id)
