@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+import lowmark
 from eventually import eventually
+from lowmark.backend.remote import RemoteBackend
+from lowmark.backend.values import BatchRange
 from lowmark.client import Database, Table
 from lowmark.errors import LowmarkError
 from lowmark.node import NodeClient
@@ -20,10 +26,17 @@ from lowmark.node.messages import (
     RebalanceReply,
     RemoveNodeAsk,
 )
+from lowmark.runtime import Buffer
+from lowmark.server.endpoint import Endpoint
+from lowmark.table import PartitionNotHere
+from lowmark.table.commands import Batch, decode
 from server.nodes import Nodes, table_of
+from server.test_on_node import Node1
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("moving")]
 MOVED_S = 180.0
+RANGES, RANGE_BYTES = 64, 1 << 20
+"""More than a node fetches ahead of another one's answers."""
 
 
 def moves(nodes: Nodes) -> RebalanceReply:
@@ -214,3 +227,56 @@ def test_replicas_are_added_and_taken_away_under_load(tmp_path: Path) -> None:
         follower.finish(count)
         assert db["events"].count() == count
         db.close()
+
+
+def test_a_read_at_another_node_goes_on_where_its_partition_has_moved_to(tmp_path: Path) -> None:
+    """In the middle of its batches, the node that gave them says that it has the copy not."""
+    # given three nodes, a partition at the second one, and the first one that reads it there
+    folders = [tmp_path / name for name in ("n1", "n2", "n3")]
+    with (
+        Node1(folders[0]) as first,
+        Node1(folders[1], join=first.address) as second,
+        Node1(folders[2], join=first.address) as third,
+        lowmark.connect(first.address, timeout_s=60) as db,
+    ):
+        table = db.create_table("events", {"id": "int64", "text": "string"}, partitions=1)
+
+        def moves_to(node: Node1) -> None:
+            db.cluster.baseline("default", [node.node.info.name])
+            wanted = [one is node for one in (first, second, third)]
+            eventually(lambda: [has_copy(one) for one in folders] == wanted, deadline_s=MOVED_S)
+
+        moves_to(second)
+        for number in range(RANGES):
+            table.append([{"id": number, "text": "x" * RANGE_BYTES}])
+        endpoint = first.node.server.data
+        assert isinstance(endpoint, Endpoint)
+        reading, where = endpoint._backend, table.descriptor.id
+        view = reading.view(where, 0, latest=True)
+        assert view.count == RANGES
+        ranges = [BatchRange.of(view, at, at + 1) for at in range(RANGES)]
+        # then it gives all of them, each once, in several answers of that node
+        batches = reading.batches(where, 0, ranges, held=False)
+        assert sequences(chain.from_iterable(batches)) == list(range(RANGES))
+        # and when it moves to the third one after the first batch was given
+        batches = reading.batches(where, 0, ranges, held=False)
+        found = sequences(next(batches))
+        moves_to(third)
+        # then the others come from there
+        found += sequences(chain.from_iterable(batches))
+        assert found == list(range(RANGES))
+        # and the node that has it not sends no other node on, which looks for itself
+        peer = RemoteBackend(second.address, cluster=reading.info.cluster, of_node=True)
+        with closing(peer), pytest.raises(PartitionNotHere):
+            next(peer.batches(where, 0, ranges, held=False))
+
+
+def sequences(batches: Iterable[Buffer]) -> list[int]:
+    """The numbers that their producer gave them."""
+    found = [decode(batch) for batch in batches]
+    return [one.sequence for one in found if isinstance(one, Batch)]
+
+
+def has_copy(folder: Path) -> bool:
+    """Whether a node has anything of a table on its disk."""
+    return any((folder / "groups").glob("table.*"))

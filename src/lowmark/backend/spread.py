@@ -447,9 +447,12 @@ class Spread(Attached):
         """See `Backend`."""
         left = list(ranges)
         while left:
+            rest = tuple(left)  # of its own: the one that gives them counts in it
             some = self._rerouted(
                 timeout_s,
-                lambda: self._some_batches(table, partition, left, held=held, timeout_s=timeout_s),
+                lambda rest=rest: self._some_batches(  # type: ignore[misc]
+                    table, partition, rest, held=held, timeout_s=timeout_s
+                ),
             )
             try:
                 for batches in some:

@@ -54,6 +54,8 @@ def read(backend: Embedded, sessions: Sessions, request: Request) -> Iterator[tu
     sent, bytes_max = 0, min(request.named.get("bytes_max", ANSWER_BYTES), ANSWER_BYTES)
     found = backend.batches(table, partition, ranges, held=held, timeout_s=timeout_s)  # type: ignore[arg-type]
     while sent < max(1, bytes_max):
+        # Flight asks for each message anew: what was noted of its thread before is not there.
+        backend.asked_by_node(request.session < 0)
         try:
             commands = next(found, None)
         except BatchesMoved:
