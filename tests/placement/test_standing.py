@@ -5,15 +5,19 @@ when that lasts for all retries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from lowmark.catalog import TableId
 from lowmark.group import ChangeError, Stage
 from lowmark.placement import RebalanceConfig
+from lowmark.placement import moves as moves_module
 from lowmark.placement.assignments import PartitionId
 from lowmark.placement.progress import Move
 from lowmark.placement.standing import MoveStage, Obstacle
+from metastore.world import FAST
 from placement.test_moves import replicas, settle, stable
 from placement.test_operations import hold_back, keys
 from table.world import TableNode, TableWorld, log_table
@@ -211,3 +215,61 @@ def bump(world: TableWorld, *, until: Callable[[], bool]) -> None:
     """Write to the metastore until its revision is where it should be."""
     while not until():
         world.wait(world[1].metastore.put(b"any", b"value"))
+
+
+def test_moves_that_go_on_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that led ten thousand partitions looked at all of them in one turn of its loop."""
+    monkeypatch.setattr(moves_module, "LOOKS_PER_TURN", 4)
+    monkeypatch.setattr(TableNode, "rebalance", RebalanceConfig(retry_delay_ms=200, moves_max=1))
+    # given moves of many partitions that are paused
+    world = TableWorld(nodes=3)
+    choose(world, 3)
+    table = world.create(1, log_table("events", partitions=10))
+    world.run_until(lambda: all(stable(world, table, n) == (3,) for n in range(10)))
+    operations, progress = world[1].placement.operations, world[3].placement.progress
+    world.wait(operations.change(paused=True))
+    choose(world, 2)
+    world.run_until(lambda: len(progress.here()) == 10)
+    # when they go on
+    go_on = hold_back(world, table)
+    done = operations.change(paused=False)
+    begun = [0]
+    while begun[-1] < 10:
+        world.loop.turn()
+        stages = [one for one in progress.here() if one.stage == MoveStage.COPYING or one.reason]
+        begun.append(len([one for one in stages if one.reason != Obstacle.NOT_BEGUN]))
+    # then each turn begins with a few of them, until all copy or wait for their turn
+    assert max(after - before for before, after in pairwise(begun)) == 4
+    world.wait(done)
+    go_on()
+    world.run_until(lambda: all(stable(world, table, n) == (2,) for n in range(10)))
+
+
+def test_a_move_that_has_failed_begins_at_once_when_moves_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited until its next attempt was due, which is long for one that is an alarm."""
+    slow = RebalanceConfig(retry_delay_ms=10_000, retry_max=1)
+    monkeypatch.setattr(TableNode, "rebalance", slow)
+    # given a move that has failed, since its new node is down, and is tried again much later
+    world = TableWorld(nodes=5, config=replace(FAST, catch_up_stall_ms=2_000))
+    table = placed(world, 4)
+    replicas(world, 2)
+    world[5].crash()
+    choose(world, 4, 5)
+    move = alarm(world, 4)
+    assert (move.reason, move.node) == (ChangeError.NOT_STARTED.value, 5)
+    # when its node is back, and moves are paused and go on
+    world[5].start()
+    world.run_until(lambda: world[5] in world.up and bool(world[5].tables.of(table)))
+    operations = world[1].placement.operations
+    world.wait(operations.change(paused=True))
+    world.run_until(lambda: world[4].placement.progress.here()[0].stage == MoveStage.PAUSED)
+    assert alarms(world, 4) == []
+    world.wait(operations.change(paused=False))
+    # then it is moved long before that
+    world.run_until(lambda: stable(world, table) == (4, 5), timeout_ms=slow.retry_delay_ms)
+
+
+def alarms(world: TableWorld, by: int) -> list[Move]:
+    return world[by].placement.progress.alarms()

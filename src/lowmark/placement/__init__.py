@@ -39,9 +39,9 @@ Invariants
 """
 
 from lowmark.placement.assignments import Keys, PartitionId
+from lowmark.placement.config import RebalanceConfig
 from lowmark.placement.decisions import Adjust
 from lowmark.placement.members import MetastoreMembers
-from lowmark.placement.moves import RebalanceConfig
 from lowmark.placement.placement import Placement
 
 __all__ = [

@@ -55,7 +55,8 @@ from lowmark.placement.assignments import (
     decode_number,
 )
 from lowmark.placement.baseline import Draining, draining_key
-from lowmark.placement.moves import Moves, RebalanceConfig
+from lowmark.placement.config import RebalanceConfig
+from lowmark.placement.moves import Moves
 from lowmark.placement.writes import carry_out, local_keys
 from lowmark.runtime import Runtime
 

@@ -33,12 +33,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
-from lowmark.errors import Rejected
 from lowmark.group import ChangeAnswer, ChangeError, ChangeFailed, Future, Group, Stage
 from lowmark.metastore import Metastore
 from lowmark.placement import decisions
 from lowmark.placement.assignments import METASTORE, Assignments, Keys, PartitionId
+from lowmark.placement.config import RebalanceConfig
 from lowmark.placement.decisions import Adjust
 from lowmark.placement.standing import Failure, Standing, Step, led_standing
 from lowmark.placement.writes import Decide, carry_out, read_keys
@@ -47,31 +48,9 @@ from lowmark.runtime import Loop, Timer
 
 logger = logging.getLogger(__name__)
 
+LOOKS_PER_TURN = 64
 _SLOW_RETRIES = 30
 """After `retry_max` failures a move waits this many times as long before it is tried again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RebalanceConfig:
-    """How partitions are moved."""
-
-    adjust: Adjust = Adjust.UPDATE
-    """Whether a new target updates the list of a move that copies, or cancels the move first."""
-    retry_delay_ms: int = 1_000
-    retry_max: int = 10
-    """After this many failures in a row, a move is an alarm; see `standing`."""
-    moves_max: int = 4
-    """This many partitions of those that a node leads copy data at a time."""
-
-    @property
-    def alarm_ms(self) -> int:
-        """What all retries take: a move that does not get on for longer is an alarm, too."""
-        return self.retry_delay_ms * self.retry_max
-
-    def __post_init__(self) -> None:
-        for name in ("retry_delay_ms", "retry_max", "moves_max"):
-            if getattr(self, name) < 1:
-                raise Rejected(f"rebalance.{name} must be at least 1")
 
 
 @dataclass(slots=True)
@@ -130,6 +109,8 @@ class Moves:
         self._due: dict[PartitionId, int] = {}
         """When moves that failed are tried again: the one retry task of this node."""
         self._timer: Timer | None = None
+        self._to_look: dict[PartitionId, None] = {}
+        """Still to be looked at, since moves were paused or go on."""
         self._closed = False
 
     def close(self) -> None:
@@ -188,8 +169,18 @@ class Moves:
 
     def look_at_all(self) -> None:
         """Moves were paused, or go on."""
-        for partition in list(self._moves):
+        begun = bool(self._to_look)
+        self._to_look = dict.fromkeys(self._moves)
+        if not begun:
+            self._look_on()
+
+    def _look_on(self) -> None:
+        """A few in each turn of the loop: a node may lead thousands of partitions."""
+        for partition in list(islice(self._to_look, LOOKS_PER_TURN)):
+            del self._to_look[partition]
             self.look(partition)
+        if self._to_look and not self._closed:
+            self._loop.call_soon(self._look_on)
 
     def elected(self, partition: PartitionId, term: int) -> None:
         """This node leads a partition, and is ready: it goes on with what its predecessor left.

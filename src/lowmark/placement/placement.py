@@ -61,9 +61,10 @@ from lowmark.placement.assignments import (
     parse_key,
     removal_of,
 )
+from lowmark.placement.config import RebalanceConfig
 from lowmark.placement.copies import Copies
 from lowmark.placement.leaving import Leaving
-from lowmark.placement.moves import Moves, RebalanceConfig
+from lowmark.placement.moves import Moves
 from lowmark.placement.operations import REBALANCE_KEY, Operations
 from lowmark.placement.progress import Progress
 from lowmark.placement.resetting import Outdated, Resetting
