@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from lowmark.catalog import AlterZone, TableId
+from lowmark.placement.assignments import Assignments, Keys, PartitionId
 from lowmark.upkeep import leaders
-from lowmark.upkeep.leaders import should_lead
 from table.world import TableWorld, log_table
 
 PARTITIONS = 6
@@ -28,8 +28,16 @@ def led_by(world: TableWorld, table: TableId) -> dict[int, int]:
 
 
 def wanted(world: TableWorld, table: TableId) -> dict[int, int]:
-    routes = world.up[0].placement.routes
-    return {n: should_lead(table, n, routes(table, n)) for n in range(PARTITIONS)}
+    return {n: should_lead(world, table, n) for n in range(PARTITIONS)}
+
+
+def should_lead(world: TableWorld, table: TableId, number: int) -> int:
+    """As all nodes say."""
+    said = {node.upkeep.should_lead(PartitionId(table, number)) for node in world.up}
+    assert len(said) == 1
+    (node,) = said
+    assert node is not None
+    return node
 
 
 def settle(world: TableWorld, table: TableId, partitions: int = PARTITIONS) -> None:
@@ -81,7 +89,7 @@ def test_a_leadership_that_comes_back_is_given_less_and_less_often(
     # given a partition whose leader should be node n, which gives it back each time
     table = world.create(1, log_table("events", partitions=1))
     settle(world, table, 1)
-    to = should_lead(table, 0, (1, 2, 3))
+    to = should_lead(world, table, 0)
     other = next(node for node in (1, 2, 3) if node != to)
     given: list[int] = []
     # when nodes look again and again
@@ -108,3 +116,47 @@ def test_few_move_at_a_time(world: TableWorld, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(leaders, "MOVES_MAX", 1)
     # then they go one by one
     assert [world.look()[1].handed_over for _ in range(3)] == [0, 1, 1]
+
+
+def test_leaders_are_even_over_all_tables_of_a_zone_and_over_the_nodes_that_are_not_drained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leaders, "WAIT_MS", 1_000)
+    # given small tables on five nodes: each has fewer partitions than there are nodes
+    world = TableWorld(nodes=5)
+    world.execute(1, AlterZone(name="default", replicas=3))
+    tables = [world.create(1, log_table(f"t{at}", partitions=2)) for at in range(10)]
+
+    def led() -> Counter[int]:
+        return Counter(node for one in tables for node in led_by(world, one).values())
+
+    world.run_until(lambda: led().total() == 20)
+    # when all nodes have looked at what they lead
+    for _ in range(2):
+        world.look()
+        world.run_for(1_000)
+    # then each leads a fifth
+    assert led() == dict.fromkeys(range(1, 6), 4)
+    # and when one is drained, the others lead all of it, evenly, though nothing has moved
+    operations = world[1].placement.operations
+    world.wait(operations.change(paused=True))
+    world.wait(operations.drain(5))
+    world.everywhere()
+    for _ in range(3):
+        world.run_for(2 * leaders.WAIT_MS)
+        world.look()
+    world.run_for(1_000)
+    assert led() == dict.fromkeys(range(1, 5), 5)
+    assert operations.left_on(5)
+
+
+def test_a_partition_that_moves_is_led_by_a_node_that_keeps_it() -> None:
+    stable, pending = Assignments((1, 2, 3), 1), Assignments((2, 4, 5), 1)
+    moving = Keys(stable=stable, pending=pending)
+    assert leaders.may_lead(Keys(), frozenset()) == ()
+    assert leaders.may_lead(Keys(stable=stable), frozenset()) == (1, 2, 3)
+    assert leaders.may_lead(Keys(stable=stable), {2}) == (1, 3)
+    assert leaders.may_lead(Keys(stable=stable), {1, 2, 3}) == (1, 2, 3)
+    assert leaders.may_lead(moving, frozenset()) == (2,)
+    # a node that is drained leads nothing, if any other has the rows
+    assert leaders.may_lead(moving, {2}) == (1, 3)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeAlias
@@ -169,6 +169,8 @@ class Placement:
         cluster.holding_back = self.operations.may_leave
         cluster.stays = self.operations.stays
         self._keys: dict[TableId, dict[int, Keys]] = {}
+        self.heard = 0
+        """How often assignments have changed here."""
         self._writes: deque[tuple[TableId, int, Assignments, int]] = deque()
         self._writing: set[tuple[TableId, int]] = set()
         """Waiting to be written, or on their way."""
@@ -211,31 +213,19 @@ class Placement:
         stable = self.keys(PartitionId(TableId(table), number)).stable
         return () if stable is None else stable.nodes
 
-    def leaders(self, table: int, number: int) -> tuple[int, ...]:
-        """The nodes that a partition may be led by: those that hold it, and are not drained."""
-        nodes = self.routes(table, number)
-        return tuple(node for node in nodes if node not in self.zones.drained) or nodes
-
     def keys(self, partition: PartitionId) -> Keys:
         """What this node knows of a partition's assignments."""
         return self._keys.get(partition.table, {}).get(partition.number, NO_KEYS)
 
-    def all_keys(self) -> dict[PartitionId, Keys]:
-        """The same of all partitions of tables."""
-        return {
-            PartitionId(table, number): keys
-            for table, numbers in self._keys.items()
-            for number, keys in numbers.items()
-        }
+    def all_keys(self) -> Iterator[tuple[PartitionId, Keys]]:
+        """The same, of all partitions that it knows of."""
+        for table, numbers in self._keys.items():
+            for number, keys in numbers.items():
+                yield PartitionId(table, number), keys
 
     def moving(self) -> list[PartitionId]:
         """The partitions that are to be on other nodes than they are."""
-        return sorted(
-            PartitionId(table, number)
-            for table, numbers in self._keys.items()
-            for number, keys in numbers.items()
-            if keys.moving
-        )
+        return sorted(partition for partition, keys in self.all_keys() if keys.moving)
 
     def _group(self, partition: PartitionId) -> Group | None:
         copy = self._tables.here(*partition)
@@ -295,12 +285,9 @@ class Placement:
         except LowmarkError as error:
             self._follow_later(error)
             return
-        known = [
-            PartitionId(table, number)
-            for table, numbers in self._keys.items()
-            for number in numbers
-        ]
+        known = [partition for partition, _ in self.all_keys()]
         self._keys.clear()
+        self.heard += 1
         self.operations.heard()
         changed = self._take((entry.key, entry) for entry in page.entries)
         self._apply(dict.fromkeys([*known, *changed]), self._on_disk())
@@ -338,6 +325,7 @@ class Placement:
             if kind == STABLE and entry is not None:
                 self._founded[partition] = entry.version == 1
             self._keys.setdefault(table, {})[number] = keys
+            self.heard += 1
             changed[partition] = None
         return changed
 

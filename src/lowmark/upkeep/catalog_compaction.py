@@ -317,7 +317,7 @@ class CatalogCompaction:
                 silent={
                     node: one.error.message for node, one in given.items() if one.error is not None
                 },
-                assignments=self._placement.all_keys(),
+                assignments=dict(self._placement.all_keys()),
                 moved_at=self._moved_at,
                 runs=self._runs.holders(history.earliest.version),
             )

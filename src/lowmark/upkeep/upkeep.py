@@ -19,7 +19,7 @@ from lowmark.runtime import COUNTER_BITS, HybridClock, Runtime, millis_of
 from lowmark.table import Advanced, LowWatermark, Partition, Tables, Tick, Trim, Trimmed, View
 from lowmark.upkeep.catalog_compaction import CatalogCompaction
 from lowmark.upkeep.dropped import Dropped
-from lowmark.upkeep.leaders import Leaders
+from lowmark.upkeep.leaders import Leaders, WhoLeads
 
 logger = logging.getLogger(__name__)
 
@@ -228,8 +228,9 @@ class Upkeep:
         self._clock = runtime.clock
         self._retention = Retention(runtime.clock, catalogs)
         self._freeing = Freeing()
+        self.should_lead = WhoLeads(placement, catalogs)
         self._leaders = Leaders(
-            routes=placement.leaders, now_ms=lambda: runtime.loop.elapsed_us() // 1_000
+            should_lead=self.should_lead, now_ms=lambda: runtime.loop.elapsed_us() // 1_000
         )
         self._dropped = Dropped(catalogs, tables, placement, watermark)
         self.catalog = CatalogCompaction(
