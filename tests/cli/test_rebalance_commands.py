@@ -208,7 +208,14 @@ def test_everything_leaves_a_node_that_is_drained_and_comes_back(world: World) -
     # when it is drained
     done = world.json("node", "drain", node)
     # then nothing is left on it, and that is seen everywhere
-    assert done == {"node": node, "draining": True, "partitions": 0, "leads": 0, "bytes_left": 0}
+    assert done == {
+        "node": node,
+        "draining": True,
+        "partitions": 0,
+        "leads": 0,
+        "bytes_left": 0,
+        "stuck": [],
+    }
     assert (world.held()[node], sum(world.held().values())) == (0, PARTITIONS)
     assert [row["node"] for row in world.rows() if row["draining"]] == [node]
     assert world.json("rebalance", "status")["draining"] == [node]
@@ -222,6 +229,33 @@ def test_everything_leaves_a_node_that_is_drained_and_comes_back(world: World) -
     world.wait(**{node: 2})
     assert "draining" not in world.run("status")
     world.check_rows()
+
+
+def test_a_drain_of_a_zone_s_only_node_says_so_and_what_to_do(world: World) -> None:
+    node = world.names[1]
+    # given a zone on one node
+    world.run("zone", "baseline", "default", node)
+    world.wait(**{node: PARTITIONS})
+    # when it is drained
+    said = world.run("node", "drain", node, "--no-wait")
+    # then the command says that nothing can leave it, and why; and so does the status
+    reason = "zone default has no other node: its nodes were named by hand"
+    text = f"{PARTITIONS} partitions of zone default can't leave node {node}: {reason}."
+    assert f"warning: {text} Name others: `lowmark zone baseline default NODE …`" in said
+    assert f"warning: {text}" in world.run("rebalance", "status")
+    [stuck] = world.json("rebalance", "status")["stuck"]
+    assert (stuck["node"], stuck["zone"], stuck["partitions"]) == (node, "default", PARTITIONS)
+    assert stuck["reason"] == reason
+    assert "lowmark zone baseline default auto" in stuck["hint"]
+    # and one who waits for it
+    waiting = world.start("node", "drain", node)
+    assert waiting.stderr is not None
+    assert text in waiting.stderr.readline()
+    # when that was done, then it is drained
+    world.run("zone", "baseline", "default", "auto")
+    said, _ = waiting.communicate(timeout=PATIENT_S)
+    assert "nothing is left on it" in said
+    assert world.json("rebalance", "status")["stuck"] == []
 
 
 def test_paused_moves_wait_and_go_on(world: World) -> None:
@@ -424,8 +458,14 @@ def test_a_move_that_fails_is_an_alarm_until_its_node_is_removed(other: World) -
     other.run("node", "drain", third)
     other.nodes.kill(2)
     other.run("node", "drain", third, "--stop")
+    eventually(lambda: not all(row["up"] for row in other.rows()), deadline_s=PATIENT_S)
     # when partitions are to go there
     other.run("zone", "baseline", "default", *other.names)
+    plan = other.json("rebalance", "plan", "--replicas", "default=3")
+    [warning] = [text for text in plan["warnings"] if f"node {third} is down" in text]
+    assert warning.endswith("partitions would move there, and wait until it is up")
+    said = other.run("rebalance", "plan", "--replicas", "default=3")
+    assert f"warning: node {third} is down: " in said
     other.run("zone", "alter", "default", "--replicas", "3")
     # then that fails, with a reason and an age, and is a warning
     eventually(lambda: any(move["alarm"] for move in other.moves()), deadline_s=PATIENT_S)

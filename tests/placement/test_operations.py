@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowmark.catalog import AlterZone, TableId
+from lowmark.catalog import AlterZone, CreateZone, TableId
 from lowmark.errors import Rejected
 from lowmark.group import ChangeError
 from lowmark.metastore import NodeInfo
@@ -190,6 +190,95 @@ def test_a_plan_says_what_would_move_by_the_code_that_moves() -> None:
     for bad in ({"replicas": {"nowhere": 3}}, {"remove": [77]}):
         with pytest.raises(Rejected):
             world[1].placement.operations.plan(**bad)
+
+
+def test_a_plan_warns_of_nodes_that_are_down_and_of_filters_that_match_none() -> None:
+    # given a zone whose filter matches one node, with a table; and one that matches none
+    world = TableWorld(nodes=3)
+    replicas(world, 3)
+    world.create(1, log_table("events", partitions=4))
+    world.execute(1, CreateZone(name="near", replicas=1, node_filter="rack = r9"))
+    world.run_for(8_000)
+    operations = world[1].placement.operations
+    none = "the filter 'rack = r9' of zone near matches no node: new tables have to wait"
+    assert operations.plan().warnings == (none,)
+    # a node that would match is enough
+    new = NodeInfo(number=-1, name="new", address="?", rack="r9")
+    assert operations.plan(add=[new]).warnings == ()
+    # when a node is down
+    world[3].crash()
+    world.run_until(lambda: world[1].here.topology.find(3) is None)
+    # then the plan says that it counts on it, and what would wait for it
+    assert operations.plan().warnings == (
+        none,
+        "node n3 is down: what it holds is not moved by this plan",
+    )
+    assert operations.plan(remove=[3]).warnings == (
+        "zone default would have 2 of 3 replicas: it has 2 nodes",
+        "zone default would have two replicas: they survive no loss of a node; use three",
+        none,
+    )
+
+
+def test_a_plan_counts_what_would_wait_for_a_node_that_is_down() -> None:
+    # given a table of one replica on three nodes, one of which is down
+    world = TableWorld(nodes=3)
+    replicas(world, 1)
+    table = world.create(1, log_table("events", partitions=6))
+    world.run_for(8_000)
+    settle(world, table)
+    world[3].crash()
+    world.run_until(lambda: world[1].here.topology.find(3) is None)
+    # when three replicas are thought of, then partitions would wait for it
+    plan = world[1].placement.operations.plan(replicas={"default": 3})
+    waiting = [one for one in plan.moves if 3 in set(one.then) - set(one.now)]
+    assert len(waiting) == 4
+    assert plan.warnings == (
+        "node n3 is down: 4 partitions would move there, and wait until it is up",
+    )
+
+
+def test_a_drain_says_which_zones_have_no_other_node() -> None:
+    # given a zone whose nodes are named by hand, and one with a filter, both of node 3 alone
+    world = TableWorld(nodes=3)
+    world[3].rack = "r7"
+    world[3].restart()
+    world.run_until(lambda: world[1].here.topology.find(3) == world[3].info)
+    world.execute(1, CreateZone(name="fast", replicas=1, node_filter="rack = r7"))
+    world.execute(1, CreateZone(name="hand", replicas=1))
+    operations = world[1].placement.operations
+    world.wait(operations.choose("hand", (3,)))
+    world.everywhere()
+    fast = world.create(1, log_table("a", partitions=2, zone="fast"))
+    hand = world.create(1, log_table("b", partitions=1, zone="hand"))
+    assert {stable(world, fast), stable(world, hand)} == {(3,)}
+    assert operations.stuck(3) == []
+    # when it is drained
+    world.wait(operations.drain(3))
+    world.everywhere()
+    # then that is said of both, with what to do
+    by_filter, by_hand = operations.stuck(3)
+    assert (by_filter.zone, by_filter.partitions) == ("fast", 2)
+    assert by_filter.reason == "zone fast has no other node: its filter 'rack = r7' matches none"
+    assert "`lowmark zone alter fast --node-filter FILTER`" in by_filter.hint
+    assert (by_hand.zone, by_hand.partitions) == ("hand", 1)
+    assert by_hand.reason == "zone hand has no other node: its nodes were named by hand"
+    assert "`lowmark zone baseline hand auto`" in by_hand.hint
+    # and when it was done, partitions go
+    world.wait(operations.choose("hand", None))
+    world.execute(1, AlterZone(name="fast", node_filter=""))
+    world.run_until(lambda: not operations.left_on(3), timeout_ms=120_000)
+    assert operations.stuck(3) == []
+    # of a zone whose other nodes are all drained, these are named
+    world.wait(operations.choose("hand", (1, 3)))
+    world.everywhere()
+    world.run_until(lambda: stable(world, hand) == (1,), timeout_ms=120_000)
+    settle(world, hand)
+    world.wait(operations.drain(1))
+    world.everywhere()
+    [stuck] = operations.stuck(1)
+    assert stuck.reason == "all nodes that zone hand may have are drained, such as n3"
+    assert "`lowmark node drain n3 --stop`" in stuck.hint
 
 
 def test_failures_have_a_context_are_tried_again_and_become_an_alarm(

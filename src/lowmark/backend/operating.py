@@ -34,6 +34,7 @@ from lowmark.node.messages import (
     RebalanceReply,
     RebalanceSettings,
     RemoveNodeAsk,
+    StuckDrain,
 )
 from lowmark.upkeep import Holder as CatalogHolder
 from lowmark.upkeep import Round as CatalogRound
@@ -61,6 +62,7 @@ __all__ = [
     "RebalanceSettings",
     "RemoveNodeAsk",
     "RoundsReply",
+    "StuckDrain",
     "check_looks",
     "operated",
 ]

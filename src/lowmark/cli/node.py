@@ -25,6 +25,7 @@ from lowmark.node.messages import (
     Nothing,
     RebalanceReply,
     RemoveNodeAsk,
+    StuckDrain,
 )
 from lowmark.table import parse_group_name
 
@@ -33,8 +34,6 @@ app = typer.Typer(invoke_without_command=True)
 LOOK_S = 0.5
 _PATIENCE_S = 30.0
 """How long a node that is asked may be away while a drain is waited for."""
-_STUCK_LOOKS = 10
-"""After this many looks without any move, the drain says so."""
 
 NameArgument = Annotated[str, typer.Argument(metavar="NODE", help="Its name, or its number.")]
 
@@ -103,7 +102,11 @@ def drain(
     drain stands until it is ended (--stop) or the node is removed, also over restarts. Ctrl-C only
     ends the waiting. Run it again to see how far it is.
 
-    With --json, one object at the end: node, draining, partitions, leads, bytes_left.
+    Partitions stay if their zone may have no other node: the drain says which zones, why, and what
+    to do, and goes on when that has changed.
+
+    With --json, one object at the end: node, draining, partitions, leads, bytes_left, stuck (zones
+    without another node: node, zone, partitions, reason, hint).
 
     Example: lowmark node drain n3 --node 127.0.0.1:6572
     """
@@ -130,6 +133,14 @@ def drain(
         print(f"`lowmark node remove {found.node}` takes it out of the cluster")
     else:
         print(f"node {found.node} is being drained: {_left(found)}")
+        for one in found.stuck:
+            print(f"warning: {stuck_text(one)}")
+
+
+def stuck_text(one: StuckDrain) -> str:
+    """What can't leave a node that is drained, why, and what to do."""
+    left = counted(one.partitions, "partition")
+    return f"{left} of zone {one.zone} can't leave node {one.node}: {one.reason}. {one.hint}"
 
 
 def _is_empty(found: DrainReply) -> bool:
@@ -143,14 +154,13 @@ def _left(found: DrainReply) -> str:
 
 def _wait(client: NodeClient, found: DrainReply) -> DrainReply:
     """Until nothing is left on it; says on stderr how far it is."""
-    still, away_since = 0, 0.0
+    away_since = 0.0
     with _said() as say:
         while not _is_empty(found):
             words = f"{found.node}: {_left(found)}"
             try:
                 moves = client.ask("rebalance.status", Nothing(), RebalanceReply)
-                still = 0 if moves.moves else still + 1
-                say(words + _trouble(moves, found.node, stuck=still > _STUCK_LOOKS))
+                say(words + _trouble(moves, found))
                 time.sleep(LOOK_S)
                 asked = DrainAsk(node=found.node, look=True)
                 found = client.ask("node.drain", asked, DrainReply)
@@ -170,18 +180,17 @@ def _wait(client: NodeClient, found: DrainReply) -> DrainReply:
     return found
 
 
-def _trouble(moves: RebalanceReply, name: str, *, stuck: bool) -> str:
+def _trouble(moves: RebalanceReply, found: DrainReply) -> str:
     """Why it does not get on, if so."""
+    words = "".join(f"; {stuck_text(one)}" for one in found.stuck)
     if moves.settings.paused:
-        return "; moves are paused: `lowmark rebalance resume` lets them go on"
-    troubled = [one for one in moves.moves if name in one.stable]
+        words += "; moves are paused: `lowmark rebalance resume` lets them go on"
+    troubled = [one for one in moves.moves if found.node in one.stable]
     failing = [one for one in troubled if one.attempts or one.alarm]
     if failing:
         one = failing[0]
-        return f"; {len(failing)} fail, such as {one.table} {one.partition}: {one.reason}"
-    if stuck:
-        return "; nothing moves: its zones may have no other node (see `lowmark zone baseline`)"
-    return ""
+        words += f"; {len(failing)} fail, such as {one.table} {one.partition}: {one.reason}"
+    return words
 
 
 @contextlib.contextmanager

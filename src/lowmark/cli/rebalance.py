@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from lowmark.cli.database import parse_size
+from lowmark.cli.node import stuck_text
 from lowmark.cli.output import Cell, Json, check_taken, show_facts, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare, wrong_use
 from lowmark.cli.source import NodeOption, node_client
@@ -66,7 +67,8 @@ def status(
     With --json, one object (with --watch one a line): settings (paused, bytes_per_s; 0 is no limit,
     null is what each node's settings say), draining, moves (table, partition, stage, stable,
     pending, planned, leader, bytes_done, bytes_left, bytes_per_s, seconds_left, reason, attempts,
-    failing_ms, alarm), silent (nodes that did not answer), totals.
+    failing_ms, alarm), silent (nodes that did not answer), stuck (what can't leave nodes that are
+    drained: node, zone, partitions, reason, hint), totals.
 
     Example: lowmark rebalance status --watch --node 127.0.0.1:6572
     """
@@ -119,12 +121,18 @@ def _show(found: RebalanceReply) -> None:
         facts["no_answer_from"] = ", ".join(found.silent)
     show_facts(facts, as_json=False)
     print()
-    if not found.moves:
+    if found.moves:
+        _show_moves(found.moves)
+    else:
         print("nothing moves")
-        return
-    rows = [_move_row(one) for one in found.moves]
+    for stuck in found.stuck:
+        print(f"warning: {stuck_text(stuck)}")
+
+
+def _show_moves(moves: Sequence[MoveRow]) -> None:
+    rows = [_move_row(one) for one in moves]
     show_table(rows, columns=tuple(rows[0]), as_json=False)
-    totals = _totals(found.moves)
+    totals = _totals(moves)
     words = (
         f"{counted(totals['moves'], 'partition')} to move:"
         f" {bytes_text(totals['bytes_done'])} done, {bytes_text(totals['bytes_left'])} left"
@@ -134,7 +142,7 @@ def _show(found: RebalanceReply) -> None:
     if totals["bytes_left"] and totals["seconds_left"] is not None:
         words += f", {times_text(int(totals['seconds_left'] * 1_000))} to go"
     print(f"\n{words}")
-    for one in found.moves:
+    for one in moves:
         if one.alarm:
             fails = (
                 f"failed {counted(one.attempts, 'time')} in" if one.attempts else "not got on for"
@@ -200,6 +208,8 @@ def plan(
 
     The plan is made by the code that decides on moves. Without options: what the next change would
     move, whatever it is. Bytes are those of backlogs: ledgers are in one place, and stay there.
+    Warnings name zones with too few nodes or replicas, filters that match no node, and nodes that
+    are down.
 
     With --json, one object: moves (table, partition, now, then, bytes), replicas (how many would be
     made), bytes (how many would be sent), warnings.

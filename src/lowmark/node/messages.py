@@ -283,6 +283,17 @@ class MoveRow(_Reply, frozen=True):
     """Whether that has lasted for so long that a person should look."""
 
 
+class StuckDrain(_Reply, frozen=True):
+    """A zone whose partitions can't leave a node that is drained: there is no other node for it."""
+
+    node: str
+    zone: str
+    partitions: int
+    """This many of them are on the node."""
+    reason: str
+    hint: str
+
+
 class RebalanceReply(_Reply, frozen=True):
     """What moves."""
 
@@ -292,6 +303,8 @@ class RebalanceReply(_Reply, frozen=True):
     moves: tuple[MoveRow, ...]
     silent: tuple[str, ...] = ()
     """The nodes that are up and did not answer: what they lead is shown without figures."""
+    stuck: tuple[StuckDrain, ...] = ()
+    """What can't leave nodes that are drained."""
 
 
 class NewNode(_Body, frozen=True):
@@ -381,6 +394,8 @@ class DrainReply(_Reply, frozen=True):
     """Those of them that it leads, as far as it answered."""
     bytes_left: int
     """What the moves away from it have to send, as far as leaders answered."""
+    stuck: tuple[StuckDrain, ...] = ()
+    """What can't leave it."""
 
 
 class RemoveNodeAsk(_Body, frozen=True):

@@ -38,6 +38,7 @@ from lowmark.node.messages import (
     RebalanceReply,
     RebalanceSettings,
     RemoveNodeAsk,
+    StuckDrain,
 )
 from lowmark.node.operating import Answers
 from lowmark.node.status import FailingMove
@@ -143,6 +144,21 @@ class Rebalance:
             draining=self._named(sorted(self._placement.zones.draining())),
             moves=tuple(self._row(moves[key], names) for key in sorted(moves)),
             silent=self._named(sorted(node for node, each in said.items() if each is None)),
+            stuck=self._stuck(sorted(self._placement.zones.draining())),
+        )
+
+    def _stuck(self, nodes: Iterable[int]) -> tuple[StuckDrain, ...]:
+        names = self._names()
+        return tuple(
+            StuckDrain(
+                node=names.get(node, str(node)),
+                zone=one.zone,
+                partitions=one.partitions,
+                reason=one.reason,
+                hint=one.hint,
+            )
+            for node in nodes
+            for one in self._operations.stuck(node)
         )
 
     def _row(self, move: Move, names: dict[int, str]) -> MoveRow:
@@ -293,6 +309,7 @@ class Rebalance:
             partitions=len(self._operations.left_on(node)),
             leads=0 if own is None else own.leads,
             bytes_left=sum(move.bytes_left for move in moves),
+            stuck=self._stuck([node]),
         )
 
     def _remove(self, asked: RemoveNodeAsk) -> Future[NodeReply]:

@@ -25,7 +25,7 @@ A zone without any node left keeps those that it had: nothing can be moved to no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -141,9 +141,8 @@ def next_baseline(
 ) -> Look:
     """The baseline that a zone should have; `now` itself, if nothing is to be changed."""
     chosen = None if now is None else now.chosen
-    known = {node.number: node for node in presence.nodes}
     if chosen is not None:
-        nodes = [known[n] for n in chosen if n in known and n not in presence.draining]
+        nodes = open_to(zone, chosen, presence)
         waits: list[int] = []
     else:
         nodes, waits = _by_themselves(now, zone, presence)
@@ -165,7 +164,7 @@ def next_baseline(
         return Look(now, again_ms)
     if chosen is None and waits:
         # It changes in any case: nodes that would come a little later come now.
-        at_once = _eligible(zone, presence)
+        at_once = open_to(zone, None, presence)
         there = {one.number for one in found.nodes}
         late = [n for n in at_once if n.number in presence.up_ms and n.number not in there]
         nodes_now = (*found.nodes, *(BaselineNode(n.number, n.rack) for n in late))
@@ -175,11 +174,13 @@ def next_baseline(
     return Look(found, again_ms)
 
 
-def _eligible(zone: Zone, presence: Presence) -> list[NodeInfo]:
+def open_to(zone: Zone, chosen: Collection[int] | None, presence: Presence) -> list[NodeInfo]:
+    """The nodes that a zone may have, up or down: by name, if an operator has chosen them."""
     return [
         node
         for node in presence.nodes
-        if node.number not in presence.draining and zone.matches(node.all_attributes)
+        if node.number not in presence.draining
+        and (zone.matches(node.all_attributes) if chosen is None else node.number in chosen)
     ]
 
 
@@ -187,7 +188,7 @@ def _by_themselves(
     now: Baseline | None, zone: Zone, presence: Presence
 ) -> tuple[list[NodeInfo], list[int]]:
     """The nodes, and after which times others may come or go."""
-    eligible = _eligible(zone, presence)
+    eligible = open_to(zone, None, presence)
     if now is None:
         return eligible, []  # of an older release's zone, partitions may be on any of them
     there, waits = set(now.numbers), list[int]()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -22,10 +23,10 @@ from lowmark.group import Future, Groups, together
 from lowmark.metastore import Cluster, Compare, Entry, NodeInfo, Put, Remove, Revision
 from lowmark.placement import decisions
 from lowmark.placement.assignments import Keys, PartitionId
-from lowmark.placement.baseline import Draining, draining_key
+from lowmark.placement.baseline import Draining, draining_key, open_to
 from lowmark.placement.moves import Moves
+from lowmark.placement.planning import Plan, Wish, planned
 from lowmark.placement.progress import bytes_of
-from lowmark.placement.target import Place, plan
 from lowmark.placement.writes import carry_out, local_keys
 from lowmark.placement.zones import Zones
 from lowmark.runtime import Buffer, Loop
@@ -35,9 +36,9 @@ REBALANCE_KEY: Final = b"rebalance"
 RATE_MAX: Final = 1 << 60
 """What no disk moves in a second."""
 _AGAIN_MS = 50
+"""A write that another one came before is tried again after this time."""
 _DECIDED_MS: Final = 10_000
 """How long an operator that removes a node waits until partitions are decided on without it."""
-"""A write that another one came before is tried again after this time."""
 
 
 class RebalanceValue(msgspec.Struct, frozen=True):
@@ -62,26 +63,15 @@ def decode_rebalance(value: Buffer) -> RebalanceValue:
         raise Corrupt(f"how moves are made can't be read: {error}") from error
 
 
-class PlannedMove(msgspec.Struct, frozen=True, array_like=True):
-    """What would become of one partition."""
+class Stuck(msgspec.Struct, frozen=True):
+    """A zone whose partitions can't leave a node that is drained: it may have no other node."""
 
-    table: int
-    partition: int
-    now: tuple[int, ...]
-    then: tuple[int, ...]
-    bytes: int
-    """Of its backlog, which each node that gets a copy is sent; 0 if no node said."""
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """What would move."""
-
-    moves: tuple[PlannedMove, ...]
-    replicas: int
-    """This many copies would be made."""
-    bytes: int
-    """This much would be sent."""
-    warnings: tuple[str, ...]
+    node: int
+    zone: str
+    partitions: int
+    """This many of them are on the node."""
+    reason: str
+    hint: str
 
 
 class Operations:
@@ -125,54 +115,17 @@ class Operations:
         replicas: Mapping[str, int] | None = None,
         sizes: Mapping[PartitionId, int] | None = None,
     ) -> Plan:
-        """What would move if nodes came or went, or zones had other replicas: by the same code.
+        """What would move if nodes came or went, or zones had other replicas.
 
         Without any of these, what the next event would move. `sizes` are those of partitions that
         this node has no copy of.
         """
-        sizes = {**(sizes or {}), **self.sizes_here()}
-        catalog, replicas = self._catalogs.latest, dict(replicas or {})
-        named = {zone.name: zone for zone in catalog.zones.values()}
-        for name, number in sorted(replicas.items()):
-            find_zone(catalog, name)
-            if number < 1:
-                raise Rejected(f"zone {name} can't have {counted(number, 'replica')}")
-        belongs = {node.number for node in self._cluster.nodes()}
         for number in remove:
-            if number not in belongs:
-                raise Rejected(f"there is no node {number} in this cluster")
-        moves: list[PlannedMove] = []
-        warnings: list[str] = []
-        for zone in sorted(named.values(), key=lambda one: one.id):
-            wanted = replicas.get(zone.name, zone.replicas)
-            places = self._places(zone, add=add, remove=remove)
-            current, holding = self._zones.standing(zone.id)
-            if not current:
-                continue
-            warnings += _warnings(zone, wanted, len(places))
-            if not places:
-                continue
-            then = plan(current, places, replicas=wanted, holding=holding)
-            for partition in sorted(then):
-                if tuple(then[partition]) != tuple(current[partition]):
-                    now = tuple(current[partition])
-                    size = sizes.get(partition, 0)
-                    moves.append(PlannedMove(*partition, now, then[partition], size))
-        news = [len(set(move.then) - set(move.now)) for move in moves]
-        sent = sum(move.bytes * new for move, new in zip(moves, news, strict=True))
-        return Plan(tuple(moves), sum(news), sent, tuple(warnings))
-
-    def _places(
-        self, zone: Zone, *, add: Sequence[NodeInfo], remove: Collection[int]
-    ) -> list[Place]:
-        baseline, _ = self._zones.baseline(zone.id)
-        now = () if baseline is None else baseline.nodes
-        places = {one.number: Place(one.number, one.rack) for one in now}
-        if baseline is None or baseline.chosen is None:
-            for node in add:
-                if zone.matches(node.all_attributes):
-                    places[node.number] = Place(node.number, node.rack)
-        return [place for number, place in sorted(places.items()) if number not in remove]
+            self._check_belongs(number)
+        wish = Wish(add, remove, replicas or {})
+        return planned(
+            self._zones, self._catalogs.latest, wish, sizes={**(sizes or {}), **self.sizes_here()}
+        )
 
     def sizes_here(self) -> dict[PartitionId, int]:
         """The bytes of the partitions that this node has copies of."""
@@ -287,6 +240,24 @@ class Operations:
     def left_on(self, node: int) -> list[PartitionId]:
         """The partitions that a node still has, or is to have."""
         return [one for one, keys in self._all() if node in keys.nodes]
+
+    def stuck(self, node: int) -> list[Stuck]:
+        """Why partitions stay on a node that is drained, by zone; empty if they can go."""
+        presence, catalog, found = self._zones.presence(), self._catalogs.latest, []
+        for zone in sorted(catalog.zones.values(), key=lambda one: one.id):
+            partitions = self._zones.partitions(catalog, zone.id)
+            left = sum(node in self._keys(one).nodes for one in partitions)
+            baseline, _ = self._zones.baseline(zone.id)
+            chosen = None if baseline is None else baseline.chosen
+            if left and node in presence.draining and not open_to(zone, chosen, presence):
+                undrained = replace(presence, draining=frozenset())
+                others = open_to(zone, chosen, undrained)
+                found.append(
+                    Stuck(
+                        node, zone.name, left, *_why_stuck(zone, node, others, chosen is not None)
+                    )
+                )
+        return found
 
     def may_leave(self, node: int) -> Future[LowmarkError | None]:
         """Why a node can't be removed from the cluster now; None: it can.
@@ -474,20 +445,24 @@ class Cancelled(msgspec.Struct, frozen=True):
     """They are being put in force, or are done."""
 
 
-def _warnings(zone: Zone, replicas: int, nodes: int) -> list[str]:
-    copies = min(replicas, nodes)
-    if not nodes:
-        return [f"zone {zone.name} would have no node: its partitions would stay where they are"]
-    found = []
-    if copies < replicas:
-        found.append(
-            f"zone {zone.name} would have {copies} of {counted(replicas, 'replica')}: it has"
-            f" {counted(nodes, 'node')}"
+def _why_stuck(zone: Zone, node: int, others: Sequence[NodeInfo], by_hand: bool) -> tuple[str, str]:
+    """Why a zone may have no other node than one that is drained, and what helps."""
+    drained = [other.name for other in others if other.number != node]
+    reason, hint = f"zone {zone.name} has no other node", "Let another node join"
+    if drained:
+        names = ", ".join(sorted(drained))
+        reason = f"all nodes that zone {zone.name} may have are drained, such as {names}"
+        hint += f", or end a drain: `lowmark node drain {drained[0]} --stop`"
+    elif by_hand:
+        reason += ": its nodes were named by hand"
+        hint = (
+            f"Name others: `lowmark zone baseline {zone.name} NODE …`; or let nodes come and go by"
+            f" themselves: `lowmark zone baseline {zone.name} auto`"
         )
-    if copies == 2:
-        found.append(
-            f"zone {zone.name} would have two replicas: they survive no loss of a node; use three"
+    elif zone.node_filter:
+        reason += f": its filter {zone.node_filter!r} matches none"
+        hint = (
+            "Let a node join that the filter matches, or alter it:"
+            f" `lowmark zone alter {zone.name} --node-filter FILTER`"
         )
-    elif copies == 1:
-        found.append(f"zone {zone.name} would have one replica: a lost disk is lost data")
-    return found
+    return reason, f"{hint}."
