@@ -41,7 +41,14 @@ NODE = NodeInfo(
     attributes={"disk": "ssd"},
 )
 TOPOLOGY = Topology(version=3, nodes=(NodeInfo(number=1, name="n1", address="n1:7400"), NODE))
-NOTE = Identity(number=2, name="n2", cluster=CLUSTER.id, peers={"1": "n1:7400"})
+NOTE = Identity(
+    number=2,
+    name="n2",
+    cluster=CLUSTER.id,
+    peers={"1": "n1:7400"},
+    rack=NODE.rack,
+    attributes=NODE.attributes,
+)
 _TIME = 1_735_689_600_000 << 16
 
 

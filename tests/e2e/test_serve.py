@@ -33,11 +33,16 @@ class Served:
     """One process, and where it listens."""
 
     def __init__(
-        self, data: Path, *, name: str, join: str = "", listen: str = "127.0.0.1:0"
+        self,
+        data: Path,
+        *more: str,
+        name: str,
+        join: str = "",
+        listen: str = "127.0.0.1:0",
     ) -> None:
         self.data = data
         self.name = name
-        words = ["serve", "--data", str(data), "--name", name, "--listen", listen, "--json"]
+        words = ["serve", "--data", str(data), "--name", name, "--listen", listen, "--json", *more]
         self._said = data.parent / f"{name}.stderr"
         with self._said.open("ab") as stderr:
             self._process = subprocess.Popen(
@@ -272,3 +277,29 @@ def test_who_watches_can_be_interrupted_and_who_reads_nothing_stops_nobody(tmp_p
             assert served.end(signal.SIGTERM) == 0
     finally:
         three.kill_all()
+
+
+def test_a_node_keeps_its_rack_over_restarts_until_it_is_given_another(tmp_path: Path) -> None:
+    def knows(rack: str, attributes: dict[str, str], *words: str) -> None:
+        """A node that is started like this says this of itself."""
+        served = Served(tmp_path / "n1", *words, name="n1").wait()
+        try:
+            with served.client() as client:
+
+                def known() -> bool:
+                    entry = client.get(f"node.{served.ready['number']}".encode()).entry
+                    assert entry is not None
+                    said = json.loads(entry.value or b"")
+                    return bool(said.get("rack", "") == rack) and (
+                        said.get("attributes", {}) == attributes
+                    )
+
+                eventually(known)
+        finally:
+            assert served.end(signal.SIGTERM) == 0
+
+    knows("r1", {"disk": "ssd"}, "--rack", "r1", "--attribute", "disk=ssd")
+    knows("r1", {"disk": "ssd"})
+    knows("r2", {"disk": "ssd"}, "--rack", "r2")
+    knows("r2", {"disk": "ssd"})
+    knows("", {}, "--rack", "", "--attribute", "")

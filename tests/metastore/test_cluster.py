@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -395,6 +396,27 @@ def test_a_data_directory_has_one_name_for_ever() -> None:
     assert identify(disk, draw=lambda _: 7) == drawn == load_identity(disk)
     with pytest.raises(Rejected):
         identify(disk, draw=lambda _: 7, name="other")
+
+
+def test_a_data_directory_keeps_rack_and_attributes_until_others_are_given() -> None:
+    disk = SimDisk()
+
+    def started(**given: Any) -> tuple[str, dict[str, str]]:
+        found = identify(disk, draw=lambda _: 7, **given)
+        assert found == load_identity(disk)
+        return found.rack, found.attributes
+
+    assert started() == ("", {})
+    assert started(rack="r1", attributes={"disk": "ssd"}) == ("r1", {"disk": "ssd"})
+    assert started() == ("r1", {"disk": "ssd"})
+    assert started(rack="r2") == ("r2", {"disk": "ssd"})
+    assert started(attributes={"cpu": "fast"}) == ("r2", {"cpu": "fast"})
+    # what a node can't have is not kept
+    with pytest.raises(Rejected, match="too long"):
+        started(rack="r" * 1_100)
+    assert started() == ("r2", {"cpu": "fast"})
+    assert started(rack="", attributes={}) == ("", {})
+    assert started() == ("", {})
 
 
 def test_a_node_is_who_its_data_directory_says() -> None:

@@ -25,7 +25,6 @@ from lowmark.node.messages import (
     Nothing,
     RebalanceReply,
     RemoveNodeAsk,
-    StuckDrain,
 )
 from lowmark.table import parse_group_name
 
@@ -134,13 +133,7 @@ def drain(
     else:
         print(f"node {found.node} is being drained: {_left(found)}")
         for one in found.stuck:
-            print(f"warning: {stuck_text(one)}")
-
-
-def stuck_text(one: StuckDrain) -> str:
-    """What can't leave a node that is drained, why, and what to do."""
-    left = counted(one.partitions, "partition")
-    return f"{left} of zone {one.zone} can't leave node {one.node}: {one.reason}. {one.hint}"
+            print(f"warning: {one.text}")
 
 
 def _is_empty(found: DrainReply) -> bool:
@@ -182,7 +175,7 @@ def _wait(client: NodeClient, found: DrainReply) -> DrainReply:
 
 def _trouble(moves: RebalanceReply, found: DrainReply) -> str:
     """Why it does not get on, if so."""
-    words = "".join(f"; {stuck_text(one)}" for one in found.stuck)
+    words = "".join(f"; {one.text}" for one in found.stuck)
     if moves.settings.paused:
         words += "; moves are paused: `lowmark rebalance resume` lets them go on"
     troubled = [one for one in moves.moves if found.node in one.stable]

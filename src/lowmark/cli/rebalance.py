@@ -12,7 +12,6 @@ import msgspec
 import typer
 
 from lowmark.cli.database import parse_size
-from lowmark.cli.node import stuck_text
 from lowmark.cli.output import Cell, Json, check_taken, show_facts, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare, wrong_use
 from lowmark.cli.source import NodeOption, node_client
@@ -126,7 +125,7 @@ def _show(found: RebalanceReply) -> None:
     else:
         print("nothing moves")
     for stuck in found.stuck:
-        print(f"warning: {stuck_text(stuck)}")
+        print(f"warning: {stuck.text}")
 
 
 def _show_moves(moves: Sequence[MoveRow]) -> None:

@@ -43,9 +43,15 @@ def serve(
     name: Annotated[
         str, typer.Option(help="For people; no two nodes of a cluster share one.")
     ] = "",
-    rack: Annotated[str, typer.Option(help="What fails together with this node.")] = "",
+    rack: Annotated[
+        str | None,
+        typer.Option(help="What fails together with this node.", show_default="the last one"),
+    ] = None,
     attribute: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be given several times.")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="May be given several times.", show_default="the last ones"
+        ),
     ] = None,
     dev: Annotated[
         int | None,
@@ -61,6 +67,10 @@ def serve(
     Without --join, a new data directory founds a cluster. One that belongs to a cluster goes back
     to it by itself; with --join, only if that names a node of the same cluster.
 
+    The data directory keeps name, rack and attributes: a start without them has those of the last
+    one. Another --rack changes it, and may move replicas; --rack "" takes it away. --attribute
+    replaces all attributes; --attribute "" takes them away.
+
     When the node is ready it says so in one line on stdout; with --json, as one object: name,
     number, listen, peers, data, pid.
 
@@ -74,7 +84,7 @@ def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with wrong_use():
         data = data_path(data) if data.strip() else data
-        if dev is not None and (peers or join or name or rack or attribute):
+        if dev is not None and (peers or join or name or rack is not None or attribute):
             raise Rejected(
                 "--dev starts nodes of its own: they have no other options",
                 hint="Leave out --peers, --join, --name, --rack and --attribute.",
@@ -93,7 +103,7 @@ def serve(
         join=join,
         name=name,
         rack=rack,
-        attributes=_attributes(attribute or []),
+        attributes=None if attribute is None else _attributes(attribute),
     )
     with wrong_use():
         if not data.strip():
@@ -126,7 +136,7 @@ def serve(
 
 def _attributes(words: list[str]) -> dict[str, str]:
     found = {}
-    for word in words:
+    for word in words if words != [""] else ():
         key, equals, value = word.partition("=")
         with wrong_use():
             if not equals or not key:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 import msgspec
@@ -71,6 +71,7 @@ from lowmark.metastore.nodes import (
     ClusterSettings,
     NodeInfo,
     Topology,
+    check_attributes,
     check_name,
     check_node,
     lease_of,
@@ -206,21 +207,39 @@ _HOPS_MAX = 3
 _decode_reply = msgspec.msgpack.Decoder(JoinReply).decode
 
 
-def identify(disk: Disk, *, draw: Callable[[int], int], name: str = "") -> Identity:
-    """Who the node of a data directory is; a new one draws its number."""
+def identify(
+    disk: Disk,
+    *,
+    draw: Callable[[int], int],
+    name: str = "",
+    rack: str | None = None,
+    attributes: Mapping[str, str] | None = None,
+) -> Identity:
+    """Who the node of a data directory is; a new one draws its number.
+
+    Rack and attributes are kept: without them, those of the last start count. A node that was
+    started without its rack by mistake would count as one elsewhere, and its replicas would move.
+    """
     identity = load_identity(disk)
     if name:
         check_name(name)
-    if identity is None:
-        number = draw((1 << 53) - 1) + 1
-        identity = Identity(number=number, name=name or f"node-{number:014x}")
-        save_identity(disk, identity)
-    elif name and name != identity.name:
+    if identity is not None and name and name != identity.name:
         raise Rejected(
             f"the node of this data directory is called {identity.name}",
             hint=f"Leave the name out, or use {identity.name}.",
         )
-    return identity
+    found = identity
+    if found is None:
+        number = draw((1 << 53) - 1) + 1
+        found = Identity(number=number, name=name or f"node-{number:014x}")
+    if rack is not None:
+        found = msgspec.structs.replace(found, rack=rack)
+    if attributes is not None:
+        found = msgspec.structs.replace(found, attributes=dict(attributes))
+    if found != identity:
+        check_attributes(found.name, rack=found.rack, attributes=found.attributes)
+        save_identity(disk, found)
+    return found
 
 
 class Cluster:

@@ -1,4 +1,4 @@
-"""Who this node is, kept in its data directory: its number, its cluster, and whom it knows.
+"""Who this node is, kept in its data directory: its number, its rack, its cluster, whom it knows.
 
 The addresses are those of other nodes when they were last heard of: a node that starts must reach
 one of them before it can ask where the others are.
@@ -44,6 +44,10 @@ class Identity(Note, frozen=True, kw_only=True):
     renewing: str = ""
     """How far this node is with a new copy of the metastore, which was reset without its own:
     `DUE` or `CATCHING_UP`; empty if its copy is right."""
+    rack: str = ""
+    """What it was given the last time: a start that says nothing of it has the same."""
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    """The same of these."""
 
 
 def load_identity(disk: Disk) -> Identity | None:

@@ -10,6 +10,7 @@ They are JSON, so that a person can read them with any client.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 import msgspec
@@ -148,9 +149,16 @@ def check_node(node: NodeInfo) -> None:
     check_name(node.name)
     if not 0 < node.number < 1 << 63 or not node.address:
         raise Rejected("a node has a number from 1 to 2^63 - 1, and an address")
-    long = [*node.attributes.items(), ("rack", node.rack), ("endpoint", node.endpoint)]
-    if len(node.attributes) > ATTRIBUTES_MAX or any(len(k) + len(v) > 1_024 for k, v in long):
+    check_attributes(node.name, rack=node.rack, attributes=node.attributes, endpoint=node.endpoint)
+
+
+def check_attributes(
+    name: str, *, rack: str, attributes: Mapping[str, str], endpoint: str = ""
+) -> None:
+    """Refuse what a node can't have."""
+    long = [*attributes.items(), ("rack", rack), ("endpoint", endpoint)]
+    if len(attributes) > ATTRIBUTES_MAX or any(len(k) + len(v) > 1_024 for k, v in long):
         raise Rejected(
-            f"node {node.name} has too many attributes, or too long ones",
+            f"node {name} has too many attributes, or too long ones",
             hint=f"At most {ATTRIBUTES_MAX} of at most 1,024 characters each are allowed.",
         )

@@ -35,6 +35,7 @@ from ipaddress import ip_address
 import msgspec
 
 from lowmark.errors import Rejected
+from lowmark.formatting import counted
 from lowmark.runtime import AddressInUse, AddressUnusable, host_and_port
 
 # Where a node listens: an endpoint for clients, and a port for other nodes.
@@ -292,6 +293,14 @@ class StuckDrain(_Reply, frozen=True):
     """This many of them are on the node."""
     reason: str
     hint: str
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        left = counted(self.partitions, "partition")
+        return (
+            f"{left} of zone {self.zone} can't leave node {self.node}: {self.reason}. {self.hint}"
+        )
 
 
 class RebalanceReply(_Reply, frozen=True):

@@ -29,7 +29,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -115,8 +115,10 @@ class NodeOptions:
     Given all the same, it must be of that cluster.
     """
     name: str = ""
-    rack: str = ""
-    attributes: Mapping[str, str] = field(default_factory=dict)
+    rack: str | None = None
+    """What fails together with it; None: as at its last start, which its directory keeps."""
+    attributes: Mapping[str, str] | None = None
+    """All of them; None: as at its last start."""
     embedded: bool = False
     """Whether it lives in the process of its only client: without address and server."""
     read_only: bool = False
@@ -191,7 +193,13 @@ class Node:
             self._wait_for_guests()
             if options.embedded:
                 _check_lone(options.data, known)
-            identity = identify(runtime.disk, draw=runtime.random.randrange, name=options.name)
+            identity = identify(
+                runtime.disk,
+                draw=runtime.random.randrange,
+                name=options.name,
+                rack=options.rack,
+                attributes=options.attributes,
+            )
             self.groups = Groups(
                 runtime,
                 self.log,
@@ -212,8 +220,8 @@ class Node:
                 name=identity.name,
                 address=self.groups.transport.address,
                 endpoint="" if self._server is None else self._server.address,
-                rack=options.rack,
-                attributes=dict(options.attributes),
+                rack=identity.rack,
+                attributes=identity.attributes,
             )
             self.cluster = Cluster(
                 runtime, self.log, self.groups, node=self.info, config=self.settings.metastore
