@@ -34,6 +34,7 @@ from lowmark.placement.baseline import (
     draining_key,
 )
 from lowmark.placement.operations import REBALANCE_KEY, RebalanceValue
+from lowmark.placement.waiting import WAITING_KEY, WaitedFor, WaitingValue
 from lowmark.table.watermark import (
     HISTORY_KEY,
     HOLD_PREFIX,
@@ -51,6 +52,8 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {
     "Baseline": Baseline,
     "BaselineNode": BaselineNode,
     "Draining": Draining,
+    "WaitingValue": WaitingValue,
+    "WaitedFor": WaitedFor,
     "RebalanceValue": RebalanceValue,
     "WatermarkValue": WatermarkValue,
     "HoldValue": HoldValue,
@@ -67,6 +70,7 @@ EXAMPLES: dict[bytes, msgspec.Struct] = {
         chosen=(1, 2),
     ),
     draining_key(3): Draining(1_735_652_600_000),
+    WAITING_KEY: WaitingValue({4: WaitedFor(up=False, revision=57, ms=35_000)}),
     REBALANCE_KEY: RebalanceValue(bytes_per_s=50 << 20),
     WATERMARK_KEY: WatermarkValue(_TIME, _TIME + (600_000 << 16)),
     hold_key(2): HoldValue(_TIME, _TIME + (600_000 << 16), "table orders is read as of then"),
@@ -89,6 +93,7 @@ def test_the_page_has_every_key() -> None:
         *(f"{ASSIGNMENTS_PREFIX.decode()}{kind}.<table>.<partition>" for kind in KINDS),
         "zone.<zone>.baseline",
         f"{DRAINING_PREFIX.decode()}<node>",
+        WAITING_KEY.decode(),
         REBALANCE_KEY.decode(),
         WATERMARK_KEY.decode(),
         f"{HOLD_PREFIX.decode()}<node>",

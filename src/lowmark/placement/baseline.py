@@ -11,8 +11,8 @@ partition of the zone is decided on once.
 Nodes come and go by themselves unless the operator has chosen them:
 
     - A node that matches the zone's filter and is up comes in when `scale_up_ms` have passed since
-      the coordinator saw it come. One that came meanwhile waits for no one: a change that is made
-      for another reason takes all along that are up.
+      it came, whichever nodes have coordinated meanwhile. One that came meanwhile waits for no one:
+      a change that is made for another reason takes all along that are up.
     - A node that is down stays for `scale_down_ms` (for good, if that is None). So a restart moves
       no data. It also stays while the zone would have fewer nodes than replicas without it: its
       partitions could go nowhere, and would have to be copied again when it is back. A node that

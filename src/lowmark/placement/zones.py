@@ -50,6 +50,7 @@ from lowmark.placement.baseline import (
 )
 from lowmark.placement.decisions import Adjust
 from lowmark.placement.target import Place, plan
+from lowmark.placement.waiting import NOTE_MS, Waiting
 from lowmark.placement.writes import carry_out
 from lowmark.runtime import Loop, Timer
 
@@ -97,8 +98,7 @@ class Zones:
         self._catalogs = catalogs
         self._keys = keys
         self._adjust = adjust
-        self._up_since: dict[int, int] = {}
-        self._down_since: dict[int, int] = {}
+        self._waiting = Waiting(loop, self._metastore)
         self.drained: frozenset[int] = frozenset()
         """The nodes that are drained, as this node has heard."""
         self._revisions: dict[int, int] = {}
@@ -140,9 +140,10 @@ class Zones:
             self._loop.call_soon(self._look)
 
     def _elected(self) -> None:
-        # This node knows since when others are up or down only from now on.
-        self._up_since.clear()
-        self._down_since.clear()
+        try:
+            self._waiting.elected()
+        except LowmarkError as error:
+            logger.warning("zones begin to wait anew", extra={"reason": error.message})
         self.look_soon()
 
     def _follow(self) -> None:
@@ -215,20 +216,13 @@ class Zones:
 
     def presence(self) -> Presence:
         """The nodes of the cluster, as this node sees them."""
-        now_ms = self._loop.elapsed_us() // 1_000
         nodes = self._cluster.nodes()
         up = {node.number for node in self._cluster.topology.nodes}
-        up_since, down_since = {}, {}
-        for node in nodes:
-            if node.number in up:
-                up_since[node.number] = self._up_since.get(node.number, now_ms)
-            else:
-                down_since[node.number] = self._down_since.get(node.number, now_ms)
-        self._up_since, self._down_since = up_since, down_since
+        ages = self._waiting.ages([node.number for node in nodes], up)
         return Presence(
             nodes=nodes,
-            up_ms={node: now_ms - since for node, since in up_since.items()},
-            down_ms={node: now_ms - since for node, since in down_since.items()},
+            up_ms={node: age for node, age in ages.items() if node in up},
+            down_ms={node: age for node, age in ages.items() if node not in up},
             draining=self.draining(),
             holders=self._holders,
         )
@@ -257,11 +251,13 @@ class Zones:
     def _look_after_baselines(self) -> None:
         presence, latest = self.presence(), self._catalogs.latest
         waits: list[int] = []
+        settled = set(presence.up_ms)
         for zone in sorted(latest.zones.values(), key=lambda one: one.id):
             now, revision = self.baseline(zone.id)
             look = next_baseline(now, zone, latest.version, presence)
             if look.again_ms is not None:
                 waits.append(look.again_ms)
+                settled.intersection_update(look.baseline.numbers)
             if look.baseline != now and zone.id not in self._writing:
                 self._write_baseline(zone, look.baseline, revision)
         for number in [n for n in self._revisions if n not in latest.zones]:
@@ -272,8 +268,9 @@ class Zones:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._waiting.note(waits=bool(waits), settled=settled)
         if waits:
-            self._timer = self._loop.call_later(min(waits) + 1, self.look_soon)
+            self._timer = self._loop.call_later(min(*waits, NOTE_MS) + 1, self.look_soon)
 
     def _write_baseline(self, zone: Zone, baseline: Baseline, revision: int) -> None:
         self._writing.add(zone.id)
