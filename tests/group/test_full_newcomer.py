@@ -9,7 +9,7 @@ import pytest
 
 from group.cluster import FAST, TINY_LOG, Cluster, Member
 from group.kv import put
-from lowmark.group import ChangeAnswer, ChangeError, wire
+from lowmark.group import ChangeAnswer, ChangeError, GroupConfig, wire
 from lowmark.raft import HeartbeatResponse
 
 RESERVED = 100_000
@@ -24,10 +24,12 @@ CONFIG = replace(
 )
 
 
-def grown(*, snapshot: bool, reserved: int = RESERVED) -> tuple[Cluster, Member]:
+def grown(
+    *, snapshot: bool, reserved: int = RESERVED, config: GroupConfig = CONFIG
+) -> tuple[Cluster, Member]:
     """A group with some data, in its log or in a snapshot, and a node that is to join it."""
     log = replace(TINY_LOG, disk_reserved_bytes=reserved)
-    cluster = Cluster(spare=1, config=CONFIG, log_config=log)
+    cluster = Cluster(spare=1, config=config, log_config=log)
     cluster.make_leader(1)
     for i in range(40):
         cluster.propose(put(f"k{i}", b"x" * 1_000))
@@ -100,6 +102,23 @@ def test_a_disk_that_is_full_for_a_moment_fails_nothing(snapshot: bool) -> None:
     cluster.run_until(lambda: bool(leader.listener.committed))
     assert leader.listener.errors == []
     cluster.run_until(lambda: not any(p.disk_full for p in leader.group().status().peers))
+
+
+def test_a_newcomer_that_can_not_write_what_there_was_is_no_voter_however_little_it_lacks() -> None:
+    # given limits by which it is near from its first entry on, and entries that come one by one
+    near = replace(CONFIG, near_entries=1_000, near_bytes=1 << 20, message_bytes_max=1_000)
+    cluster, leader = grown(snapshot=False, reserved=0, config=near)
+    fill(cluster[4], left=15_000)
+    ask(cluster, leader)
+    cluster.run_until(lambda: bool(leader.listener.errors or leader.listener.asked))
+    # then it never was about to vote
+    assert leader.listener.asked == []
+    assert leader.listener.errors[0].error is ChangeError.DISK_FULL
+    # and with space it is
+    cluster[4].disk.capacity_bytes = None
+    cluster.run_until(lambda: leader.group().status().learners == ())
+    ask(cluster, leader, token=2)
+    cluster.run_until(lambda: bool(leader.listener.committed))
 
 
 def test_a_heartbeat_is_answered_to_and_by_members_that_know_nothing_of_it() -> None:

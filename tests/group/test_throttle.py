@@ -335,16 +335,29 @@ def test_what_waits_is_dropped_with_the_learner() -> None:
 
 
 def test_what_waits_for_a_learner_goes_at_once_when_it_is_a_voter() -> None:
-    # given a learner that is near all the time, with entries that wait for their turn
-    cluster = three_groups(replace(CONFIG, near_entries=1_000, near_bytes=1 << 20))
+    # given a learner that is near as soon as it has what there was when its move began, and new
+    # entries that wait for their turn behind that: a minute's worth of the budget
+    cluster = three_groups(replace(CONFIG, near_entries=1_000, near_bytes=1 << 20), keys=10)
     cluster[1].here.throttle.bytes_per_s = 3_000
     move(cluster)
-    group = cluster[1].group("a")
+    group, listener = cluster[1].group("a"), cluster[1].listeners["a"]
+    for i in range(60):
+        cluster.propose(put(f"new{i}", b"x" * 1_000), name="a")
+    cluster.run_until(lambda: bool(listener.asked))
+    assert group._leadership.held.holds(4)
+    assert cluster[4].group("a").last_index() < group.last_index() - 40
+    # when it is a voter
+    sent = cluster.network.watch()
     cluster.run_until(lambda: 4 in group.status().voters)
-    # then as a voter it has all of it soon
+    # then it has all of it soon, and by what waited: no entry is sent again
     began = cluster.now_ms
     cluster.wait_even(1, 4, name="a")
     assert cluster.now_ms - began < 1_000
+    appends = [item for one in sent if one.to == 4 for name, item in one.items if name == "a"]
+    entries = [
+        entry.index for item in appends if isinstance(item, Append) for entry in item.entries
+    ]
+    assert entries == list(range(entries[0], group.last_index() + 1))
     cluster[1].here.throttle.bytes_per_s = 0
     cluster.run_until(moved(cluster))
     check(cluster)
