@@ -449,6 +449,8 @@ class CatalogLife:
         try:
             self.world.run_until(condition, timeout_ms=20_000)
         except TimeoutError:
+            for node in self.world.living():
+                node.look()  # what it says is the cause, and what is waited for is not
             raise Broken(f"in peace, no {what}") from None
 
     def in_peace(self) -> None:
