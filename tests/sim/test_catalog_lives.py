@@ -39,7 +39,7 @@ FOUND_BY = {
     "takes times from its own clock": (0, "at another time"),
     "answers without the skew": (0, "was said to be done"),
     "refuses at once": (0, "does not show why"),
-    "says that nothing was written": (66, "but it is in"),
+    "says that nothing was written": (2, "but it is in"),
     "tells a jump to nobody": (5, "was told after"),
 }
 """The seed, and a part of what is said then."""

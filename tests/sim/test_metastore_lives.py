@@ -34,14 +34,14 @@ print(live(int(sys.argv[1])))
 FOUND_BY = {
     "skips a revision when the leader changes": (0, ("waits for", "needs revisions from")),
     "drops the value in force at the cut": (1, ("should be", "has other keys", "was told")),
-    "asks again after a lost call": (1, ("carried out", "came to")),
+    "asks again after a lost call": (8, ("carried out", "came to")),
     "reads without asking the leader": (2, ("superseded long ago", "was known before")),
     "looks for a value where it was": (5, ("not in the log", "can't read")),
     "ignores that an entry has moved": (
-        1,
+        5,
         ("has another state", "for live", "not in the log", "there is no peace"),
     ),
-    "counts leases that are over": (0, ("should come to", "with leases")),
+    "counts leases that are over": (1, ("should come to", "with leases")),
     "cuts what a lease holds": (0, ("should come to", "should be")),
     "takes its snapshot later": (1, ("not of one moment",)),
     "changes the topology without a condition": (8, ("the topology went from", "its record is")),
