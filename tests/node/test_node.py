@@ -52,7 +52,7 @@ def test_a_value_is_read_as_it_was_written_also_as_of_an_earlier_revision(
 ) -> None:
     first = client.put(b"get/\xff", b"\x00\xff")
     second = client.put(b"get/\xff", b"two")
-    assert second.revision == first.revision + 1
+    assert second.revision > first.revision  # the node writes some by itself, too
     now = client.get(b"get/\xff").entry
     assert now is not None
     assert (now.value, now.version, now.created) == (b"two", 2, first.revision)
@@ -69,8 +69,7 @@ def test_a_range_comes_in_pages_all_as_of_one_revision(
 ) -> None:
     # given more keys than one result takes
     monkeypatch.setattr(limits, "PAGE_ENTRIES_MAX", 3)
-    for number in range(8):
-        client.put(b"page/%d" % number, b"v%d" % number)
+    made = [client.put(b"page/%d" % number, b"v%d" % number) for number in range(8)]
     # when somebody changes them between two pages
     pages = client.range(b"page/")
     found = [next(pages)]
@@ -81,7 +80,8 @@ def test_a_range_comes_in_pages_all_as_of_one_revision(
     entries = [entry for page in found for entry in page.entries]
     assert [entry.key for entry in entries] == [b"page/%d" % number for number in range(8)]
     assert entries[7].value == b"v7"
-    assert {page.revision for page in found} == {last.revision - 1}
+    (revision,) = {page.revision for page in found}
+    assert made[-1].revision <= revision < last.revision
     assert max(len(page.entries) for page in found) == 3
 
 
@@ -184,12 +184,12 @@ def test_a_watch_tells_what_happens_after_it_stands(client: NodeClient) -> None:
     watch = client.watch(b"seen/")
     started = next(watch)
     assert isinstance(started, WatchStarted)
-    client.put(b"unseen", b"x")
+    unseen = client.put(b"unseen", b"x")
     first = client.put(b"seen/1", b"a")
     client.remove(b"seen/1")
     event = told(watch)
     assert (event.revision, event.changes[0].value) == (first.revision, b"a")
-    assert first.revision == started.from_revision + 1
+    assert started.from_revision <= unseen.revision < first.revision
     assert told(watch).changes[0].removed
 
 
