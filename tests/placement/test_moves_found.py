@@ -12,6 +12,7 @@ from lowmark.placement import Adjust, RebalanceConfig
 from lowmark.placement.assignments import Assignments, Keys, PartitionId
 from lowmark.placement.decisions import Decision
 from lowmark.placement.moves import Moves, _Move, _never_in_force
+from lowmark.placement.writes import local_keys
 from lowmark.raft import Members
 from lowmark.table import Change, Outgoing, Producing
 from lowmark.table.commands import HEADER_BYTES, decode
@@ -154,6 +155,29 @@ def test_a_lock_stays_on_what_is_in_force() -> None:
     assert not _never_in_force(keys, joint, 5)
     # and nobody takes the lock of a later leader, or its own
     assert not _never_in_force(keys, voters(1, 2, 3), 4)
+
+
+def test_a_change_begins_when_the_lock_of_the_one_before_is_settled() -> None:
+    """The lock came late, and was given back while the next change was put in force by it."""
+    # given a change that asks for the lock
+    group = Led(voters(1, 2))
+    bench = Bench({ONE: group})
+    metastore, move = bench.world[1].metastore, bench.leads(ONE)
+    bench.world.wait(metastore.put(ONE.key("stable"), nodes(1, 2).encode()))
+    bench.world.wait(metastore.put(ONE.key("pending"), nodes(2).encode()))
+    bench.keys[ONE] = moving(nodes(1, 2), nodes(2), token=metastore.state.latest)
+    bench.moves.look(ONE)
+    asked: list[bool] = []
+    bench.moves.may_finish(ONE, (2,), asked.append)
+    # when it is called off before the answer is there, and is to begin again
+    group.stage, move.token = Stage.NONE, -1
+    bench.moves.look(ONE)
+    # then it does so when the lock was set and is given back
+    assert len(group.begun) == 1
+    bench.world.run_until(lambda: len(group.begun) == 2)
+    assert asked == [True]
+    assert local_keys(metastore, ONE).lock is None
+    assert not move.locking
 
 
 def test_what_is_heard_before_an_answer_is_looked_at_after_it() -> None:

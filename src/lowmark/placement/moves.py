@@ -65,6 +65,11 @@ class _Move:
     """Whether something is being read or written for it."""
     again: bool = False
     """Whether it is to be looked at again after that."""
+    locking: int = 0
+    """How many writes of the lock, or of its return, are under way. No change begins before their
+    end: it could count on a lock that is about to go."""
+    held_up: bool = False
+    """Whether a change waits for that."""
     target: int = -1
     """The revision of pending that its steps lead to; -1: there is none, or moves are paused."""
     step_at_ms: int = 0
@@ -310,6 +315,9 @@ class Moves:
         group, peers = self._group(partition), target.nodes
         if group is None:
             return
+        if move.locking:
+            move.held_up = True
+            return
         answer = group.change_peers(move.term, token, list(peers), learners=target.learners)
         extra = {
             "table": partition.table,
@@ -439,15 +447,15 @@ class Moves:
             if future.error is None:
                 if future.result() and is_over() and not self._closed:
                     # The lock came too late: without its change, it would bar all others.
-                    self._write(partition, lambda keys: decisions.failed(partition, keys, term))
+                    self._lock(partition, move, lambda now: decisions.failed(partition, now, term))
                 answer(future.result())
             elif not is_over() and not self._closed:
                 self._loop.call_later(self.config.retry_delay_ms, ask)
 
         def ask() -> None:
             if not is_over() and not self._closed:
-                self._write(
-                    partition, lambda keys: decisions.may_finish(partition, keys, peers, term)
+                self._lock(
+                    partition, move, lambda now: decisions.may_finish(partition, now, peers, term)
                 ).then(asked)
 
         ask()
@@ -492,6 +500,21 @@ class Moves:
 
     def _write(self, partition: PartitionId, decide: Decide) -> Future[bool]:
         return carry_out(self._metastore, partition, decide)
+
+    def _lock(self, partition: PartitionId, move: _Move, decide: Decide) -> Future[bool]:
+        """Have the lock set or given back; a change that is to begin meanwhile begins after it."""
+        move.locking += 1
+        written = self._write(partition, decide)
+
+        def settled(_: Future[bool]) -> None:
+            move.locking -= 1
+            if move.held_up and not move.locking:
+                move.held_up = False
+                # After what is done about the answer: it may give the lock back.
+                self._loop.call_soon(lambda: self.look(partition))
+
+        written.then(settled)
+        return written
 
     def _ask(self, partition: PartitionId, move: _Move, decide: Decide) -> None:
         """Have something written that must be, whatever comes between; then look again."""
