@@ -9,7 +9,7 @@ import pytest
 from group.cluster import FAST, Cluster, Member
 from group.kv import put
 from lowmark.group import TransportLimits, wire
-from lowmark.group.wire import InstallOffer, Item, NotHere, Rejoin, Routed
+from lowmark.group.wire import InstallOffer, Item, Knows, NotHere, Rejoin, Routed
 from lowmark.raft import (
     Append,
     ConfState,
@@ -188,6 +188,43 @@ def test_a_sender_spares_a_node_the_group_that_it_does_not_have() -> None:
     cluster[3].create("g", (1, 2, 3))
     cluster.run_for(1_500)
     assert cluster[3].group().leader == leader.number
+
+
+def test_a_node_that_was_told_that_a_group_is_not_here_hears_when_it_is() -> None:
+    # given a leader that would spare a node its group for ever, after it heard that it is not there
+    cluster = Cluster(group="", transport_limits=TransportLimits(not_here_ms=1_000_000_000))
+    for number in (1, 2):
+        cluster[number].create("g", (1, 2, 3))
+    leader = cluster.wait_leader()
+    cluster.run_for(1_000)
+    # when the copy is made
+    sent = cluster.network.watch()
+    cluster[3].create("g", (1, 2, 3))
+    # then it says so, once, to those who were told otherwise, and its leader calls it
+    cluster.run_until(lambda: cluster[3].group().leader == leader.number)
+    cluster.run_for(1_000)
+    told = [s.to for s in sent for _, item in s.items if isinstance(item, Knows) and not item.term]
+    assert sorted(told) == sorted({*told})
+    assert leader.number in told
+
+
+def test_a_copy_that_was_left_and_is_made_again_is_called_at_once() -> None:
+    # given a node that has left a group, and said so to a leader that would spare it for ever
+    cluster = Cluster(transport_limits=TransportLimits(not_here_ms=1_000_000_000))
+    cluster.make_leader(1)
+    serves(cluster)
+    group = cluster[1].group()
+    group.change_peers(group.term, 1, [1, 2])
+    cluster.run_until(lambda: bool(cluster[1].listener.committed))
+    cluster[3].here.leave("g")
+    cluster.run_for(1_000)
+    # when it is to be a member again, and makes its copy
+    group.change_peers(group.term, 2, [1, 2, 3])
+    cluster.run_until(lambda: group.status().learners == (3,))
+    cluster[3].create("g")
+    # then it is
+    cluster.run_until(lambda: group.status().voters == (1, 2, 3))
+    serves(cluster)
 
 
 def test_a_peer_that_goes_on_about_a_group_that_is_not_here_is_cut_off_at_the_limit() -> None:

@@ -318,12 +318,33 @@ class Group:
                 if rested:
                     self._wake_leader(sender)
             case Knows():
-                if self._versions.known.get(sender) != item.version:
+                if not item.term:
+                    self.resting.wake()
+                    self._act(self._is_here, sender)
+                elif self._versions.known.get(sender) != item.version:
                     # No reason to end a rest.
-                    self._act(self._versions.heard, sender, item)
+                    self._act(self._knows, sender, item)
             case _:
                 self.resting.wake()
                 self._act(self._received_own, sender, item)
+
+    def tell_it_is_here(self, node: int) -> None:
+        """A node was told that this copy is not here: it shall not wait any longer."""
+        if self.stopped is None and not self._rejoining.asks:
+            self.send(Knows(node, self.node, 0, self.machine_newest))
+
+    def _is_here(self, sender: int) -> None:
+        """A copy has come to a node that had none. Its leader calls it without waiting for the next
+        tick, so that it answers, and gets what it lacks.
+        """
+        if self.leads:
+            self._leadership.changes.heard(sender)
+            self.raft.call(sender)
+
+    def _knows(self, sender: int, item: Knows) -> None:
+        self._versions.heard(sender, item)
+        if self.leads:
+            self._leadership.go_on_with(sender)
 
     def _wake_leader(self, sender: int) -> None:
         """This member rested until it heard another one than its leader: that one rests, too.
@@ -596,6 +617,8 @@ class Group:
         if self._reset_seen and self.raft.core.singleton:
             self.raft.campaign()  # there is nobody to wait for any more
         self._reset_seen = False
+        if self.stopped is None and not self._versions.told:
+            self._versions.tell()  # a leader that adds this member waits for it
         self._leadership.became_ready()
         if self.stopped is None:
             self._observer.on_applied()

@@ -332,6 +332,8 @@ class Groups:
             self, log, machine, listener or SilentListener(), meta, observer or SilentObserver()
         )
         self._groups[log.name] = group
+        for node in self.transport.told_not_here(log.name):
+            group.tell_it_is_here(node)
         return group
 
     def throttle_of(self, name: str) -> Throttle:

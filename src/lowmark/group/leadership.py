@@ -164,6 +164,11 @@ class Leadership:
             # It has it, but the log has moved on: it needs another one.
             self.sends.stop(sender)
             self._host.raft.report_snapshot(sender, failed=False)
+        self.go_on_with(sender)
+
+    def go_on_with(self, node: int) -> None:
+        """A member has said something: if it is a learner, it may be near now."""
+        progress = self._host.raft.core.progress.get(node)
         if progress is not None and progress.is_learner and self._host.ready:
             self.changes.go_on()
 

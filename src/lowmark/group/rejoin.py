@@ -91,6 +91,11 @@ class Rejoining:
         """Whether this copy has not been added again yet."""
         return self._host.raft.core.mute
 
+    @property
+    def asks(self) -> bool:
+        """Whether it asks to be, and says nothing else."""
+        return bool(self._ask) and self.waits
+
     def is_lost(self, incarnation: int) -> bool:
         """Whether what is for this incarnation of the node is for the copy that was lost."""
         return self._host.raft.core.lineage <= self._lineage and incarnation <= self.above

@@ -10,7 +10,9 @@ Messages are best effort, as the network's frames are. When a peer's queue is fu
 fit is dropped and its group is told (`Receiver.refused`), so that consensus probes instead of
 sending ahead; it sends on when the peer answers. A peer that sends what no sound peer sends is cut
 off with a named error. A message for a group that is not here is answered with `NotHere`; the
-sender then spares us that group for a while, and a peer that does not is cut off, too.
+sender then spares us that group for a while, and a peer that does not is cut off, too. When the
+group comes here after all, those who were told so are told that as well (`told_not_here`), and
+spare us no longer: whatever a group says shows that it is there.
 
 Of an address that nobody told us of, only questions and answers are heard (see `calls`): it may be
 a node that wants to join, or one that we asked without knowing who it is.
@@ -31,6 +33,7 @@ from lowmark.runtime import Buffer, Endpoint, FrameTooLong, Runtime
 logger = logging.getLogger(__name__)
 
 _STRANGERS_MAX = 1_000
+_DENIED_MAX = 10_000
 _MOMENT_MS = 50
 """A part of an election timeout for which a heartbeat may wait."""
 _PART_BYTES_MAX = 4 << 20
@@ -122,6 +125,8 @@ class Transport:
         self._addresses: dict[int, str] = {}
         self._nodes: dict[str, int] = {}
         self.node = node
+        self._denied: dict[str, dict[int, None]] = {}
+        """Which nodes were told that a group is not here; the last groups only."""
         self.last_cut: dict[str, LowmarkError] = {}
         """Why the connection with a peer was last cut, by address."""
         self._endpoint: Endpoint = runtime.network.endpoint(
@@ -158,6 +163,8 @@ class Transport:
     def send(self, group: str, item: Item) -> None:
         """Send with the next flush."""
         peer = self._peer(item.to)
+        if isinstance(item, NotHere):
+            self._deny(group, item.to)
         if peer.spared and not isinstance(item, Ask | Answer):  # a service is no group
             until = peer.spared.get(group)
             if until is not None:
@@ -170,6 +177,15 @@ class Transport:
             self._flush(item.to, peer)
         peer.outbox.append((group, item))
         peer.outbox_bytes += size
+
+    def _deny(self, group: str, node: int) -> None:
+        self._denied.setdefault(group, {})[node] = None
+        if len(self._denied) > _DENIED_MAX:
+            del self._denied[next(iter(self._denied))]
+
+    def told_not_here(self, group: str) -> list[int]:
+        """Forget, and give, which nodes were told that a group is not here."""
+        return list(self._denied.pop(group, ()))
 
     def send_to(self, address: str, service: str, item: Ask | Answer) -> bool:
         """Send to an address whose node may be unknown; False if that can't be done now."""
@@ -269,6 +285,8 @@ class Transport:
             elif self._receiver.received(node, group, item):
                 if isinstance(item, NotHere):
                     peer.spared[group] = self._now_ms() + self._limits.not_here_ms
+                elif peer.spared:
+                    peer.spared.pop(group, None)
             elif not isinstance(item, NotHere):
                 answers = self._stray(address, peer, group, node)
                 if not answers:

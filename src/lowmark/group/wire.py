@@ -87,7 +87,10 @@ class Rested(_Small, tag=22):
 
 
 class Knows(_Small, tag=23):
-    """The newest version of the machine that this member knows."""
+    """The newest version of the machine that this member knows.
+
+    In term 0 it says that this copy is here, to a node that was told that it is not.
+    """
 
     term: int
     version: int

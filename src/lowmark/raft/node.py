@@ -206,6 +206,12 @@ class RaftNode:
         if core.role is Role.FOLLOWER and core.config.read_mode is not ReadMode.LEASE:
             core.leader = NOBODY
 
+    def call(self, node: int) -> None:
+        """A member is there that may not have heard of this leader: call it without a tick."""
+        progress = self.core.progress.get(node)
+        if self.core.role is Role.LEADER and progress is not None and node != self.core.node:
+            replication.send_heartbeat(self.core, node, progress)
+
     def report_unreachable(self, node: int) -> None:
         """Messages to a member may have been lost."""
         progress = self.core.progress.get(node)

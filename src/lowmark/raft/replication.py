@@ -107,14 +107,18 @@ def broadcast_append(core: Core) -> None:
 
 def broadcast_heartbeat(core: Core) -> None:
     """Tell every member that the leader is there, and which round of reads waits for it."""
-    context = core.waiting_reads[-1][0] if core.waiting_reads else 0
     for node, progress in core.progress.items():
-        if node == core.node:
-            continue
-        # Never beyond what is known to be the same there: its tail may be another leader's.
-        commit = min(progress.match, core.log.committed)
-        core.send(Heartbeat(node, core.node, core.term, progress.incarnation, commit, context))
-        progress.sent(commit)
+        if node != core.node:
+            send_heartbeat(core, node, progress)
+
+
+def send_heartbeat(core: Core, to: int, progress: Progress) -> None:
+    """The same for one member."""
+    context = core.waiting_reads[-1][0] if core.waiting_reads else 0
+    # Never beyond what is known to be the same there: its tail may be another leader's.
+    commit = min(progress.match, core.log.committed)
+    core.send(Heartbeat(to, core.node, core.term, progress.incarnation, commit, context))
+    progress.sent(commit)
 
 
 def maybe_commit(core: Core) -> bool:
