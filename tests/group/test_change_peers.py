@@ -12,7 +12,7 @@ from group.kv import put
 from lowmark.errors import Rejected
 from lowmark.group import ChangeAnswer, ChangeError, ChangeFailed, NotLeader, OutcomeUnknown, Stage
 from lowmark.group.errors import NotAMember
-from lowmark.group.wire import Item
+from lowmark.group.wire import InstallPiece, Item
 from lowmark.raft import Append, AppendResponse, EntryKind
 
 STALL = replace(FAST, catch_up_stall_ms=3_000)
@@ -254,9 +254,7 @@ def test_near_is_a_number_of_entries(missing: int) -> None:
 
 def test_the_way_of_a_learner_can_be_watched() -> None:
     # given a newcomer that is sent a large log in small windows
-    config = replace(
-        FAST, message_bytes_max=10_000, inflight_bytes_max=10_000, inflight_max=1, near_bytes=1_000
-    )
+    config = replace(FAST, message_bytes_max=10_000, inflight_bytes_max=10_000, inflight_max=1)
     cluster = Cluster(spare=1, config=config)
     cluster.network.weather.delay_us_min = cluster.network.weather.delay_us_max = 20_000
     for _ in range(10):
@@ -278,6 +276,31 @@ def test_the_way_of_a_learner_can_be_watched() -> None:
     assert len(rated) >= 2
     for size, rate, left in rated:
         assert left == pytest.approx(size / rate)
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_a_newcomer_gets_a_snapshot_if_it_would_else_be_sent_a_long_log(long: bool) -> None:
+    # given a log of 100,000 bytes, most of them dead, and no snapshot
+    near_bytes = 99_000 if long else 200_000
+    cluster = Cluster(spare=1, config=replace(FAST, near_bytes=near_bytes))
+    cluster.make_leader(1)
+    cluster.propose(*(put(f"k{i % 10}", b"%03d" % i + b"x" * 1_000) for i in range(100)))
+    cluster.wait_even()
+    assert cluster[1].group().status().snapshot_index == 0
+    sent: list[Item] = []
+    cluster.network.on_sent = lambda one: sent.extend(
+        item for _, item in one.items if one.to == 4 and isinstance(item, Append | InstallPiece)
+    )
+    # when a node is to join
+    changed(cluster, [1, 2, 3, 4])
+    cluster.wait_even()
+    # then the leader took a snapshot first, and sent what is live in it; or all, if that is little
+    pieces = [item for item in sent if isinstance(item, InstallPiece)]
+    live = sum(len(piece.entries) for piece in pieces)
+    entries = {e.index for item in sent if isinstance(item, Append) for e in item.entries}
+    assert (live, len(entries) >= 100) == ((10, False) if long else (0, True))
+    assert (cluster[1].group().status().snapshot_index > 0) is long
+    assert cluster[4].machine.rows == cluster[1].machine.rows
 
 
 # -- answers --------------------------------------------------------------------------------------

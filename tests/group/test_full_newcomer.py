@@ -20,7 +20,7 @@ CONFIG = replace(
     install_piece_bytes=2_000,
     install_window_bytes=8_000,
     near_entries=5,
-    near_bytes=1_000,
+    near_bytes=100_000,  # more than there is: what is in the log goes as entries
 )
 
 

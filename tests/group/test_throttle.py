@@ -17,7 +17,11 @@ from lowmark.raft import Append, Heartbeat
 from lowmark.runtime.sim import SimLoop
 
 CONFIG = replace(
-    FAST, near_entries=5, near_bytes=1_000, install_stall_ms=3_000, catch_up_stall_ms=3_000
+    FAST,
+    near_entries=5,
+    near_bytes=100_000,  # more than a group has: what is in the log goes as entries
+    install_stall_ms=3_000,
+    catch_up_stall_ms=3_000,
 )
 NAMES = ("a", "b", "c")
 

@@ -112,13 +112,16 @@ class Group:
         self._requests = Requests(self, services.random.randbytes(8))
         self.propose = self._requests.propose
         self.read = self._requests.read
-        self._snapshots = Snapshots(log, self._applier, services.config, services.now_ms())
+        self._snapshots = Snapshots(
+            log, self._applier, services.config, services.now_ms(), on_done=self._snapshot_done
+        )
         self._versions = Versions(self, self._applier)
         self._leadership = Leadership(
             self,
             log,
             applier=self._applier,
             versions=self._versions,
+            snapshots=self._snapshots,
             requests=self._requests,
             listener=listener,
             clock=services.clock,
@@ -649,6 +652,10 @@ class Group:
     def _maybe_snapshot(self, now_ms: int) -> None:
         if self.stopped is None and not self._receives.busy:
             self._snapshots.take_if_due(self.raft, now_ms)
+
+    def _snapshot_done(self) -> None:
+        if self.stopped is None:
+            self._leadership.snapshot_taken()
 
     # -- starting over, and stopping ------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from lowmark.group.errors import GroupBusy, NotLeader
 from lowmark.group.peers import ChangeAnswer, PeerChange, PeerListener
 from lowmark.group.requests import Requests
 from lowmark.group.rewrite import Rewrite
+from lowmark.group.snapshots import Snapshots
 from lowmark.group.throttle import HeldEntries, Throttle
 from lowmark.group.transfer import Sends
 from lowmark.group.versions import Versions
@@ -51,6 +52,7 @@ class Leadership:
         *,
         applier: Applier,
         versions: Versions,
+        snapshots: Snapshots,
         requests: Requests,
         listener: PeerListener,
         clock: HybridClock,
@@ -61,6 +63,7 @@ class Leadership:
         self._log = log
         self._applier = applier
         self._versions = versions
+        self._snapshots = snapshots
         self._requests = requests
         self._listener = listener
         self._clock = clock
@@ -328,6 +331,11 @@ class Leadership:
         self._host.wake()
         return answer
 
+    def snapshot_taken(self) -> None:
+        """One was taken, or could not be: a change of members may have waited for it."""
+        if self._host.ready:
+            self._host.later(0, self._go_on)
+
     def _go_on(self) -> None:
         if self._host.ready:
             self.changes.go_on()
@@ -389,6 +397,15 @@ class Leadership:
             return self._log.size_of(first, last)
         except LowmarkError:
             return self._log.log_bytes  # it can't be told now: not near, in any case
+
+    def cut_log_short(self) -> None:
+        """Take a snapshot, if there is more log after the last one than one near may lack."""
+        if self._log.has_bytes(max(1, self.config.near_bytes)):
+            self._host.snapshot()
+
+    def takes_snapshot(self) -> bool:
+        """Whether one is being taken."""
+        return self._snapshots.busy
 
     def installed_bytes(self, node: int) -> int:
         """How much of a snapshot a member was sent."""

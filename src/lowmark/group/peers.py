@@ -9,6 +9,10 @@ Learners are added and redundant ones removed by changes of their own; only then
 `try_catch_up_finish` says so, the joint configuration is proposed. A change that fails or is
 cancelled takes its learners away again: the old members serve all the time.
 
+A newcomer would be sent the whole log since the last snapshot. So the leader takes a snapshot
+first, if that is more than a learner may lack that is near: its live entries are fewer, and go to
+where they stay, while entries go through the newcomer's WAL.
+
 Some groups have learners for good: nodes that follow without a vote. They are named with the
 voters; nothing waits until they are near. A change that ends early keeps those that its list names,
 and one that it was to make a voter; who was a learner before, and is not named, is none any more.
@@ -162,6 +166,8 @@ class PeerChange:
         self._asked = 0
         self._rounds = 0
         self._may_finish = False
+        self._cut_short = False
+        """Whether a snapshot was asked for in this round, if one was worth it."""
         self._clean = True
         self._watched: dict[int, _Watched] = {}
         self._short_since_ms: int | None = None
@@ -246,6 +252,7 @@ class PeerChange:
         self._replacing = 0
         self._asked = 0
         self._may_finish = False
+        self._cut_short = False
         self._rounds += 1
         self._clean = True
         now = self._leader.now_ms()
@@ -308,6 +315,11 @@ class PeerChange:
             return
         missing = [node for node in wanted if node not in members.everybody]
         if missing:
+            if not self._cut_short:
+                self._cut_short = True
+                self._leader.cut_log_short()
+            if self._leader.takes_snapshot():
+                return  # it is soon over, and then this goes on
             self._propose(Transition.AUTO, [Change(ChangeKind.ADD_LEARNER, n) for n in missing])
             return
         if not self._check_new() or not self._has_majority():

@@ -38,8 +38,17 @@ _PATIENCE = 4
 class Snapshots:
     """The snapshots of one member."""
 
-    def __init__(self, log: GroupLog, applier: Applier, config: GroupConfig, now_ms: int) -> None:
+    def __init__(
+        self,
+        log: GroupLog,
+        applier: Applier,
+        config: GroupConfig,
+        now_ms: int,
+        *,
+        on_done: Callable[[], None],
+    ) -> None:
         self._log = log
+        self._on_done = on_done
         self._applier = applier
         self._config = config
         self._taken_at_ms = now_ms
@@ -102,6 +111,7 @@ class Snapshots:
             self.busy = False
             self.failed = error
             self.taken += error is None
+            self._on_done()
 
         try:
             live = machine.live_indexes()
