@@ -232,8 +232,8 @@ class Zones:
         up = {node.number for node in self._cluster.topology.nodes}
         if not up.isdisjoint(nodes):
             return None
-        now_ms = self._loop.elapsed_us() // 1_000
-        return now_ms - max((self._down_since.get(node, now_ms) for node in nodes), default=now_ms)
+        ages = self.presence().down_ms
+        return min((ages.get(node, 0) for node in nodes), default=0)
 
     def _holders(self, zone: Zone) -> frozenset[int]:
         partitions = self.partitions(self._catalogs.latest, zone.id)
