@@ -16,7 +16,15 @@ from lowmark.catalog.index_commands import MakeIndexAvailable, StartBuildingInde
 from lowmark.placement import Keys, PartitionId
 from lowmark.placement.assignments import Assignments
 from lowmark.runtime import HybridTime
-from lowmark.upkeep.catalog_decision import Decision, Holder, Lagging, Minimums, Seen, decide
+from lowmark.upkeep.catalog_decision import (
+    MARGIN_MS,
+    Decision,
+    Holder,
+    Lagging,
+    Minimums,
+    Seen,
+    decide,
+)
 from table.world import log_table, ms
 
 NODES = {1: "n1", 2: "n2", 3: "n3"}
@@ -102,6 +110,18 @@ def test_the_version_in_force_at_the_watermark_always_stays() -> None:
     decision = decide(seen(made, watermark=ms(55)))
     assert decision.version == 5
     assert kinds(decision) == [("history", 5)]
+
+
+def test_a_table_that_keeps_its_past_for_longer_keeps_the_catalog_of_that_time() -> None:
+    # given a table whose rows can be read as of a day ago, or of 5 ms and a margin before now
+    for history_ms, expected in ((86_400_000, 0), (5, 3)):
+        made = history(*tables(2), log_table("own", options={"history": f"{history_ms} ms"}))
+        decision = decide(seen(made, now=ms(MARGIN_MS + 5 + 32)))
+        assert decision.version == expected
+        assert kinds(decision) == [("table history", expected)]
+    # and of one whose past is shorter than the watermark's, nothing more
+    made = history(*tables(2), log_table("own", options={"history": "0 ms"}))
+    assert decide(seen(made, now=ms(MARGIN_MS + 1_000))).version == 4
 
 
 def test_the_present_stays_also_when_nothing_else_needs_it() -> None:

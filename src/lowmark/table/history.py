@@ -18,8 +18,8 @@ Invariants
        next run that is planned. A clock that is wrong costs times that could have been read; it
        never gives a wrong answer.
     5. A reader needs the catalog's version of its time, and new files get the schema version in
-       force at the mark. Nothing cuts the catalog's versions by itself; what will has to
-       leave those in force at the earliest mark of a table, and later ones.
+       force at the mark. So the catalog's history is cut up to the earliest mark of a table at
+       most (`upkeep.catalog_decision`), and a minute less, because marks follow wall clocks.
 
 A table that was dropped goes when the low watermark passes its drop, with its history.
 """

@@ -7,6 +7,7 @@ snapshot, and is the earliest one left.
     holder           pins
     the present      the version that is in force now
     history          the version in force at the low watermark: reads as of a time begin there
+    table history    the version in force at the mark of a table that keeps its own past for longer
     transactions     the version in force when the oldest active one began
     log replay       the version in force at a copy's published begin minimum (`table.publication`);
                      a copy that has published nothing pins all
@@ -34,12 +35,16 @@ from lowmark.catalog.descriptors import Index, IndexStatus
 from lowmark.holds import Hold, Span, safe_point
 from lowmark.placement import Keys, PartitionId
 from lowmark.runtime import HybridTime, millis_of
+from lowmark.table import table_mark
 
 SHOWN_MAX = 20
 """This many holders are named, those of the lowest versions first."""
+MARGIN_MS = 60_000
+"""Marks of tables follow wall clocks, which differ: versions are kept for a little longer."""
 _NOT_BUILT = (IndexStatus.REGISTERED, IndexStatus.BUILDING)
 _HINTS = {
     "history": "It moves by itself; `lowmark watermark` names readers that hold it.",
+    "table history": "Shorten it with `lowmark table alter`; the next run and cut let go.",
     "transactions": "End it, or wait until it is over.",
     "log replay": "The copy publishes when its next snapshot is taken. `lowmark catalog compact`"
     " asks for one now.",
@@ -180,6 +185,17 @@ def _pins(seen: Seen) -> Iterator[Holder]:
         since_ms=_millis(seen.watermark),
         why="rows can be read as of any time since then",
     )
+    for table in history.latest.all_tables():
+        if any(name == "history" for name, _ in table.options):
+            wall_ms = max(_millis(seen.now) - MARGIN_MS, 0)
+            mark = table_mark(table, watermark=seen.watermark, wall_ms=wall_ms)
+            yield Holder(
+                holder=f"table {history.latest.name_of(table)}",
+                kind="table history",
+                version=_at(history, mark).version,
+                since_ms=_millis(mark),
+                why="its rows can be read as of any time since then, by its option history",
+            )
     for number, why in sorted(seen.silent.items()):
         yield Holder(
             holder=_node(seen, number),
