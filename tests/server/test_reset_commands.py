@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("reset")]
 PLACED_S = 120.0
 
 
-def soon(condition: Callable[[], bool]) -> None:
-    """Wait for it, without asking all the time."""
-
-    def now_or_later() -> bool:
-        if not condition():
-            time.sleep(0.2)
-            return False
-        return True
-
-    eventually(now_or_later, deadline_s=PLACED_S)
+soon = partial(eventually, deadline_s=PLACED_S)
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
