@@ -513,3 +513,29 @@ def test_a_removal_that_the_metastore_refuses_leaves_the_node_as_it_was() -> Non
     refused = world.wait_error(world[here].here.remove(other))
     assert "majority" in refused.message
     world.run_until(lambda: not world[here].placement.zones.draining())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_of_two_nodes_that_are_removed_at_once_the_one_that_is_needed_stays(seed: int) -> None:
+    # given a partition on three of five nodes, which stays there for now
+    world = TableWorld(seed, nodes=5)
+    replicas(world, 3)
+    table = world.create(1, log_table("events"))
+    world.append(table, rows=5)
+    world.run_for(6_000)
+    settle(world, table)
+    world.wait(world[1].placement.operations.change(paused=True))
+    world.everywhere()
+    coordinator = world.wait_leader().number
+    [first, second] = [number for number in stable(world, table) if number != coordinator][:2]
+    # when two of them are removed at once, by way of two nodes
+    by = [number for number in (1, 2, 3, 4, 5) if number not in (first, second)]
+    asked = [world[by[0]].here.remove(first), world[by[1]].here.remove(second)]
+    world.run_until(lambda: all(one.done for one in asked))
+    # then one is out, and the other one is refused: with it the partition has its majority
+    [refused] = [one.error for one in asked if one.error is not None]
+    assert refused is not None
+    assert "would have no majority" in refused.detail
+    assert len(world[by[0]].here.nodes()) == 4
+    # and it may have partitions again
+    world.run_until(lambda: len(world[by[0]].placement.zones.draining()) == 0)

@@ -21,6 +21,7 @@ from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailabl
 from lowmark.formatting import counted
 from lowmark.group import Future, Groups, together
 from lowmark.metastore import Cluster, Compare, Entry, NodeInfo, Put, Remove, Revision
+from lowmark.metastore.coordinator import known
 from lowmark.placement import decisions
 from lowmark.placement.assignments import Keys, PartitionId
 from lowmark.placement.baseline import Draining, draining_key, open_to
@@ -341,7 +342,8 @@ class Operations:
 
     def refusal(self, node: int, *, fresh: bool = False) -> LowmarkError | None:
         """The same, by what this node has heard; `fresh`: by what its copy of the metastore has."""
-        up = {one.number for one in self._cluster.topology.nodes} - {node}
+        topology = known(self._metastore).topology if fresh else self._cluster.topology
+        up = {one.number for one in topology.nodes} - {node}
         alone, last = Counter[int](), Counter[int]()
         for partition, keys in self._all(fresh=fresh):
             # While pending is put in force, the group needs a majority of it, too.
