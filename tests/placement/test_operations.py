@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowmark.catalog import AlterZone, CreateZone, TableId
+from lowmark.catalog import AlterZone, CreateZone, DropTable, TableId
 from lowmark.errors import Rejected
 from lowmark.group import ChangeError
 from lowmark.metastore import NodeInfo
@@ -106,6 +106,60 @@ def test_a_node_with_the_only_copy_or_a_majority_s_last_is_not_removed() -> None
     assert "would have no majority" in refused.detail
     # but the one that is down may be: the others are a majority
     assert world[holder].placement.operations.refusal(other) is None
+
+
+def test_a_node_with_the_last_copy_of_a_dropped_table_stays_until_no_read_needs_it() -> None:
+    # given a table on one node, which was dropped, and a reader as of a time before that
+    world = TableWorld(nodes=3)
+    replicas(world, 1)
+    table = world.create(1, log_table("lone"))
+    world.append(table, rows=3)
+    (holder,) = stable(world, table)
+    other = world[next(n for n in (1, 2, 3) if n != holder)]
+    before = world[1].run.clock.now()
+    world.execute(1, DropTable(name="lone"))
+    world.everywhere()
+    held = world.wait(other.watermark.hold(before, "a report"))
+    # when the node is drained, then nothing of any table is left on it
+    world.wait(other.placement.operations.drain(holder))
+    world.everywhere()
+    assert other.placement.operations.left_on(holder) == []
+    # but it can't be removed: by name, with what to do
+    refused = world.wait_error(other.here.remove(holder))
+    assert refused.message == f"node n{holder} can't be removed now"
+    assert "copies of dropped tables" in refused.detail
+    assert "1 partition of public.lone" in refused.detail
+    assert "lowmark watermark" in refused.hint
+    assert world[holder].tables.get(table, 0).view.end == 3
+    # and others can
+    third = next(n for n in (1, 2, 3) if n not in (holder, other.number))
+    assert other.placement.operations.refusal(third) is None
+    # when no reader needs it any more, then it goes
+    held()
+    world.run_for(5_000)
+    world.look()
+    world.run_until(lambda: other.placement.operations.refusal(holder) is None)
+    world.wait(other.here.remove(holder))
+
+
+def test_a_node_whose_copies_of_a_dropped_table_others_have_may_go() -> None:
+    world = TableWorld(nodes=4)
+    replicas(world, 3)
+    table = world.create(1, log_table("events"))
+    first, *others = stable(world, table)
+    before = world[1].run.clock.now()
+    world.execute(1, DropTable(name="events"))
+    world.everywhere()
+    world.wait(world[1].watermark.hold(before, "a report"))
+    operations = world[others[0]].placement.operations
+    # the others are a majority
+    assert operations.refusal(first) is None
+    # but not without two
+    world[first].crash()
+    world.run_until(lambda: world[others[0]].here.topology.find(first) is None)
+    refused = operations.refusal(others[1])
+    assert refused is not None
+    assert "1 partition of public.events" in refused.detail
 
 
 def test_paused_moves_stand_still_and_go_on() -> None:

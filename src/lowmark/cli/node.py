@@ -210,8 +210,9 @@ def remove(name: NameArgument, node: NodeOption = None, as_json: Json = False) -
     """Take a node out of the cluster, for good, whether it is up or not.
 
     It is refused while a partition has its only copy there, or would be without a majority of nodes
-    that are up: drain the node first. A node that is lost with its disk is removed like this, too;
-    the others make new replicas of what it held.
+    that are up: drain the node first. Copies of dropped tables do not move, and count until the low
+    watermark has passed the drop. A node that is lost with its disk is removed like this, too; the
+    others make new replicas of what it held.
 
     With --json, one object: node, number, keep (a folder in its directory that the cluster needs).
 

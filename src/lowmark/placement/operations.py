@@ -9,23 +9,30 @@ later finds it there. How far moves are is in `progress`.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
-from lowmark.catalog import Catalog, Catalogs, Zone, find_zone
+from lowmark.catalog import Catalog, Catalogs, TableId, find_zone
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.formatting import counted
 from lowmark.group import Future, Groups, together
 from lowmark.metastore import Cluster, Compare, Entry, NodeInfo, Put, Remove, Revision
 from lowmark.metastore.coordinator import known
+from lowmark.metastore.state import prefix_end
 from lowmark.placement import decisions
-from lowmark.placement.assignments import Keys, PartitionId
+from lowmark.placement.assignments import (
+    METASTORE,
+    STABLE_PREFIX,
+    Keys,
+    PartitionId,
+    parse_key,
+)
 from lowmark.placement.baseline import Draining, draining_key, open_to
 from lowmark.placement.moves import Moves
+from lowmark.placement.obstacles import Stuck, last_with, needing, why_stuck
 from lowmark.placement.planning import Plan, Wish, planned
 from lowmark.placement.progress import bytes_of
 from lowmark.placement.writes import carry_out, local_keys
@@ -62,17 +69,6 @@ def decode_rebalance(value: Buffer) -> RebalanceValue:
         return msgspec.json.decode(value, type=RebalanceValue)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"how moves are made can't be read: {error}") from error
-
-
-class Stuck(msgspec.Struct, frozen=True):
-    """A zone whose partitions can't leave a node that is drained: it may have no other node."""
-
-    node: int
-    zone: str
-    partitions: int
-    """This many of them are on the node."""
-    reason: str
-    hint: str
 
 
 class Operations:
@@ -254,9 +250,7 @@ class Operations:
                 undrained = replace(presence, draining=frozenset())
                 others = open_to(zone, chosen, undrained)
                 found.append(
-                    Stuck(
-                        node, zone.name, left, *_why_stuck(zone, node, others, chosen is not None)
-                    )
+                    Stuck(node, zone.name, left, *why_stuck(zone, node, others, chosen is not None))
                 )
         return found
 
@@ -343,37 +337,39 @@ class Operations:
     def refusal(self, node: int, *, fresh: bool = False) -> LowmarkError | None:
         """The same, by what this node has heard; `fresh`: by what its copy of the metastore has."""
         topology = known(self._metastore).topology if fresh else self._cluster.topology
-        up = {one.number for one in topology.nodes} - {node}
-        alone, last = Counter[int](), Counter[int]()
-        for partition, keys in self._all(fresh=fresh):
-            # While pending is put in force, the group needs a majority of it, too.
-            for assigned in (keys.stable, keys.pending):
-                if assigned is None or node not in assigned.nodes:
-                    continue
-                if len(assigned.nodes) == 1:
-                    alone[partition.table] += 1
-                elif 2 * len(up.intersection(assigned.nodes)) <= len(assigned.nodes):
-                    last[partition.table] += 1
-        if not alone and not last:
-            return None
-        name = self._name(node)
-        if alone:
-            detail = f"It has the only copy of {self._words(alone)}."
-        else:
+        name, up = self._name(node), {one.number for one in topology.nodes} - {node}
+        refused = f"node {name} can't be removed now"
+        alone, last = needing(node, self._all(fresh=fresh), up)
+        if alone or last:
             detail = f"Without it, {self._words(last)} would have no majority that is up."
-        return Rejected(
-            f"node {name} can't be removed now",
-            detail=detail,
-            hint=f"Run `lowmark node drain {name}` and wait until it is done; start nodes that are"
-            " down.",
-        )
+            if alone:
+                detail = f"It has the only copy of {self._words(alone)}."
+            return Rejected(
+                refused,
+                detail=detail,
+                hint=f"Run `lowmark node drain {name}` and wait until it is done; start nodes that"
+                " are down.",
+            )
+        alone, last = needing(node, self._dropped(), up)
+        if alone or last:
+            return Rejected(
+                refused,
+                detail=f"It has copies of dropped tables that others can't do without:"
+                f" {self._words(alone + last)}. They do not move, and reads as of a time before the"
+                " drop need them until the low watermark has passed it.",
+                hint="Try again then: `lowmark watermark` shows where it is and what holds it, and"
+                " `lowmark watermark history` changes how far back it stays.",
+            )
+        return None
 
     def _words(self, counts: Mapping[int, int]) -> str:
-        catalog = self._catalogs.latest
         found = []
         for table, count in sorted(counts.items())[:3]:
-            described = catalog.table(table)  # type: ignore[arg-type]
-            name = f"table {table}" if described is None else catalog.name_of(described)
+            catalog = last_with(self._catalogs, TableId(table))
+            described = None if catalog is None else catalog.table(TableId(table))
+            name = f"table {table}"
+            if catalog is not None and described is not None:
+                name = catalog.name_of(described)
             found.append(f"{counted(count, 'partition')} of {name}")
         more = len(counts) - len(found)
         return ", ".join(found) + (f" and {counted(more, 'more table')}" if more > 0 else "")
@@ -389,6 +385,18 @@ class Operations:
                 if keys.stable is not None:
                     found.append((partition, keys))
         return found
+
+    def _dropped(self) -> list[tuple[PartitionId, Keys]]:
+        """Partitions of dropped tables that may still be read as of earlier times."""
+        catalog = self._catalogs.latest
+        stored = self._metastore.state.find_range(STABLE_PREFIX, prefix_end(STABLE_PREFIX))
+        parsed = [one for one in (parse_key(stable.key) for stable in stored) if one is not None]
+        gone = [
+            PartitionId(table, number)
+            for _, table, number in parsed
+            if table not in catalog.tables and METASTORE.table < table < catalog.next_id
+        ]
+        return [(one, local_keys(self._metastore, one)) for one in gone]
 
     def node_named(self, text: str) -> int:
         """A node's number, by its name or its number."""
@@ -445,26 +453,3 @@ class Cancelled(msgspec.Struct, frozen=True):
     cancelled: tuple[tuple[int, int], ...]
     too_late: tuple[tuple[int, int], ...]
     """They are being put in force, or are done."""
-
-
-def _why_stuck(zone: Zone, node: int, others: Sequence[NodeInfo], by_hand: bool) -> tuple[str, str]:
-    """Why a zone may have no other node than one that is drained, and what helps."""
-    drained = [other.name for other in others if other.number != node]
-    reason, hint = f"zone {zone.name} has no other node", "Let another node join"
-    if drained:
-        names = ", ".join(sorted(drained))
-        reason = f"all nodes that zone {zone.name} may have are drained, such as {names}"
-        hint += f", or end a drain: `lowmark node drain {drained[0]} --stop`"
-    elif by_hand:
-        reason += ": its nodes were named by hand"
-        hint = (
-            f"Name others: `lowmark zone baseline {zone.name} NODE …`; or let nodes come and go by"
-            f" themselves: `lowmark zone baseline {zone.name} auto`"
-        )
-    elif zone.node_filter:
-        reason += f": its filter {zone.node_filter!r} matches none"
-        hint = (
-            "Let a node join that the filter matches, or alter it:"
-            f" `lowmark zone alter {zone.name} --node-filter FILTER`"
-        )
-    return reason, f"{hint}."
