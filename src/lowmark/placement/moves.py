@@ -280,7 +280,10 @@ class Moves:
         if pending is None or self._is_paused(partition):
             move.target = -1
             back = pending is None and keys.stable is not None and keys.stable.nodes == move.peers
-            if not (back and group.stage is Stage.CATCHING_UP):
+            # What a new leader found in force copies nothing: it is about to be written.
+            begun = pending is not None and keys.pending_revision == move.token
+            in_force = begun and group.members().incoming == set(move.peers)
+            if not ((back or in_force) and group.stage is Stage.CATCHING_UP):
                 self._call_off(partition, move)
             if pending is None and keys.stable is not None:
                 self._back(partition, move, keys.stable, keys.as_of if sure else 0)
