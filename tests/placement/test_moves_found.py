@@ -116,21 +116,6 @@ def test_what_is_in_force_is_not_cancelled_before_it_is_written(
     assert world.append(table).first == 5
 
 
-def test_a_pause_does_not_call_off_what_is_in_force() -> None:
-    """Its lock came then, and was given back: what was planned replaced what the group had."""
-    # given a new leader that finds pending in force, and one that copies
-    group, other = Led(voters(1, 3), Stage.CATCHING_UP), Led(voters(1, 2), Stage.CATCHING_UP)
-    bench = Bench({ONE: group, OTHER: other})
-    for one in (ONE, OTHER):
-        bench.leads(one, token=25, peers=(1, 3))
-        bench.keys[one] = moving(nodes(1, 2), nodes(1, 3), planned=nodes(1), lock=1, token=25)
-    # when moves are paused
-    bench.moves.paused = True
-    bench.moves.look_at_all()
-    # then only the one that copies is called off
-    assert (group.cancelled, other.cancelled) == (0, 1)
-
-
 def test_a_lock_stays_on_what_is_in_force() -> None:
     """It was opened: another target came, and no key named the members that the group had."""
     locked = Keys(stable=nodes(1, 2, 3), pending=nodes(2, 3), lock=4, revisions=(1, 2, 0, 0, 3))

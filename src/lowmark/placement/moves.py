@@ -438,6 +438,8 @@ class Moves:
             return
         term, token = move.term, move.token
         move.took_step(self._now_ms(), finishing=True)
+        # Of members that an earlier leader put in force, the lock is never given back.
+        in_force = group.members().incoming == set(peers)
 
         def is_over() -> bool:
             """Whether the change that asks was called off, or replaced."""
@@ -448,7 +450,7 @@ class Moves:
         def asked(future: Future[bool]) -> None:
             move.trouble = "" if future.error is None else future.error.message
             if future.error is None:
-                if future.result() and is_over() and not self._closed:
+                if future.result() and is_over() and not in_force and not self._closed:
                     # The lock came too late: without its change, it would bar all others.
                     self._lock(partition, move, lambda now: decisions.failed(partition, now, term))
                 answer(future.result())
