@@ -149,8 +149,8 @@ _DEFINED_IN = {
         " PartitionNotHere ProducerFenced ProducerForgotten TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
-        "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable NotInForce PartitionsFixed"
-        " VersionCompacted VersionUnknown"
+        "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable IndexNotBuildable NotInForce"
+        " PartitionsFixed VersionCompacted VersionUnknown"
     ),
     "lowmark.metastore.errors": (
         "ClusterRefused MetastoreOutdated MetastoreUnreachable NotInCluster RevisionCompacted"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from catalog.making import DELAY_MS, STEP, execute, fresh, orders, table_of, update_of
@@ -36,7 +38,8 @@ from lowmark.catalog.catalog import EMPTY
 from lowmark.catalog.commands import INITIAL_COMMANDS, evaluate
 from lowmark.catalog.descriptors import Index, IndexStatus
 from lowmark.catalog.durations import DURATION_MS_MAX
-from lowmark.catalog.errors import CatalogUnreadable
+from lowmark.catalog.entries import NewIndex
+from lowmark.catalog.errors import CatalogUnreadable, IndexNotBuildable
 from lowmark.catalog.history import apply_update
 from lowmark.catalog.index_commands import MakeIndexAvailable, RemoveIndex, StartBuildingIndex
 from lowmark.catalog.options import OptionValue
@@ -416,6 +419,25 @@ def test_an_index_that_is_made_with_its_table_has_nothing_to_build() -> None:
     later = CreateIndex(name="later", table="orders", columns=("small",))
     catalog = execute(catalog, CreateSchema(name="x"), later)
     assert index_of(catalog, "later").status is IndexStatus.REGISTERED
+
+
+def test_an_index_is_available_if_its_table_has_no_rows_and_else_refused() -> None:
+    # given a table that was there before
+    catalog = fresh(orders())
+    [table] = catalog.all_tables()
+    # when it is known to have no rows, then its index has nothing to build
+    (_, new) = evaluate(catalog, [CITY], empty={table.id}).entries
+    assert isinstance(new, NewIndex)
+    assert new.index.status is IndexStatus.AVAILABLE
+    # and when it is not, the index is refused by name
+    with pytest.raises(IndexNotBuildable, match="by_city") as refused:
+        evaluate(catalog, [CITY], empty=frozenset())
+    assert refused.value.table_id == table.id
+    # but not one of a table that is made with it, nor one that is there
+    other = CreateIndex(name="other", table="new", columns=("city",))
+    assert all(evaluate(catalog, [orders(name="new"), other], empty=frozenset()).applied)
+    again = replace(CITY, if_not_exists=True)
+    assert evaluate(execute(catalog, CITY), [again], empty=frozenset()).applied == (False,)
 
 
 def test_a_stopping_index_has_let_go_of_its_name_and_its_columns() -> None:

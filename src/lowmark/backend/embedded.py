@@ -125,9 +125,11 @@ class Embedded(NodeThread):
         """Wait until everything that is there can be used."""
         node = self.node
         assert node.catalogs is not None
+        assert node.indexes is not None
         assert node.tables is not None
         assert node.watermark is not None
         self.catalogs = node.catalogs
+        self._indexes = node.indexes
         self.tables = node.tables
         self.mark = node.watermark
         self._metastore = node.cluster.metastore
@@ -241,7 +243,7 @@ class Embedded(NodeThread):
     def execute(self, commands: Sequence[Command], *, timeout_s: float | None = None) -> Executed:
         """See `Backend`."""
         wait_s = _EXECUTE_S if timeout_s is None else timeout_s
-        return self.ask(lambda: self.catalogs.execute(commands), timeout_s=wait_s)
+        return self.ask(lambda: self._indexes.execute(commands), timeout_s=wait_s)
 
     def dropped_at(self, table: TableId) -> int | None:
         """See `Backend`."""

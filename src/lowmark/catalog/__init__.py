@@ -52,7 +52,13 @@ from lowmark.catalog.descriptors import (
 from lowmark.catalog.durations import TAKES as DURATION_TAKES
 from lowmark.catalog.durations import duration_text, parse_duration
 from lowmark.catalog.entries import ChangedZone, DroppedTable, NewTable
-from lowmark.catalog.errors import CatalogRefused, NotInForce, PartitionsFixed, Reason
+from lowmark.catalog.errors import (
+    CatalogRefused,
+    IndexNotBuildable,
+    NotInForce,
+    PartitionsFixed,
+    Reason,
+)
 from lowmark.catalog.history import History, Snapshot, replay
 from lowmark.catalog.index_commands import CreateIndex, DropIndex, RenameIndex
 from lowmark.catalog.lookups import find_zone
@@ -140,6 +146,7 @@ __all__ = [
     "DroppedTable",
     "Executed",
     "History",
+    "IndexNotBuildable",
     "Keep",
     "ListOf",
     "MapOf",

@@ -88,6 +88,22 @@ class PartitionsFixed(CatalogRefused):
         self.partitions = partitions
 
 
+class IndexNotBuildable(CatalogRefused):
+    """An index of a table that has rows: they would have to be indexed, and no release does yet."""
+
+    def __init__(self, index: str, *, table: str, table_id: int) -> None:
+        super().__init__(
+            f"index {index} can't be created: table {table} has rows",
+            reason=Reason.STATUS,
+            about=("index", index),
+            detail="The index would have to be built from these rows, and this release of Lowmark"
+            " builds no index.",
+            hint="Create an index before the first row is appended, or in one list of commands with"
+            " its table. To index rows that are there, copy them to such a table.",
+        )
+        self.table_id = table_id
+
+
 class CatalogUnreadable(Corrupt):
     """Bytes of the catalog are not what was written, or do not fit what came before them."""
 

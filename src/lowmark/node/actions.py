@@ -14,6 +14,7 @@ from lowmark.metastore import Answer, Entry, Event, Metastore, Watch
 from lowmark.metastore.nodes import CLUSTER_KEY, NODE_PREFIX, TOPOLOGY_KEY
 from lowmark.metastore.state import Found, Record, State, prefix_end
 from lowmark.node.bridge import Bridge
+from lowmark.node.indexes import Indexes
 from lowmark.node.messages import (
     CatalogStatus,
     ExecuteAsk,
@@ -492,8 +493,9 @@ EXECUTE_S = 120.0
 class CatalogActions:
     """What clients may ask of a node's catalog."""
 
-    def __init__(self, catalogs: Catalogs, bridge: Bridge) -> None:
+    def __init__(self, catalogs: Catalogs, indexes: Indexes, bridge: Bridge) -> None:
         self._catalogs = catalogs
+        self._indexes = indexes
         self._bridge = bridge
 
     def actions(self) -> dict[str, Action]:
@@ -514,7 +516,7 @@ class CatalogActions:
         commands = read_commands(asked.commands)
 
         def execute() -> Future[Executed]:
-            return self._catalogs.execute(commands)
+            return self._indexes.execute(commands)
 
         done = self._bridge.ask(execute, timeout_s=EXECUTE_S)
         return ExecutedReply(

@@ -54,6 +54,7 @@ from lowmark.node.bridge import Bridge
 from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.homes import homes_of
+from lowmark.node.indexes import Indexes
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
     Nothing,
@@ -166,6 +167,7 @@ class Node:
         """
         self.catalogs: Catalogs | None = None
         """The catalog; there as soon as the cluster is ready."""
+        self.indexes: Indexes | None = None
         self.tables: Tables | None = None
         self.watermark: LowWatermark | None = None
         self.placement: Placement | None = None
@@ -415,7 +417,8 @@ class Node:
         catalogs.start()
         if not self._read_only:
             self.upkeep.start()
-        actions = CatalogActions(catalogs, self.bridge)
+        self.indexes = Indexes(self.groups, catalogs, tables, routes=self.placement.routes)
+        actions = CatalogActions(catalogs, self.indexes, self.bridge)
         self.status.catalog = actions.status
         routes_of = self.placement.routes
         self.status.homes = lambda: homes_of(catalogs.latest, routes_of)
