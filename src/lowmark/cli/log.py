@@ -14,7 +14,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from lowmark.cli.formatting import (
     dump_text,
@@ -23,13 +22,15 @@ from lowmark.cli.formatting import (
     show_findings,
     terminal_bar,
 )
+from lowmark.cli.log_work import compact_at_node, spinner
 from lowmark.cli.output import Cell, Json, show_error, show_json, show_table
-from lowmark.cli.session import FAILED, help_if_bare, settings_of, wrong_use
+from lowmark.cli.session import FAILED, WrongUse, help_if_bare, settings_of, wrong_use
 from lowmark.errors import Rejected
 from lowmark.formatting import counted
 from lowmark.inspect import Finding, dump_log, verify_log, verify_node
 from lowmark.log import CompactionRun, Log, LogConfig, explain_log
 from lowmark.node.directory import log_disk
+from lowmark.node.messages import CompactLogAsk
 from lowmark.runtime import RealDisk, Runtime, real_runtime
 
 app = typer.Typer(invoke_without_command=True)
@@ -167,17 +168,67 @@ def dump(
 
 @app.command()
 def compact(
-    ctx: typer.Context, path: DataPath, group: GroupName = None, as_json: Json = False
+    ctx: typer.Context,
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="PATH|TABLE", help="A data directory; with --node, a table."),
+    ] = None,
+    number: Annotated[
+        int | None, typer.Argument(metavar="N", min=0, help="With --node: only this partition.")
+    ] = None,
+    group: GroupName = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="ADDR", help="Ask the running node at this endpoint."),
+    ] = None,
+    meta: Annotated[
+        bool, typer.Option("--meta", help="With --node: only the metastore's log.")
+    ] = False,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot", help="With --node: take snapshots first.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --node: only say what would be freed.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
-    """Open the log, delete what is no longer needed (phase 1), and merge sparse segments (phase 3).
+    """Delete what is no longer needed (phase 1), and merge sparse segments (phase 3).
 
-    The directory must not be open elsewhere. Entries in the WAL are moved into segments first.
+    Of a directory: it must not be open elsewhere; entries in the WAL are moved into segments first.
+    With --node, a running node compacts the logs of its own copies while it serves: all of them,
+    those of a TABLE, of one partition, or of the metastore (--meta). Only what a snapshot covers
+    can be freed: --snapshot has each group take one first. Nodes compact by themselves, too.
 
-    With --json, one object: path, runs (group, trigger, result, segments and bytes before and
-    after, merges, sources, entries_copied, bytes_copied, bytes_freed, took_ms).
+    With --json, one object. Of a directory: path, runs (group, trigger, result, segments and bytes
+    before and after, merges, sources, entries_copied, bytes_copied, bytes_freed, took_ms). With
+    --node: dry_run, bytes_freed, groups (group, table, partition, result, segments_before,
+    segments_after, bytes_before, bytes_freed, merges, bytes_copied, wal_bytes, kept: reason,
+    segments, bytes). Exit code 1 if a group was refused or failed.
 
     Example: lowmark log compact ./data --group orders-0
+
+    Example: lowmark log compact orders --node 127.0.0.1:6570 --dry-run
     """
+    if node is None:
+        if what is None or number is not None or meta or snapshot or dry_run:
+            raise WrongUse(
+                "without --node, name a data directory and nothing else",
+                hint="A running node is asked with --node ADDR.",
+            )
+        _compact_directory(ctx, Path(what), group, as_json=as_json)
+        return
+    if group is not None or (meta and what is not None) or (dry_run and snapshot):
+        raise WrongUse(
+            "with --node, name a table, or --meta, or neither; a dry run takes no snapshot",
+            hint="See `lowmark log compact --help`.",
+        )
+    asked = CompactLogAsk(
+        table=what, partition=number, meta=meta, snapshot=snapshot, dry_run=dry_run
+    )
+    compact_at_node(node, asked, as_json=as_json)
+
+
+def _compact_directory(ctx: typer.Context, path: Path, group: str | None, *, as_json: bool) -> None:
     disk = _disk_of(path)
     before = {name: _on_disk(disk, name) for name in disk.list("groups")}
     rows: list[dict[str, Cell]] = []
@@ -187,7 +238,7 @@ def compact(
     with _opened(config, path, read_only=False) as (opened, runtime):
         _check_group(opened, group)
         names = [group] if group is not None else [each.name for each in opened.groups()]
-        with _spinner() as say:
+        with spinner() as say:
             say("opening")
             runtime.loop.run_until(lambda: opened.idle, timeout_ms=_NO_HURRY_MS)
             for name in names:
@@ -286,13 +337,3 @@ def _opened(config: LogConfig, path: Path, *, read_only: bool) -> Iterator[tuple
             opened.close()
     finally:
         runtime.loop.close()
-
-
-@contextlib.contextmanager
-def _spinner() -> Iterator[Callable[[str], None]]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("") as status:
-        yield status.update

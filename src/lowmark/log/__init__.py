@@ -72,11 +72,14 @@ from lowmark.log.group import GroupLog
 from lowmark.log.install import Installer
 from lowmark.log.log import Dropped, Log, Written
 from lowmark.log.read_plan import ReadPlan
+from lowmark.log.request import Compacted, CompactionRequest, KeptBy, Measure
 from lowmark.log.snapshot_format import SnapshotMeta
 from lowmark.log.snapshots import SnapshotSender
 from lowmark.log.state import CompactionRun, LiveRow
 
 __all__ = [
+    "Compacted",
+    "CompactionRequest",
     "CompactionRun",
     "Damaged",
     "Dropped",
@@ -92,9 +95,11 @@ __all__ = [
     "GroupUnwritable",
     "InstallRefused",
     "Installer",
+    "KeptBy",
     "LiveRow",
     "Log",
     "LogConfig",
+    "Measure",
     "NewerFormat",
     "ReadPlan",
     "ReferenceExpired",

@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import msgspec
 from pyroaring import BitMap64
 
-from lowmark.errors import Corrupt
+from lowmark.errors import Corrupt, LowmarkError
 from lowmark.holds import Decision
 from lowmark.log import compaction_plan, files
 from lowmark.log.compaction_plan import Merge, SegmentStats
@@ -27,7 +28,7 @@ from lowmark.log.merge import Merger
 from lowmark.log.segments import ReaderCache, SegmentReader, SegmentRef, live_rows
 from lowmark.log.state import CompactionRun, GroupState, Trigger, kept_of
 from lowmark.log.tasks import by_our_name
-from lowmark.runtime import Disk, Outcome, Runtime
+from lowmark.runtime import Disk, Future, Outcome, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -200,6 +201,18 @@ class Compactor:
             self._end(state, run, error, on_done)
 
         self._survey(state, section, keep, surveyed, failed)
+
+    def survey(self, state: GroupState) -> Future[None]:
+        """Count what is kept of the segments that a run would look at, so that a plan knows it."""
+        surveyed: Future[None] = Future()
+        self._survey(
+            state,
+            compaction_plan.eligible(state.segments, state.row),
+            kept_of(state.row, state.holds),
+            lambda _: surveyed.resolve(None),
+            lambda error: surveyed.reject(cast("LowmarkError", error)),  # `_submit` names it
+        )
+        return surveyed
 
     def _survey(
         self,

@@ -111,7 +111,7 @@ def explain_group(log: Log, name: str) -> Explanation:
     state = log.group(name).state
     now_ms = log.now_ms()
     holds = [h for h in state.holds if h.expires_at_ms is None or h.expires_at_ms > now_ms]
-    plan = _Plan(log, state, holds)
+    plan = Plan(log, state, holds)
     return Explanation(
         group=name,
         snapshot=state.snapshot.meta if state.snapshot is not None else None,
@@ -132,7 +132,7 @@ def explain_group(log: Log, name: str) -> Explanation:
     )
 
 
-class _Plan:
+class Plan:
     """What phases 1 and 3 would do to a group, if these were the holds."""
 
     def __init__(self, log: Log, state: GroupState, holds: Sequence[Hold]) -> None:
@@ -215,7 +215,7 @@ class _Plan:
     def without(self, hold: Hold, now_ms: int) -> HoldExplained:
         """What more would be freed if this hold were gone and all others stayed."""
         others = [each for each in self._holds if each is not hold]
-        more = _Plan(self._log, self._state, others).freed() - self.freed()
+        more = Plan(self._log, self._state, others).freed() - self.freed()
         return HoldExplained(hold=hold, age_ms=now_ms - hold.since_ms, freed_bytes=max(0, more))
 
     def freed(self) -> int:

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeVar, cast
 
 import msgspec
 from pyroaring import BitMap64
@@ -39,9 +40,10 @@ from lowmark.log.state import CompactionRun, GroupState
 from lowmark.log.tasks import OnDone, PendingAnswers, Tasks
 from lowmark.log.wal import Fence, MetaWrite, RunWrite, Wal, Write
 from lowmark.log.wal_recovery import WalFile
-from lowmark.runtime import Buffer, DiskLock, Outcome, Runtime
+from lowmark.runtime import Buffer, DiskLock, Future, Outcome, Runtime
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _LANES = ("wal", "segments", "compaction")
 
@@ -566,6 +568,21 @@ class Log:
         """Run phase 3 because somebody asked."""
         self.check_not_closed()
         return self.compactor.request(state, "asked", on_done)
+
+    def on_lane(self, step: Callable[[], T], found: Future[T]) -> None:
+        """Look at the disk on the lane `compaction`; the future gets what the step gives."""
+
+        def done(outcome: Outcome[T]) -> None:
+            if outcome.error is None:
+                found.resolve(outcome.value())
+            else:
+                found.reject(cast("LowmarkError", outcome.error))  # `Tasks` names it
+
+        self._tasks.run(step, done)
+
+    def later(self, delay_ms: float, act: Callable[[], None]) -> None:
+        """Do something after a while, unless the log is closed by then."""
+        self._tasks.later(delay_ms, act)
 
     def check_not_closed(self) -> None:
         """Compaction and deletes go on when the disk is full, but not after a close."""

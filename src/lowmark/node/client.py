@@ -57,6 +57,7 @@ CHANGES = frozenset(
         "rebalance.cancel",
         "node.remove",
         "partition.reset",
+        "log.compact",
     }
 )
 """Actions that must not be repeated without a look."""
@@ -182,6 +183,12 @@ class NodeClient:
     def ask(self, action: str, body: msgspec.Struct, answer: type[T]) -> T:
         """Any action that has one result."""
         return self._ask(action, body, answer)
+
+    def follow(self, action: str, body: msgspec.Struct, answer: type[T]) -> Iterator[T]:
+        """Any action that goes on for long and says how far it is. While nothing comes, Ctrl-C is
+        not heard: such an action says something every now and then.
+        """
+        return self._stream(action, body, answer, timeout_s=self._timeout_s)
 
     def timeout_of(self, action: str) -> float:
         """How long an action may take: longer than the node itself allows for it, so that it is the

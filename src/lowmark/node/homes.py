@@ -59,10 +59,15 @@ def name_of(catalog: Catalog, table: Table) -> str:
     return catalog.name_of(table).removeprefix(f"{DEFAULT_SCHEMA}.")
 
 
-def find_table(catalog: Catalog, name: str) -> Table:
-    """The table that an operator names, with its schema or without."""
+def find_table(catalog: Catalog, name: str, partition: int | None = None) -> Table:
+    """A table by its name, with or without its schema; refused if it has no such partition."""
     for table in catalog.all_tables():
         if name in (name_of(catalog, table), catalog.name_of(table)):
+            if partition is not None and not 0 <= partition < table.partitions:
+                raise Rejected(
+                    f"table {name} has no partition {partition}",
+                    hint=f"It has {counted(table.partitions, 'partition')}, from 0 on.",
+                )
             return table
     known = sorted(name_of(catalog, table) for table in catalog.all_tables())
     raise Rejected(f"there is no table {name}", hint=near(name, known, of="There are"))

@@ -21,6 +21,7 @@ gives; `*` marks a stream of several results:
     zone.baseline          BaselineAsk     BaselineReply
     partition.list         PartitionsAsk   PartitionsReply
     partition.reset        ResetAsk        ResetReply
+    log.compact            CompactLogAsk   CompactedRow, any number
 
 Times are in milliseconds since 1970.
 """
@@ -719,3 +720,46 @@ class ResetReply(_Reply, frozen=True):
     """The nodes that are members no more."""
     drained: tuple[str, ...] = ()
     """The nodes that get no partitions any more, until they are filled again or removed."""
+
+
+# -- logs of groups -----------------------------------------------------------------------------
+
+
+class CompactLogAsk(_Body, frozen=True):
+    """Run phases 1 and 3 of groups of the node that is asked, now; of all of them by default."""
+
+    table: str | None = None
+    partition: int | None = None
+    meta: bool = False
+    """Of the metastore only."""
+    snapshot: bool = False
+    """Take a snapshot first: only what it covers can be freed."""
+    dry_run: bool = False
+
+
+class KeptRow(_Reply, frozen=True):
+    """Segments that stay for one reason; a segment may have several."""
+
+    reason: str
+    segments: int
+    bytes: int
+
+
+class CompactedRow(_Reply, frozen=True):
+    """What became of one group; several come of each, the last one is `done`."""
+
+    group: str
+    done: bool
+    """False: this is how far it is."""
+    result: str
+    segments_before: int
+    segments_after: int
+    bytes_before: int
+    bytes_freed: int
+    merges: int
+    bytes_copied: int
+    wal_bytes: int
+    """Not in segments yet: nothing of it is freed."""
+    table: str = ""
+    partition: int | None = None
+    kept: tuple[KeptRow, ...] = ()

@@ -55,6 +55,7 @@ from lowmark.node.catalog_rounds import CatalogRounds
 from lowmark.node.client import JOIN_PATIENCE_S, ask_peer
 from lowmark.node.homes import homes_of
 from lowmark.node.indexes import Indexes
+from lowmark.node.log_compaction import LogCompaction
 from lowmark.node.messages import (
     DEFAULT_ENDPOINT,
     Nothing,
@@ -438,7 +439,9 @@ class Node:
         )
         self.status.draining = self.placement.zones.draining
         self.status.failing = rebalance.failing
+        compaction = LogCompaction(self.loop, self.groups, self.log, catalogs, self.bridge)
         self.actions |= actions.actions() | self.operating.actions() | resets.actions()
+        self.actions |= compaction.actions()
 
     def _no_data(self) -> str:
         """Why it gives no rows to clients, if it does not."""

@@ -14,7 +14,6 @@ import msgspec
 
 from lowmark.catalog import Catalogs, TableId, find_zone
 from lowmark.errors import LowmarkError, Rejected
-from lowmark.formatting import counted
 from lowmark.group import Future, Groups, Reply
 from lowmark.ledger.home import HOME_KEY, decode_home
 from lowmark.metastore import Cluster, NodeInfo
@@ -260,12 +259,7 @@ class Rebalance:
         if asked.table is None and asked.partition is not None:
             raise Rejected("a partition is named, but no table", hint="Name the table, too.")
         if asked.table is not None:
-            table = find_table(self._catalogs.latest, asked.table)
-            if asked.partition is not None and not 0 <= asked.partition < table.partitions:
-                raise Rejected(
-                    f"table {asked.table} has no partition {asked.partition}",
-                    hint=f"It has {counted(table.partitions, 'partition')}, from 0 on.",
-                )
+            table = find_table(self._catalogs.latest, asked.table, asked.partition)
             chosen = [
                 one
                 for one in self._placement.moving()
