@@ -159,6 +159,19 @@ def test_a_dense_block_is_left_alone() -> None:
     assert plan_rewrite(half | nearly, dense_share=0.4) == []
 
 
+def test_the_ends_of_a_clump_are_left_alone_if_neighbours_count() -> None:
+    # given a clump that begins and ends within blocks, and entries far from each other
+    clump, far = BitMap64(range(900, 3_000)), BitMap64([5, 200, 5_000, 6_000])
+    # then its ends are in thin blocks, and are scattered only if no neighbours count
+    assert len(plan_rewrite(clump)[0]) > 100
+    assert plan_rewrite(clump, neighbours=32) == []
+    assert plan_rewrite(clump | far, neighbours=32) == [list(far)]
+    # and what stands together is left alone, however little it is
+    assert plan_rewrite(BitMap64(range(20, 32)), neighbours=32) == []
+    assert plan_rewrite(BitMap64([7]), neighbours=32) == []
+    assert plan_rewrite(BitMap64(range(20, 32, 3)), neighbours=32) == [[20, 23, 26, 29]]
+
+
 def test_chunks_are_lowest_first_and_of_a_bounded_size() -> None:
     live = BitMap64(range(5, 100_000, 1_000))
     plan = plan_rewrite(live, chunk_entries=30)

@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from lowmark.cli.database import parse_size
 from lowmark.cli.formatting import (
     dump_text,
     explanation_json,
@@ -22,15 +23,16 @@ from lowmark.cli.formatting import (
     show_findings,
     terminal_bar,
 )
-from lowmark.cli.log_work import compact_at_node, spinner
+from lowmark.cli.log_work import compact_at_node, rewrite_at_node, spinner
 from lowmark.cli.output import Cell, Json, show_error, show_json, show_table
 from lowmark.cli.session import FAILED, WrongUse, help_if_bare, settings_of, wrong_use
+from lowmark.cli.source import NodeOption
 from lowmark.errors import Rejected
 from lowmark.formatting import counted
 from lowmark.inspect import Finding, dump_log, verify_log, verify_node
 from lowmark.log import CompactionRun, Log, LogConfig, explain_log
 from lowmark.node.directory import log_disk
-from lowmark.node.messages import CompactLogAsk
+from lowmark.node.messages import CompactLogAsk, RewriteLogAsk
 from lowmark.runtime import RealDisk, Runtime, real_runtime
 
 app = typer.Typer(invoke_without_command=True)
@@ -308,6 +310,47 @@ def _on_disk(disk: RealDisk, group: str) -> tuple[int, int]:
     segments = sum(name.endswith(".segment") for name in stats)
     pieces = (stats[name].size for name in stats if name.endswith((".segment", ".large")))
     return segments, sum(pieces)
+
+
+@app.command()
+def rewrite(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Its name.")],
+    number: Annotated[
+        int | None, typer.Argument(metavar="N", min=0, help="Only this partition.")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="At most this much a second, as 8MiB; 0 is no limit."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only count the entries that are scattered.")
+    ] = False,
+    node: NodeOption = None,
+    as_json: Json = False,
+) -> None:
+    """Write scattered live entries of a table's log again, side by side at its end (phase 4).
+
+    A few live entries in each of many segments keep all of these segments. The leader of each
+    partition proposes copies of such entries, in chunks, while it serves; then it takes a snapshot
+    and runs phases 1 and 3, which free the old places. Other nodes free theirs with their next
+    snapshots. Rows keep their offsets and times. You may ask any node: it finds the leaders.
+
+    Without --rate, `group.rewrite_bytes_per_s` of the leader counts. Ctrl-C ends the waiting; the
+    partition that is being rewritten is finished.
+
+    With --json, one object: dry_run, partitions (table, partition, node, stage, planned,
+    rewritten, bytes_rewritten, bytes_before, bytes_freed, problem, hint). Exit code 1 if one
+    failed.
+
+    Example: lowmark log rewrite orders 3 --rate 8MiB --node 127.0.0.1:6570
+    """
+    asked = RewriteLogAsk(
+        table=table,
+        partition=number,
+        bytes_per_s=parse_size(rate, option="--rate"),
+        dry_run=dry_run,
+    )
+    rewrite_at_node(node, asked, as_json=as_json)
 
 
 # -- what the commands share --------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What `lowmark log` asks of a running node: compaction, with how far it is."""
+"""What `lowmark log` asks of a running node: compaction and rewriting, with how far they are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowmark.cli.output import Cell, show_json, show_table
 from lowmark.cli.session import FAILED
 from lowmark.cli.source import node_client
 from lowmark.formatting import bytes_text, counted
-from lowmark.node.messages import CompactedRow, CompactLogAsk
+from lowmark.node.messages import CompactedRow, CompactLogAsk, RewriteLogAsk, RewrittenRow
 
 
 @contextlib.contextmanager
@@ -78,3 +78,58 @@ def _show_compacted(found: list[CompactedRow], freed: int, *, dry_run: bool) -> 
     wal = sum(row.wal_bytes for row in found)
     if wal:
         print(f"{bytes_text(wal)} in the WAL, not in segments yet")
+
+
+# -- phase 4 ------------------------------------------------------------------------------------
+
+
+def rewrite_at_node(node: str | None, asked: RewriteLogAsk, *, as_json: bool) -> None:
+    """`lowmark log rewrite`."""
+    found: list[RewrittenRow] = []
+    with node_client(node) as client, spinner() as say:
+        for row in client.follow("log.rewrite", asked, RewrittenRow):
+            if row.done:
+                found.append(row)
+            else:
+                entries = f"{row.rewritten:,} of {counted(row.planned, 'entry', 'entries')}"
+                say(f"partition {row.partition} at {row.node or '?'}: {row.stage}, {entries}")
+    if as_json:
+        rows = [msgspec.to_builtins(row) for row in found]
+        for one in rows:
+            del one["done"]
+        show_json({"dry_run": asked.dry_run, "partitions": rows})
+    else:
+        _show_rewritten(found, dry_run=asked.dry_run)
+    if any(row.stage == "failed" for row in found):
+        raise typer.Exit(FAILED)
+
+
+def _show_rewritten(found: list[RewrittenRow], *, dry_run: bool) -> None:
+    rows: list[dict[str, Cell]] = [
+        {
+            "partition": row.partition,
+            "leader": row.node or None,
+            "stage": row.stage,
+            "scattered": row.planned,
+            "rewritten": row.rewritten,
+            "copied": bytes_text(row.bytes_rewritten),
+            "before": bytes_text(row.bytes_before),
+            "freed": bytes_text(row.bytes_freed),
+        }
+        for row in found
+    ]
+    if dry_run:
+        for one in rows:
+            for name in ("rewritten", "copied", "freed"):
+                del one[name]
+    show_table(rows, columns=list(rows[0]) if rows else ["partition"], as_json=False)
+    for row in found:
+        if row.problem:
+            print(f"partition {row.partition}: {row.problem}. {row.hint}".rstrip())
+    if dry_run:
+        entries = counted(sum(row.planned for row in found), "entry", "entries")
+        print(f"\n{entries} would be written again")
+        return
+    freed = bytes_text(sum(row.bytes_freed for row in found))
+    entries = counted(sum(row.rewritten for row in found), "entry", "entries")
+    print(f"\n{entries} written again, {freed} freed on the leaders")

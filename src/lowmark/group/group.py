@@ -24,6 +24,7 @@ from lowmark.group.peers import ChangeAnswer, PeerListener, Stage
 from lowmark.group.rejoin import Rejoining
 from lowmark.group.requests import Requests
 from lowmark.group.rest import Pace, Resting
+from lowmark.group.rewrite import Rewrite
 from lowmark.group.snapshots import Installs, Snapshots
 from lowmark.group.status import GroupStatus, peer_statuses, status_of
 from lowmark.group.storage import GroupMeta, GroupStorage
@@ -289,7 +290,28 @@ class Group:
 
     def rewrite(self, indexes: list[int] | None = None) -> Future[int]:
         """Phase 4: copy these live entries, or all scattered ones, to the end of the log."""
-        return self._leadership.rewrite(indexes)
+        run = self.planned_rewrite(indexes)
+        self.begin_rewrite(run)
+        return run.future
+
+    def planned_rewrite(
+        self,
+        indexes: list[int] | None = None,
+        *,
+        bytes_per_s: int | None = None,
+        neighbours: int = 0,
+    ) -> Rewrite:
+        """What such a run would copy; `bytes_per_s` counts instead of the setting.
+
+        With `neighbours`, entries that have enough of them are not scattered (`plan_rewrite`).
+        """
+        return self._leadership.planned_rewrite(
+            indexes, bytes_per_s=bytes_per_s, neighbours=neighbours
+        )
+
+    def begin_rewrite(self, run: Rewrite) -> None:
+        """Begin it. Only a leader can, and one at a time; else its future says why not."""
+        self._leadership.rewrite(run)
 
     def snapshot(self) -> None:
         """Take a snapshot soon, whatever the size of the log."""

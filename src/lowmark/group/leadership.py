@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.group import envelope
 from lowmark.group.applier import Applier
+from lowmark.group.config import GroupConfig
 from lowmark.group.errors import GroupBusy, NotLeader
 from lowmark.group.peers import ChangeAnswer, PeerChange, PeerListener
 from lowmark.group.requests import Requests
@@ -58,7 +59,7 @@ class Leadership:
         clock: HybridClock,
         throttle: Throttle,
     ) -> None:
-        self.config = host.config
+        self.config: GroupConfig = host.config
         self._host = host
         self._log = log
         self._applier = applier
@@ -240,17 +241,27 @@ class Leadership:
             return  # leadership is being handed over: the next tick, or the next leader
         self._founding_in = host.term
 
-    def rewrite(self, indexes: list[int] | None) -> Future[int]:
-        """Copy these live entries, or all scattered ones, to the end of the log."""
-        host, size = self._host, self._host.config.rewrite_chunk_entries
+    def planned_rewrite(
+        self,
+        indexes: list[int] | None = None,
+        *,
+        bytes_per_s: int | None = None,
+        neighbours: int = 0,
+    ) -> Rewrite:
+        """A run that copies these live entries, or all scattered ones; it is not begun."""
+        size = self._host.config.rewrite_chunk_entries
         if indexes is None:
-            chunks = self._log.rewrite_plan(chunk_entries=size)
+            chunks = self._log.rewrite_plan(chunk_entries=size, neighbours=neighbours)
         else:
             if any(index < 1 for index in indexes):
                 raise Rejected("an index is at least 1")
             wanted = sorted(set(indexes))
             chunks = [wanted[at : at + size] for at in range(0, len(wanted), size)]
-        run = Rewrite(self, self._log, self._applier.machine, chunks)
+        return Rewrite(self, self._log, self._applier.machine, chunks, bytes_per_s=bytes_per_s)
+
+    def rewrite(self, run: Rewrite) -> None:
+        """Begin it; if that can't be, its future says so."""
+        host = self._host
         if self._rewrite is not None and not self._rewrite.future.done:
             run.stop(GroupBusy(host.name, why="another rewrite is under way"))
         elif host.stopped is not None:
@@ -260,7 +271,6 @@ class Leadership:
         else:
             self._rewrite = run
             run.next_chunk()
-        return run.future
 
     # -- handing over -----------------------------------------------------------------------------
 

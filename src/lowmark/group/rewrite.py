@@ -23,13 +23,25 @@ class Rewrite:
     """One run over given indexes; `future` gives how many entries were copied."""
 
     def __init__(
-        self, host: Leadership, log: GroupLog, machine: Machine, chunks: list[list[int]]
+        self,
+        host: Leadership,
+        log: GroupLog,
+        machine: Machine,
+        chunks: list[list[int]],
+        *,
+        bytes_per_s: int | None = None,
     ) -> None:
         self._host = host
         self._log = log
         self._machine = machine
         self._chunks = chunks
+        usual: int = host.config.rewrite_bytes_per_s
+        self._bytes_per_s = usual if bytes_per_s is None else bytes_per_s
+        live = machine.live_indexes()
+        self.planned = sum(index in live for chunk in chunks for index in chunk)
+        """How many entries it was to copy when it was made."""
         self.copied = 0
+        self.copied_bytes = 0
         self.future: Future[int] = Future()
 
     def next_chunk(self) -> None:
@@ -60,7 +72,8 @@ class Rewrite:
                 return
             self.copied += 1
             if waiting == 0:
-                rate = self._host.config.rewrite_bytes_per_s
+                self.copied_bytes += size
+                rate = self._bytes_per_s
                 delay = size * 1_000 / rate if rate else 0
                 self._host.later(delay, self.next_chunk)
 

@@ -190,11 +190,14 @@ _BLOCK_BITS = 10
 
 
 def plan_rewrite(
-    live: BitMap64, *, dense_share: float = 0.5, chunk_entries: int = 1_024
+    live: BitMap64, *, dense_share: float = 0.5, chunk_entries: int = 1_024, neighbours: int = 0
 ) -> list[list[int]]:
     """The live indexes in thinly populated blocks of the log, lowest first, in chunks.
 
-    A block of 1,024 indexes in which at least `dense_share` are live is left alone.
+    A block of 1,024 indexes in which at least `dense_share` are live is left alone. With
+    `neighbours`, so is an index with that share among as many on both sides: the ends of a clump
+    are in thin blocks, too. And so is what is left if it makes one clump by itself: to write it
+    again would gain nothing.
     """
     indexes = np.frombuffer(live.to_array(), np.uint64)
     if not len(indexes):
@@ -203,5 +206,13 @@ def plan_rewrite(
         indexes >> np.uint64(_BLOCK_BITS), return_inverse=True, return_counts=True
     )
     del blocks
-    scattered = indexes[counts[at] < dense_share * (1 << _BLOCK_BITS)].tolist()
+    thin = counts[at] < dense_share * (1 << _BLOCK_BITS)
+    if neighbours:
+        low = np.searchsorted(indexes, indexes - np.minimum(indexes, np.uint64(neighbours)))
+        high = np.searchsorted(indexes, indexes + np.uint64(neighbours), side="right")
+        thin &= high - low <= dense_share * 2 * neighbours
+    scattered = indexes[thin].tolist()
+    if neighbours and scattered:
+        span = scattered[-1] - scattered[0] + 1
+        scattered = scattered if len(scattered) < dense_share * span else []
     return [scattered[i : i + chunk_entries] for i in range(0, len(scattered), chunk_entries)]

@@ -492,11 +492,14 @@ class GroupLog:
         return self._services.compact(self._state, on_done)
 
     def rewrite_plan(
-        self, *, dense_share: float = 0.5, chunk_entries: int = 1_024
+        self, *, dense_share: float = 0.5, chunk_entries: int = 1_024, neighbours: int = 0
     ) -> list[list[int]]:
         """Phase 4: which live entries are scattered, in chunks to rewrite one at a time."""
         return plan_rewrite(
-            self._state.row.live, dense_share=dense_share, chunk_entries=chunk_entries
+            self._state.row.live,
+            dense_share=dense_share,
+            chunk_entries=chunk_entries,
+            neighbours=neighbours,
         )
 
     def rewrite(self, term: int, indexes: Sequence[int], wrap: Callable[[Entry], Buffer]) -> int:

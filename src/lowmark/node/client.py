@@ -58,6 +58,7 @@ CHANGES = frozenset(
         "node.remove",
         "partition.reset",
         "log.compact",
+        "log.rewrite",
     }
 )
 """Actions that must not be repeated without a look."""

@@ -22,6 +22,7 @@ gives; `*` marks a stream of several results:
     partition.list         PartitionsAsk   PartitionsReply
     partition.reset        ResetAsk        ResetReply
     log.compact            CompactLogAsk   CompactedRow, any number
+    log.rewrite            RewriteLogAsk   RewrittenRow, any number
 
 Times are in milliseconds since 1970.
 """
@@ -763,3 +764,34 @@ class CompactedRow(_Reply, frozen=True):
     table: str = ""
     partition: int | None = None
     kept: tuple[KeptRow, ...] = ()
+
+
+class RewriteLogAsk(_Body, frozen=True):
+    """Have the leaders of a table's partitions rewrite scattered live entries."""
+
+    table: str
+    partition: int | None = None
+    bytes_per_s: int | None = None
+    """None: as the leader's settings say (`group.rewrite_bytes_per_s`); 0: no limit."""
+    dry_run: bool = False
+
+
+class RewrittenRow(_Reply, frozen=True):
+    """What became of one partition; several come of each, the last one is `done`."""
+
+    table: str
+    partition: int
+    node: str
+    """The node that leads it."""
+    done: bool
+    stage: str
+    """`rewriting`, `snapshot`, `compacting`; then `done`, `failed`, or `planned` by a dry run."""
+    planned: int
+    """Scattered entries that were found."""
+    rewritten: int
+    bytes_rewritten: int
+    bytes_before: int
+    bytes_freed: int
+    """Of segments that were there at the beginning, on the leader's disk."""
+    problem: str = ""
+    hint: str = ""

@@ -67,6 +67,7 @@ from lowmark.node.operating import Operating
 from lowmark.node.owner import Awaited, Owner, awaited_after
 from lowmark.node.rebalance import Rebalance
 from lowmark.node.resets import Resets
+from lowmark.node.rewriting import RewriteActions, Rewriting
 from lowmark.node.server import Action, Server, reply
 from lowmark.node.settings import Settings, chosen
 from lowmark.node.status import StatusService, parts_here, watermark_status
@@ -441,7 +442,11 @@ class Node:
         self.status.failing = rebalance.failing
         compaction = LogCompaction(self.loop, self.groups, self.log, catalogs, self.bridge)
         self.actions |= actions.actions() | self.operating.actions() | resets.actions()
+        rewriting = Rewriting(
+            self.loop, self.groups, self.log, cluster, catalogs, tables, self.placement
+        )
         self.actions |= compaction.actions()
+        self.actions |= RewriteActions(rewriting, self.bridge).actions()
 
     def _no_data(self) -> str:
         """Why it gives no rows to clients, if it does not."""
