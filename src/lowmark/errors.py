@@ -169,6 +169,7 @@ _DEFINED_IN = {
         "Damaged FolderMissing FolderMistaken EntryTooLarge GroupQuarantined GroupUnwritable"
         " LogBusy LogClosed NewerFormat NotContiguous"
     ),
+    "lowmark.placement.rebuilding": "CopyNeeded CopySound",
     "lowmark.runtime.clock": "ClockSkew",
     "lowmark.runtime.disk": "DiskFailed DiskFull Locked NoHandles",
     "lowmark.runtime.network": "AddressInUse AddressUnusable",

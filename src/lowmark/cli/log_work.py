@@ -78,6 +78,8 @@ def _show_compacted(found: list[CompactedRow], freed: int, *, dry_run: bool) -> 
     wal = sum(row.wal_bytes for row in found)
     if wal:
         print(f"{bytes_text(wal)} in the WAL, not in segments yet")
+    if any("quarantine" in row.result for row in found):
+        print("`lowmark partition rebuild` makes a copy in quarantine anew")
 
 
 # -- phase 4 ------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""`lowmark partition`: where partitions are, and the reset of one whose majority is lost."""
+"""`lowmark partition`: where partitions are, the reset of one whose majority is lost, and new
+copies in place of damaged ones.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,26 @@ from typing import Annotated
 import msgspec
 import typer
 
+from lowmark.cli.log_work import spinner
 from lowmark.cli.output import Cell, Json, show_json, show_table
 from lowmark.cli.session import FAILED, WrongUse, help_if_bare
 from lowmark.cli.source import NodeOption, node_client
 from lowmark.formatting import counted
-from lowmark.node.messages import PartitionsAsk, PartitionsReply, ResetAsk, ResetReply
+from lowmark.node.messages import (
+    PartitionsAsk,
+    PartitionsReply,
+    RebuildAsk,
+    RebuildRow,
+    ResetAsk,
+    ResetReply,
+)
 
 app = typer.Typer(invoke_without_command=True)
 
 
 @app.callback()
 def partition(ctx: typer.Context) -> None:
-    """Partitions: which nodes hold them, which one leads, and resets after a loss."""
+    """Partitions: which nodes hold them, which one leads; resets and new copies after a loss."""
     help_if_bare(ctx)
 
 
@@ -130,6 +140,78 @@ def reset(
             " `lowmark node remove NODE`"
         )
     print("other nodes get replicas; `lowmark partition list` shows them")
+
+
+@app.command()
+def rebuild(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Its name.")],
+    number: Annotated[int, typer.Argument(metavar="N", min=0, help="The number of the partition.")],
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="NODE", help="The node of the copy; else the one asked."),
+    ] = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Begin it, and do not wait for its end.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check, and say what would be done.")
+    ] = False,
+    node: NodeOption = None,
+    as_json: Json = False,
+) -> None:
+    """Throw a damaged copy of a partition away, and get a new one from the other nodes.
+
+    A copy in quarantine (a file failed its checksum; `lowmark status` shows it) neither votes nor
+    acknowledges. No node throws one away by itself. The new copy returns as a learner, gets all
+    rows from the leader, and votes when it has them; the command waits for that. The partition
+    serves meanwhile. It is refused (`CopySound`) if the copy is not in quarantine, and
+    (`CopyNeeded`) if it is the only one or the other nodes have no majority. Ctrl-C only ends the
+    waiting.
+
+    With --json, one object at the end: table, partition, node, stage (voter; planned by a dry run;
+    asking or learner with --no-wait; failed), cause, incarnation, applied, rows, leader, others,
+    problem.
+
+    Example: lowmark partition rebuild orders 3 --node 127.0.0.1:6572
+    """
+    asked = RebuildAsk(table=table, partition=number, node=on, dry_run=dry_run)
+    last: RebuildRow | None = None
+    try:
+        with node_client(node) as client, spinner() as say:
+            for row in client.follow("partition.rebuild", asked, RebuildRow):
+                if last is None and not as_json:
+                    _say_rebuild(row)
+                last = row
+                say(f"{row.stage}: rows below offset {row.rows:,}; {row.problem}".rstrip("; "))
+                if no_wait:
+                    break
+    except KeyboardInterrupt:
+        print("the new copy is made all the same; `lowmark status` shows it", file=sys.stderr)
+        raise
+    assert last is not None
+    if as_json:
+        facts = msgspec.to_builtins(last)
+        del facts["done"]
+        show_json(facts)
+    elif last.stage == "voter":
+        print(
+            f"the copy of partition {number} of {table} at node {last.node} votes again, with the"
+            f" rows below offset {last.rows:,}"
+        )
+    elif last.stage == "failed":
+        print(f"it failed: {last.problem}", file=sys.stderr)
+    if last.stage == "failed":
+        raise typer.Exit(FAILED)
+
+
+def _say_rebuild(row: RebuildRow) -> None:
+    print(f"the copy of partition {row.partition} of {row.table} at node {row.node} is damaged:")
+    print(f"  {row.cause}")
+    others = ", ".join(row.others)
+    if row.stage == "planned":
+        print(f"It would be thrown away, and made anew from {others}.")
+    else:
+        print(f"It is thrown away, and made anew from {others}.", flush=True)
 
 
 def _show(before: ResetReply) -> None:

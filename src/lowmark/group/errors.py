@@ -115,7 +115,8 @@ class QuarantinedHere(Unavailable):
             hint="It is the only copy: `lowmark log verify` lists the damage; restore the directory"
             " from a backup."
             if alone
-            else "Ask another member; rebuild this copy from the others.",
+            else "Ask another member; have this copy made anew from the others: `lowmark partition"
+            " rebuild`.",
         )
 
 

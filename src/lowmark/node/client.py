@@ -57,6 +57,7 @@ CHANGES = frozenset(
         "rebalance.cancel",
         "node.remove",
         "partition.reset",
+        "partition.rebuild",
         "log.compact",
         "log.rewrite",
     }

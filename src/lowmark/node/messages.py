@@ -21,6 +21,7 @@ gives; `*` marks a stream of several results:
     zone.baseline          BaselineAsk     BaselineReply
     partition.list         PartitionsAsk   PartitionsReply
     partition.reset        ResetAsk        ResetReply
+    partition.rebuild      RebuildAsk      RebuildRow, any number
     log.compact            CompactLogAsk   CompactedRow, any number
     log.rewrite            RewriteLogAsk   RewrittenRow, any number
 
@@ -795,3 +796,36 @@ class RewrittenRow(_Reply, frozen=True):
     """Of segments that were there at the beginning, on the leader's disk."""
     problem: str = ""
     hint: str = ""
+
+
+class RebuildAsk(_Body, frozen=True):
+    """Have a damaged copy of a partition thrown away, and made anew from the others."""
+
+    table: str
+    partition: int
+    node: str | None = None
+    """The node whose copy it is, by name or number; None: the node that is asked."""
+    dry_run: bool = False
+
+
+class RebuildRow(_Reply, frozen=True):
+    """How far a copy is that is made anew; the last one is `done`."""
+
+    table: str
+    partition: int
+    node: str
+    done: bool
+    stage: str
+    """`planned` by a dry run; `asking` to be added again, `learner`, `voter`; or `failed`."""
+    cause: str
+    """Why the copy was in quarantine."""
+    incarnation: int
+    """Of the copy; the new one has a higher one as soon as it was added."""
+    applied: int
+    rows: int
+    """Rows below this offset are there."""
+    leader: str = ""
+    others: tuple[str, ...] = ()
+    """The nodes that it is made from."""
+    problem: str = ""
+    """Why it does not get on, if it does not."""

@@ -66,6 +66,7 @@ from lowmark.node.messages import (
 from lowmark.node.operating import Operating
 from lowmark.node.owner import Awaited, Owner, awaited_after
 from lowmark.node.rebalance import Rebalance
+from lowmark.node.rebuilds import Rebuilds
 from lowmark.node.resets import Resets
 from lowmark.node.rewriting import RewriteActions, Rewriting
 from lowmark.node.server import Action, Server, reply
@@ -445,7 +446,8 @@ class Node:
         rewriting = Rewriting(
             self.loop, self.groups, self.log, cluster, catalogs, tables, self.placement
         )
-        self.actions |= compaction.actions()
+        rebuilds = Rebuilds(self.loop, cluster, catalogs, self.placement, self.bridge)
+        self.actions |= compaction.actions() | rebuilds.actions()
         self.actions |= RewriteActions(rewriting, self.bridge).actions()
 
     def _no_data(self) -> str:

@@ -21,7 +21,7 @@ stays.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -171,6 +171,37 @@ class Leaving:
             "a copy was moved away", extra={"table": partition.table, "partition": partition.number}
         )
         self._on_gone(partition)
+
+    def confirmed(self, partition: PartitionId, nodes: Iterable[int]) -> Future[tuple[int, ...]]:
+        """The members of a partition's group, as its leader says and a majority has confirmed; none
+        if none of these nodes can say that.
+        """
+        whole: Future[tuple[int, ...]] = Future()
+        left = sorted(set(nodes) - {self._node})
+        question = _encode(_Ask(partition.table, partition.number))
+
+        def ask(node: int) -> None:
+            left.remove(node)
+            asked = self._calls.ask(node, SERVICE, question, timeout_ms=ASK_MS)
+            asked.then(answered)
+
+        def answered(future: Future[bytes]) -> None:
+            try:
+                said = _decode_members(future.result())
+            except (LowmarkError, msgspec.MsgspecError):
+                said = _Members(certain=False)
+            if said.certain:
+                whole.resolve(said.nodes)
+            elif left:
+                ask(said.leader if said.leader in left else left[0])
+            else:
+                whole.resolve(())
+
+        if left:
+            ask(left[0])
+        else:
+            whole.resolve(())
+        return whole
 
     # -- answering --------------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ from lowmark.placement.leaving import Leaving
 from lowmark.placement.moves import Moves
 from lowmark.placement.operations import REBALANCE_KEY, Operations
 from lowmark.placement.progress import Progress
+from lowmark.placement.rebuilding import Rebuilding
 from lowmark.placement.resetting import Outdated, Resetting
 from lowmark.placement.target import Place, first
 from lowmark.placement.writes import carry_out
@@ -159,6 +160,14 @@ class Placement:
         )
         self.resetting = Resetting(
             runtime.loop, groups, cluster, tables, moves=self.moves, started=self._opened
+        )
+        self.rebuilding = Rebuilding(
+            groups,
+            cluster,
+            tables,
+            moves=self.moves,
+            leaving=self.leaving,
+            started=self._opened,
         )
         self._outdated = Outdated(
             runtime.loop, cluster, tables, moves=self.moves, started=self._opened
