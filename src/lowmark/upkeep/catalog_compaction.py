@@ -41,7 +41,7 @@ from lowmark.group import CallLost, Future, Groups, Reply, together
 from lowmark.metastore import Cluster, Metastore, Put, Remove, missing
 from lowmark.metastore.state import prefix_end
 from lowmark.placement import PartitionId, Placement
-from lowmark.runtime import Buffer, HybridTime, Runtime, Timer, millis_of
+from lowmark.runtime import Buffer, HybridTime, Runtime, millis_of
 from lowmark.table import LowWatermark, Tables
 from lowmark.upkeep.catalog_decision import (
     SHOWN_MAX,
@@ -149,7 +149,6 @@ class CatalogCompaction:
         self._runs = RunHolders(cluster.metastore)
         self._running = False
         self._waiting: list[tuple[Trigger, bool, Future[Round]]] = []
-        self._timer: Timer | None = None
         self._closed = False
         self.last: Round | None = None
         """The last round that this node made."""
@@ -168,8 +167,6 @@ class CatalogCompaction:
     def close(self) -> None:
         """Begin no more rounds."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
         waiting, self._waiting = self._waiting, []
         for _, _, future in waiting:
             future.reject(_closing())
@@ -232,7 +229,7 @@ class CatalogCompaction:
             if dry_run or made.error or not made.waits_for_copies or not patient:
                 whole.resolve(msgspec.structs.replace(made, earliest=first[0].earliest))
             else:
-                self._timer = self._loop.call_later(_AGAIN_MS, again)
+                self._loop.call_later(_AGAIN_MS, again)
 
         def again() -> None:
             if self._metastore.coordinates and not self._closed:
@@ -278,7 +275,12 @@ class CatalogCompaction:
             future.resolve(made)
             self._next()
 
-        self._round(trigger, dry_run, done)
+        try:
+            self._round(trigger, dry_run, done)
+        except LowmarkError as error:  # the watermark can't be read here
+            self._running = False
+            future.reject(error)
+            self._next()
 
     # -- one round --------------------------------------------------------------------------------
 
@@ -306,6 +308,13 @@ class CatalogCompaction:
             self._note(made).then(lambda noted: done(noted.result()))
 
         def answered(answers: Future[list[Future[Minimums]]]) -> None:
+            try:
+                decided(answers)
+            except LowmarkError as error:  # what the metastore says here can't be read
+                logger.warning("the catalog is not compacted", extra={"reason": error.message})
+                end(msgspec.structs.replace(begun, error=error.message))
+
+        def decided(answers: Future[list[Future[Minimums]]]) -> None:
             given = dict(zip(sorted(names), answers.result(), strict=True))
             good = {node: one.result() for node, one in given.items() if one.error is None}
             seen = Seen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lowmark.ledger.records import RUN_PREFIX, UNDECIDED
+from lowmark.ledger.records import RUN_PREFIX, UNDECIDED, decode_record
 from lowmark.metastore import Metastore
 from lowmark.metastore.state import prefix_end
 from lowmark.upkeep.catalog_decision import Holder
@@ -39,7 +39,7 @@ class RunHolders:
             if key not in self._known or self._known[key][0] != one.record.revision
         ]
         for entry in self._metastore.entries(news):
-            noted = msgspec.json.decode(entry.value, type=_Noted)
+            noted = decode_record(entry.value, _Noted)
             self._known[entry.key] = (entry.revision, noted)
         return [
             Holder(
