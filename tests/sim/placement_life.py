@@ -201,9 +201,7 @@ class PlacementLife:
 
     def _undo(self) -> list[Callable[[MovingNode], Future[object]]]:
         """What an operator takes back: pauses, limits, nodes that were named or drained."""
-        chores: list[Callable[[MovingNode], Future[object]]] = [
-            lambda node: node.placement.operations.change(paused=False, bytes_per_s=0).map(_any)
-        ]
+        chores: list[Callable[[MovingNode], Future[object]]] = [_resume]
         names = ["default", "other"] if self._dice.random() < 0.5 else []
         return [*chores, *(partial(_by_themselves, name) for name in names)]
 
@@ -232,6 +230,8 @@ class PlacementLife:
             self.nemesis.tend()
             loop.run_for(60)
             serving = world.serving
+            if not left and any(node.placement.moves.paused for node in serving):
+                left[len(chores)] = _resume  # a pause that was asked for before came late
             due = [one for one in left if asked.get(one, 0) <= world.now_ms]
             for number in due if serving else []:
                 ask(number, self._dice.choice(serving))
@@ -324,6 +324,7 @@ class PlacementLife:
             zone: max(found) for zone, found in ledger.baselines.items()
         }
         ledger.writes.clear()
+        ledger.events.clear()
         if all(number in coordinator.placement.zones.draining() for number in world.nodes):
             return  # there is no node to send anything to
         # More than one node, so that whoever leads stays or hands over.
@@ -353,7 +354,9 @@ class PlacementLife:
                     f"{partition} is on {stable.nodes}, its target is {nodes}",
                 )
         for partition, writes in ledger.writes.items():
-            confirm(writes <= WRITES_MAX, f"{partition} was moved by {writes} writes")
+            # A zone that waits with what was undone before may send it on its way just now, too.
+            events = max(1, ledger.events[partition])
+            confirm(writes <= WRITES_MAX * events, f"{partition} was moved by {writes} writes")
 
     def _check_rows(self) -> None:
         """Every partition takes rows from everywhere, and every copy has them all."""
@@ -386,6 +389,10 @@ class PlacementLife:
                 lines.append(f"  moves: {node.placement.moves._moves}")
                 lines += [f"  {copy.group.status()}" for copy in node.tables.all()]
         return "\n".join([*lines, *(f"{p}: {k}" for p, k in self.world.ledger.keys.items())])
+
+
+def _resume(node: MovingNode) -> Future[object]:
+    return node.placement.operations.change(paused=False, bytes_per_s=0).map(_any)
 
 
 def _by_themselves(zone: str, node: MovingNode) -> Future[object]:
