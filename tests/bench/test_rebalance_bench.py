@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.figure import Side
-from benchmarks.rebalance_moves import Moved, MovedTable, acknowledged, copied, foreground
+from benchmarks.rebalance_moves import Moved, MovedTable, acknowledged, copied
 from benchmarks.rebalance_plans import Zone, moved
 from benchmarks.rebalance_sizes import MIB, RebalanceSizes, rows_of
 from benchmarks.served import ServedCluster
@@ -48,13 +46,6 @@ def test_a_move_that_outlasts_the_clients_is_measured_as_long_as_they_append() -
 def test_a_move_after_the_clients_is_no_measurement() -> None:
     with pytest.raises(InvariantBroken):
         acknowledged([client_with(1, ended_s=2)], Moved(3 * S, 4 * S))
-
-
-def test_a_move_that_is_too_slow_lowers_the_figure_in_proportion() -> None:
-    sides: dict[Hashable, Side] = {"during": Side(80), "without": Side(100), "copied": Side(1_000)}
-    assert foreground({**sides, "moved": Side(200)}) == pytest.approx(0.8)
-    assert foreground({**sides, "moved": Side(900)}) == pytest.approx(0.8)
-    assert foreground({**sides, "moved": Side(100)}) == pytest.approx(0.4)
 
 
 # -- plans --------------------------------------------------------------------------------------
