@@ -125,8 +125,7 @@ _DEFINED_IN = {
         "AppendFailed Cancelled Closed DirectoryChanged Ended Forked HoldUnknown OtherDatabase"
         " PackageMissing PlanOutdated ProducerClosed ProtocolRefused ReadOnly ReaderEnded"
         " RequestRefused RowMisplaced RowsLost"
-        " RowsUnrecoverable RunUnderWay SchemaNotInForce SegmentsElsewhere ServerFull ServerStuck"
-        " TableUnknown"
+        " RowsUnrecoverable RunUnderWay SegmentsElsewhere ServerFull ServerStuck TableUnknown"
     ),
     "lowmark.access.directory": "NoOwner",
     "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
@@ -146,7 +145,7 @@ _DEFINED_IN = {
     "lowmark.table.errors": (
         "BatchRefused BelowWatermark CursorExists CursorMovesBack CursorOverdue CursorUnknown"
         " DeletesGone DeletesHeld LeaseExpired OffsetExpired OffsetToCome OutOfSequence"
-        " PartitionNotHere ProducerFenced ProducerForgotten TimeInFuture TooMany"
+        " PartitionNotHere ProducerFenced ProducerForgotten SchemaNotInForce TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
         "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable IndexNotBuildable NotInForce"

@@ -25,7 +25,7 @@ from lowmark.table import (
     stored_schema,
 )
 from lowmark.table.backlog import _FIELDS
-from lowmark.table.commands import HEADER_BYTES, Begin
+from lowmark.table.commands import HEADER_BYTES, Begin, KeepSchemas
 from lowmark.table.machine import _Header
 from lowmark.table.producers import _Producer
 from lowmark.table.readers import Cursor, Lease
@@ -66,7 +66,7 @@ APPEND = encode_batch(
 
 def machine() -> PartitionMachine:
     """A state with a cut, a cursor, a lease, a transaction under way, one that is finished, a
-    ledger, and a begin minimum.
+    ledger, a begin minimum, and a least schema version.
     """
     deletes = encode_rows(rows_of(Change.DELETE))
     commands = [
@@ -80,9 +80,10 @@ def machine() -> PartitionMachine:
         encode_control(TakeLease("reader-1", 9, 4, 60_000, "a test", "compacted")),
         encode_control(Adopt(1, "1.manifest", 4, bytes(range(0xD0, 0xE0)), 2)),
         encode_control(Begin(_TIME)),
+        encode_control(KeepSchemas(1)),
     ]
     made = PartitionMachine()
-    made.upgrade(2)
+    made.upgrade(3)
     for index, command in enumerate(commands, start=2):
         made.apply(index, _TIME + index, command)
     return made

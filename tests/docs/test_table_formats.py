@@ -173,8 +173,8 @@ def test_a_group_is_named_as_the_page_says() -> None:
 
 
 def test_the_versions_and_the_step_of_epochs_are_those_of_the_code() -> None:
-    assert (FORMAT, PartitionMachine.newest_version) == (2, 2)
-    assert "kind 5) is 2." in TEXT
+    assert (FORMAT, PartitionMachine.newest_version) == (3, 3)
+    assert "kind 5) is 3." in TEXT
     assert f"multiple\nof {1 << producing.EPOCH_BITS} above" in TEXT
 
 
@@ -225,7 +225,7 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
     data = shown("a snapshot of a partition")
     # when a machine is made of them
     made = PartitionMachine()
-    made.restore([data], 2)
+    made.restore([data], 3)
     # then it is the one that the example is of, and it writes the same again
     assert b"".join(map(bytes, made.snapshot())) == data
     same, live = machine(), made.live_indexes()
@@ -235,8 +235,9 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
     assert made.state.ledger == same.state.ledger == made.state.backlog.view.ledger
     assert made.state.horizon == 4
     assert made.state.begins == same.state.begins != ()
+    assert made.state.schemas_from == same.state.schemas_from == 1
     # and it still knows the answer to a batch that is long gone
-    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 9)
+    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 10)
 
 
 # -- what is refused ----------------------------------------------------------------------------
@@ -278,12 +279,12 @@ def test_a_snapshot_that_fails_a_check_of_the_page_is_damage(what: str) -> None:
     (head,) = length.unpack_from(data)
     bad = {
         "cut": data[:-1],
-        "format": data[:5] + b"\x03" + data[6:],
+        "format": data[:5] + b"\x04" + data[6:],
         "columns": data[:6] + b"\x03" + data[7:],
         "blocks": data[: length.size + head],
     }
     with pytest.raises(Corrupt):
-        PartitionMachine().restore([bad[what]], 2)
+        PartitionMachine().restore([bad[what]], 3)
 
 
 def test_a_field_that_is_not_known_is_passed_over_in_a_snapshot() -> None:
@@ -297,7 +298,7 @@ def test_a_field_that_is_not_known_is_passed_over_in_a_snapshot() -> None:
     )
     # when it is restored
     made = PartitionMachine()
-    made.restore([length.pack(len(more)), more, data[behind:]], 2)
+    made.restore([length.pack(len(more)), more, data[behind:]], 3)
     # then all else is there
     assert b"".join(map(bytes, made.snapshot())) == data
 

@@ -27,12 +27,15 @@ from lowmark.table import (
     Finish,
     Finished,
     Fold,
+    KeepSchemas,
     MoveCursor,
     Outgoing,
+    PartitionMachine,
     Producing,
     ReleaseLease,
     RenewLease,
     RepeatTooOld,
+    SchemaNotInForce,
     TakeLease,
     Tick,
     Trim,
@@ -61,6 +64,8 @@ class _Sent:
 
     values: list[str]
     command: bytes = b""
+    anew: Callable[[], bytes] = bytes
+    """The same rows under the same number, with the newest schema version."""
     answer: Appended | None = None
     unknown: bool = False
     """Whether an attempt may have been stored without an answer."""
@@ -123,6 +128,8 @@ class _Numbered:
             sent.unknown |= isinstance(done.error, OutcomeUnknown)
             # Its answer is kept for longer than any batch is under way.
             confirm(not isinstance(done.error, RepeatTooOld), f"a repeat is too old: {done.error}")
+            if isinstance(done.error, SchemaNotInForce):
+                sent.command = sent.anew()
             return
         answer = done.result()
         self._clients.told(sent, answer)
@@ -207,6 +214,7 @@ class TableClients:
         self._transactions: list[_Transaction] = []
         self._remembered: list[_Remembered] = []
         self._adopting: Adopt | None = None
+        self._newest_schema = 1
         self._actions: list[tuple[int, Callable[[PartitionNode], None]]] = [
             (8, self._append),
             (14, self._append_numbered),
@@ -218,6 +226,7 @@ class TableClients:
             (5, self._trim),
             (4, self._adopt),
             (2, self._tick),
+            (3, self._keep_schemas),
             (5, self._read_latest),
             (6, self._look_back),
         ]
@@ -251,17 +260,20 @@ class TableClients:
     ) -> _Sent:
         """A batch whose values nobody else has."""
         out, values = self._new_rows()
-        command = encode_batch(
-            out.message,
-            rows=out.rows,
-            schema=out.schema,
-            change=out.change,
-            producer=producer,
-            epoch=epoch,
-            sequence=sequence,
-            transaction=transaction,
-        )
-        return _Sent(values, command)
+
+        def command(schema: int) -> bytes:
+            return encode_batch(
+                out.message,
+                rows=out.rows,
+                schema=schema,
+                change=out.change,
+                producer=producer,
+                epoch=epoch,
+                sequence=sequence,
+                transaction=transaction,
+            )
+
+        return _Sent(values, command(out.schema), lambda: command(self._newest_schema))
 
     def _new_rows(self) -> tuple[Outgoing, list[str]]:
         self._batches += 1
@@ -270,7 +282,13 @@ class TableClients:
         values = [f"{number}.{row}" + "x" * size for row in range(dice.choice([1, 1, 2, 4]))]
         message = rows_message([(dice.randrange(KEYS), value) for value in values])
         change = Change.DELETE if dice.random() < 0.15 else Change.UPSERT
-        return Outgoing(message, len(values), 1, change), values
+        schema = max(1, self._newest_schema - dice.choice([0, 0, 0, 1, 2]))
+        return Outgoing(message, len(values), schema, change), values
+
+    def _renewed(self, batch: Outgoing) -> Future[Outgoing]:
+        """All schema versions have the same columns here."""
+        self.world.count("batches encoded anew")
+        return Future.of(batch._replace(schema=self._newest_schema))
 
     def told(self, sent: _Sent, answer: Appended) -> None:
         """A batch is stored, its sender hears; each time the same."""
@@ -313,7 +331,9 @@ class TableClients:
         if lane is None:
             producer = self.dice.randbytes(16)
             timeout_ms = self.dice.choice([200, 1_500])
-            producing = Producing(node.run, producer=producer, timeout_ms=timeout_ms)
+            producing = Producing(
+                node.run, producer=producer, timeout_ms=timeout_ms, renew=self._renewed
+            )
             lane = _Lane(node, node.lives, producing)
             self._lanes.append(lane)
         for _ in range(self.dice.choice([1, 2, 8])):
@@ -428,6 +448,13 @@ class TableClients:
         if dice.random() < 0.3:
             wanted = msgspec.structs.replace(wanted, **odd)
         self._ask(node, wanted)
+
+    def _keep_schemas(self, node: PartitionNode) -> None:
+        """The table was altered, and older versions are to be forgotten, perhaps."""
+        self._newest_schema += self.dice.choice([0, 1])
+        group = node.group
+        if group is not None and group.version >= PartitionMachine.newest_version:
+            self._ask(node, KeepSchemas(self.dice.randint(0, self._newest_schema)))
 
     def _tick(self, node: PartitionNode) -> None:
         self._ask(node, Tick())

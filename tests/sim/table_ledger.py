@@ -36,7 +36,7 @@ from lowmark.table import (
     decode_rows,
     encode_rows,
 )
-from lowmark.table.commands import Batch, Begin, Control, decode
+from lowmark.table.commands import Batch, Begin, Control, KeepSchemas, decode
 from lowmark.table.state import Outcome
 from sim.cluster_ledger import confirm
 
@@ -66,6 +66,7 @@ class Row(NamedTuple):
     time: int
     entry: int
     """The entry that it came in with."""
+    schema: int = 1
 
 
 def shown(outcome: object) -> Shown:
@@ -125,6 +126,7 @@ class TableModel:
         self.time = 0
         self.expired = 0
         self.ledger: Shown | None = None
+        self.schemas_from = 0
         self.begun: tuple[str, int, int] = ("Begun", 0, 0)
         """What adopting it was answered with."""
         self.horizon = 0
@@ -226,12 +228,14 @@ class TableModel:
                     return ("RepeatTooOld",)
                 return known.answers[batch.sequence]
             producer = known
+        if batch.schema < self.schemas_from:
+            return ("SchemaNotInForce",)
         if batch.transaction in self._finished:
             return ("BatchRefused",)
         decoded = decode_rows(command, SCHEMA).to_pydict()
         deletes = batch.change == Change.DELETE
         rows = [
-            Row(key, value, deletes, time, index)
+            Row(key, value, deletes, time, index, batch.schema)
             for key, value in zip(decoded["key"], decoded["value"], strict=True)
         ]
         self.place[index] = index
@@ -308,6 +312,12 @@ class TableModel:
                 if command.time > self.begun[2]:
                     self.begun = ("Begun", index, command.time)
                 return self.begun
+            case KeepSchemas():
+                self.schemas_from = max(self.schemas_from, command.keep_from)
+                staged = [rows for batches in self._staged.values() for _, rows in batches]
+                rows = [*self.rows[self.start :], *(row for some in staged for row in some)]
+                least = min((row.schema for row in rows), default=0)
+                return ("SchemasKept", self.schemas_from, least)
 
     def _adopt(self, wanted: Adopt, time: int) -> Shown:
         fields = msgspec.structs.astuple(wanted)

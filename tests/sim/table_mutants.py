@@ -29,7 +29,7 @@ from lowmark.table import (
 )
 from lowmark.table import state as state_module
 from lowmark.table.backlog import Backlog
-from lowmark.table.commands import Batch, Tick
+from lowmark.table.commands import Batch, KeepSchemas, Tick
 from lowmark.table.producers import Appended, Producers
 from lowmark.table.producing import _Lane
 from lowmark.table.state import Outcome
@@ -308,6 +308,42 @@ def begins_where_deletes_are_gone() -> AbstractContextManager[None]:
     return replaced(state_module, "deletes_gone", deletes_gone)
 
 
+def takes_rows_of_versions_that_are_not_kept() -> AbstractContextManager[None]:
+    original = State._batch
+
+    def batch(self: State, batch: Batch, index: int, time: int, size: int) -> Outcome:
+        kept, self.schemas_from = self.schemas_from, 0
+        outcome = original(self, batch, index, time, size)
+        self.schemas_from = kept
+        return outcome
+
+    return replaced(State, "_batch", batch)
+
+
+def forgets_in_snapshots_which_versions_are_kept() -> AbstractContextManager[None]:
+    original = PartitionMachine.snapshot
+
+    def snapshot(self: PartitionMachine) -> Iterable[Any]:
+        kept, self.state.schemas_from = self.state.schemas_from, 0
+        written = original(self)
+        self.state.schemas_from = kept
+        return written
+
+    return replaced(PartitionMachine, "snapshot", snapshot)
+
+
+def overlooks_versions_of_staged_rows() -> AbstractContextManager[None]:
+    original = State._keep_schemas
+
+    def keep_schemas(self: State, keep: KeepSchemas) -> Outcome:
+        staged, self.staged = self.staged, {}
+        outcome = original(self, keep)
+        self.staged = staged
+        return outcome
+
+    return replaced(State, "_keep_schemas", keep_schemas)
+
+
 TABLE_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "forgets producers in snapshots": forgets_producers_in_snapshots,
     "forgets answers in snapshots": forgets_answers_in_snapshots,
@@ -335,4 +371,7 @@ TABLE_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "forgets the ledger in snapshots": forgets_the_ledger_in_snapshots,
     "shows a ledger one command late": shows_a_ledger_one_command_late,
     "begins where deletes are gone": begins_where_deletes_are_gone,
+    "takes rows of versions that are not kept": takes_rows_of_versions_that_are_not_kept,
+    "forgets in snapshots which versions are kept": forgets_in_snapshots_which_versions_are_kept,
+    "overlooks versions of staged rows": overlooks_versions_of_staged_rows,
 }

@@ -58,6 +58,9 @@ FOUND_BY = {
     "forgets the ledger in snapshots": (1, ("has lost the ledger", "the ledger on")),
     "shows a ledger one command late": (1, ("the ledger on",)),
     "begins where deletes are gone": (25, ("'DeletesGone'",)),
+    "takes rows of versions that are not kept": (0, ("'SchemaNotInForce'",)),
+    "forgets in snapshots which versions are kept": (0, ("its snapshot says",)),
+    "overlooks versions of staged rows": (0, ("'SchemasKept'",)),
 }
 """The seed, and some of what may be said then."""
 

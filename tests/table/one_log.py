@@ -28,8 +28,8 @@ class Log:
         self.ms += 1
         return self.machine.apply(self.index, self.ms << 16, command)
 
-    def append(self, rows: int = 1, **header: object) -> object:
-        return self.apply(encode_batch(message(rows), rows=rows, schema=1, **header))  # type: ignore[arg-type]
+    def append(self, rows: int = 1, *, schema: int = 1, **header: object) -> object:
+        return self.apply(encode_batch(message(rows), rows=rows, schema=schema, **header))  # type: ignore[arg-type]
 
     def ask(self, command: Control) -> object:
         return self.apply(encode_control(command))
@@ -41,11 +41,11 @@ class Log:
     def live(self) -> list[int]:
         return list(self.machine.live_indexes())
 
-    def restart(self) -> None:
+    def restart(self, version: int = 1) -> None:
         """Go on from a snapshot."""
         chunks = [bytes(chunk) for chunk in self.machine.snapshot()]
         self.machine = PartitionMachine()
-        self.machine.restore(chunks, 1)
+        self.machine.restore(chunks, version)
 
 
 def is_a(outcome: object, kind: type[LowmarkError]) -> bool:

@@ -339,7 +339,14 @@ class Embedded(NodeThread):
 
     def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> EmbeddedAppender:
         """See `Backend`."""
-        return EmbeddedAppender(self, self.tables, table, producer=producer, epoch=epoch)
+        return EmbeddedAppender(
+            self,
+            self.tables,
+            table,
+            described=lambda: self.catalog().table(table),
+            producer=producer,
+            epoch=epoch,
+        )
 
     def put(self, numbered: Sequence[Numbered]) -> None:
         """Have batches stored under the numbers that they have: for a server, whose clients number

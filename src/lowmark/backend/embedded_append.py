@@ -7,16 +7,16 @@ the group of its partition. When the last one has its answer, the caller may hav
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from lowmark.backend.node_thread import NodeThread
 from lowmark.backend.values import Answer
-from lowmark.catalog import TableId
+from lowmark.catalog import Table, TableId
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, together
 from lowmark.node import ThreadAnswer
-from lowmark.table import Appended, Outgoing, Producing, Tables
+from lowmark.table import Appended, Outgoing, Producing, Renewal, Tables
 
 _ANSWER_S = 1.0
 """So often a thread that waits looks whether the loop still runs."""
@@ -54,28 +54,47 @@ class EmbeddedAppender:
     """See `Appender`."""
 
     def __init__(
-        self, node: NodeThread, tables: Tables, table: TableId, *, producer: bytes, epoch: int
+        self,
+        node: NodeThread,
+        tables: Tables,
+        table: TableId,
+        *,
+        described: Callable[[], Table | None],
+        producer: bytes,
+        epoch: int,
     ) -> None:
         self._node = node
         self._tables = tables
         self._table = table
         self._bridge = node.node.bridge
+        self._described = described
+        self._renewal = Renewal(described)
         self._producing = Producing(
             node.node.runtime,
             producer=producer,
             epoch=epoch,
             timeout_ms=node.node.settings.group.request_timeout_ms,
+            renew=self._renew,
         )
 
     def send(self, parts: Sequence[tuple[int, Outgoing]]) -> EmbeddedSent:
         """See `Appender`."""
         self._node.check()
+        for _, batch in parts:
+            self._renewal.knows(batch.schema)
         sent = EmbeddedSent(self._node, parts)
         if parts:
             self._bridge.call(partial(self._send, parts, sent))
         else:
             sent.settle([])
         return sent
+
+    def _renew(self, batch: Outgoing) -> Future[Outgoing]:
+        """On the loop: rare, and a batch is not large."""
+        try:
+            return Future.of(self._renewal.renewed(batch, self._described()))
+        except LowmarkError as error:
+            return Future.failed(error)
 
     def _send(self, parts: Sequence[tuple[int, Outgoing]], sent: EmbeddedSent) -> None:
         """On the loop."""

@@ -283,18 +283,6 @@ class RowMisplaced(BatchRefused):
         self.partition, self.row, self.belongs = partition, row, belongs
 
 
-class SchemaNotInForce(BatchRefused):
-    """A batch that was written with a schema version which the table does not take."""
-
-    def __init__(self, table: str, *, version: int, why: str) -> None:
-        super().__init__(
-            f"table {table} takes no rows of schema version {version}: {why}",
-            detail="Nothing of the batch was stored.",
-            hint="Read the catalog again, and write with the newest version.",
-        )
-        self.version = version
-
-
 class RowsLost(LowmarkError):
     """Rows that should be there can't be read."""
 

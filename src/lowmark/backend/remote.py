@@ -47,7 +47,7 @@ from lowmark.backend.values import (
     ReadRange,
 )
 from lowmark.backend.view_parts import Known, joined
-from lowmark.catalog import Catalog, Command, Executed, TableId
+from lowmark.catalog import Catalog, Command, Executed, Table, TableId
 from lowmark.errors import LowmarkError
 from lowmark.ledger import Tail
 from lowmark.metastore import Condition, Entry, Operation
@@ -295,10 +295,16 @@ class RemoteBackend:
             self._appends,
             self.check,
             table,
+            described=lambda fresh: self._described(table, fresh=fresh),
             producer=producer,
             epoch=epoch,
             timeout_ms=self.info.request_timeout_ms,
         )
+
+    def _described(self, table: TableId, *, fresh: bool) -> Table | None:
+        """A table as it is now; or not `fresh`, as far as it is known without asking."""
+        catalog = self.catalog(fresh=True) if fresh else self._catalog
+        return None if catalog is None else catalog.table(table)
 
     def fence(
         self,

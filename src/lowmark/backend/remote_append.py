@@ -35,11 +35,11 @@ from lowmark.backend.protocol import (
     encode_places,
 )
 from lowmark.backend.values import Answer
-from lowmark.catalog import TableId
+from lowmark.catalog import Table, TableId
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.group import COMMAND_BYTES, Future, NotLeader, OutcomeUnknown
 from lowmark.runtime import Buffer
-from lowmark.table import Appended, Outgoing, Producing
+from lowmark.table import Appended, Outgoing, Producing, Renewal
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ class RemoteAppender:
         check: Callable[[], None],
         table: TableId,
         *,
+        described: Callable[[bool], Table | None],
         producer: bytes,
         epoch: int,
         timeout_ms: int,
@@ -133,11 +134,18 @@ class RemoteAppender:
         self._check = check
         self._table = table
         self._ways: dict[int, _Way] = {}
-        self._producing = Producing(appends, producer=producer, epoch=epoch, timeout_ms=timeout_ms)
+        self._described = described
+        """The table as it is known here; with True, as it is now."""
+        self._renewal = Renewal(lambda: described(False))
+        self._producing = Producing(
+            appends, producer=producer, epoch=epoch, timeout_ms=timeout_ms, renew=self._renew
+        )
 
     def send(self, parts: Sequence[tuple[int, Outgoing]]) -> RemoteSent:
         """See `Appender`."""
         self._check()
+        for _, batch in parts:
+            self._renewal.knows(batch.schema)
         sent = RemoteSent(parts, self._appends.ended)
         if not parts:
             sent.settle([])
@@ -147,6 +155,30 @@ class RemoteAppender:
             self._send(parts, sent)
         self._appends.flush()
         return sent
+
+    def _renew(self, batch: Outgoing) -> Future[Outgoing]:
+        """Holding the lock; the server is asked on a thread of its own."""
+        future: Future[Outgoing] = Future()
+
+        def ask() -> None:
+            renewed: Outgoing | None = None
+            error: LowmarkError = Unavailable("rows could not be encoded anew")
+            try:
+                renewed = self._renewal.renewed(batch, self._described(True))
+            except LowmarkError as refused:
+                error = refused
+            finally:
+                with self._appends.lock:
+                    if renewed is None:
+                        future.reject(error)
+                    else:
+                        future.resolve(renewed)
+
+        try:
+            _start(threading.Thread(target=ask, name="lowmark-renewing", daemon=True))
+        except Unavailable as error:
+            future.reject(error)
+        return future
 
     def _send(self, parts: Sequence[tuple[int, Outgoing]], sent: RemoteSent) -> None:
         """Holding the lock."""

@@ -18,13 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import ipc
 
-from lowmark.backend.errors import RequestRefused, RowMisplaced, SchemaNotInForce, TableUnknown
+from lowmark.backend.errors import RequestRefused, RowMisplaced, TableUnknown
 from lowmark.catalog import Catalog, Table, TableId
 from lowmark.client.checking import check_values
 from lowmark.client.table_writing import written_with
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.group import COMMAND_BYTES
-from lowmark.table import CHANGE, BatchRefused, Change, KeyForm, stored_schema
+from lowmark.table import (
+    CHANGE,
+    BatchRefused,
+    Change,
+    KeyForm,
+    SchemaNotInForce,
+    stored_schema,
+)
 from lowmark.table.commands import HEADER_BYTES, Batch
 from lowmark.table.commands import decode as decode_command
 

@@ -39,6 +39,8 @@ Invariants
        backlog that belong together: what the backlog no longer has is in the ledger, or expired.
    10. A reader that has seen a key gets its delete: a ledger that lacks deletes at or above an
        offset where a reader stands, by a hold that came before it in the log, is not adopted.
+   11. Once a partition was told to keep schema versions from one on, no batch of a lower one is
+       added. So what it answers then, of the rows that it has, stays true for those to come.
 """
 
 from lowmark.table.adopting import DIGEST_BYTES, MANIFEST_CHARACTERS_MAX, Adopted
@@ -66,6 +68,7 @@ from lowmark.table.commands import (
     DeleteCursor,
     Fence,
     Finish,
+    KeepSchemas,
     MoveCursor,
     ReleaseLease,
     RenewLease,
@@ -96,6 +99,7 @@ from lowmark.table.errors import (
     ProducerFenced,
     ProducerForgotten,
     RepeatTooOld,
+    SchemaNotInForce,
     TimeInFuture,
     TooMany,
     TransactionUnknown,
@@ -111,8 +115,9 @@ from lowmark.table.partition import Partition, group_name, parse_group_name
 from lowmark.table.producers import Appended
 from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
 from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, deletes_held, holds_of
+from lowmark.table.renewing import Renewal, renewed_rows
 from lowmark.table.splitting import check_row_sizes, outgoing, split
-from lowmark.table.state import Finished, Outcome, State, Ticked, Trimmed
+from lowmark.table.state import Finished, Outcome, SchemasKept, State, Ticked, Trimmed
 from lowmark.table.tables import Distant, Tables
 from lowmark.table.watermark import (
     HISTORY_KEY,
@@ -166,6 +171,7 @@ __all__ = [
     "Finish",
     "Finished",
     "Fold",
+    "KeepSchemas",
     "KeyForm",
     "KeyIndex",
     "KeyReader",
@@ -191,7 +197,10 @@ __all__ = [
     "Producing",
     "ReleaseLease",
     "RenewLease",
+    "Renewal",
     "RepeatTooOld",
+    "SchemaNotInForce",
+    "SchemasKept",
     "Shape",
     "State",
     "Tables",
@@ -216,6 +225,7 @@ __all__ = [
     "outgoing",
     "parse_group_name",
     "read_history",
+    "renewed_rows",
     "split",
     "stored_schema",
     "table_mark",

@@ -101,6 +101,11 @@ class View:
         """How many bytes they have in the log."""
         return self.columns.size[: self.count]
 
+    @property
+    def least_schema(self) -> int:
+        """The lowest schema version that a batch has; 0: there is none."""
+        return int(self.columns.schema[: self.count].min()) if self.count else 0
+
     def batch_at(self, offset: int) -> int:
         """The position of the batch that holds an offset, or of the first one after it."""
         at = bisect_right(_numbers(self.columns.first), offset, 0, self.count) - 1
@@ -162,6 +167,11 @@ class Backlog:
         self._count = at + 1
         self.end = first + rows
         return first
+
+    @property
+    def least_schema(self) -> int:
+        """See `View`."""
+        return int(self._columns.schema[: self._count].min()) if self._count else 0
 
     def time_of(self, offset: int) -> int:
         """The time of a row that is there."""

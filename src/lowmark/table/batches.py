@@ -75,15 +75,20 @@ def encode_rows(batch: pa.RecordBatch, compression: Compression = "none") -> pa.
 
 
 def decode_rows(command: Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of a batch as it stands in the log; they stay where they are, if that will do.
+    """The rows of a batch as it stands in the log; they stay where they are, if that will do."""
+    return decode_message(memoryview(command)[HEADER_BYTES:], schema)
+
+
+def decode_message(message: Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of a message; they stay where they are, if that will do.
 
     Arrow's kernels may take numbers for aligned, and crash if they are not.
     """
-    message = pa.py_buffer(memoryview(command)[HEADER_BYTES:])
-    if message.address % 8:
-        message = pa.py_buffer(message.to_pybytes())
+    buffer = pa.py_buffer(message)
+    if buffer.address % 8:
+        buffer = pa.py_buffer(buffer.to_pybytes())
     try:
-        return ipc.read_record_batch(message, schema)
+        return ipc.read_record_batch(buffer, schema)
     except (pa.ArrowInvalid, OSError) as error:
         raise Corrupt(f"a batch can't be read: {error}") from error
 

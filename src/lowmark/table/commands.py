@@ -169,6 +169,16 @@ class Begin(_Control, frozen=True, tag=12):
     time: int
 
 
+class KeepSchemas(_Control, frozen=True, tag=13):
+    """Take no batch of a schema version below this one any more; answers which ones the rows that
+    are here still need (`SchemasKept`).
+
+    Takes effect only once all members know version 3 of the machine.
+    """
+
+    keep_from: int
+
+
 Control: TypeAlias = (
     Finish
     | CreateCursor
@@ -182,6 +192,7 @@ Control: TypeAlias = (
     | Fence
     | Adopt
     | Begin
+    | KeepSchemas
 )
 Command: TypeAlias = Batch | Control
 

@@ -12,6 +12,19 @@ class BatchRefused(Rejected):
     """A batch that can't be stored as it is."""
 
 
+class SchemaNotInForce(BatchRefused):
+    """A batch that was written with a schema version which the table does not take, or no more."""
+
+    def __init__(self, table: str = "", *, version: int, why: str) -> None:
+        super().__init__(
+            f"{f'table {table}' if table else 'this table'} takes no rows of schema version"
+            f" {version}: {why}",
+            detail="Nothing of the batch was stored.",
+            hint="Read the catalog again, and write with the newest version.",
+        )
+        self.version = version
+
+
 class CommandRefused(Rejected):
     """Anything else that is asked of a partition and can't be done as it is."""
 

@@ -47,12 +47,20 @@ from lowmark.group import (
 from lowmark.holds import Hold, SafePoint, Span
 from lowmark.runtime import Buffer, ClockSkew, HybridTime
 from lowmark.table.adopting import Adopted
-from lowmark.table.commands import CONTROL, ReleaseLease, RenewLease, Tick, Trim, decode
+from lowmark.table.commands import (
+    CONTROL,
+    KeepSchemas,
+    ReleaseLease,
+    RenewLease,
+    Tick,
+    Trim,
+    decode,
+)
 from lowmark.table.errors import PartitionNotHere
 from lowmark.table.partition import Partition, group_name
 from lowmark.table.producers import Appended
 from lowmark.table.readers import Cursor, Lease
-from lowmark.table.state import Begun, Finished, Ticked, Trimmed
+from lowmark.table.state import Begun, Finished, SchemasKept, Ticked, Trimmed
 
 SERVICE: Final = "partition.propose"
 _HEAD = struct.Struct("<qqI")
@@ -69,7 +77,7 @@ _UNTOUCHED = (
     PartitionNotHere,
 )
 """After these, the command was not applied and never will be."""
-_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease)
+_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease, KeepSchemas)
 _NOTHING, _REFUSED, _FAILED, _FIRST = range(4)
 """Answers: None, what the machine refused, why it was not asked; then the outcomes below."""
 
@@ -103,6 +111,7 @@ _KINDS: Final[tuple[Any, ...]] = (
     Lease,
     Adopted,
     Begun,
+    SchemasKept,
 )
 """Their order is what travels: new ones go to the end."""
 _encode = msgspec.msgpack.Encoder().encode

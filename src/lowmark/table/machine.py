@@ -17,14 +17,18 @@ from lowmark.errors import Corrupt
 from lowmark.runtime import Buffer
 from lowmark.table.adopting import Adopted
 from lowmark.table.backlog import Backlog
-from lowmark.table.commands import decode, frees_space
+from lowmark.table.commands import KeepSchemas, decode, frees_space
+from lowmark.table.errors import CommandRefused
 from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
 from lowmark.table.state import Begun, Finished, Outcome, Staged, State
 
-FORMAT = 2
+FORMAT = 3
 """The newest one. A version of the machine writes its snapshots in the format of its number."""
 _LENGTH = struct.Struct("<I")
+_SCHEMAS_VERSION = 3
+_FIELDS_OF = {1: 11, 2: 12, 3: 13}
+"""How many fields the header has, by format."""
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
@@ -41,15 +45,18 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     finished: tuple[tuple[int, tuple[bool, int, int, int]], ...]
     begins: tuple[tuple[int, int], ...] = ()
     """From format 2 on."""
+    schemas_from: int = 0
+    """From format 3 on."""
 
 
 class PartitionMachine:
     """Applies commands to a `State`.
 
-    Version 2 keeps begin minimums (`Begin`); without it there are none, and nothing else differs.
+    Version 2 keeps begin minimums (`Begin`), version 3 refuses schema versions (`KeepSchemas`);
+    nothing else differs.
     """
 
-    newest_version = 2
+    newest_version = 3
 
     def __init__(self) -> None:
         self.state = State()
@@ -65,6 +72,12 @@ class PartitionMachine:
             wanted = decode(command)
         except Corrupt as error:
             return error
+        if isinstance(wanted, KeepSchemas) and self._version < _SCHEMAS_VERSION:
+            # A member of an older release can't read it, and changes nothing, either.
+            return CommandRefused(
+                "not all members of this partition know schema versions that are refused",
+                hint="Have all nodes run the same release.",
+            )
         return self.state.apply(wanted, index=index, time=time, size=len(command))
 
     def may_use_reserve(self, command: Buffer) -> bool:
@@ -122,9 +135,10 @@ class PartitionMachine:
                 for number, done in state.finished.items()
             ),
             tuple(state.begins),
+            state.schemas_from,
         )
         fields = msgspec.structs.astuple(header)
-        head = msgspec.msgpack.encode(fields if self._version > 1 else fields[:-1])
+        head = msgspec.msgpack.encode(fields[: _FIELDS_OF[self._version]])
         parts = (head, backlog.encode(), state.producers.encode())
         return [piece for part in parts for piece in (_LENGTH.pack(len(part)), part)]
 
@@ -160,6 +174,7 @@ def _restored(data: bytes) -> State:
     state.staged = {number: list(batches) for number, batches in header.staged}
     state.finished = {number: Finished(*done) for number, done in header.finished}
     state.begins = tuple(Begun(*begun) for begun in header.begins)
+    state.schemas_from = header.schemas_from
     state.put_cursors(header.cursors)
     state.publish()
     return state

@@ -6,6 +6,11 @@ whose answer was lost is not stored twice: the partition knows its number. When 
 whose number may be taken, the producer goes on in a new epoch, which begins at
 0 and fences off whatever of the old one might still arrive. It has so many epochs (`EPOCH_BITS`);
 behind its last one begins that of a producer which replaces it, and there it ends.
+
+A batch whose schema version is not taken any more is encoded anew (`Renew`), and sent again under
+its number. If an earlier attempt was stored all the same, the partition knows the number, and
+answers with where those rows went: they are the same ones. So it is stored once, and what
+waits behind it stays behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypedDict, cast
+from typing import NamedTuple, Protocol, TypeAlias, TypedDict, cast
 
 from lowmark.errors import LowmarkError, NoMemory, Unavailable
 from lowmark.group import (
@@ -29,7 +34,12 @@ from lowmark.group import (
 )
 from lowmark.runtime import Buffer, DiskFailed, DiskFull
 from lowmark.table.commands import Change, encode_batch, encode_header_in_place
-from lowmark.table.errors import OutOfSequence, ProducerFenced, ProducerForgotten
+from lowmark.table.errors import (
+    OutOfSequence,
+    ProducerFenced,
+    ProducerForgotten,
+    SchemaNotInForce,
+)
 from lowmark.table.producers import ANSWERS_KEPT, Appended
 
 EPOCH_BITS = 12
@@ -116,6 +126,10 @@ class Outgoing(NamedTuple):
     """The message with `ROOM_BYTES` in front of it, if it is to go into the log without a copy."""
 
 
+Renew: TypeAlias = Callable[[Outgoing], Future[Outgoing]]
+"""Encodes the same rows with the newest schema version, as one batch."""
+
+
 @dataclass(slots=True)
 class _Sent:
     """A batch that is under way, or waits for that."""
@@ -128,6 +142,8 @@ class _Sent:
     unknown: bool = False
     """Whether an attempt may have been stored without an answer."""
     tried: bool = False
+    stale: bool = False
+    """Whether it can't be encoded anew."""
     passes_until_ms: int = 0
     """Until when an error of the leader's disk is taken for one that passes; 0: it had none."""
 
@@ -145,10 +161,17 @@ class _Lane:
     """The batches of one producer to one partition."""
 
     def __init__(
-        self, partition: Destination, producer: bytes, runtime: Timed, *, epoch: int
+        self,
+        partition: Destination,
+        producer: bytes,
+        runtime: Timed,
+        *,
+        epoch: int,
+        renew: Renew | None,
     ) -> None:
         self.partition = partition
         self.epoch = epoch
+        self._renew = renew
         self._producer = producer
         self._loop = runtime.loop
         self._next = 0
@@ -156,7 +179,7 @@ class _Lane:
         self._under_way = 0
         self._failed: list[_Sent] = []
         self._pauses = False
-        """Whether what failed is sent again in a moment."""
+        """Whether what failed is sent again in a moment, or when it was encoded anew."""
         self._at_work = False
         self.spent = False
         """Whether its epochs are used up: nothing is stored any more."""
@@ -245,6 +268,14 @@ class _Lane:
         failed = sorted(self._failed, key=lambda sent: sent.sequence)
         now_ms = self._loop.elapsed_us() // 1_000
         first = failed[0]
+        if now_ms < first.deadline_ms and isinstance(first.error, SchemaNotInForce):
+            if self._renew is not None and not first.stale:
+                self._pauses = True
+                # Later, also if it is there at once: then this is still at work.
+                self._renew(first.batch).then(
+                    lambda done: self._loop.call_later(0, partial(self._renewed, first, done))
+                )
+                return False
         if now_ms < first.deadline_ms and self._may_pass(first, now_ms):
             self._pauses = True
             self._loop.call_later(_RETRY_MS, self._again)
@@ -269,6 +300,21 @@ class _Lane:
         for sent in given_up:
             sent.future.reject(self._why(sent))
         return True
+
+    def _renewed(self, sent: _Sent, done: Future[Outgoing]) -> None:
+        """A batch was encoded anew, or could not be; then it is given up for what it was refused.
+
+        If the newest version that is known here is the one that was refused, another one has to be
+        heard of first.
+        """
+        if done.error is not None and not _may_pass(done.error):
+            sent.stale, self._pauses = True, False
+            self.work()
+        elif done.error is not None or done.result().schema == sent.batch.schema:
+            self._loop.call_later(_RETRY_MS, self._again)
+        else:
+            sent.batch, sent.tried = done.result(), False
+            self._again()
 
     def _may_pass(self, sent: _Sent, now_ms: int) -> bool:
         if not isinstance(sent.error, _OF_ONE_NODE) or not self.partition.replicated:
@@ -300,8 +346,17 @@ class _Lane:
 class Producing:
     """A producer: its batches to any number of partitions. All calls are made on the loop."""
 
-    def __init__(self, runtime: Timed, *, producer: bytes, timeout_ms: int, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        runtime: Timed,
+        *,
+        producer: bytes,
+        timeout_ms: int,
+        epoch: int = 0,
+        renew: Renew | None = None,
+    ) -> None:
         self._runtime = runtime
+        self._renew = renew
         self._elapsed_us = runtime.loop.elapsed_us
         self._producer = producer
         self._epoch = epoch
@@ -313,7 +368,9 @@ class Producing:
         key = (partition.table, partition.number)
         lane = self._lanes.get(key)
         if lane is None:
-            lane = _Lane(partition, self._producer, self._runtime, epoch=self._epoch)
+            lane = _Lane(
+                partition, self._producer, self._runtime, epoch=self._epoch, renew=self._renew
+            )
             self._lanes[key] = lane
         # The way may be another one, for the partition was moved. Its numbers go on: a second lane
         # beside one with batches under way would begin the same epochs, and one of two batches with

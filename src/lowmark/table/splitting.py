@@ -75,6 +75,18 @@ def outgoing(
         yield from outgoing(part, schema=schema, change=change, compression=compression)
 
 
+def encoded_whole(
+    rows: pa.RecordBatch, *, schema: int, change: Change, compression: Compression
+) -> Outgoing:
+    """The rows as one message, which is compressed if it is too large otherwise."""
+    message = encode_rows(rows, compression)
+    if message.size > MESSAGE_BYTES_MAX:
+        message = encode_rows(rows, "zstd")
+    if message.size > _MESSAGE_BYTES_LIMIT:
+        raise _too_large(f"a batch of {rows.num_rows} rows", message.size)
+    return _with_room(message, rows.num_rows, schema, change)
+
+
 def check_row_sizes(rows: pa.RecordBatch, before: int = 0) -> None:
     """Refuse a row that no entry has room for; `before` rows came before these.
 

@@ -23,6 +23,7 @@ from lowmark.table.commands import (
     DeleteCursor,
     Fence,
     Finish,
+    KeepSchemas,
     MoveCursor,
     ReleaseLease,
     RenewLease,
@@ -42,6 +43,7 @@ from lowmark.table.errors import (
     LeaseExpired,
     OffsetExpired,
     OffsetToCome,
+    SchemaNotInForce,
     TooMany,
     TransactionUnknown,
 )
@@ -100,6 +102,15 @@ class Begun(NamedTuple):
     time: int
 
 
+class SchemasKept(NamedTuple):
+    """Which schema versions a partition takes, and which ones its rows need."""
+
+    keep_from: int
+    """No batch of a lower version will ever be added."""
+    least: int
+    """The lowest version that a batch here has, staged ones among them; 0: there is none."""
+
+
 class Staged(msgspec.Struct, frozen=True, array_like=True):
     """A batch that waits for its transaction."""
 
@@ -114,7 +125,17 @@ class Staged(msgspec.Struct, frozen=True, array_like=True):
 
 
 Outcome: TypeAlias = (
-    Appended | Finished | Ticked | Trimmed | Cursor | Lease | Adopted | Begun | LowmarkError | None
+    Appended
+    | Finished
+    | Ticked
+    | Trimmed
+    | Cursor
+    | Lease
+    | Adopted
+    | Begun
+    | SchemasKept
+    | LowmarkError
+    | None
 )
 
 
@@ -139,6 +160,8 @@ class State:
         self.begins: tuple[Begun, ...] = ()
         """The last begin minimums, oldest first: from when on the rest of the log needs the
         catalog."""
+        self.schemas_from = 0
+        """Batches of a lower schema version are refused: the catalog may have forgotten it."""
         self._limited = False
         """Whether a cursor has a maximum lag."""
 
@@ -192,6 +215,8 @@ class State:
                 return self._adopt(command, time)
             case Begin():
                 return self._begin(command, index)
+            case KeepSchemas():
+                return self._keep_schemas(command)
             case _:
                 assert_never(command)
 
@@ -203,6 +228,9 @@ class State:
             known = self.producers.seen(batch.producer, batch.epoch, batch.sequence)
             if known is not None:
                 return known
+        if batch.schema < self.schemas_from:  # after its number: a repeat gets its first answer
+            why = f"it was replaced long ago, and only {self.schemas_from} and later ones are taken"
+            return SchemaNotInForce(version=batch.schema, why=why)
         if batch.transaction:
             return self._stage(batch, index, time, size)
         first = self.backlog.add(
@@ -280,6 +308,12 @@ class State:
         begun = Begun(index, begin.time)
         self.begins = (*self.begins, begun)[-BEGINS_KEPT:]
         return begun
+
+    def _keep_schemas(self, keep: KeepSchemas) -> Outcome:
+        self.schemas_from = max(self.schemas_from, keep.keep_from)
+        staged = [batch.schema for batches in self.staged.values() for batch in batches]
+        least = min(filter(None, (self.backlog.least_schema, *staged)), default=0)
+        return SchemasKept(self.schemas_from, least)
 
     # -- cursors --------------------------------------------------------------------------------
 
