@@ -59,8 +59,8 @@ FOUND_BY = {
     "shows a ledger one command late": (1, ("the ledger on",)),
     "begins where deletes are gone": (25, ("'DeletesGone'",)),
     "takes rows of versions that are not kept": (0, ("'SchemaNotInForce'",)),
-    "forgets in snapshots which versions are kept": (0, ("its snapshot says",)),
-    "overlooks versions of staged rows": (0, ("'SchemasKept'",)),
+    "forgets in snapshots which versions are kept": (0, ("its snapshot says", "others did not")),
+    "overlooks versions of staged rows": (12, ("'SchemasKept'",)),
 }
 """The seed, and some of what may be said then."""
 

@@ -303,6 +303,8 @@ class Reader:
         elif reading.earliest and not reading.compacted:
             start = max(start, view.start)
         end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
+        if end is not None and end > start:
+            reading.shape.learn(view, view.batch_at(start), view.batch_at(end - 1) + 1)
         return PartitionReader(number, start, end, view, given=start > 0 and not reading.trusted)
 
     def _let_go(self, part: PartitionReader) -> None:
@@ -455,6 +457,8 @@ class Reader:
         high = view.fitting(low, view.batch_at(end - 1) + 1, self._reading.batch_bytes)
         shape, where = self._reading.shape, self._reading.where
         held = part.end is not None
+        if not held:
+            shape.learn(view, low, high)
         columns = view.columns
         try:
             entries = self._fetch(part, low, high)

@@ -30,6 +30,7 @@ from lowmark.table import (
     KeyForm,
     check_row_sizes,
     outgoing,
+    renewed_rows,
     split,
 )
 
@@ -144,14 +145,20 @@ class TableWriter:
         change: Change = Change.UPSERT,
     ) -> Iterator[Parts]:
         """What goes to which partition, slice by slice. Batches that are not a list come by and by:
-        that may take hours, and nothing goes into a table that was dropped meanwhile.
+        that may take hours, and nothing goes into a table that was dropped meanwhile. If their
+        schema version is not kept any more, they go on with the newest one.
         """
         form, compression = self._way(table, schema)
-        looked = isinstance(batches, list)
+        looked, written = isinstance(batches, list), schema
         for batch in batches:
             if not looked:
-                self._current()
+                now = self._current()
+                if schema.number < now.schemas[0].number:  # it was forgotten meanwhile
+                    table, schema = now, now.latest
+                    form, compression = self._way(table, schema)
             looked = False
+            if schema is not written and change is not Change.DELETE:
+                batch = renewed_rows(batch, written, table)
             kind = Change.MIXED if batch.schema.names[-1:] == [CHANGE] else change
             if kind is Change.MIXED and form is not None:
                 batch = _bare_deletes(batch, form.names)

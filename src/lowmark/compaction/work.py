@@ -66,7 +66,7 @@ def work_for(context: RunContext, plan: PartitionPlan, given: PlanInput, tail: T
         base_is=_base_is(table, plan, given),
         tail=tail,
         horizon=plan.horizon,
-        schema=_schema(context, plan, given, mark=mark),
+        schema=_schema(context, plan, given, base, mark=mark),
         deletes_below=may_go_below(given.deletes_below, horizon=plan.horizon),
         watermark=mark,
         base_bytes=base.bytes if base is not None else 0,
@@ -93,11 +93,15 @@ def _mark(plan: PartitionPlan, given: PlanInput, base: Manifest | None) -> int:
     return mark
 
 
-def _schema(context: RunContext, plan: PartitionPlan, given: PlanInput, *, mark: int) -> int:
+def _schema(
+    context: RunContext, plan: PartitionPlan, given: PlanInput, base: Manifest | None, *, mark: int
+) -> int:
     """The version that new files get: the one in force at the table's mark.
 
     A reader as of that time or later finds every column that it may ask for. Rows that
-    come with a newer version were written later, but for a clock that went back.
+    come with a newer version were written later, but for a clock that went back. No row is written
+    with a lower version than it has: that would lose columns of it, and the catalog may have
+    forgotten versions below all those that rows have (`schemas`).
     """
     table, view = context.table, given.view
     at, end = view.batch_at(plan.low), view.batch_at(max(plan.horizon - 1, plan.low))
@@ -107,7 +111,7 @@ def _schema(context: RunContext, plan: PartitionPlan, given: PlanInput, *, mark:
     # missing in its files that readers may ask for.
     then = catalog_then(context.backend, mark).table(table.id)
     in_force = table.schemas[0] if then is None else then.latest
-    return max(newest, in_force.number)
+    return max(newest, in_force.number, *(base.schemas if base is not None else ()))
 
 
 def _base_is(table: Table, plan: PartitionPlan, given: PlanInput) -> Expected | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
@@ -118,6 +118,29 @@ class _Reading:
     """Whether a column shows the default that it was added with."""
 
 
+def written_with(
+    table: Table, version: int, newest: Callable[[], Table] | None = None
+) -> TableSchema:
+    """The schema version that rows name, as a reader's table has it, or else the `newest` one."""
+    written = table.schema_version(version)
+    if written is not None:
+        return written
+    now = table if newest is None else newest()
+    written = now.schema_version(version)
+    if written is not None:
+        return written
+    if table.latest.number < version < now.schemas[0].number:
+        raise Rejected(
+            f"rows of table {table.name} name schema version {version}, which was forgotten"
+            " meanwhile",
+            detail="No row that can be read needs it any more; this reader has stood for long.",
+            hint="Make another reader, from where this one stands.",
+        )
+    raise Corrupt(
+        f"rows of table {table.name} name schema version {version}, which the catalog does not have"
+    )
+
+
 class Shape:
     """The columns that rows are given out with. May be used on any thread.
 
@@ -154,6 +177,19 @@ class Shape:
         )
         self.with_deletes = CHANGE in self.names if with_deletes is None else with_deletes
         self._readings: dict[tuple[int, int], _Reading] = {}
+        self._later: Table | None = None
+        """The table as it was when rows were found that are newer than `table`."""
+
+    def learn(self, view: View, low: int, high: int) -> None:
+        """Find out which columns batches of a view have that are newer than the table. When they
+        are read, perhaps much later, the catalog may have forgotten their version.
+        """
+        high = min(high, view.count)
+        if low >= high or self._newest is None:
+            return
+        known = (self._later or self.table).latest.number
+        if int(view.columns.schema[low:high].max()) > known:
+            self._later = self._newest()
 
     def with_more(self, names: tuple[str, ...]) -> Shape:
         """The same rows, with more columns behind these."""
@@ -297,15 +333,11 @@ class Shape:
         return reading
 
     def _new_reading(self, version: int, change: Change) -> _Reading:
-        table = self.table
-        written = table.schema_version(version)
-        if written is None and self._newest is not None:
-            written = self._newest().schema_version(version)
-        if written is None:
-            raise Corrupt(
-                f"rows of table {table.name} name schema version {version},"
-                " which the catalog does not have"
-            )
+        table, newest = self.table, self._newest
+        later = self._later
+        if later is not None and later.schema_version(version) is not None:
+            newest = partial(_itself, later)
+        written = written_with(table, version, newest)
         stored = stored_schema(written, table.key, change)
         sources: list[_Source | None] = []
         for column, field in zip(self._columns, self.schema, strict=True):
@@ -327,6 +359,10 @@ class Shape:
         )
         fills = any(one is not None and one.filling.is_valid for one in sources)
         return _Reading(stored, tuple(sources), as_stored, fills)
+
+
+def _itself(table: Table) -> Table:
+    return table
 
 
 def _find(table: Table, name: str) -> Column | None:

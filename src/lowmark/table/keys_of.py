@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from lowmark.catalog import ColumnId, Table
-from lowmark.errors import Corrupt
 from lowmark.runtime import Buffer
 from lowmark.table.backlog import View
-from lowmark.table.batches import CHANGE, Mask, decode_rows, stored_schema
+from lowmark.table.batches import CHANGE, Mask, decode_rows, stored_schema, written_with
 from lowmark.table.commands import Change
 from lowmark.table.keys import KeyForm
 
@@ -125,14 +124,7 @@ class KeyReader:
 
     def _new_kind(self, version: int, change: Change) -> _Kind:
         table = self._table
-        written = table.schema_version(version)
-        if written is None and self._newest is not None:
-            written = self._newest().schema_version(version)
-        if written is None:
-            raise Corrupt(
-                f"rows of table {table.name} name schema version {version},"
-                " which the catalog does not have"
-            )
+        written = written_with(table, version, self._newest)
         stored = stored_schema(written, table.key, change)
         form = KeyForm.of(table, written)
         places = tuple(stored.get_field_index(name) for name in form.names)

@@ -271,10 +271,7 @@ class _Lane:
         if now_ms < first.deadline_ms and isinstance(first.error, SchemaNotInForce):
             if self._renew is not None and not first.stale:
                 self._pauses = True
-                # Later, also if it is there at once: then this is still at work.
-                self._renew(first.batch).then(
-                    lambda done: self._loop.call_later(0, partial(self._renewed, first, done))
-                )
+                self._renew(first.batch).then(partial(self._renewed, first))
                 return False
         if now_ms < first.deadline_ms and self._may_pass(first, now_ms):
             self._pauses = True
@@ -302,7 +299,13 @@ class _Lane:
         return True
 
     def _renewed(self, sent: _Sent, done: Future[Outgoing]) -> None:
-        """A batch was encoded anew, or could not be; then it is given up for what it was refused.
+        """A batch was encoded anew, or could not be. That may be known at once, while this is still
+        at work; so it is seen to later.
+        """
+        self._loop.call_later(0, partial(self._send_renewed, sent, done))
+
+    def _send_renewed(self, sent: _Sent, done: Future[Outgoing]) -> None:
+        """Send it again; one that can't be encoded anew is given up for what it was refused.
 
         If the newest version that is known here is the one that was refused, another one has to be
         heard of first.
