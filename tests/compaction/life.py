@@ -28,12 +28,14 @@ import lowmark
 from compaction.model import Broken, Column, Consumer, Key, Model, Row, Schema, confirm
 from compaction.world import Stopped
 from inside import backend_of
+from lowmark.backend.errors import RunUnderWay
 from lowmark.catalog import (
     AddColumns,
     AlterColumn,
     DropColumns,
     NewColumn,
     RenameColumn,
+    TableId,
     parse_type,
 )
 from lowmark.client import BelowWatermark, Database, GapFound, Reader, Table, looking_back
@@ -47,7 +49,7 @@ from lowmark.ledger.manifest import decode_manifest, encode_manifest
 from lowmark.log import LogConfig
 from lowmark.node import Settings
 from lowmark.node.settings import LedgerSettings, SchemaSync, WatermarkSettings
-from lowmark.table import Adopted, Cursor, Lease
+from lowmark.table import Adopted, Cursor, KeepSchemas, Lease
 from sim.mutants import replaced
 
 __all__ = [
@@ -333,8 +335,9 @@ class Life:
             (self.move_cursor, 3),
             (self.delete_cursor, 0.7),
             (self.trim, 1),
-            (self.change_columns, 1.5),
+            (self.change_columns, 2.5),
             (self.sweep, 1),
+            (self.forget_schemas, 1),
             (self.damage, 1),
             (self.restart, 0.5),
             (self.crash, 0.4),
@@ -358,7 +361,15 @@ class Life:
         self._compact(rewrite=True, verify=True)
         self._check_nothing_is_left_over()
         self.sweep()
+        self.table.trim_schemas()
+        self._check_forgotten()
         self.check_all()
+
+    def _check_forgotten(self) -> None:
+        """All files were written anew: no version is left but theirs, and later ones."""
+        first, needed = self.table.descriptor.schemas[0].number, self._needed_schemas()
+        least = min([*needed.values(), self.model.schema.version])
+        confirm(first == least, f"schema versions are kept from {first} on, not from {least}")
 
     def _check_nothing_is_left_over(self) -> None:
         for number, stands in self.look().items():
@@ -386,7 +397,7 @@ class Life:
 
     def _append(self, count: int) -> None:
         schema = self.model.schema
-        if self.dice.random() < 0.1:
+        if self.dice.random() < 0.2:
             schema = self.dice.choice(self.model.schemas)
         mixed = self.kind != "none" and self.dice.random() < 0.3
         rows = [self._row(schema, mixed=mixed) for _ in range(count)]
@@ -465,9 +476,21 @@ class Life:
             earlier = [one for one in left if one.partition == row.partition]
             confirm(earlier[0] is row or mine is None, f"{given} is out of order: {earlier[0]}")
             left.remove(row)
-            found[found.index(row)] = replace(row, values=values, version=schema.version)
+            stored = self._stored_with(row)
+            if stored.version != schema.version and not deleted:
+                self.count("row encoded anew")
+                values = {one.number: values.get(one.number, one.filling) for one in stored.columns}
+            found[found.index(row)] = replace(row, values=values, version=stored.version)
         for row in sorted(found, key=lambda one: (one.partition, one.offset)):
             self.model.add(row)
+
+    def _stored_with(self, row: Row) -> Schema:
+        """The schema version that a row has which was just stored: not its writer's, if that is not
+        taken any more.
+        """
+        view = backend_of(self.table).view(TableId(self.table_id), row.partition)
+        version = int(view.columns.schema[view.batch_at(row.offset)])
+        return next(one for one in self.model.schemas if one.version == version)
 
     def _learn_part(self, part: Any, names: Sequence[str]) -> list[Row]:
         current = self.model.key_names()
@@ -579,6 +602,7 @@ class Life:
             (self.close_reader, 1),
             (self.check_some, 2),
             (self.sweep, 3),
+            (self.forget_schemas, 1),
             (self.advance, 1),
             (self.trim, 1),
             (self.change_columns, 1),
@@ -767,6 +791,43 @@ class Life:
         self.table.sweep()
         self.check_files()
         self.tell("sweep")
+
+    def forget_schemas(self) -> None:
+        """Old schema versions go that nothing needs; or the process ends before they do."""
+        before = self.table.descriptor.schemas
+        if self.dice.random() < 0.3:
+            keep = KeepSchemas(self.dice.choice(before).number)
+            numbers = range(self.table.partitions)
+            backend_of(self.table).propose(TableId(self.table_id), dict.fromkeys(numbers, keep))
+            self.tell(f"refuse schema versions below {keep.keep_from}")
+            return
+        try:
+            told = self.table.trim_schemas()
+        except RunUnderWay:
+            return  # it does that at its end
+        after = self.table.descriptor.schemas
+        confirm(after == before[told.trimmed :], f"{told}: {after} is left of {before}")
+        self.tell(f"forget {told.trimmed} schema versions")
+
+    def _needed_schemas(self) -> dict[str, int]:
+        """The lowest schema version that each backlog and each file of an adopted ledger needs."""
+        needed: dict[str, int] = {}
+        store, backend = self.table._compactor.ledgers.store, backend_of(self.table)
+        for number, stands in self.look().items():
+            view = backend.view(TableId(self.table_id), number)
+            if view.count:
+                needed[f"backlog {number}"] = min(view.columns.schema[: view.count].tolist())
+            if stands.ledger is not None:
+                files = read_manifest(store, stands.ledger.manifest).files
+                needed |= {one.path: one.schema for one in files}
+        return needed
+
+    def _check_schemas(self) -> None:
+        """No row and no file is there whose columns the catalog does not know."""
+        first = self.table.descriptor.schemas[0].number
+        for what, version in self._needed_schemas().items():
+            confirm(version >= first, f"{what} needs schema version {version}; {first} is kept")
+        self.counts["schema version forgotten"] = first - 1
 
     def damage(self) -> None:
         """A bit of a ledger's file is wrong for a while: whoever reads it is told, or unharmed."""
@@ -967,6 +1028,7 @@ class Life:
                     at = one.reader.position[number]
                     confirm(stands.start <= at, f"{what} was cut above {one} at {at}")
         self.standing = now
+        self._check_schemas()
 
     def check_some(self) -> None:
         checks = [
@@ -1469,11 +1531,11 @@ class Life:
     # -- columns --------------------------------------------------------------------------------
 
     def change_columns(self) -> None:
-        if len(self.model.schemas) >= 8:
+        if len(self.table.descriptor.schemas) >= 8:
             return
         dice, columns = self.dice, list(self.model.schema.columns)
         plain = [one for one in columns if one.number not in self.model.key and one.name != "v"]
-        how = dice.choice(["add", "add", "drop", "widen", "rename"])
+        how = dice.choice(["add", "add", "drop", "widen", "rename", "default"])
         if how == "add":
             self.numbers += 1
             free = [name for name in ("n", "x", "y", "z") if name not in self.model.schema.names]
@@ -1492,6 +1554,10 @@ class Life:
             old = dice.choice([one for one in plain if one.type == "int32"])
             command = AlterColumn(table="t", column=old.name, type=parse_type("int64"))
             columns[columns.index(old)] = replace(old, type="int64")
+        elif how == "default" and any(one.type == "int32" for one in plain):
+            # For rows to come: older ones go on to show what the column was added with.
+            old = dice.choice([one for one in plain if one.type == "int32"])
+            command = AlterColumn(table="t", column=old.name, default=100 + len(self.told))
         elif how == "rename" and len(columns) > 1:
             old = dice.choice([one for one in columns if one.name != "v"])
             name = f"{old.name[:8]}{len(self.told)}"

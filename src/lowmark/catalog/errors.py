@@ -142,13 +142,15 @@ class VersionUnknown(Rejected):
 class VersionCompacted(Conflict):
     """A version, or a time, from before the update log was cut."""
 
-    def __init__(self, wanted: str, *, earliest: int) -> None:
+    def __init__(self, wanted: str, *, earliest: int, since: int = 0) -> None:
         super().__init__(
             f"the catalog as of {wanted} was compacted away",
             detail=f"The earliest version left is {earliest}.",
             hint=f"Ask for version {earliest} or a later one.",
         )
         self.earliest = earliest
+        self.since = since
+        """From when on that one is in force; 0: not known."""
 
 
 class CatalogToCome(Rejected):

@@ -138,7 +138,8 @@ class History:
         versions = self._versions
         place = bisect_right(versions, time, key=_activates_at)
         if not place:
-            raise VersionCompacted(f"time {time}", earliest=versions[0].version)
+            first = versions[0]
+            raise VersionCompacted(f"time {time}", earliest=first.version, since=first.activates_at)
         return versions[place - 1]
 
     def add(self, catalog: Catalog) -> None:

@@ -60,6 +60,7 @@ from lowmark.compaction.context import Progress
 from lowmark.compaction.description import LedgerDescription, RetiredLedger
 from lowmark.compaction.repair import Rebuilt, Reconciled
 from lowmark.compaction.runner import Engine, why_no_spark
+from lowmark.compaction.schemas import SchemaHolder, SchemasTrimmed
 from lowmark.compaction.verify import LedgerVerdict
 from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused
 from lowmark.convert.times import datetime_of, parse_time, time_text
@@ -134,6 +135,8 @@ __all__ = [
     "RowsUnrecoverable",
     "RunRecord",
     "RunUnderWay",
+    "SchemaHolder",
+    "SchemasTrimmed",
     "Snapshot",
     "Table",
     "TableCursor",

@@ -53,6 +53,7 @@ from lowmark.compaction.context import Progress, RunOptions
 from lowmark.compaction.description import LedgerDescription
 from lowmark.compaction.repair import Rebuilt, Reconciled, rebuild_ledgers, reconcile_ledgers
 from lowmark.compaction.runner import Engine, Runners, read_way
+from lowmark.compaction.schemas import SchemasTrimmed
 from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
 from lowmark.convert.columns import ColumnsLike
 from lowmark.convert.times import TimeLike
@@ -637,6 +638,13 @@ class Table:
         says what would go.
         """
         return self._compactor.sweep(self._current(), dry_run=dry_run)
+
+    def trim_schemas(self, *, dry_run: bool = False) -> SchemasTrimmed:
+        """Forget the schema versions of this table that no row and no file needs any more; says
+        which stay, and what needs those before the latest. Runs of compaction do this at their
+        end. A dry run only says what would go.
+        """
+        return self._compactor.trim_schemas(self._current(), dry_run=dry_run)
 
     def __repr__(self) -> str:
         return f"<lowmark.Table {self._first.name}, {counted(self.partitions, 'partition')}>"

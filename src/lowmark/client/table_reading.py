@@ -17,6 +17,7 @@ from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
 from lowmark.backend.values import Hold
 from lowmark.catalog import Table, TableId
+from lowmark.catalog.errors import VersionCompacted
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.cursors import Cursors
 from lowmark.client.looking_back import AsOfReader
@@ -167,7 +168,14 @@ class TableReaders:
     ) -> AsOfReader:
         time = self._past(as_of)
         # The catalog of then says which columns there were.
-        then = self._backend.catalog_at(time).table(self._id)
+        try:
+            then = self._backend.catalog_at(time).table(self._id)
+        except VersionCompacted as gone:
+            # The catalog is cut no further than the low watermark: that says more.
+            watermark = self._backend.watermark(latest=True).value
+            if time >= watermark:
+                raise
+            raise BelowWatermark(time=time, watermark=watermark) from gone
         if then is None:
             raise Rejected(
                 f"table {self._described().name} was not there at {time_text(time)}",

@@ -5,6 +5,9 @@ Any number of processes may do this for one database. Each claims a table before
 `claims`), so no two make the same run. A run whose process has died is resumed by another one, once
 that one has seen its claim unchanged for the time of its lease.
 
+Tables that were altered are looked at now and then, too, for schema versions that nothing needs any
+more (`schemas`): rows may have gone by other ways than a run.
+
 A run that fails is told in the log and by `problems`, and its table is left alone for a while, for
 longer each time; the others go on.
 """
@@ -41,6 +44,10 @@ _LOOKS_IN_LEASE = 4
 _BACK_OFF_S = 30.0
 _BACK_OFF_S_MAX = 3_600.0
 _STOP_S = 20.0
+_SCHEMAS_S = 60.0
+_SCHEMAS_S_MAX = 3_600.0
+"""A table whose old schema versions are needed is looked at again after this long; twice that if
+they still are, and so on."""
 
 
 def _now_s() -> float:
@@ -87,6 +94,9 @@ class Automatic:
         self._thread = threading.Thread(target=self._run, name="lowmark compaction", daemon=True)
         self._waits: dict[int, tuple[float, float]] = {}
         """Tables that failed: until when they are left alone, and for how long next time."""
+        self._schemas: dict[int, tuple[int, float, float]] = {}
+        """Tables with schema versions that were needed: how many, until when they are left alone,
+        and for how long next time."""
         self._known: set[int] = set()
         """Tables of which an earlier process has left no run without a claim, any more."""
         self._watch = ClaimWatch(compactor.claims, _now_s)
@@ -160,7 +170,30 @@ class Automatic:
                 if run is not None:
                     self.problems.pop(table.name, None)
                     runs.append(run)
+        for table in self._backend.catalog().all_tables():
+            if table.id not in held:
+                self._forget_schemas(table)
         return runs
+
+    def _forget_schemas(self, table: Table) -> None:
+        """Forget old schema versions of a table, if it has any and was not looked at lately."""
+        count, until_s, wait_s = self._schemas.get(table.id, (0, 0.0, 0.0))
+        if len(table.schemas) != count:  # it was altered since
+            until_s, wait_s = 0.0, _SCHEMAS_S
+        if len(table.schemas) == 1 or time.monotonic() < until_s or self._over.is_set():
+            return
+        until_s = time.monotonic() + wait_s
+        self._schemas[table.id] = len(table.schemas), until_s, min(2 * wait_s, _SCHEMAS_S_MAX)
+        try:
+            self._compactor.trim_schemas(table)
+        except RunUnderWay:
+            pass  # it looks at its end
+        except LowmarkError as error:
+            if not self._compactor.closing and not self._backend.closed:
+                logger.warning(
+                    "schema versions could not be forgotten",
+                    extra={"table": table.name, "reason": error.message},
+                )
 
     def _failed(self, table: Table, error: Exception) -> None:
         _, wait_s = self._waits.get(table.id, (0.0, _BACK_OFF_S))

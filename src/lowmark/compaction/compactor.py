@@ -29,6 +29,7 @@ from lowmark.compaction.holds import release_of
 from lowmark.compaction.records import Records
 from lowmark.compaction.run import Run, check_wanted
 from lowmark.compaction.runner import OwnSpark, Runner
+from lowmark.compaction.schemas import SchemasTrimmed, look_at_schemas, trim_schemas
 from lowmark.compaction.sweep import sweep, sweep_dropped
 from lowmark.errors import Corrupt, LowmarkError, Rejected
 from lowmark.ledger import REBUILD, RunRecord
@@ -257,6 +258,20 @@ class Compactor:
         if not dry_run:
             self.sweep_dropped()
         return gone
+
+    def trim_schemas(self, table: Table, *, dry_run: bool = False) -> SchemasTrimmed:
+        """Forget schema versions of a table that nothing needs; says what needs the others.
+
+        Files of ledgers that nothing names are swept first, for they would need theirs.
+        """
+        run = self._run(table, (), RunOptions())
+        if not dry_run:
+            self.sweep(table)
+        seen = look_at_schemas(run.context, all_of=dry_run)
+        if dry_run or not seen.trimmed:
+            return seen  # nothing is written for nothing
+        with self.only(run):
+            return trim_schemas(run.context)
 
     def sweep_dropped(self) -> None:
         """Remove what is left of tables that were dropped, once no read can look back to them."""

@@ -15,7 +15,7 @@ Steps, and what is true after each. A crash anywhere leaves what the last finish
        then, which is no harm: reads go by what was adopted
     6. the backlog is cut up to the horizon, as far as no reader holds it
     7. the lease is given back, the run noted as done, and what was retired goes when no reader
-       reads it
+       reads it. Schema versions that nothing needs any more are forgotten (`schemas`)
 
 With many partitions, steps 2 and 4 to 6 are made for several of them at once, wave by wave, and the
 run is noted after each wave. Each partition still goes through its own steps in this order, so a
@@ -43,6 +43,7 @@ from lowmark.compaction.holds import RunHolds
 from lowmark.compaction.plan import PlanInput, catalog_then, plan_input, plan_partition
 from lowmark.compaction.publish import Publisher
 from lowmark.compaction.runner import Runner, together
+from lowmark.compaction.schemas import trim_schemas
 from lowmark.compaction.work import carried_out, work_for
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import (
@@ -313,6 +314,7 @@ class Run:
         self._records.forget_old_runs(self.table.id)
         self._options.step("sweep")
         self._swept()
+        self._forget_schemas()
         with contextlib.suppress(Exception):  # it is done, whatever the caller makes of it
             self._watch.tell_whole(planned)
         return record
@@ -543,6 +545,16 @@ class Run:
         except LowmarkError as error:
             logger.warning(
                 "files of ledgers could not be swept",
+                extra={"table": self.table.name, "reason": error.message},
+            )
+
+    def _forget_schemas(self) -> None:
+        """What can't be forgotten now is forgotten after a later run: that fails nothing."""
+        try:
+            trim_schemas(self.context)
+        except LowmarkError as error:
+            logger.warning(
+                "schema versions could not be forgotten",
                 extra={"table": self.table.name, "reason": error.message},
             )
 

@@ -16,6 +16,7 @@ import msgspec
 
 from lowmark.backend.errors import SegmentsElsewhere
 from lowmark.catalog import Table
+from lowmark.catalog.errors import VersionCompacted
 from lowmark.catalog.serializers import encode_table
 from lowmark.compaction.context import RunContext
 from lowmark.compaction.holds import lease_of
@@ -108,8 +109,14 @@ def _schema(
     versions = view.columns.schema[at : end + 1][: max(view.count - at, 0)]
     newest = int(versions.max()) if len(versions) and plan.rows else 0
     # If the catalog of then can't be read, the run fails: with an older version, columns would be
-    # missing in its files that readers may ask for.
-    then = catalog_then(context.backend, mark).table(table.id)
+    # missing in its files that readers may ask for. But if it was cut off, no reader can ask for
+    # columns of that time: the earliest one that is left says which there may be.
+    try:
+        then = catalog_then(context.backend, mark).table(table.id)
+    except VersionCompacted as gone:
+        if not gone.since:
+            raise
+        then = catalog_then(context.backend, gone.since).table(table.id)
     in_force = table.schemas[0] if then is None else then.latest
     return max(newest, in_force.number, *(base.schemas if base is not None else ()))
 

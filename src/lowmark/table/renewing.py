@@ -1,9 +1,10 @@
 """Rows that were encoded with a schema version which is not taken any more, encoded with the newest
 one: as they would have been read, had they been stored before it was forgotten.
 
-Columns are found by their id. One that was added since shows its default; one that was dropped is
-left out; one that was widened is cast. Where a row belongs does not change: the types of key
-columns are for good. Deletes have nothing but their key, so their bytes stay as they are.
+Columns are found by their id. One that was added since shows the default that it was added with;
+one that was dropped is left out; one that was widened is cast. Where a row belongs does not change:
+the types of key columns are for good. Deletes have nothing but their key, so their bytes stay as
+they are.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def renewed_rows(rows: pa.RecordBatch, written: TableSchema, table: Table) -> pa
             why = f"column {column.name} was added since, must have a value, and has no default"
             raise SchemaNotInForce(table.name, version=written.number, why=why)
         else:
-            array = _filled(column.default, wanted, rows.num_rows, deletes)
+            array = _filled(table.filling(column.id), wanted, rows.num_rows, deletes)
         arrays.append(array)
         names.append(column.name)
     if deletes is not None:
@@ -88,11 +89,11 @@ def renewed_rows(rows: pa.RecordBatch, written: TableSchema, table: Table) -> pa
     return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
-def _filled(default: object, wanted: pa.DataType, count: int, deletes: pa.Array | None) -> pa.Array:
+def _filled(filling: object, wanted: pa.DataType, count: int, deletes: pa.Array | None) -> pa.Array:
     """A column that the rows do not have; a delete shows nothing but its key."""
-    if default is None:
+    if filling is None:
         return pa.nulls(count, wanted)
-    filled = pa.repeat(pa.scalar(default, wanted), count)
+    filled = pa.repeat(pa.scalar(filling, wanted), count)
     if deletes is None:
         return filled
     return pc.if_else(deletes, pa.scalar(None, wanted), filled)
