@@ -10,7 +10,7 @@ import pytest
 
 import lowmark
 from lowmark.client import Database, Table
-from lowmark.errors import ReadOnly, VersionCompacted
+from lowmark.errors import BelowWatermark, ReadOnly, VersionCompacted
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def test_an_explanation_has_every_version_once_and_says_what_needs_it(db: Databa
     db.advance_watermark()
     found = db.catalog.explain()
     # then the versions are dense, and those since its time have a holder that is named
+    assert found.would_cut == db.catalog.compact(dry_run=True).cut
     ranges = [(one.first, one.last) for one in found.versions]
     assert ranges[0][0] == found.earliest
     assert ranges[-1][1] == found.latest == 8
@@ -92,6 +93,9 @@ def test_a_time_whose_version_was_cut_is_refused_by_name(db: Database) -> None:
     db.catalog.compact()
     with pytest.raises(VersionCompacted):
         db.backend.catalog_at(before)
+    # and a reader of rows hears of the watermark, as before the cut
+    with pytest.raises(BelowWatermark):
+        db["orders"].read(as_of=before)
 
 
 def test_rounds_are_listed_and_the_catalog_is_cut_the_same_after_a_restart(

@@ -114,7 +114,7 @@ def test_the_version_in_force_at_the_watermark_always_stays() -> None:
 
 def test_a_table_that_keeps_its_past_for_longer_keeps_the_catalog_of_that_time() -> None:
     # given a table whose rows can be read as of a day ago, or of 5 ms and a margin before now
-    for history_ms, expected in ((86_400_000, 0), (5, 3)):
+    for history_ms, expected in ((86_400_000, 1), (5, 3)):
         made = history(*tables(2), log_table("own", options={"history": f"{history_ms} ms"}))
         decision = decide(seen(made, now=ms(MARGIN_MS + 5 + 32)))
         assert decision.version == expected
@@ -165,7 +165,7 @@ def test_a_silent_node_keeps_all_and_nothing_is_carried_to_the_others() -> None:
     before = seen(made)
     answers = {node: one for node, one in before.answers.items() if node != 3}
     decision = decide(replace(before, answers=answers, silent={3: "nothing came"}))
-    assert (decision.version, decision.begin) == (0, 0)
+    assert (decision.version, decision.begin) == (1, 0)
     assert [(one.holder, one.kind) for one in decision.held_by] == [("node n3", "no answer")]
 
 
@@ -238,11 +238,14 @@ def test_a_copy_that_is_damaged_says_why_its_node_does_not_speak_for_it() -> Non
 def test_a_node_outside_of_the_topology_keeps_what_it_should_hold() -> None:
     # given assignments that name node 4, which is down
     made = history(*tables(8))
-    down = seen(made, assignments=at_home(made, nodes=(1, 2, 4)))
+    down = seen(made, assignments=at_home(made, nodes=(1, 2, 4)), down={4: "n4"})
     decision = decide(down)
     # then versions below the first one with a table go
     assert decision.version == 2
+    assert {one.kind for one in decision.held_by} == {"node down"}
+    assert decision.held_by[0].holder.endswith("at node n4")
     assert "is not in the topology" in decision.held_by[0].why
+    assert "lowmark node remove" in decision.held_by[0].hint
     # and the rest does when it is back
     up = replace(down, nodes={**NODES, 4: "n4"}, answers={**down.answers, 4: down.answers[1]})
     assert decide(up).version == 9

@@ -290,13 +290,14 @@ class CatalogCompaction:
             trigger=trigger,
             node=self._node,
             began_ms=millis_of(self._clock.now()),
-            earliest=history.earliest.version,
-            version=history.earliest.version,
+            earliest=max(history.earliest.version, 1),
+            version=max(history.earliest.version, 1),
             latest=history.latest.version,
             dry_run=dry_run,
         )
         names = {one.number: one.name for one in self._cluster.topology.nodes}
         names.setdefault(self._node, self._cluster.node.name)
+        down = {one.number: one.name for one in self._cluster.nodes() if one.number not in names}
         watermark = self._watermark.current
 
         def end(made: Round) -> None:
@@ -322,6 +323,7 @@ class CatalogCompaction:
                 now=self._clock.now(),
                 watermark=watermark,
                 nodes=names,
+                down=down,
                 answers=good,
                 silent={
                     node: one.error.message for node, one in given.items() if one.error is not None
@@ -381,8 +383,8 @@ class CatalogCompaction:
                 self._groups.calls.ask(node, BEGIN_SERVICE, question, timeout_ms=ANSWER_MS)
 
     def _cut(self, made: Round, end: Callable[[Round], None]) -> None:
-        if made.version <= max(made.earliest, 1):
-            end(msgspec.structs.replace(made, version=made.earliest))
+        if made.version <= made.earliest:
+            end(made)
             return
 
         def cut(future: Future[bool]) -> None:
@@ -460,7 +462,7 @@ class CatalogCompaction:
             one
             for one in made.holders
             if one.version == made.version
-            and one.kind != "history"
+            and one.kind not in {"history", "table history"}
             and one.since_ms
             and now_ms - one.since_ms > self.old_holder_ms
         ]

@@ -12,13 +12,15 @@ snapshot, and is the earliest one left.
     log replay       the version in force at a copy's published begin minimum (`table.publication`);
                      a copy that has published nothing pins all
     no answer        all: a node of the topology that did not say what it needs
-    missing copy     the first version that has a table, if a node that the table's assignments name
-                     is not in the topology, or did not speak for its copy
+    node down        the first version that has a table, if a node that the table's assignments name
+                     is not in the topology
+    missing copy     the same, if such a node did not speak for its copy
     index            the version in which an index was registered that is not built yet
     rebalance        the version that a pending or planned set was computed for
     run              the version that a run of compaction was planned with, while it can go on
 
-So a holder never stops a cut: it stops the versions from its own on.
+So a holder never stops a cut: it stops the versions from its own on. Version 0, the catalog before
+the first one, is nothing that could be cut.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ _HINTS = {
     "log replay": "The copy publishes when its next snapshot is taken. `lowmark catalog compact`"
     " asks for one now.",
     "no answer": "Start the node again, or take it out with `lowmark node remove`.",
+    "node down": "Start the node again, or take it out with `lowmark node remove`.",
     "missing copy": "Start the node again, or rebuild its copy with `lowmark partition rebuild`.",
     "index": "Drop the index, or wait until it is built.",
     "rebalance": "`lowmark rebalance status` shows how far it is.",
@@ -105,6 +108,8 @@ class Seen:
     nodes: Mapping[int, str]
     """The topology as it was when the round began: names by number."""
     answers: Mapping[int, Minimums]
+    down: Mapping[int, str] = field(default_factory=dict)
+    """The other nodes of the cluster: names by number."""
     silent: Mapping[int, str] = field(default_factory=dict)
     """Nodes of the topology that did not answer, and why."""
     assignments: Mapping[PartitionId, Keys] = field(default_factory=dict)
@@ -142,7 +147,7 @@ def decide(seen: Seen) -> Decision:
     history = seen.history
     present = _at(history, seen.now)
     reached = _at(history, seen.watermark)
-    pins = [one for one in _pins(seen) if one.version < present.version]
+    pins = [_with_hint(one) for one in _pins(seen) if one.version < present.version]
     pins.sort(key=lambda one: (one.version, one.kind, one.holder))
     holds = [
         Hold(
@@ -157,17 +162,25 @@ def decide(seen: Seen) -> Decision:
     safe = safe_point(present.version, holds)
     spoke = not seen.silent and bool(seen.answers)
     return Decision(
-        version=max(safe.position, history.earliest.version),
+        version=max(safe.position, history.earliest.version, 1),
         required=min((one.required for one in seen.answers.values()), default=0) if spoke else 0,
         begin=min((one.begin for one in seen.answers.values()), default=0) if spoke else 0,
         present=present.version,
         goal=reached.activates_at,
-        holders=tuple(_with_hint(one) for one in pins),
+        holders=tuple(pins),
     )
 
 
 def _with_hint(one: Holder) -> Holder:
-    return one if one.hint else msgspec.structs.replace(one, hint=_HINTS.get(one.kind, ""))
+    version, hint = max(one.version, 1), one.hint or _HINTS.get(one.kind, "")
+    return msgspec.structs.replace(one, version=version, hint=hint)
+
+
+def _of_time(history: History, time: int, *, holder: str, kind: str, why: str) -> Holder:
+    """What needs the version that was in force at a time: since then, or since it was made."""
+    found = _at(history, time)
+    since_ms = _millis(max(time, found.activates_at)) if time else 0
+    return Holder(holder=holder, kind=kind, version=found.version, since_ms=since_ms, why=why)
 
 
 def _at(history: History, time: int) -> Catalog:
@@ -178,22 +191,22 @@ def _at(history: History, time: int) -> Catalog:
 
 def _pins(seen: Seen) -> Iterator[Holder]:
     history, earliest = seen.history, seen.history.earliest.version
-    yield Holder(
+    yield _of_time(
+        history,
+        seen.watermark,
         holder="the low watermark",
         kind="history",
-        version=_at(history, seen.watermark).version,
-        since_ms=_millis(seen.watermark),
         why="rows can be read as of any time since then",
     )
     for table in history.latest.all_tables():
         if any(name == "history" for name, _ in table.options):
             wall_ms = max(_millis(seen.now) - MARGIN_MS, 0)
             mark = table_mark(table, watermark=seen.watermark, wall_ms=wall_ms)
-            yield Holder(
+            yield _of_time(
+                history,
+                mark,
                 holder=f"table {history.latest.name_of(table)}",
                 kind="table history",
-                version=_at(history, mark).version,
-                since_ms=_millis(mark),
                 why="its rows can be read as of any time since then, by its option history",
             )
     for number, why in sorted(seen.silent.items()):
@@ -215,11 +228,11 @@ def _pins(seen: Seen) -> Iterator[Holder]:
 def _of_node(seen: Seen, number: int, answer: Minimums) -> Iterator[Holder]:
     history, node = seen.history, _node(seen, number)
     if answer.transaction:
-        yield Holder(
+        yield _of_time(
+            history,
+            answer.begin,
             holder=f"{answer.transaction} at {node}",
             kind="transactions",
-            version=_at(history, answer.begin).version,
-            since_ms=_millis(answer.begin),
             why="it began then, and is active",
         )
     # A copy that has published the global begin minimum can publish no more: then the transaction
@@ -234,19 +247,15 @@ def _of_node(seen: Seen, number: int, answer: Minimums) -> Iterator[Holder]:
             why = "its log since its last snapshot may belong to transactions that began then"
         else:
             why = "no snapshot of its log says yet from when on it needs the catalog"
-        yield Holder(
-            holder=f"{copy} at {node}",
-            kind="log replay",
-            version=_at(history, one.published).version,
-            since_ms=_millis(one.published),
-            why=why,
+        yield _of_time(
+            history, one.published, holder=f"{copy} at {node}", kind="log replay", why=why
         )
     if not named:  # its own low watermark is behind
-        yield Holder(
+        yield _of_time(
+            history,
+            answer.required,
             holder=node,
             kind="log replay",
-            version=_at(history, answer.required).version,
-            since_ms=_millis(answer.required),
             why="it has not heard of the low watermark yet",
         )
 
@@ -279,13 +288,15 @@ def _missing(seen: Seen) -> Iterator[Holder]:
             if node in seen.silent:
                 continue  # it holds all, and is named
             if there is None:
+                kind = "node down"
                 why = "a node that its assignments name is not in the topology"
             else:
+                kind = "missing copy"
                 broken = _broken(seen.answers[node], partition)
                 why = f"its node did not speak for it: {broken or 'it has no copy that runs'}"
             yield Holder(
                 holder=f"{_copy(seen, *partition)} at {_node(seen, node)}",
-                kind="missing copy",
+                kind=kind,
                 version=_first_with_table(seen.history, partition.table),
                 since_ms=0,
                 why=why,
@@ -344,7 +355,7 @@ def _first_with_table(history: History, table: TableId) -> int:
 
 
 def _node(seen: Seen, number: int) -> str:
-    name = seen.nodes.get(number, "")
+    name = seen.nodes.get(number, "") or seen.down.get(number, "")
     return f"node {name or number}"
 
 
