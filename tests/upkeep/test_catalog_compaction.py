@@ -19,7 +19,7 @@ from lowmark.catalog import (
 from lowmark.ledger import RunRecord, run_key
 from lowmark.metastore import Do, Remove
 from lowmark.placement.assignments import PENDING, Assignments, PartitionId
-from lowmark.table import encode_batch
+from lowmark.table import Partition, encode_batch
 from lowmark.table.commands import Begin
 from lowmark.upkeep import Round
 from lowmark.upkeep.catalog_compaction import OLD_HOLDER_MS, ROUNDS_KEPT
@@ -395,6 +395,49 @@ def test_a_table_that_is_created_and_dropped_holds_nothing_in_the_end() -> None:
         world.create(1, log_table(name))
         world.execute(2, DropTable(name=name))
     wait_cut(world, world[1].catalog.latest.version)
+
+
+def test_a_copy_that_rests_on_a_leader_that_was_replaced_publishes_nothing_by_itself() -> None:
+    # given a group at rest whose history was cut
+    world, table = world_with()
+    wait_cut(world, world[1].catalog.latest.version)
+    node = coordinator(world)
+
+    def copies() -> dict[int, Partition]:
+        return {one.number: one.tables.get(table, 0) for one in world.up}
+
+    def leads(number: int) -> bool:
+        return copies()[number].group.ready
+
+    copies()[node.number].group.campaign()
+    world.run_until(lambda: leads(node.number))
+    world.run_until(lambda: all(one.group.resting.resting for one in copies().values()))
+    after, left_out = (one.number for one in world.up if one is not node)
+    # when its leader hands over to a node that the third one can't hear
+    world.network.cut([world[after].address], [world[left_out].address])
+    copies()[node.number].group.transfer(after)
+    world.run_until(lambda: leads(after))
+    assert copies()[left_out].group.resting.resting
+    # and a transaction writes a row, and is over
+    begin = world[after].run.clock.now()
+    needed = node.catalog.at_local(begin)
+    world.wait(copies()[after].append(encode_batch(bytes(10), rows=1, schema=1)))
+    row = copies()[after].group.last_index()
+    # and the versions after it were made long ago, so that all copies may publish
+    alter(world, 2)
+    let_pass(world)
+    for _ in range(4):
+        world.wait(node.watermark.advance())
+        world.wait(node.upkeep.catalog._request("by hand", dry_run=False))
+        world.run_for(world.config.election_ms)
+    # then the copy that has not got the row says that it may need its version
+    assert copies()[left_out].group.last_index() < row
+    assert copies()[left_out].published <= begin
+    assert earliest(world) == {needed.version}
+    # and when it has got it, the history goes
+    world.heal()
+    wait_cut(world, node.catalog.latest.version)
+    assert copies()[left_out].group.last_index() >= row
 
 
 # -- what a restart finds -------------------------------------------------------------------------

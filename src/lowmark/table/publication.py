@@ -13,12 +13,14 @@ What holds
     2. It is noted in one of three ways:
        - by an entry (`Begin`), which the leader proposes. Every copy notes it when it is applied.
          Snapshots have the last ones, so a copy that starts anew knows them again.
-       - without an entry, by the only copy of a partition: all that there is stands in its log.
-       - without an entry, by a copy of a group that rests. It has everything that its leader has,
-         and everything is committed; but its leader may have been replaced an election timeout ago,
-         and the copy not know yet. So it notes what it heard an election timeout before, if it
-         still rests at the same index in the same term: then no other leader had been elected when
-         it heard it.
+       - without an entry, by the only voter of a partition: all that there is stands in its log.
+       - without an entry, by the leader of a group that rests. All that is committed stands in its
+         log, and no more than that; but it may have been replaced, and not know yet. So it notes
+         what it heard an election timeout before, if it still rests at the same index in the same
+         term: then no other leader had been elected when it heard it.
+       What a leader has noted without an entry holds for the log, so for every copy: it gives its
+       word to the other members, and they note it, too. A member that rests can't know it by
+       itself. Its leader may have handed over to a member that can't reach it, and it rests on.
     3. What is published never falls in one life of a copy. After a start it may be what the
        snapshot says, which is earlier, until the next round.
 """
@@ -35,7 +37,7 @@ _NOTHING = Begun(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """What a copy heard while it rested."""
+    """What a leader heard while its group rested."""
 
     term: int
     begun: Begun
@@ -69,19 +71,26 @@ class Publication:
         last = group.last_index()
         even = group.stopped is None and group.applied == last
         if even and group.alone and group.ready:
-            self._note(Begun(last, begin))
+            self.told(Begun(last, begin))
             return True
-        if not even or not group.resting.resting:
+        rests = even and group.resting.resting
+        if not rests or not group.ready:
             self._heard = None
-            return False
+            return rests
         before = self._heard
         if before is None or (before.term, before.begun.place) != (group.term, last):
             self._heard = _Heard(group.term, Begun(last, begin), now_ms)
         elif now_ms - before.at_ms >= group.config.election_ms:
-            self._note(before.begun)
+            self.told(before.begun)
             self._heard = _Heard(group.term, Begun(last, begin), now_ms)
         return True
 
-    def _note(self, begun: Begun) -> None:
+    @property
+    def word(self) -> Begun:
+        """What was noted last without an entry; a leader gives its word for it."""
+        return self._noted
+
+    def told(self, begun: Begun) -> None:
+        """Note what holds for the log, by the word of its leader."""
         if begun.time > self._noted.time:
             self._noted = begun

@@ -4,8 +4,12 @@ The coordinator asks every node of the topology twice in a round.
 
     catalog.minimums   what it needs, and which copies it spoke for (`Minimums`)
     catalog.begin      the global begin minimum goes to all copies here (`Carry`). A leader proposes
-                       it in its group; copies of groups that rest note it without an entry
+                       it in its group; that of a group that rests notes it without an entry
                        (`table.publication`)
+
+Then leaders ask the nodes of other members.
+
+    catalog.noted      what they have noted without an entry (`Words`): one message for many groups
 
 An entry, and a snapshot before its time, cost something. So a copy does neither unless it holds
 versions of the catalog that history alone would not keep (`Carry.goal`). Where there is no version
@@ -21,17 +25,22 @@ from typing import Final
 
 import msgspec
 
+from lowmark.catalog import TableId
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.group import Future, Groups, Reply
 from lowmark.runtime import Buffer, Runtime
 from lowmark.table import LowWatermark, Partition, Tables
 from lowmark.table.commands import Begin
+from lowmark.table.state import Begun
 from lowmark.upkeep.catalog_decision import SHOWN_MAX, Lagging, Minimums
 
 logger = logging.getLogger(__name__)
 
 MINIMUMS_SERVICE: Final = "catalog.minimums"
 BEGIN_SERVICE: Final = "catalog.begin"
+NOTED_SERVICE: Final = "catalog.noted"
+_NOTED_MS: Final = 10_000
+"""How long a node is waited for that hears of notes; one that misses them hears of the next."""
 SNAPSHOT_EVERY_MS: Final = 60_000
 """A copy that holds the catalog takes a snapshot for it at most this often, unless an operator asks
 for the cut."""
@@ -59,6 +68,24 @@ class Carry(msgspec.Struct, frozen=True, array_like=True):
     """Whether an operator waits: snapshots are taken at once."""
 
 
+class Word(msgspec.Struct, frozen=True, array_like=True):
+    """What the leader of a partition has noted without an entry."""
+
+    table: int
+    number: int
+    place: int
+    time: int
+
+
+class Words(msgspec.Struct, frozen=True, array_like=True):
+    """What leaders at one node tell those of their members that are at another."""
+
+    words: tuple[Word, ...]
+    goal: int
+    """As in `Carry`."""
+    now: bool = False
+
+
 class CatalogMinimums:
     """Answers for one node. All calls are made on the loop."""
 
@@ -67,6 +94,7 @@ class CatalogMinimums:
     ) -> None:
         self._loop = runtime.loop
         self._clock = runtime.clock
+        self._groups = groups
         self._tables = tables
         self._watermark = watermark
         self.active: Callable[[], Active | None] = lambda: None
@@ -77,6 +105,7 @@ class CatalogMinimums:
         """When a copy was asked for a snapshot."""
         groups.calls.serve(MINIMUMS_SERVICE, self._asked)
         groups.calls.serve(BEGIN_SERVICE, self._told)
+        groups.calls.serve(NOTED_SERVICE, self._noted)
 
     # -- what is needed here ----------------------------------------------------------------------
 
@@ -115,8 +144,16 @@ class CatalogMinimums:
         }
 
         def some(first: int) -> None:
+            words: dict[int, list[Word]] = {}
             for one in copies[first : first + _SLICE]:
                 self._carry_to(one, carry)
+                for node in self._members_to_tell(one):
+                    noted = one.publication.word
+                    word = Word(one.table, one.number, noted.place, noted.time)
+                    words.setdefault(node, []).append(word)
+            for node, some_words in sorted(words.items()):
+                question = msgspec.msgpack.encode(Words(tuple(some_words), carry.goal, carry.now))
+                self._groups.calls.ask(node, NOTED_SERVICE, question, timeout_ms=_NOTED_MS)
             if first + _SLICE < len(copies):
                 self._loop.call_soon(lambda: some(first + _SLICE))
 
@@ -126,14 +163,23 @@ class CatalogMinimums:
         if one.group.stopped is not None:
             return
         rests = one.publication.heard(carry.begin, one.group, self._now_ms())
-        published = one.published
-        if published >= carry.goal:
-            return
         noted = one.publication.noted(one.state)
-        if not rests and noted.time < min(carry.goal, carry.begin):
+        if not rests and max(noted.time, one.published) < min(carry.goal, carry.begin):
             self._propose(one, carry.begin)
-        if noted.time > published:
-            self._snapshot(one, now=carry.now)
+        self._cover(one, carry.goal, now=carry.now)
+
+    def _members_to_tell(self, one: Partition) -> list[int]:
+        """The other members, if this copy leads them and has something to tell."""
+        group = one.group
+        if not group.ready or not one.publication.word.time:
+            return []
+        return sorted(group.members().everybody - {group.node})
+
+    def _cover(self, one: Partition, goal: int, *, now: bool) -> None:
+        """Have what was noted covered by a snapshot, so that it is published, if that is needed."""
+        published = one.published
+        if published < goal and one.publication.noted(one.state).time > published:
+            self._snapshot(one, now=now)
 
     def _propose(self, one: Partition, begin: int) -> None:
         key = (one.table, one.number)
@@ -153,7 +199,6 @@ class CatalogMinimums:
             done(Future.failed(error))
 
     def _snapshot(self, one: Partition, *, now: bool) -> None:
-        """Have what was noted covered, so that it is published."""
         key, now_ms = (one.table, one.number), self._now_ms()
         before_ms = self._snapshot_at_ms.get(key)
         if now or before_ms is None or now_ms - before_ms >= SNAPSHOT_EVERY_MS:
@@ -175,6 +220,21 @@ class CatalogMinimums:
             self.carry(msgspec.msgpack.decode(question, type=Carry))
         except msgspec.MsgspecError as error:
             logger.warning("a begin minimum can't be read", extra={"reason": str(error)})
+        reply(b"")
+
+    def _noted(self, address: str, sender: int, question: Buffer, reply: Reply) -> None:
+        del address, sender
+        try:
+            told = msgspec.msgpack.decode(question, type=Words)
+        except msgspec.MsgspecError as error:
+            logger.warning("notes of leaders can't be read", extra={"reason": str(error)})
+            told = Words((), 0)
+        here = {(one.table, one.number): one for one in self._tables.all()}
+        for word in told.words:
+            one = here.get((TableId(word.table), word.number))
+            if one is not None and one.group.stopped is None:
+                one.publication.told(Begun(word.place, word.time))
+                self._cover(one, told.goal, now=told.now)
         reply(b"")
 
 
