@@ -215,7 +215,9 @@ class Sends:
         send.sent_entries += len(piece.entries)
         send.piece_at_ms = self._host.now_ms()
         self._host.send(piece)
-        self._pump(send)
+        # Not now: this piece shall be on its way while the next one is read, and whatever else the
+        # loop has to do comes between them.
+        self._host.later(0, lambda: self._pump(send))
         return item_bytes(piece)
 
     def _next_piece(self, send: _Send, sender: SnapshotSender) -> InstallPiece | None:
