@@ -184,7 +184,7 @@ def test_a_reader_of_a_ledger_needs_the_versions_of_its_files(world: World) -> N
     reader.close()
     # when it is done, the version goes
     eventually(lambda: world.table.trim_schemas().trimmed == 1)
-    world.check()
+    world.check_now()
 
 
 def test_staged_rows_need_their_version(world: World) -> None:

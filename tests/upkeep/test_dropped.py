@@ -5,7 +5,7 @@ import pytest
 from lowmark.catalog import AlterZone, DropTable, TableId
 from lowmark.metastore import MetastoreConfig
 from lowmark.placement.assignments import ASSIGNMENTS_PREFIX
-from lowmark.table import PartitionNotHere
+from lowmark.table import PartitionNotHere, encode_batch
 from lowmark.upkeep.dropped import dropped_at
 from table.world import TableNode, TableWorld, log_table
 
@@ -138,6 +138,68 @@ def test_keys_that_come_late_go_with_the_next_look() -> None:
     assert world[1].tables.on_disk() == []
     assert world.look()[1].removed == (table,)
     assert keys(world[1]) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"ledger.%d.0",
+        b"ledger.retired.%d.0.4",
+        b"compaction.%d.20260101T000000-abcdef",
+        b"compaction-claim.%d.holder",
+        b"partition.assignments.pending.%d.0",
+        b"partition.assignments.planned.%d.0",
+        b"partition.assignments.pending.lock.%d.0",
+        b"partition.assignments.change.trigger.revision.%d.0",
+    ],
+)
+def test_no_key_of_a_dropped_table_stays_whichever_was_written_late(key: bytes) -> None:
+    # given a dropped table that was destroyed, and one whose id begins with the same digits
+    world = TableWorld(nodes=1)
+    table = made(world, partitions=1)
+    world.execute(1, DropTable(name="events"))
+    past(world)
+    world.look()
+    metastore = world[1].metastore
+    late, other = key % table, key % int(f"{table}99")
+    # when a run that went on, or a node that is far behind, writes one of its keys once more
+    value = b"7"
+    if b"assignments.p" in key and b"lock" not in key:
+        value = b'{"nodes":[1],"catalog_version":2}'
+    elif key.startswith(b"compaction."):
+        value = b'{"run":"r","table_name":"events","state":"done","began_at_ms":1}'
+    world.wait(metastore.put(late, value))
+    world.wait(metastore.put(other, value))
+    # then the next look removes it, and no key of another table
+    assert world.look()[1].removed == (table,)
+    left = {entry.key for entry in metastore.range_local(b"").entries}
+    assert late not in left
+    assert other in left
+    # and the one after that has nothing to do
+    assert world.look()[1].removed == ()
+
+
+def test_a_node_forgets_the_ways_to_partitions_of_a_dropped_table() -> None:
+    # given a node that has no copy of a table, and has sent rows to it
+    world = TableWorld()
+    world.execute(1, AlterZone(name="default", replicas=1))
+    table = world.create(1, log_table("events", partitions=1))
+    world.append(table, rows=1)
+    home = world.leading(table).group.node
+    away = next(node for node in world.up if node.number != home)
+    batch = encode_batch(bytes(8), rows=1, schema=1)
+    world.wait(away.tables.way(table, 0).propose(batch))
+    assert away.tables.distant() == {table}
+    # when it is dropped, and no read can look back to it
+    world.execute(1, DropTable(name="events"))
+    world.look()
+    assert away.tables.distant() == {table}
+    past(world)
+    world.look()
+    world.everywhere()
+    world.look()
+    # then nothing of it is left in memory
+    assert away.tables.distant() == set()
 
 
 def test_a_table_was_dropped_when_the_first_version_without_it_came_into_force() -> None:

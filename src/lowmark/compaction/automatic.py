@@ -6,7 +6,8 @@ Any number of processes may do this for one database. Each claims a table before
 that one has seen its claim unchanged for the time of its lease.
 
 Tables that were altered are looked at now and then, too, for schema versions that nothing needs any
-more (`schemas`): rows may have gone by other ways than a run.
+more (`schemas`): rows may have gone by other ways than a run. And so are files of tables that were
+dropped.
 
 A run that fails is told in the log and by `problems`, and its table is left alone for a while, for
 longer each time; the others go on.
@@ -44,6 +45,7 @@ _LOOKS_IN_LEASE = 4
 _BACK_OFF_S = 30.0
 _BACK_OFF_S_MAX = 3_600.0
 _STOP_S = 20.0
+_DROPPED_S = 60.0
 _SCHEMAS_S = 60.0
 _SCHEMAS_S_MAX = 3_600.0
 """A table whose old schema versions are needed is looked at again after this long; twice that if
@@ -97,6 +99,8 @@ class Automatic:
         self._schemas: dict[int, tuple[int, float, float]] = {}
         """Tables with schema versions that were needed: how many, until when they are left alone,
         and for how long next time."""
+        self._dropped_at_s = 0.0
+        """When to look for what is left of dropped tables."""
         self._known: set[int] = set()
         """Tables of which an earlier process has left no run without a claim, any more."""
         self._watch = ClaimWatch(compactor.claims, _now_s)
@@ -173,6 +177,9 @@ class Automatic:
         for table in self._backend.catalog().all_tables():
             if table.id not in held:
                 self._forget_schemas(table)
+        if not self._over.is_set() and time.monotonic() >= self._dropped_at_s:
+            self._dropped_at_s = time.monotonic() + _DROPPED_S
+            self._compactor.sweep_dropped()
         return runs
 
     def _forget_schemas(self, table: Table) -> None:

@@ -24,7 +24,7 @@ from lowmark.metastore import RemoveRange
 from lowmark.runtime import Buffer
 
 POINTER_PREFIX = b"ledger."
-_RETIRED = b"ledger.retired."
+RETIRED_PREFIX = b"ledger.retired."
 RUN_PREFIX = b"compaction."
 CLAIM_PREFIX = b"compaction-claim."
 REBUILD = "a ledger is missing or damaged"
@@ -217,7 +217,7 @@ def pointer_prefix(table: int) -> bytes:
 
 def retired_prefix(table: int) -> bytes:
     """Where a table's retired ledgers are noted."""
-    return b"%s%d." % (_RETIRED, table)
+    return b"%s%d." % (RETIRED_PREFIX, table)
 
 
 def retired_key(table: int, partition: int, epoch: int) -> bytes:
@@ -233,7 +233,7 @@ def parse_retired_key(key: bytes) -> tuple[int, int]:
 
 def table_of(key: bytes) -> int:
     """The table that a key of a ledger, of a run or of a claim belongs to."""
-    for prefix in (_RETIRED, POINTER_PREFIX, RUN_PREFIX, CLAIM_PREFIX):
+    for prefix in (RETIRED_PREFIX, POINTER_PREFIX, RUN_PREFIX, CLAIM_PREFIX):
         key = key.removeprefix(prefix)
     return int(key.partition(b".")[0])
 

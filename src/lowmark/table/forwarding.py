@@ -174,6 +174,16 @@ class Forwarding:
         self._try(asked)
         return asked.future
 
+    def remembered(self) -> set[tuple[int, int]]:
+        """The partitions of which is remembered who leads them, or that it was asked in vain."""
+        return {*self._leaders, *self._turns}
+
+    def forget(self, table: int) -> None:
+        """Remember nothing of a table's partitions."""
+        for known in (self._leaders, self._turns):
+            for key in [key for key in known if key[0] == table]:
+                del known[key]
+
     def copies(self, table: int, number: int) -> int:
         """How many nodes a partition is on."""
         return len(self._routes(table, number))

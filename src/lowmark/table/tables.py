@@ -120,6 +120,18 @@ class Tables:
             return distant
         return self.get(table, number) if partition is None else partition
 
+    def distant(self) -> set[TableId]:
+        """The tables of which a way to a partition without a copy here is remembered."""
+        asked = set() if self._forwarding is None else self._forwarding.remembered()
+        return {TableId(table) for table, _ in asked | set(self._distant)}
+
+    def forget_ways(self, table: TableId) -> None:
+        """Remember no way to partitions of a table that no node has any more."""
+        for key in [key for key in self._distant if key[0] == table]:
+            del self._distant[key]
+        if self._forwarding is not None:
+            self._forwarding.forget(table)
+
     def here(self, table: int, number: int) -> Partition | None:
         """The copy that is here, if there is one."""
         return self._partitions.get((TableId(table), number))

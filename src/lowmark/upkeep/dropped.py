@@ -8,9 +8,15 @@ Steps, and what is true after each
        still be read was the table there
     3. each node destroys its copies. A crash before a folder is gone leaves the copy as it was: it
        is on the disk, and the next look destroys it, started or not
-    4. the coordinator removes the table's assignments, at any time after 2. A node that was down
-       finds copies without assignments at its next start. It needs none to destroy them: the
-       catalog says that the table was dropped, and ids are never used again
+    4. the coordinator removes the table's assignments, and what is noted of its ledgers and runs,
+       at any time after 2. A node that was down finds copies without assignments at its next
+       start. It needs none to destroy them: the catalog says that the table was dropped, and ids
+       are never used again. A run that went on meanwhile, or a node that is far behind, may write
+       a key once more: the next look finds it, whichever kind it is
+    5. each node forgets by which way it reached partitions of the table that it has no copy of
+
+Files of ledgers are removed by processes that can reach them (`compaction.sweep`): the owner of a
+directory when it opens it, runs, and workers.
 
 A table that this node's catalog does not have may also be one that it has not heard of yet. Those
 have ids that its catalog has not given out.
@@ -24,7 +30,15 @@ from bisect import bisect_left
 from lowmark.catalog import Catalogs, TableId
 from lowmark.errors import LowmarkError
 from lowmark.group import Future, together
-from lowmark.ledger.records import ledger_keys
+from lowmark.ledger.records import (
+    CLAIM_PREFIX,
+    POINTER_PREFIX,
+    RETIRED_PREFIX,
+    RUN_PREFIX,
+    ledger_keys,
+)
+from lowmark.metastore import Metastore
+from lowmark.metastore.state import State as MetastoreState
 from lowmark.placement import Placement
 from lowmark.table import LowWatermark, Tables
 
@@ -48,21 +62,43 @@ def dropped_at(catalogs: Catalogs, table: TableId) -> int | None:
     return catalogs.version(first).activates_at
 
 
+def tables_noted(state: MetastoreState) -> set[TableId]:
+    """The tables of which ledgers, runs or claims are noted: a look for the first key of each."""
+    found = set()
+    for prefix in (POINTER_PREFIX, RETIRED_PREFIX, RUN_PREFIX, CLAIM_PREFIX):
+        start, end = prefix + b"0", prefix + b":"  # behind it stands the id, in digits
+        while there := state.find_range(start, end, limit=1):
+            digits = there[0].key.removeprefix(prefix).partition(b".")[0]
+            start = prefix + digits + b"/"  # which follows `.`
+            if digits.isdigit():
+                found.add(TableId(int(digits)))
+    return found
+
+
 class Dropped:
     """Finds and removes what is left of them."""
 
     def __init__(
-        self, catalogs: Catalogs, tables: Tables, placement: Placement, watermark: LowWatermark
+        self,
+        metastore: Metastore,
+        catalogs: Catalogs,
+        tables: Tables,
+        placement: Placement,
+        watermark: LowWatermark,
     ) -> None:
+        self._metastore = metastore
         self._catalogs = catalogs
         self._tables = tables
         self._placement = placement
         self._watermark = watermark
 
     def destroy_copies(self) -> list[tuple[TableId, int]]:
-        """Step 3, at this node; gives what went."""
+        """Steps 3 and 5, at this node; gives what went."""
         gone = []
         passed: dict[TableId, bool] = {}
+        for table in self._tables.distant():
+            if self._has_passed(table):
+                self._tables.forget_ways(table)
         for table, number in self._tables.on_disk():
             if table not in passed:
                 passed[table] = self._has_passed(table)
@@ -80,8 +116,9 @@ class Dropped:
         return gone
 
     def remove_assignments(self) -> Future[list[Future[TableId]]]:
-        """Step 4, for the cluster; gives the tables whose assignments went."""
-        passed = [table for table in self._placement.assigned() if self._has_passed(table)]
+        """Step 4, for the cluster; gives the tables whose keys went."""
+        noted = {*self._placement.assigned(), *tables_noted(self._metastore.state)}
+        passed = [table for table in sorted(noted) if self._has_passed(table)]
         return together([self._remove(table) for table in passed])
 
     def _remove(self, table: TableId) -> Future[TableId]:

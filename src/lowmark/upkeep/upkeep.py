@@ -200,7 +200,7 @@ class Look:
     destroyed: tuple[tuple[TableId, int], ...]
     """Copies of dropped tables that went."""
     removed: tuple[TableId, ...]
-    """Dropped tables whose assignments went."""
+    """Dropped tables whose keys in the metastore went."""
     errors: tuple[LowmarkError, ...]
 
 
@@ -232,7 +232,7 @@ class Upkeep:
         self._leaders = Leaders(
             should_lead=self.should_lead, now_ms=lambda: runtime.loop.elapsed_us() // 1_000
         )
-        self._dropped = Dropped(catalogs, tables, placement, watermark)
+        self._dropped = Dropped(cluster.metastore, catalogs, tables, placement, watermark)
         self.catalog = CatalogCompaction(
             runtime, groups, cluster, catalogs, tables, placement, watermark
         )
