@@ -17,10 +17,14 @@ from lowmark.table import (
     DeleteCursor,
     Distant,
     Fence,
+    KeepSchemas,
     MoveCursor,
     Outgoing,
     Partition,
+    PartitionMachine,
     Producing,
+    SchemaNotInForce,
+    SchemasKept,
     TakeLease,
     Tick,
     TimeInFuture,
@@ -300,3 +304,23 @@ def test_a_control_passes_what_is_too_much_on_its_way(monkeypatch: pytest.Monkey
     ticked = way(node, table).ask(Tick())
     assert isinstance(world.wait(rows), Appended)
     assert world.wait(ticked) is not None
+
+
+@pytest.mark.parametrize("where", ["a follower", "a node without a copy"])
+def test_schema_versions_are_refused_from_any_node_and_by_the_next_leader(where: str) -> None:
+    world, table = world_of(4)
+    node = followers(world, table)[0] if where == "a follower" else outsider(world, table)
+    world.wait(way(node, table).propose(BATCH))
+    newest = PartitionMachine.newest_version
+    world.run_until(lambda: world.leading(table).group.version == newest)
+    # when another node than the leader is asked to have versions kept from 2 on
+    assert world.wait(way(node, table).ask(KeepSchemas(2))) == SchemasKept(2, least=1)
+    # then an old batch is refused wherever it is given, by name
+    for one in world.up:
+        assert isinstance(world.wait(way(one, table).propose(BATCH)), SchemaNotInForce)
+    # and by the next leader, too
+    world[leader(world, table)].crash()
+    next_one = world.leading(table)
+    assert isinstance(world.wait(next_one.propose(BATCH)), SchemaNotInForce)
+    new = encode_batch(b"rows", rows=1, schema=2)
+    assert isinstance(world.wait(next_one.propose(new)), Appended)
