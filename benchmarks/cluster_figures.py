@@ -12,9 +12,6 @@ from benchmarks.figure import Compared, Figure, Pair, Round, Side, Target, ratio
 from benchmarks.runner import Bench, Plan, Turn, measures
 from benchmarks.served import PARTITIONS, ServedCluster
 
-CALM = 0.1
-"""Processor time per second below which a node is taken to rest."""
-CALM_SECONDS_MAX = 60.0
 LOOK_SECONDS = 1.0
 
 START_GROWTH = Figure("start_growth", Target(10.0, at_least=False), "seconds")
@@ -117,19 +114,10 @@ def _cluster(bench: Bench[ClusterSizes], groups: int) -> Iterator[ServedCluster]
     """A cluster in a folder of its own, with so many partitions, all of them led, and calm."""
     with bench.fresh_folder() as folder, ServedCluster(folder) as cluster:
         bench.say(f"making {groups} partitions on three nodes")
-        cluster.create_groups(groups)
-        for name in cluster.names:
-            cluster.until(
-                lambda name=name: cluster.has_all(name, groups),  # type: ignore[misc]
-                f"{name} has its partitions",
-            )
+        cluster.fill(groups)
         _calm(cluster, bench.sizes)
         yield cluster
 
 
 def _calm(cluster: ServedCluster, sizes: ClusterSizes) -> None:
-    """Wait until no node works any more; not for ever: a node that never rests is a result."""
-    ends_at = time.monotonic() + CALM_SECONDS_MAX
-    seconds = min(LOOK_SECONDS, sizes.idle_seconds)
-    while cluster.shares(seconds)[-1] > CALM and time.monotonic() < ends_at:
-        pass
+    cluster.calm(min(LOOK_SECONDS, sizes.idle_seconds))

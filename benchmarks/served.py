@@ -18,6 +18,9 @@ PARTITIONS = 8
 """Of a table."""
 TABLES_AT_ONCE = 100
 METASTORE = "metastore"
+CALM = 0.1
+"""Processor time per second below which a node is taken to rest."""
+CALM_SECONDS_MAX = 60.0
 POLL_PAUSE = 2.0
 """How long to wait between two questions, in times of what the last one took."""
 
@@ -139,6 +142,15 @@ class ServedCluster:
             for at in range(0, len(commands), TABLES_AT_ONCE):
                 client.execute(commands[at : at + TABLES_AT_ONCE])
 
+    def fill(self, count: int) -> None:
+        """Make so many partitions, and wait until every node has its copies, each of them led."""
+        self.create_groups(count)
+        for name in self.names:
+            self.until(
+                lambda name=name: self.has_all(name, count),  # type: ignore[misc]
+                f"{name} has its partitions",
+            )
+
     def partitions(self, asked: str) -> list[GroupRow]:
         """All partitions, as a node sees them; none if it can't say yet."""
         try:
@@ -170,3 +182,11 @@ class ServedCluster:
         time.sleep(seconds)
         after, took = self.cpu_seconds(), time.perf_counter() - began
         return sorted((after[name] - before[name]) / took for name in after)
+
+    def calm(self, seconds: float) -> None:
+        """Wait until no node works any more, watched for so long at a time; not for ever: a node
+        that never rests is a result.
+        """
+        ends_at = time.monotonic() + CALM_SECONDS_MAX
+        while self.shares(seconds)[-1] > CALM and time.monotonic() < ends_at:
+            pass

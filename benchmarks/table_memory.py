@@ -6,10 +6,10 @@ pages of files that the system keeps for it. Nothing is given back to the system
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
 
+from benchmarks.held_memory import anonymous_bytes
 from benchmarks.table_workload import BATCH_ROWS, batch_of, opened_table
 from clusters.processes import Children, Parent
 from lowmark.errors import invariant
@@ -26,16 +26,6 @@ def weighed(folder: Path, wal_bytes: int, marks: list[int]) -> list[int]:
         said = [child.receive(int, deadline_s=DEADLINE_S) for _ in marks]
         child.finish()
     return said
-
-
-def anonymous_bytes() -> int:
-    """What this process holds of its own."""
-    gc.collect()
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "RssAnon":
-            return int(value.split()[0]) << 10
-    return 0
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.figure import PeerMissing
-from benchmarks.table_memory import anonymous_bytes, weighed
+from benchmarks.held_memory import anonymous_bytes
+from benchmarks.table_memory import weighed
 from benchmarks.table_peers import (
     MappedFiles,
     Postgres,
