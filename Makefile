@@ -67,7 +67,7 @@ golden: $(READY) ## Write what the code prints now into tests/scenarios; read th
 	REWRITE=1 $(PY) -m pytest -q tests/scenarios
 
 .PHONY: bench
-bench: $(READY) ## Measure log, groups, catalog, tables, server, compaction and moves, beside their peers
+bench: $(READY) ## Measure log, groups, catalog, tables, server, compaction, moves and upkeep, beside their peers
 	@.venv/bin/lowmark bench log
 	@.venv/bin/lowmark bench group
 	@.venv/bin/lowmark bench catalog
@@ -75,6 +75,7 @@ bench: $(READY) ## Measure log, groups, catalog, tables, server, compaction and 
 	@.venv/bin/lowmark bench server
 	@.venv/bin/lowmark bench compact
 	@.venv/bin/lowmark bench rebalance
+	@.venv/bin/lowmark bench upkeep
 
 .PHONY: lock
 lock: ## Choose the newest versions again and write requirements.lock (needs uv)

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.catalog_workload import batches, history_of, updates
 from benchmarks.etcd_wire import KEYS
+from benchmarks.held_memory import anonymous_bytes, bytes_of
 from clusters.closed_loop import ClosedLoop
 from clusters.node import RETRY_MS, Node, run_node
 from lowmark.catalog import UPDATE_PREFIX, VERSION_KEY, Catalogs, History, read_log, replay
@@ -187,6 +188,23 @@ class _Node(Node):
             lambda: group.log.row.snapshot_index >= target and self._log.idle,
             lambda: self.say({"index": target}),
         )
+
+    def _do_weigh(self) -> None:
+        """What the catalog's history holds, once listeners let go of it, and the process in all."""
+        catalogs = self.catalogs
+
+        def told() -> None:
+            history = bytes_of(catalogs.history)
+            self.say(
+                {
+                    "history": history,
+                    "process": anonymous_bytes(),
+                    "versions": len(catalogs.history),
+                    "tables": len(catalogs.latest.tables),
+                }
+            )
+
+        self._when(lambda: catalogs.ready_version >= catalogs.latest.version, told)
 
     def _do_replay(self) -> None:
         """Only decode and apply what the update log has."""

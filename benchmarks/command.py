@@ -85,6 +85,11 @@ COMMANDS = {
         "moves of partitions: beside copying, clients meanwhile, the plan.",
         "",
     ),
+    "upkeep": (
+        90,
+        "cuts of the catalog's history: their time, clients meanwhile, what is left of it.",
+        "",
+    ),
 }
 """Seconds of a quick run, what it measures, and what it needs. The suites take long to import."""
 

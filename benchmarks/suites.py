@@ -29,6 +29,9 @@ from benchmarks.server_peers import nats_version, redis_version
 from benchmarks.server_sizes import ServerSizes
 from benchmarks.table_peers import postgres_version
 from benchmarks.table_sizes import TableSizes
+from benchmarks.upkeep_history import memory_after_cut, start_after_cut
+from benchmarks.upkeep_rounds import append_beside_rounds, rounds
+from benchmarks.upkeep_sizes import UpkeepSizes
 
 SUITES: Mapping[str, Suite] = {
     "log": Suite(
@@ -119,6 +122,11 @@ SUITES: Mapping[str, Suite] = {
     "rebalance": Suite(
         sizes=RebalanceSizes,
         measurements=[move_vs_cp, foreground_during_move, plans],
+        versions=["pyarrow", "numpy", "msgspec"],
+    ),
+    "upkeep": Suite(
+        sizes=UpkeepSizes,
+        measurements=[rounds, append_beside_rounds, start_after_cut, memory_after_cut],
         versions=["pyarrow", "numpy", "msgspec"],
     ),
 }

@@ -22,6 +22,7 @@ from benchmarks.compact_workload import ROW_BYTES
 from benchmarks.rebalance_sizes import RebalanceSizes
 from benchmarks.suites import SUITES
 from benchmarks.table_sizes import TableSizes
+from benchmarks.upkeep_sizes import UpkeepSizes
 from lowmark.cli.app import app
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "operate.md"
@@ -52,7 +53,7 @@ def check(name: str, report: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "name", ["log", "group", "catalog", "table", "server", "cluster", "rebalance"]
+    "name", ["log", "group", "catalog", "table", "server", "cluster", "rebalance", "upkeep"]
 )
 def test_every_figure_can_be_measured(here: Path, name: str) -> None:
     command = ["bench", name, "--json", "--tiny", "--dir", str(here)]
@@ -117,7 +118,7 @@ def test_names_of_figures_are_unique_and_rounds_are_counted() -> None:
 def test_the_guide_lists_every_figure() -> None:
     [section] = re.findall(r"\n### Figures\n(.*?)\n## ", GUIDE.read_text(), re.DOTALL)
     rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    names = ("group", "catalog", "table", "server", "compact", "cluster", "rebalance")
+    names = ("group", "catalog", "table", "server", "compact", "cluster", "rebalance", "upkeep")
     shown = [SUITES[name].figures for name in names]
     assert rows == [name for figures in shown for name in figures]
 
@@ -141,6 +142,9 @@ def test_the_full_sizes_are_those_that_the_targets_name() -> None:
         assert (rebalance.joined, rebalance.joined_partitions) == (5, 300)
         assert (rebalance.plan_nodes, rebalance.plan_joining) == (1_000, 10)
         assert (rebalance.plan_partitions, rebalance.plan_partitions_few) == (100_000, 10_000)
+    assert UpkeepSizes.full().versions == 20_000
+    for upkeep in (UpkeepSizes.full(), UpkeepSizes.quick()):
+        assert (upkeep.groups, upkeep.groups_few) == (1_000, 100)
     for compact in (CompactSizes.full(), CompactSizes.quick()):
         assert (compact.rows, compact.keys) == (20_000_000, 2_000_000)
         assert compact.space_needed_bytes > 2 * compact.rows * ROW_BYTES
