@@ -66,10 +66,11 @@ logger = logging.getLogger(__name__)
 COMPACT_SERVICE: Final = "catalog.compact"
 ROUND_PREFIX: Final = b"catalog.round."
 ROUNDS_KEPT: Final = 100
-ANSWER_MS: Final = 10_000
+ANSWER_MS: Final = 5_000
 """How long a node is waited for."""
-PATIENCE_MS: Final = 15_000
-"""How long a round that an operator asked for goes on while copies are about to publish."""
+PATIENCE_MS: Final = 6_000
+"""How long a round that an operator asked for goes on while copies are about to publish. With the
+time for a node that does not answer, it is less than clients wait for an action."""
 _AGAIN_MS = 250
 OLD_HOLDER_MS: Final = 3_600_000
 
