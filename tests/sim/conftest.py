@@ -14,6 +14,7 @@ FIGURES = {
     "metastore life": "lives of metastores",
     "table life": "lives of tables",
     "placement life": "lives of moving partitions",
+    "upkeep life": "lives of catalogs that are cut",
 }
 """The properties in which tests leave the figures of a life, and what they are figures of."""
 
