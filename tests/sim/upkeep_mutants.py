@@ -36,8 +36,7 @@ def publishes_what_no_snapshot_covers() -> AbstractContextManager[None]:
 def notes_at_any_time_what_it_hears() -> AbstractContextManager[None]:
     """Each copy, whether it rests or not, takes what it has for all there is."""
 
-    def heard(self: Publication, begin: int, group: Group, now_ms: int) -> bool:
-        del now_ms
+    def heard(self: Publication, begin: int, group: Group) -> bool:
         self.told(Begun(group.applied, begin))
         return True
 
@@ -48,11 +47,11 @@ def lets_each_copy_note_for_itself_at_rest() -> AbstractContextManager[None]:
     """Not the leader alone, and at once."""
     original = Publication.heard
 
-    def heard(self: Publication, begin: int, group: Group, now_ms: int) -> bool:
+    def heard(self: Publication, begin: int, group: Group) -> bool:
         if group.resting.resting and group.applied == group.last_index():
             self.told(Begun(group.applied, begin))
             return True
-        return original(self, begin, group, now_ms)
+        return original(self, begin, group)
 
     return replaced(Publication, "heard", heard)
 

@@ -230,6 +230,11 @@ class Group:
         return self._applier.applied
 
     @property
+    def ticks(self) -> int:
+        """Of its node; while the group rests, too."""
+        return self._services.ticks
+
+    @property
     def incarnation(self) -> int:
         """Of this member: which time that its node was added to the group this copy is of."""
         return self.raft.core.incarnation

@@ -481,6 +481,11 @@ class Groups:
                 group.rest_tick()
         self._watch_nodes()
 
+    @property
+    def ticks(self) -> int:
+        """How many ticks this node has counted: silence of others is counted in them."""
+        return self._ticks
+
     def rest_changed(self) -> None:
         """A group rests, or does not any more."""
         self._rests_changed = True

@@ -17,7 +17,7 @@ from lowmark.errors import Corrupt
 from lowmark.runtime import Buffer
 from lowmark.table.adopting import Adopted
 from lowmark.table.backlog import Backlog
-from lowmark.table.commands import KeepSchemas, decode, frees_space
+from lowmark.table.commands import Begin, KeepSchemas, decode, frees_space
 from lowmark.table.errors import CommandRefused
 from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
@@ -26,7 +26,8 @@ from lowmark.table.state import Begun, Finished, Outcome, Staged, State
 FORMAT = 3
 """The newest one. A version of the machine writes its snapshots in the format of its number."""
 _LENGTH = struct.Struct("<I")
-_SCHEMAS_VERSION = 3
+_NEEDED_VERSION: dict[type, int] = {Begin: 2, KeepSchemas: 3}
+"""From which version of the machine on a command is carried out."""
 _FIELDS_OF = {1: 11, 2: 12, 3: 13}
 """How many fields the header has, by format."""
 
@@ -72,10 +73,10 @@ class PartitionMachine:
             wanted = decode(command)
         except Corrupt as error:
             return error
-        if isinstance(wanted, KeepSchemas) and self._version < _SCHEMAS_VERSION:
+        if self._version < _NEEDED_VERSION.get(type(wanted), 1):
             # A member of an older release can't read it, and changes nothing, either.
             return CommandRefused(
-                "not all members of this partition know schema versions that are refused",
+                f"not all members of this partition know the command {type(wanted).__name__}",
                 hint="Have all nodes run the same release.",
             )
         return self.state.apply(wanted, index=index, time=time, size=len(command))

@@ -17,7 +17,8 @@ What holds
        - without an entry, by the leader of a group that rests. All that is committed stands in its
          log, and no more than that; but it may have been replaced, and not know yet. So it notes
          what it heard an election timeout before, if it still rests at the same index in the same
-         term: then no other leader had been elected when it heard it.
+         term: then no other leader had been elected when it heard it. The timeout is counted in
+         ticks of its node, as the silence of other nodes is: a clock may be faster than those.
        What a leader has noted without an entry holds for the log, so for every copy: it gives its
        word to the other members, and they note it, too. A member that rests can't know it by
        itself. Its leader may have handed over to a member that can't reach it, and it rests on.
@@ -41,7 +42,7 @@ class _Heard:
 
     term: int
     begun: Begun
-    at_ms: int
+    tick: int
 
 
 class Publication:
@@ -49,7 +50,7 @@ class Publication:
 
     def __init__(self) -> None:
         self._covered = _NOTHING
-        """The last one, of those that were noted without an entry, that a snapshot covered."""
+        """The last one that a snapshot covered."""
         self._noted = _NOTHING
         """The last one that was noted without an entry."""
         self._heard: _Heard | None = None
@@ -61,12 +62,12 @@ class Publication:
 
     def published(self, state: State, snapshot_index: int) -> int:
         """The begin minimum that is published; 0: none yet."""
-        if self._noted.place <= snapshot_index:
-            self._covered = self._noted
-        by_entry = (one.time for one in state.begins if one.place <= snapshot_index)
-        return max(self._covered.time, max(by_entry, default=0))
+        for one in (*state.begins, self._noted):
+            if one.place <= snapshot_index and one.time > self._covered.time:
+                self._covered = one
+        return self._covered.time
 
-    def heard(self, begin: int, group: Group, now_ms: int) -> bool:
+    def heard(self, begin: int, group: Group) -> bool:
         """A begin minimum came by; True if it needs no entry to be noted, now or in a while."""
         last = group.last_index()
         even = group.stopped is None and group.applied == last
@@ -79,10 +80,10 @@ class Publication:
             return rests
         before = self._heard
         if before is None or (before.term, before.begun.place) != (group.term, last):
-            self._heard = _Heard(group.term, Begun(last, begin), now_ms)
-        elif now_ms - before.at_ms >= group.config.election_ms:
+            self._heard = _Heard(group.term, Begun(last, begin), group.ticks)
+        elif group.ticks - before.tick > group.config.election_ticks:
             self.told(before.begun)
-            self._heard = _Heard(group.term, Begun(last, begin), now_ms)
+            self._heard = _Heard(group.term, Begun(last, begin), group.ticks)
         return True
 
     @property

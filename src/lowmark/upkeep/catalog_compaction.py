@@ -34,7 +34,7 @@ from typing import Final, Literal
 import msgspec
 
 from lowmark.catalog import Catalogs
-from lowmark.errors import LowmarkError, Unavailable
+from lowmark.errors import Corrupt, LowmarkError, Unavailable
 from lowmark.fault import decode_fault, encode_fault
 from lowmark.formatting import times_text
 from lowmark.group import CallLost, Future, Groups, Reply, together
@@ -72,6 +72,9 @@ PATIENCE_MS: Final = 6_000
 """How long a round that an operator asked for goes on while copies are about to publish. With the
 time for a node that does not answer, it is less than clients wait for an action."""
 _AGAIN_MS = 250
+_SOON_MS = 1_500
+_AGAIN_MAX = 3
+"""How often a round that waits for copies is made again without another reason."""
 OLD_HOLDER_MS: Final = 3_600_000
 
 Trigger = Literal["low watermark", "coordinator", "by hand"]
@@ -82,7 +85,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     number: int = 0
     """Of those that were written down; 0: it was not."""
-    trigger: Trigger
+    trigger: str
+    """A `Trigger`; of a later release, perhaps another one."""
     node: int
     """The coordinator."""
     began_ms: int
@@ -150,6 +154,9 @@ class CatalogCompaction:
         self._runs = RunHolders(cluster.metastore)
         self._running = False
         self._waiting: list[tuple[Trigger, bool, Future[Round]]] = []
+        self._again = 0
+        """This many looks in a row were only for copies that are about to publish."""
+        self._looks_again = False
         self._closed = False
         self.last: Round | None = None
         """The last round that this node made."""
@@ -162,7 +169,7 @@ class CatalogCompaction:
 
     def start(self) -> None:
         """Begin a round whenever there is a reason to."""
-        self._watermark.on_moved(lambda: self._trigger("low watermark"))
+        self._watermark.on_moved(self._moved)
         self._metastore.on_elected(lambda _: self._trigger("coordinator"))
 
     def close(self) -> None:
@@ -241,13 +248,33 @@ class CatalogCompaction:
         self._request("by hand", dry_run).then(done)
         return whole
 
+    def _moved(self) -> None:
+        self._again = 0
+        self._trigger("low watermark")
+
     def _trigger(self, trigger: Trigger) -> None:
         if self._closed or not self._metastore.coordinates:
             return
         if any(waits[0] == trigger for waits in self._waiting):
             return  # one more, after the one that runs, sees all there is to see
-        if self._has_something_to_cut():
-            self._request(trigger, dry_run=False)
+        try:
+            if self._has_something_to_cut():
+                self._request(trigger, dry_run=False).then(lambda done: self._soon(trigger, done))
+        except LowmarkError as error:  # the watermark can't be read here
+            logger.warning("the catalog is not compacted", extra={"reason": error.message})
+
+    def _soon(self, trigger: Trigger, done: Future[Round]) -> None:
+        """Copies are about to publish: look again before the watermark moves, a few times."""
+
+        def look() -> None:
+            self._looks_again = False
+            self._trigger(trigger)
+
+        if done.error is not None or not done.result().waits_for_copies:
+            self._again = 0
+        elif self._again < _AGAIN_MAX and not self._looks_again:
+            self._again, self._looks_again = self._again + 1, True
+            self._loop.call_later(_SOON_MS, look)
 
     def _has_something_to_cut(self) -> bool:
         history, watermark = self._catalogs.history, self._watermark.current
@@ -311,12 +338,18 @@ class CatalogCompaction:
 
         def answered(answers: Future[list[Future[Minimums]]]) -> None:
             try:
-                decided(answers)
+                decision, made = decided(answers)
             except LowmarkError as error:  # what the metastore says here can't be read
                 logger.warning("the catalog is not compacted", extra={"reason": error.message})
                 end(msgspec.structs.replace(begun, error=error.message))
+                return
+            if dry_run:
+                end(made)
+                return
+            self._update_replicas(decision, names, now=trigger == "by hand")
+            self._cut(made, end)
 
-        def decided(answers: Future[list[Future[Minimums]]]) -> None:
+        def decided(answers: Future[list[Future[Minimums]]]) -> tuple[Decision, Round]:
             given = dict(zip(sorted(names), answers.result(), strict=True))
             good = {node: one.result() for node, one in given.items() if one.error is None}
             seen = Seen(
@@ -343,11 +376,7 @@ class CatalogCompaction:
                 holders=self._with_ages(decision.holders)[:SHOWN_MAX],
                 held=len(decision.holders),
             )
-            if dry_run:
-                end(made)
-                return
-            self._update_replicas(decision, names, now=trigger == "by hand")
-            self._cut(made, end)
+            return decision, made
 
         together([self._ask(node) for node in sorted(names)]).then(answered)
 
@@ -395,6 +424,9 @@ class CatalogCompaction:
                     made, version=made.earliest, error=future.error.message
                 )
                 end(failed)
+                return
+            if not future.result():  # another coordinator has cut there, or further on
+                end(msgspec.structs.replace(made, earliest=made.version))
                 return
             logger.info(
                 "the catalog was cut", extra={"version": made.version, "before": made.earliest}
@@ -481,7 +513,10 @@ def round_key(number: int) -> bytes:
 
 def read_round(value: bytes) -> Round:
     """A round as it was noted."""
-    return msgspec.json.decode(value, type=Round)
+    try:
+        return msgspec.json.decode(value, type=Round)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"a round in the metastore can't be read: {error}") from error
 
 
 def _read_round(answer: bytes) -> Round:

@@ -10,7 +10,8 @@ snapshot, and is the earliest one left.
     table history    the version in force at the mark of a table that keeps its own past for longer
     transactions     the version in force when the oldest active one began
     log replay       the version in force at a copy's published begin minimum (`table.publication`);
-                     a copy that has published nothing pins all
+                     of a copy that has published nothing, the first version that has its table: no
+                     transaction that began earlier knows the table
     no answer        all: a node of the topology that did not say what it needs
     node down        the first version that has a table, if a node that the table's assignments name
                      is not in the topology
@@ -29,6 +30,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cache
 
 import msgspec
 
@@ -241,15 +243,18 @@ def _of_node(seen: Seen, number: int, answer: Minimums) -> Iterator[Holder]:
     if answer.required >= possible:
         return
     named = [one for one in answer.lagging if one.published < possible and not one.why]
+    firsts: dict[int, int] = {}
     for one in named:
         copy = _copy(seen, one.table, one.number)
         if one.published:
             why = "its log since its last snapshot may belong to transactions that began then"
         else:
             why = "no snapshot of its log says yet from when on it needs the catalog"
-        yield _of_time(
+        holder = _of_time(
             history, one.published, holder=f"{copy} at {node}", kind="log replay", why=why
         )
+        first = firsts.setdefault(one.table, _first_with_table(history, TableId(one.table)))
+        yield msgspec.structs.replace(holder, version=max(holder.version, first))
     if not named:  # its own low watermark is behind
         yield _of_time(
             history,
@@ -267,6 +272,7 @@ def _missing(seen: Seen) -> Iterator[Holder]:
         for number, answer in seen.answers.items()
     }
     nothing: AbstractSet[int] = frozenset()
+    first = cache(lambda table: _first_with_table(seen.history, table))
     for table in seen.history.latest.all_tables():
         for number in range(table.partitions):
             keys = seen.assignments.get(PartitionId(table.id, number))
@@ -274,7 +280,7 @@ def _missing(seen: Seen) -> Iterator[Holder]:
                 yield Holder(
                     holder=_copy(seen, table.id, number),
                     kind="missing copy",
-                    version=_first_with_table(seen.history, table.id),
+                    version=first(table.id),
                     since_ms=0,
                     why="it is assigned to no node yet, and is placed as of the version that"
                     " made its table",
@@ -297,7 +303,7 @@ def _missing(seen: Seen) -> Iterator[Holder]:
             yield Holder(
                 holder=f"{_copy(seen, *partition)} at {_node(seen, node)}",
                 kind=kind,
-                version=_first_with_table(seen.history, partition.table),
+                version=first(partition.table),
                 since_ms=0,
                 why=why,
             )

@@ -25,7 +25,6 @@ from typing import Final
 
 import msgspec
 
-from lowmark.catalog import TableId
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.group import Future, Groups, Reply
 from lowmark.runtime import Buffer, Runtime
@@ -162,7 +161,7 @@ class CatalogMinimums:
     def _carry_to(self, one: Partition, carry: Carry) -> None:
         if one.group.stopped is not None:
             return
-        rests = one.publication.heard(carry.begin, one.group, self._now_ms())
+        rests = one.publication.heard(carry.begin, one.group)
         noted = one.publication.noted(one.state)
         if not rests and max(noted.time, one.published) < min(carry.goal, carry.begin):
             self._propose(one, carry.begin)
@@ -212,7 +211,14 @@ class CatalogMinimums:
 
     def _asked(self, address: str, sender: int, question: Buffer, reply: Reply) -> None:
         del address, sender, question
-        reply(msgspec.msgpack.encode(self.minimums()))
+        try:
+            answer = msgspec.msgpack.encode(self.minimums())
+        except LowmarkError as error:  # its copy of the metastore can't be read
+            logger.warning(
+                "this node can't say what it needs of the catalog", extra={"reason": error.message}
+            )
+            answer = b""  # that is no answer: the coordinator cuts nothing
+        reply(answer)
 
     def _told(self, address: str, sender: int, question: Buffer, reply: Reply) -> None:
         del address, sender
@@ -229,9 +235,8 @@ class CatalogMinimums:
         except msgspec.MsgspecError as error:
             logger.warning("notes of leaders can't be read", extra={"reason": str(error)})
             told = Words((), 0)
-        here = {(one.table, one.number): one for one in self._tables.all()}
         for word in told.words:
-            one = here.get((TableId(word.table), word.number))
+            one = self._tables.here(word.table, word.number)
             if one is not None and one.group.stopped is None:
                 one.publication.told(Begun(word.place, word.time))
                 self._cover(one, told.goal, now=told.now)
