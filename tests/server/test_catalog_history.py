@@ -111,7 +111,7 @@ def coordinator(nodes: Nodes) -> int:
 
 def test_history_stays_short_and_rows_stay_as_they_were_written(tmp_path: Path) -> None:
     # given three nodes, and a table that is written to, altered and followed all the time
-    with Nodes(tmp_path, 3, **SETTINGS) as nodes:
+    with Nodes(tmp_path, 3, started=3, **SETTINGS) as nodes:
         first = coordinator(nodes)
         one, other = (number for number in range(3) if number != first)
         altering, writing, reading = (nodes.connect(number) for number in (one, other, one))

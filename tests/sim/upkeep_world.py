@@ -240,7 +240,7 @@ class UpkeepWorld(TableWorld):
                 self.ledger.check_decision(decision.version, seen.history, node.metastore)
 
     def tell(self, what: str) -> None:
-        """Note what happens, for whoever wants to know why a life broke."""
+        """Note what happens: it is printed when a life breaks."""
         self.events.append(f"{self.loop.elapsed_us() / 1_000:9.1f} {what}")
 
     def count(self, what: str) -> None:
