@@ -57,10 +57,8 @@ class PlacementLedger:
         """In which zone a table is."""
         self.dropped: set[TableId] = set()
         """Tables that somebody may have dropped."""
-        self.writes: Counter[PartitionId] = Counter()
-        """This many revisions changed the keys of each, since they were last counted,"""
-        self.events: Counter[PartitionId] = Counter()
-        """and this many of them because of an event."""
+        self.writes: Counter[tuple[PartitionId, int | None]] = Counter()
+        """This many revisions changed the keys of each, by the event that was decided on last."""
         self.moves = 0
         self.counts: Counter[str] = Counter()
         self.members: dict[PartitionId, tuple[int, Members]] = {}
@@ -126,8 +124,7 @@ class PlacementLedger:
 
     def _changed(self, partition: PartitionId, before: Keys, now: Keys, revision: int) -> None:
         name = f"partition {partition.number} of table {partition.table} at revision {revision}"
-        self.writes[partition] += 1
-        self.events[partition] += now.trigger != before.trigger
+        self.writes[partition, now.trigger] += 1
         if now.stable is None:
             confirm(partition.table in self.dropped, f"{name} has lost its stable set: {now}")
             confirm(

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import msgspec
+
 from lowmark.catalog import TableId
 from lowmark.group import Future, Groups
 from lowmark.group.leadership import Leadership
@@ -30,6 +32,8 @@ from lowmark.placement.leaving import Leaving
 from lowmark.placement.moves import Moves
 from lowmark.placement.operations import Operations
 from lowmark.placement.zones import Zones
+from lowmark.raft import RaftNode
+from lowmark.raft.messages import Message, Vote
 from sim.mutants import replaced
 
 __all__ = ["PLACEMENT_MUTANTS"]
@@ -251,6 +255,19 @@ def lets_a_node_leave_by_hearsay() -> AbstractContextManager[None]:
     return replaced(Operations, "may_leave", may_leave)
 
 
+def votes_as_an_earlier_incarnation() -> AbstractContextManager[None]:
+    """A new copy votes when the copy that it was before is asked."""
+    original = RaftNode._may_hear
+
+    def may_hear(self: RaftNode, message: Message) -> bool:
+        if isinstance(message, Vote):
+            present = max(message.incarnation, self.core.incarnation)
+            return original(self, msgspec.structs.replace(message, incarnation=present))
+        return original(self, message)
+
+    return replaced(RaftNode, "_may_hear", may_hear)
+
+
 PLACEMENT_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "writes stable for any token": writes_stable_for_any_token,
     "takes any lock away": takes_any_lock_away,
@@ -264,4 +281,5 @@ PLACEMENT_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "cancels what is in force": cancels_what_is_in_force,
     "decides by the latest revision": decides_by_the_latest_revision,
     "lets a node leave by hearsay": lets_a_node_leave_by_hearsay,
+    "votes as an earlier incarnation": votes_as_an_earlier_incarnation,
 }

@@ -1,47 +1,40 @@
 """What happens to a cluster whose partitions move: faults, operators, nodes that come and go.
 
-Each life has a mood that makes some of it frequent; all of it can always come. Faults that come at
-any time seldom hit the short stages of a move, so most of them lie in ambush: they strike when some
-partition is in a stage, and at the node that has a part in it.
+Each life has a mood that makes some of it frequent; all of it can always come. Most faults lie in
+ambush (`placement_ambush`): they strike when some partition is in a stage of its move, and at the
+node that has a part in it. Now and then one partition makes a trip (`placement_trip`), without any
+other trouble: what that shows takes several steps in a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
 from lowmark.catalog import AlterZone, DropTable, Executed
-from lowmark.errors import LowmarkError
-from lowmark.group import Future, Stage
+from lowmark.errors import DiskFull, LowmarkError
+from lowmark.group import Future
 from lowmark.placement.assignments import PartitionId
-from lowmark.raft import Members
 from lowmark.runtime.sim import Weather
 from sim.cluster_ledger import confirm
+from sim.placement_ambush import Ambushes
 from sim.placement_clients import PlacementClients
+from sim.placement_trip import Trip
 from sim.placement_world import MovingNode, MovingWorld
 from table.world import log_table
 
 __all__ = ["MOODS", "PlacementNemesis"]
 
-MOODS = ("moves", "crashes", "partitions", "nodes", "operators", "logs", "all")
+MOODS = ("moves", "crashes", "partitions", "nodes", "operators", "logs", "trips", "all")
 DOWN_MS = (20, 900)
 LONG_MS = (1_500, 4_000)
+RESUME_MS = 500
 NODES_MAX = 6
 NODES_MIN = 3
 TABLES_MAX = 5
-STAGES = ("copying", "locked", "joint", "in force", "written")
-"""Of a move: rows are copied; the lock is set; old and new members decide together; the new members
-alone do, and the metastore does not say so; it does, and old copies are still there."""
+STAGES = ("copying", "locked", "locked", "joint", "joint", "in force", "written")
+"""The short ones are waited for more often."""
 VICTIMS = ("leader", "leader", "newcomer", "old", "coordinator", "any")
-
-
-@dataclass(slots=True)
-class _Ambush:
-    stage: str
-    strike: Callable[[PartitionId], bool]
-    name: str
-    until_ms: float
 
 
 class PlacementNemesis:
@@ -56,17 +49,18 @@ class PlacementNemesis:
         self.mood = mood
         self.troubles = True
         self._up_at_ms: dict[int, float] = {}
+        self._resumed_at_ms = 0.0
         self._asked_to_leave: dict[int, int] = {}
         """In which life a node was last asked to leave."""
         self._numbers = max(world.nodes)
         self._made = 0
         self._names: dict[str, int] = {}
         """Tables that are there, with their ids."""
-        self._ambush: _Ambush | None = None
-        self._stables: dict[PartitionId, tuple[int, ...]] = {}
+        self._ambushes = Ambushes(world)
+        self._trip: Trip | None = None
         weight = self._weight
         self._actions: list[tuple[str, int, Callable[[], bool]]] = [
-            ("ambush", 10, self._lie_in_wait),
+            ("ambush", 20, self._lie_in_wait),
             ("power cut", weight("crashes", 2), lambda: self._crash_some(killed=False)),
             ("kill", weight("crashes", 2), lambda: self._crash_some(killed=True)),
             ("power cut at a disk call", weight("crashes", 2), self._stop_at_call),
@@ -83,6 +77,7 @@ class PlacementNemesis:
             ("nodes by themselves", weight("moves", 2), self._auto),
             ("node comes", weight("nodes", 2), self._come),
             ("node leaves", weight("nodes", 2), self._leave),
+            ("node leaves after a power cut", weight("nodes", 2), self._leave_after_power_cut),
             ("drain", weight("operators", 2), self._drain),
             ("fill", weight("operators", 2), self._fill),
             ("pause", weight("operators", 1), lambda: self._change(paused=True)),
@@ -94,6 +89,9 @@ class PlacementNemesis:
             ("snapshot", weight("logs", 4), self._snapshot),
             ("roll", weight("logs", 2), self._roll),
             ("slow disk", weight("logs", 2), self._slow_down),
+            ("full disk", weight("logs", 2), self._fill_some_disk),
+            ("clock jump", 2, self._jump),
+            ("trip", weight("trips", 5), self._set_out),
         ]
 
     def _weight(self, mood: str, weight: int) -> int:
@@ -106,6 +104,9 @@ class PlacementNemesis:
     def act(self) -> None:
         """One thing happens, and chores are done."""
         self.tend()
+        if self._trip is not None:
+            self._go_on()
+            return
         weights = [weight for _, weight, _ in self._actions]
         ((name, _, action),) = self.dice.choices(self._actions, weights)
         if action():
@@ -120,6 +121,7 @@ class PlacementNemesis:
             if node.up and node.loop.crashed:
                 node.crash()  # its disk stopped it
             if not node.up and self._up_at_ms.get(node.number, 0.0) <= self.now_ms:
+                node.disk.capacity_bytes = None  # it is started when there is space
                 self._start(node)
             elif node.up and node.has_left:
                 self._retire(node)  # it was out before its operator knew
@@ -127,6 +129,15 @@ class PlacementNemesis:
                 self._ask_to_leave(node)
             elif node.up and not node.serves and not self._has_way_in(node):
                 self._down(node, killed=True, ms=0)
+        if not self.troubles:
+            self._end_pauses()
+
+    def _end_pauses(self) -> None:
+        """A pause that was asked for long ago may come only now: nothing would ever move again."""
+        paused = [node for node in self.world.serving if node.placement.moves.paused]
+        if paused and self._resumed_at_ms + RESUME_MS <= self.now_ms:
+            self._resumed_at_ms = self.now_ms
+            paused[0].ask(lambda: paused[0].placement.operations.change(paused=False))
 
     def _has_way_in(self, node: MovingNode) -> bool:
         return any(one.address == node.seed for one in self.world.present if one is not node)
@@ -176,8 +187,6 @@ class PlacementNemesis:
 
     def _lie_in_wait(self) -> bool:
         """Strike when some partition is in a stage of its move."""
-        if self._ambush is not None:
-            return False
         stage, victim = self.dice.choice(STAGES), self.dice.choice(VICTIMS)
         strikes: list[tuple[str, Callable[[PartitionId], bool]]] = [
             ("power cut", lambda one: self._hit(one, victim, self._lose_power)),
@@ -191,59 +200,13 @@ class PlacementNemesis:
             ("pause", lambda _: self._change(paused=True)),
             ("cancel", lambda _: self._cancel()),
             ("stop at a disk call", lambda one: self._hit(one, victim, self._stop_soon)),
+            ("full disk", lambda one: self._hit(one, victim, self._fill_disk)),
         ]
-        weights = [4, 3, 2, 4, 4, 4, 4, 3, 1, 2, 3]
+        weights = [4, 3, 2, 4, 4, 4, 4, 3, 1, 2, 3, 3]
         ((name, strike),) = self.dice.choices(strikes, weights)
-        self._ambush = _Ambush(stage, strike, f"{name} ({victim}) when {stage}", self.now_ms + 800)
-        self.world.on_turn = self._look
-        return True
-
-    def _look(self) -> None:
-        ambush, world = self._ambush, self.world
-        if ambush is None or self.now_ms > ambush.until_ms:
-            self._ambush = world.on_turn = None
-            return
-        partition = self._in_stage(ambush.stage)
-        if partition is not None:
-            self._ambush = world.on_turn = None
-            # Not in the middle of a turn.
-            world.loop.call_soon(lambda: self._strike(ambush, partition))
-
-    def _strike(self, ambush: _Ambush, partition: PartitionId) -> None:
-        if self.troubles and ambush.strike(partition):
-            self.world.tell(f"{partition}: {ambush.name}")
-            self.world.count(f"struck when {ambush.stage}")
-
-    def _in_stage(self, stage: str) -> PartitionId | None:
-        ledger = self.world.ledger
-        if stage == "written":
-            before, self._stables = self._stables, {}
-            for one, keys in ledger.keys.items():
-                if keys.stable is not None:
-                    self._stables[one] = keys.stable.nodes
-                    if before.get(one, keys.stable.nodes) != keys.stable.nodes:
-                        return one
-            return None
-        for one, keys in ledger.keys.items():
-            if keys.pending is None:
-                continue
-            _, members = ledger.members.get(one, (0, Members()))
-            in_force = members.incoming == set(keys.pending.nodes) and not members.joint
-            found = {
-                "locked": keys.lock is not None and not members.joint and not in_force,
-                "joint": members.joint,
-                "in force": in_force,
-                "copying": False,
-            }[stage]
-            if stage == "copying":
-                found = any(
-                    group.ready and group.stage is Stage.CATCHING_UP
-                    for (other, _), group in ledger.groups.items()
-                    if other == one
-                )
-            if found:
-                return one
-        return None
+        return self._ambushes.lie(
+            stage, f"{name} ({victim})", lambda one: self.troubles and strike(one)
+        )
 
     def _hit(
         self, partition: PartitionId, victim: str, strike: Callable[[MovingNode], None]
@@ -319,7 +282,7 @@ class PlacementNemesis:
         node = self._some_up()
         if node is None or not node.serves or node.loop.slow_us:
             return False
-        if node.disk.stop_at_call is not None:
+        if node.disk.stop_at_call is not None or node.disk.capacity_bytes is not None:
             return False
         self.world.tell(f"node {node.number} is stopped")
         node.stop()
@@ -521,6 +484,15 @@ class PlacementNemesis:
         node.leaving = True
         return True
 
+    def _leave_after_power_cut(self) -> bool:
+        """The node that coordinates then has just started, and has heard of few partitions."""
+        if not self._leave():
+            return False
+        for node in self.world.present:
+            if node.up:
+                self._down(node, killed=False, ms=self.dice.randint(20, 200))
+        return True
+
     # -- tables -----------------------------------------------------------------------------------
 
     def _create(self) -> bool:
@@ -579,7 +551,10 @@ class PlacementNemesis:
         node = self._someone()
         if node is None or node.log is None:
             return False
-        node.loop.run(node.log.roll)
+        try:
+            node.loop.run(node.log.roll)
+        except DiskFull:
+            return False
         return True
 
     def _slow_down(self) -> bool:
@@ -590,6 +565,48 @@ class PlacementNemesis:
         self.world.tell(f"disk of node {node.number} takes {node.loop.slow_us} us more")
         return True
 
+    # -- disks and clocks -------------------------------------------------------------------------
+
+    def _fill_some_disk(self) -> bool:
+        node = self._someone()
+        if node is None or node.disk.capacity_bytes is not None:
+            return False
+        self._fill_disk(node)
+        return True
+
+    def _fill_disk(self, node: MovingNode) -> None:
+        node.disk.capacity_bytes = node.disk._used_bytes + self.dice.randint(0, 8_000)
+        self.world.tell(f"disk of node {node.number} is full")
+
+        def empty() -> None:
+            node.disk.capacity_bytes = None
+
+        self.world.loop.call_later(self.dice.randint(50, 1_500), empty)
+
+    def _jump(self) -> bool:
+        node = self.dice.choice(self.world.present)
+        node.loop.skew_ms = self.dice.choice([-2_000, -100, 0, 100, 2_000])
+        self.world.tell(f"clock of node {node.number} is {node.loop.skew_ms} ms off")
+        return True
+
+    # -- trips ------------------------------------------------------------------------------------
+
+    def _set_out(self) -> bool:
+        self._trip = Trip.draw(self.world, self.dice)
+        if self._trip is None:
+            return False
+        self._ambushes.clear()
+        self._trip.begin()
+        return True
+
+    def _go_on(self) -> None:
+        """No other trouble, and rows."""
+        assert self._trip is not None
+        if self._trip.is_over:
+            self._trip.end()
+            self._trip = None
+        self.clients.act(self.dice.choice([0, 2, 5]))
+
     # -- the end ----------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -597,10 +614,11 @@ class PlacementNemesis:
         world = self.world
         world.tell("faults stop")
         self.troubles = False
-        self._ambush = world.on_turn = None
+        self._trip = None
+        self._ambushes.clear()
         world.network.heal()
         world.network.weather = Weather()
         for node in world.present:
-            node.disk.stop_at_call = None
-            node.loop.slow_us = 0
+            node.disk.stop_at_call = node.disk.capacity_bytes = None
+            node.loop.slow_us = node.loop.skew_ms = 0
             self._up_at_ms[node.number] = 0.0

@@ -77,6 +77,8 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
         "Adopted",
         "Advanced",
         "Appended",
+        "Begin",
+        "Begun",
         "Change",
         "CreateCursor",
         "Cursor",

@@ -551,39 +551,39 @@ def _path(name: str) -> tuple[str, str]:
     return (schema, plain) if dot else (DEFAULT_SCHEMA, name)
 
 
-@app.command("trim-schemas")
-def trim_schemas(
+@app.command()
+def schemas(
     ctx: typer.Context,
     name: TableArgument,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go, and forget nothing.")
+    trim: Annotated[
+        bool, typer.Option("--trim", help="Forget those that nothing needs any more.")
     ] = False,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Forget schema versions of a table that no row and no file needs, and say what needs others.
+    """Show which schema versions of a table may be forgotten, and what needs the others.
 
-    Every alteration of columns makes a version; runs of compaction do this at their end. A version
-    stays as long as a row, a file of a ledger, a reader or a run needs it, and until the low
-    watermark has passed the alteration that replaced it.
+    Every alteration of columns makes a version. It stays as long as a row, a file of a ledger, a
+    reader or a run needs it, and until the low watermark has passed the alteration that replaced
+    it; then the next run of compaction forgets it.
 
-    With --json, one object: table, dry_run, first, keep_from, latest, held_by (version, holder).
+    With --json, one object: table, trim, first, keep_from, latest, held_by (version, holder).
 
-    Example: lowmark table trim-schemas orders --dry-run --data ./shop
+    Example: lowmark table schemas orders --data ./shop
     """
     with opened_database(ctx, data) as database:
-        told = database.table(name).trim_schemas(dry_run=dry_run)
+        told = database.table(name).trim_schemas(dry_run=not trim)
     if as_json:
         held = [one._asdict() for one in told.held_by]
         facts = {"first": told.first, "keep_from": told.keep_from, "latest": told.latest}
-        show_json({"table": name, "dry_run": dry_run, **facts, "held_by": held})
+        show_json({"table": name, "trim": trim, **facts, "held_by": held})
         return
     for one in told.held_by:
         print(f"version {one.version} is needed by {one.holder}")
     if not told.trimmed:
         print(f"nothing to forget: there are versions {told.first} to {told.latest}")
     else:
-        verb = "would be" if dry_run else "was" if told.trimmed == 1 else "were"
+        verb = "may be" if not trim else "was" if told.trimmed == 1 else "were"
         print(f"{counted(told.trimmed, 'schema version')} {verb} forgotten")
 
 

@@ -62,6 +62,7 @@ from lowmark.table.batches import (
 from lowmark.table.commands import (
     NO_PRODUCER,
     Adopt,
+    Begin,
     Change,
     Control,
     CreateCursor,
@@ -117,7 +118,7 @@ from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
 from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, deletes_held, holds_of
 from lowmark.table.renewing import Renewal, renewed_rows
 from lowmark.table.splitting import check_row_sizes, outgoing, split
-from lowmark.table.state import Finished, Outcome, SchemasKept, State, Ticked, Trimmed
+from lowmark.table.state import Begun, Finished, Outcome, SchemasKept, State, Ticked, Trimmed
 from lowmark.table.tables import Distant, Tables
 from lowmark.table.watermark import (
     HISTORY_KEY,
@@ -151,6 +152,8 @@ __all__ = [
     "AsOfHold",
     "Backlog",
     "BatchRefused",
+    "Begin",
+    "Begun",
     "BelowWatermark",
     "Change",
     "Columns",
