@@ -53,7 +53,18 @@ def check(name: str, report: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "name", ["log", "group", "catalog", "table", "server", "cluster", "rebalance", "upkeep"]
+    "name",
+    [
+        "log",
+        "group",
+        "catalog",
+        "table",
+        "cluster",
+        "upkeep",
+        # What they are made of is run by `test_server_bench` and `test_rebalance_bench`.
+        pytest.param("server", marks=pytest.mark.release),
+        pytest.param("rebalance", marks=pytest.mark.release),
+    ],
 )
 def test_every_figure_can_be_measured(here: Path, name: str) -> None:
     command = ["bench", name, "--json", "--tiny", "--dir", str(here)]
@@ -70,6 +81,7 @@ def test_every_figure_can_be_measured(here: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release  # `test_compact_bench` starts such a session, and holds results to the truth
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)

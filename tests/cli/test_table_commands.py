@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import lowmark
 from cli.shop import ORDERS, Shop
+from eventually import eventually
 from lowmark.catalog.describe import column_text
 from lowmark.cli.app import app
 from lowmark.cli.session import WrongUse
@@ -315,3 +316,40 @@ def test_the_directory_may_be_named_by_the_environment(
     monkeypatch.setenv("LOWMARK_DATA", str(shop.data))
     assert "orders" in CliRunner().invoke(app, ["table", "list"]).stdout
     assert CliRunner().invoke(app, ["table", "list", "--data", ""]).exit_code == 2
+
+
+# -- schema versions ------------------------------------------------------------------------------
+
+
+def test_trim_schemas_forgets_what_nothing_needs_and_says_what_needs_the_rest(shop: Shop) -> None:
+    # given a table that was altered, and whose history is ten minutes
+    shop.with_orders()
+    shop.run("table", "alter", "orders", "--add", "note string")
+    # then writers may still use the first version, and the command says so
+    assert shop.json("table", "trim-schemas", "orders", "--dry-run") == {
+        "table": "orders",
+        "dry_run": True,
+        "first": 1,
+        "keep_from": 1,
+        "latest": 2,
+        "held_by": [{"version": 1, "holder": "the low watermark: it was in force then"}],
+    }
+    shown = shop.run("table", "trim-schemas", "orders")
+    assert shown.splitlines() == [
+        "version 1 is needed by the low watermark: it was in force then",
+        "nothing to forget: there are versions 1 to 2",
+    ]
+    # when history is over
+    shop.run("watermark", "history", "0 seconds")
+
+    def passed() -> bool:
+        shop.run("watermark", "advance")
+        found = shop.json("table", "trim-schemas", "orders", "--dry-run")
+        return bool(found["keep_from"] == 2)
+
+    eventually(passed)
+    # then it goes
+    told = shop.run("table", "trim-schemas", "orders", "--dry-run")
+    assert told == "1 schema version would be forgotten\n"
+    assert shop.run("table", "trim-schemas", "orders") == "1 schema version was forgotten\n"
+    assert shop.json("table", "show", "orders")["oldest_schema_version"] == 2

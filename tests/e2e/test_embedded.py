@@ -158,7 +158,13 @@ def check_directory(process: Process) -> list[int]:
 # -- killed ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [APPENDS, PRODUCES], ids=["append", "producer"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(APPENDS, id="append"),
+        pytest.param(PRODUCES, id="producer", marks=pytest.mark.release),
+    ],
+)
 def test_a_process_killed_again_and_again_loses_nothing_it_was_told_is_stored(
     data: Path, code: str
 ) -> None:
@@ -394,7 +400,7 @@ def test_a_bounded_reader_gives_all_that_was_there_whatever_is_cut_meanwhile(dat
         assert [one["n"] for one in first + started.to_pylist()] == list(range(200))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.release)])
 def test_readers_and_look_ups_go_on_while_the_log_is_compacted_under_them(
     data: Path, seed: int
 ) -> None:

@@ -150,6 +150,7 @@ def leader_of(nodes: Nodes, group: str) -> int:
     return int(names[0].removeprefix("n")) if names and names[0] else -1
 
 
+@pytest.mark.release  # the next one moves partitions under the same load
 def test_rows_go_on_while_nodes_come_and_go(tmp_path: Path) -> None:
     # given three nodes with a table of three replicas, a writer, a reader that follows, and runs
     with Nodes(tmp_path, 5, started=3) as nodes:

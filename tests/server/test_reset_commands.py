@@ -132,6 +132,7 @@ def test_a_partition_is_reset_from_the_node_that_is_left(tmp_path: Path) -> None
         )
 
 
+@pytest.mark.release  # the next one resets it, too; `placement/test_metastore_reset` in all stages
 def test_the_metastore_is_reset_from_the_directory_of_the_node_that_is_left(
     tmp_path: Path,
 ) -> None:

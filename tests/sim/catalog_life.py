@@ -47,7 +47,7 @@ from sim.mutants import replaced
 
 __all__ = ["SEEDS_IN_ALL", "SEEDS_IN_TEST", "CatalogLife", "CatalogStory", "live"]
 
-SEEDS_IN_TEST = 20
+SEEDS_IN_TEST = 10
 """Lives in `make test`."""
 SEEDS_IN_ALL = 80
 """Lives in `make test-all`."""

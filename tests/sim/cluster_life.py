@@ -22,7 +22,7 @@ from sim.linearizable import Linearizable, Register, check
 
 __all__ = ["SEEDS_IN_ALL", "SEEDS_IN_TEST", "ClusterLife", "LifeStory", "live"]
 
-SEEDS_IN_TEST = 40
+SEEDS_IN_TEST = 20
 """Lives in `make test`."""
 SEEDS_IN_ALL = 300
 """Lives in `make test-all`."""

@@ -24,7 +24,7 @@ from sim.metastore_world import MetastoreNode, MetastoreShape, MetastoreWorld
 
 __all__ = ["SEEDS_IN_ALL", "SEEDS_IN_TEST", "MetastoreLife", "MetastoreStory", "live"]
 
-SEEDS_IN_TEST = 20
+SEEDS_IN_TEST = 10
 """Lives in `make test`."""
 SEEDS_IN_ALL = 100
 """Lives in `make test-all`."""
