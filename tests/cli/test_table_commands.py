@@ -321,20 +321,20 @@ def test_the_directory_may_be_named_by_the_environment(
 # -- schema versions ------------------------------------------------------------------------------
 
 
-def test_trim_schemas_forgets_what_nothing_needs_and_says_what_needs_the_rest(shop: Shop) -> None:
+def test_schemas_says_what_needs_versions_and_forgets_the_others(shop: Shop) -> None:
     # given a table that was altered, and whose history is ten minutes
     shop.with_orders()
     shop.run("table", "alter", "orders", "--add", "note string")
     # then writers may still use the first version, and the command says so
-    assert shop.json("table", "trim-schemas", "orders", "--dry-run") == {
+    assert shop.json("table", "schemas", "orders") == {
         "table": "orders",
-        "dry_run": True,
+        "trim": False,
         "first": 1,
         "keep_from": 1,
         "latest": 2,
         "held_by": [{"version": 1, "holder": "the low watermark: it was in force then"}],
     }
-    shown = shop.run("table", "trim-schemas", "orders")
+    shown = shop.run("table", "schemas", "orders", "--trim")
     assert shown.splitlines() == [
         "version 1 is needed by the low watermark: it was in force then",
         "nothing to forget: there are versions 1 to 2",
@@ -344,12 +344,12 @@ def test_trim_schemas_forgets_what_nothing_needs_and_says_what_needs_the_rest(sh
 
     def passed() -> bool:
         shop.run("watermark", "advance")
-        found = shop.json("table", "trim-schemas", "orders", "--dry-run")
+        found = shop.json("table", "schemas", "orders")
         return bool(found["keep_from"] == 2)
 
     eventually(passed)
     # then it goes
-    told = shop.run("table", "trim-schemas", "orders", "--dry-run")
-    assert told == "1 schema version would be forgotten\n"
-    assert shop.run("table", "trim-schemas", "orders") == "1 schema version was forgotten\n"
+    assert shop.run("table", "schemas", "orders") == "1 schema version may be forgotten\n"
+    told = shop.run("table", "schemas", "orders", "--trim")
+    assert told == "1 schema version was forgotten\n"
     assert shop.json("table", "show", "orders")["oldest_schema_version"] == 2

@@ -16,7 +16,12 @@ from lowmark import errors
 from lowmark.client import Gap
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
+    # `seeds.md` names classes of five projects; `test_seeds_guide` holds ours to the code.
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "seeds.md"),
+]
 _NAME = re.compile(r"`(?:lowmark\.)?(?:errors\.)?((?:[A-Z][a-z]+)+)`")
 _CAUGHT = re.compile(r"\bexcept \(?(?:lowmark\.)?(?:errors\.)?([A-Z]\w+)")
 _OTHERS = frozenset(
