@@ -26,7 +26,7 @@ FOUND_BY = {
     "compacts one row too many": (0, ("ends at",)),
     "drops deletes that older rows need": (8, ("the files of partition",)),
     "drops deletes that somebody needs": (6, ("are gone; cursor", "did not say that")),
-    "forgets who came while it worked": (7, ("are gone; cursor",)),
+    "forgets who came while it worked": (33, ("are gone; cursor",)),
     "ignores that a ledger is refused": (7, ("came to",)),
     "takes dead rows for live ones": (0, ("given, horizon",)),
     "supersedes rows of the last file only": (8, ("rows for",)),
@@ -35,7 +35,7 @@ FOUND_BY = {
     "sweeps what a run has written": (0, ("swept, though a run goes on", "LedgerLost")),
     "publishes whatever was published meanwhile": (0, ("LedgerConflict",)),
     "reads a row below the horizon again": (1, ("gave", "after")),
-    "stays with an older ledger": (2, ("did not say that", "did not give")),
+    "stays with an older ledger": (56, ("did not say that", "did not give")),
     "reads without checking": (8, (" for {",)),
     "trusts any manifest with a valid checksum": (
         10,
