@@ -54,6 +54,11 @@ class UpkeepLedger:
     """When each version came into force."""
     indexes: dict[int, int] = field(default_factory=dict)
     """The first version that had an index."""
+    tables: dict[int, int] = field(default_factory=dict)
+    """The first version that had a table."""
+    left: dict[tuple[int, PartitionId], int] = field(default_factory=dict)
+    """Up to where a copy went that its node was told to remove: nothing held versions for it from
+    then on. A power cut may bring it back, and what it replays up to there is not judged."""
     snapshots: dict[tuple[int, PartitionId], int] = field(default_factory=dict)
     """Up to where the last snapshot of a copy goes, by node, also while the node is down. A copy
     that has nothing yet is not among them: it is given what other copies have kept."""
@@ -85,6 +90,13 @@ class UpkeepLedger:
             )
             for index in catalog.indexes:
                 self.indexes.setdefault(int(index), catalog.version)
+            for table in catalog.all_tables():
+                self.tables.setdefault(int(table.id), catalog.version)
+
+    def knows(self, transaction: Transaction, table: int) -> bool:
+        """Whether a table is in the catalog that a transaction has."""
+        version = self.tables.get(table)
+        return version is not None and self.activations[version] <= transaction.begin
 
     def is_member(self, node: int, partition: PartitionId) -> bool:
         """Whether a node should have a copy, by all that was written so far."""
@@ -101,13 +113,15 @@ class UpkeepLedger:
     def gone(self, node: int, partition: PartitionId) -> None:
         """A node has no copy any more."""
         self.snapshots.pop((node, partition), None)
+        self.left[node, partition] = max(self.entries[partition], default=0)
 
     def applied(self, node: int, partition: PartitionId, *, index: int, batch: int) -> None:
         """A copy applies a batch, for the first time or again."""
         there, begin = self.begins[batch]
         confirm(there == partition, f"batch {batch} is in {partition}, and was meant for {there}")
         self.entries[partition][index] = begin
-        if begin < self.since and self.is_member(node, partition):
+        judged = index > self.left.get((node, partition), 0) and self.is_member(node, partition)
+        if begin < self.since and judged:
             confirm(False, f"node {node} applies {index} of {partition}, begun before {self.floor}")
 
     def read(self, metastore: Metastore) -> None:
@@ -140,7 +154,7 @@ class UpkeepLedger:
                 self._check_copy(node, partition, "would replay")
 
     def _check_copy(self, node: int, partition: PartitionId, what: str) -> None:
-        snapshot = self.snapshots[node, partition]
+        snapshot = max(self.snapshots[node, partition], self.left.get((node, partition), 0))
         for index, begin in self.entries[partition].items():
             confirm(
                 index <= snapshot or begin >= self.since,

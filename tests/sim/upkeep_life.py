@@ -289,7 +289,7 @@ class UpkeepLife:
             (node, copy)
             for node in self.world.serving
             for copy in node.tables.all()
-            if copy.group.ready
+            if copy.group.ready and self.world.ledger.knows(one, copy.table)
         ]
         if not leading:
             return
