@@ -13,7 +13,8 @@ go no further than the debug log:
 * Workers wait in a pool for their next task, and after a minute of nothing to do Spark hangs up on
   them. Over a Unix socket a worker notices that at once, when it reports the end of the
   connection to the connection that has ended, and prints a traceback: `BrokenPipeError` in
-  `pyspark/daemon.py`. Nothing was lost; it had nothing to do.
+  `pyspark/daemon.py`. Nothing was lost; it had nothing to do. The end of the session ends workers
+  that are in the middle of such a traceback, so what is held when the output ends is not shown.
 """
 
 from __future__ import annotations
@@ -66,13 +67,9 @@ class Sorter:
             self._held.append(line)
             if _is_daemons(line):
                 return []
-            return self.rest()
+            held, self._held, self._open = self._held, [], 0
+            return held
         return [] if _OF_JAVA.match(line) or not line.strip() else [line]
-
-    def rest(self) -> list[str]:
-        """What is still held."""
-        held, self._held, self._open = self._held, [], 0
-        return held
 
 
 def _is_daemons(line: str) -> bool:
@@ -103,7 +100,6 @@ class Output:
                 line = data.decode(errors="replace").rstrip()
                 logger.debug("spark said", extra={"line": line})
                 self._show(sorter.take(line))
-            self._show(sorter.rest())
 
     def _show(self, lines: list[str]) -> None:
         for line in lines:
