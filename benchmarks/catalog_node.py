@@ -220,8 +220,12 @@ class _Node(Node):
         return None if entry is None else entry.value
 
     def _do_look_up(self, count: int, versions: int, tables: int) -> None:
-        """Look versions up by time, as a transaction does, in a history of another catalog."""
+        """Look versions up by time, as a transaction does, in a history of another catalog.
+
+        It has no fewer versions than our own, or look-ups would wait for one that it lacks.
+        """
         catalogs, dice = self.catalogs, Random(count)
+        invariant(versions >= catalogs.latest.version, "no version of our own is waited for")
         if versions not in self._histories:
             self._histories[versions] = history_of(versions=versions, tables=tables)
         catalogs.history = self._histories[versions]

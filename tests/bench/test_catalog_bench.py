@@ -63,7 +63,7 @@ def test_a_node_comes_back_with_its_history_and_later_with_its_snapshot(here: Pa
         assert (started.version, started.versions, started.tables) == (30, 1, 3)
         assert 0 < started.opened_s < started.up_s
         # and it looks versions up by time
-        assert cluster.ask(1, do="look_up", count=10, versions=20, tables=2)["count"] == 10
+        assert cluster.ask(1, do="look_up", count=10, versions=40, tables=2)["count"] == 10
 
 
 def test_conditions_hold_and_watchers_are_told_all(here: Path) -> None:
