@@ -125,7 +125,7 @@ class Idle:
     groups: int
 
 
-@measures(GROWTH, ENTRIES)
+@measures(GROWTH, ENTRIES, warm_up=False)
 def rounds(bench: Bench[UpkeepSizes]) -> Iterator[Plan]:
     """Two clusters, with many partitions and with few: cut the catalog again and again."""
     sizes = bench.sizes
@@ -249,13 +249,19 @@ def append_beside_rounds(bench: Bench[UpkeepSizes]) -> Iterator[Plan]:
 
             return {"altered": _rate(load.pace(sizes.paced_batches, sizes.load_seconds, alter))}
 
+        def triggered(_: Path) -> Round:
+            def move() -> None:
+                every_second(sizes.load_seconds, lambda: operator.move_to(operator.alter()))
+
+            return {"triggered": _rate(load.pace(sizes.paced_batches, sizes.load_seconds, move))}
+
         def with_rounds(_: Path) -> Round:
             work = EverySecond(operator, sizes.load_seconds)
             done = load.pace(sizes.paced_batches, sizes.load_seconds, work.run)
             return {"beside": _rate(done), "rounds": work.rounds}
 
         yield Plan(
-            turns=[without, with_rounds, *([altered] if sizes.variants else [])],
+            turns=[without, with_rounds, *([altered, triggered] if sizes.variants else [])],
             compared={BESIDE.name: _beside(sizes)},
         )
 
@@ -282,11 +288,18 @@ def _beside(sizes: UpkeepSizes) -> Compared:
         " copies take snapshots at once; if fewer rounds were written down than one a second, the"
         " ratio counts in proportion; peer: the same clients alone, without rounds,"
         " versions and moves of the low watermark; variant `altered`: against the same clients"
-        " while a table is altered every second, and no version is cut; deployment: three"
+        " while a table is altered every second, and no version is cut; variant `triggered`: rounds"
+        " that moves of the low watermark begin by themselves, after which copies take snapshots"
+        " once a minute, against the same clients alone; deployment: three"
         f" {NODES}, three replicas; batch: {SMALL_ROWS:,} rows of 100 bytes as Arrow; clients:"
         f" {sizes.clients} processes, spread over the nodes; window: 1 append each, by a numbered"
         " producer",
-        {"altered": rates(BESIDE, "beside", "altered")} if sizes.variants else {},
+        {
+            "altered": rates(BESIDE, "beside", "altered"),
+            "triggered": rates(BESIDE, "triggered", "without"),
+        }
+        if sizes.variants
+        else {},
     )
 
 

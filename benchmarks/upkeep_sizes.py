@@ -17,7 +17,7 @@ class UpkeepSizes:
 
     mode: str
     runs: int
-    """Cuts on clusters that count; one more comes before them."""
+    """Cuts on clusters that count; the first one of each cluster does not."""
     load_runs: int
     """Turns of clients with rounds, and without."""
     start_runs: int
@@ -59,14 +59,14 @@ class UpkeepSizes:
         """Fewer rounds, shorter turns and a shorter history, the same shape."""
         return cls(
             mode="quick",
-            runs=3,
+            runs=2,
             load_runs=3,
             start_runs=3,
             variants=False,
             groups=1_000,
             groups_few=100,
-            load_seconds=2.5,
-            versions=5_000,
+            load_seconds=2.0,
+            versions=2_000,
         )
 
     @classmethod
@@ -93,7 +93,7 @@ class UpkeepSizes:
         """What the largest figure needs on the disk at one time, with some room."""
         groups = 3 * (self.groups + self.groups_few) * GROUP_BYTES
         # On three nodes, as fast as any machine appends.
-        turns = self.load_runs * (3 if self.variants else 2)
+        turns = self.load_runs * (4 if self.variants else 2)
         appended = 3 * turns * int(self.load_seconds + 1) * 60 * BATCH_ROWS * ROW_BYTES
         history = 4 * KIB * self.versions
         return max(groups, appended, history) + 512 * MIB
