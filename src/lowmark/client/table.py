@@ -325,6 +325,13 @@ class Table:
             where=where,
         )
 
+    def offsets(self, where: Start, *, end: bool = False) -> dict[int, int]:
+        """The offsets that a position stands for now: where a reader that starts there begins or,
+        `end`, stops. Of offsets by partition, those that are given.
+        """
+        self._current()
+        return self._readers.offsets(where, range(self.partitions), what="end" if end else "start")
+
     def snapshot(self) -> Snapshot:
         """Where every partition ends at one moment: all rows up to its time, and no other."""
         self._current()

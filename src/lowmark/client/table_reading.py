@@ -235,6 +235,12 @@ class TableReaders:
         ends = {number: view.offset_after(time) for number, view in views.items()}
         return Snapshot(time, ends)
 
+    def offsets(
+        self, where: Start, wanted: Sequence[int], *, what: Literal["start", "end"]
+    ) -> dict[int, int]:
+        """The offsets that a position stands for now."""
+        return self._offsets(where, self._backend.views(self._id, wanted), what=what)
+
     def _now(self) -> int:
         """A time above all that any partition has."""
         return self._backend.now(self._id).time

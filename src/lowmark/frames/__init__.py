@@ -1,0 +1,28 @@
+"""Tables as Spark has them: `spark.read.format("lowmark")` and `readStream`.
+
+Spark calls a source in processes of its own: one asks for columns, one plans, one follows a stream,
+and tasks read. None of them is the process of the user, so none has a database that was opened
+there: each opens it anew, by `path` or `node`. A directory is read through the process that has it
+open; while there is none, as its files were.
+
+    Source        what a user asked for by options, and its columns in Spark's types
+    TableReader   the table now, or as of a time: a task for each partition of the table
+    LogReader     rows of the log between two positions: a task for each partition, or for parts
+    StreamReader  the log, in micro-batches; its place is in the checkpoint, and a cursor holds what
+                  is to come
+
+What holds
+    1. All tasks of a read see the table as of one time, which the plan says. A task that runs
+       again, or in two attempts at once, gives the same rows.
+    2. A filter is pushed only if Arrow judges each value as Spark does; Spark does not look again.
+    3. A batch of a stream is given by offsets alone: the same ones, the same rows. Offsets never
+       go back.
+    4. What a stream has not committed is held by its cursor, from before its first batch is
+       planned. The cursor's name is in the checkpoint.
+    5. Columns keep the types that they had when the query began. A column that is gone, or a value
+       that does not fit any more, ends it by name.
+"""
+
+from lowmark.frames.source import LowmarkSource
+
+__all__ = ["LowmarkSource"]

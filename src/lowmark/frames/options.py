@@ -1,0 +1,238 @@
+"""What a user asks of a table by Spark's options; names are those of Kafka's source and of table
+formats, where these have one.
+
+    path, node          a directory, or the address of a server; one of both
+    table               its name
+    columns             names with commas between; `*` is all of the table's, and there are system
+                        columns: `*,_change,_partition,_offset,_time`. Deletes are rows of the log
+                        only where `_change` is among them
+    timestampAsOf       the table as it was at a time, by the clock
+    versionAsOf         the table as it was at a row's `_time`
+    startingOffsets     earliest, latest, or {"0": 17, "1": -2}; -2 is earliest, -1 is latest
+    startingTimestamp   the first row of a time or behind it: milliseconds since 1970, or ISO 8601
+    endingOffsets, endingTimestamp
+                        where a read of the log ends: before this offset, and with the last row of
+                        this time
+    maxRowsPerTrigger, maxBytesPerTrigger
+                        how much a micro-batch has at most; rows of one append are not taken apart
+                        by bytes
+    failOnDataLoss      whether rows that were lost end the query; true, if not given
+    minPartitions       how many tasks a read of the log has at least
+    cursor              the name of a stream's cursor; drawn, if not given. A new query begins where
+                        the cursor of that name stands, if there is one, whatever its start says
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from lowmark.frames.errors import OptionRefused
+
+Position: TypeAlias = Literal["earliest", "latest"] | Mapping[int, int]
+
+_KNOWN: Final = {
+    "path": "path",
+    "node": "node",
+    "table": "table",
+    "columns": "columns",
+    "timestampasof": "timestampAsOf",
+    "versionasof": "versionAsOf",
+    "startingoffsets": "startingOffsets",
+    "startingtimestamp": "startingTimestamp",
+    "endingoffsets": "endingOffsets",
+    "endingtimestamp": "endingTimestamp",
+    "maxrowspertrigger": "maxRowsPerTrigger",
+    "maxoffsetspertrigger": "maxRowsPerTrigger",
+    "maxbytespertrigger": "maxBytesPerTrigger",
+    "failondataloss": "failOnDataLoss",
+    "minpartitions": "minPartitions",
+    "cursor": "cursor",
+}
+_OF_LOG = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
+_OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was asked for."""
+
+    path: str = ""
+    node: str = ""
+    table: str
+    columns: tuple[str, ...] | None = None
+    as_of: str | int | None = None
+    start: Position | str | int | None = None
+    end: Position | str | int | None = None
+    rows_max: int | None = None
+    bytes_max: int | None = None
+    fail_on_loss: bool = True
+    tasks_min: int = 1
+    cursor: str = ""
+    stream_only: tuple[str, ...] = ()
+    """Options that were given and are for streams."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> Options:
+        """The options of a read, or of a stream: Spark asks for columns before it says which."""
+        named = _named(given)
+        if not given:
+            raise OptionRefused(
+                "this table of Spark's has no options, so it can't be found",
+                detail="Spark does not hand the options of CREATE TABLE ... USING lowmark on to a"
+                " source that is written in Python.",
+                hint="Use CREATE TEMPORARY VIEW v USING lowmark OPTIONS (path '...', table '...').",
+            )
+        if ("path" in named) == ("node" in named):
+            raise OptionRefused(
+                "a source is one directory, or one server",
+                hint='Give .option("path", DIRECTORY), or .option("node", "host:port").',
+            )
+        if not named.get("table"):
+            raise OptionRefused("no table is named", hint='Name it: .option("table", NAME).')
+        as_of = _one_of(named, "timestampAsOf", "versionAsOf")
+        of_log = [name for name in _OF_LOG if name in named]
+        if as_of is not None and of_log:
+            raise OptionRefused(
+                f"{as_of} and {of_log[0]} exclude each other",
+                hint="A table as of a time has no start and no end.",
+            )
+        return cls(
+            path=named.get("path", ""),
+            node=named.get("node", ""),
+            table=named["table"],
+            columns=_columns(named.get("columns")),
+            as_of=_as_of(named),
+            start=_position(named, "starting"),
+            end=_position(named, "ending"),
+            rows_max=_count(named, "maxRowsPerTrigger"),
+            bytes_max=_count(named, "maxBytesPerTrigger"),
+            fail_on_loss=_flag(named, "failOnDataLoss", default=True),
+            tasks_min=_count(named, "minPartitions") or 1,
+            cursor=named.get("cursor", ""),
+            stream_only=tuple(name for name in _OF_STREAM if name in named),
+        )
+
+    @property
+    def reads_log(self) -> bool:
+        """Whether rows of the log are read, and not the table."""
+        return self.start is not None or self.end is not None
+
+    def for_read(self) -> Options:
+        """As a read has them."""
+        if self.stream_only:
+            raise OptionRefused(f"{self.stream_only[0]} is for streams", hint="Use readStream.")
+        return self
+
+    def for_stream(self) -> Options:
+        """As a stream has them."""
+        if self.as_of is not None:
+            raise OptionRefused(
+                "a stream is not of one time",
+                hint="Use startingTimestamp instead of timestampAsOf and versionAsOf.",
+            )
+        if self.end is not None:
+            raise OptionRefused(
+                "a stream has no end",
+                hint="It takes what there is, and ends, with trigger(availableNow=True).",
+            )
+        return self
+
+
+def _named(given: Mapping[str, str]) -> dict[str, str]:
+    """Options by the names that we call them by; Spark hands them on in lower case."""
+    named: dict[str, str] = {}
+    for key, text in given.items():
+        name = _KNOWN.get(key.lower())
+        if name is None:
+            raise OptionRefused(
+                f"there is no option {key!r}", hint=f"Known are {', '.join(_names())}."
+            )
+        if name in named:
+            raise OptionRefused(f"{name} is given twice", hint="Leave one of both out.")
+        named[name] = text.strip()
+    return named
+
+
+def _names() -> list[str]:
+    return list(dict.fromkeys(_KNOWN.values()))
+
+
+def _one_of(named: Mapping[str, str], *names: str) -> str | None:
+    there = [name for name in names if name in named]
+    if len(there) > 1:
+        raise OptionRefused(f"{there[0]} and {there[1]} exclude each other")
+    return there[0] if there else None
+
+
+def _columns(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise OptionRefused(f"columns can't be {text!r}", hint="Give names, with commas between.")
+    return names
+
+
+def _as_of(named: Mapping[str, str]) -> str | int | None:
+    if "versionAsOf" in named:
+        return _whole("versionAsOf", named["versionAsOf"])
+    return _time("timestampAsOf", named["timestampAsOf"]) if "timestampAsOf" in named else None
+
+
+def _time(name: str, text: str) -> str | int:
+    """Milliseconds since 1970, or text, which the table reads."""
+    return _whole(name, text) if text.lstrip("-").isdecimal() else text
+
+
+def _position(named: Mapping[str, str], which: str) -> Position | str | int | None:
+    offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
+    name = _one_of(named, offsets, timestamp)
+    if name is None:
+        return None
+    text = named[name]
+    if name == timestamp:
+        return _time(name, text)
+    if text in {"earliest", "latest"}:
+        return "earliest" if text == "earliest" else "latest"
+    try:
+        found = json.loads(text)
+        return {int(number): _offset(at) for number, at in found.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise OptionRefused(
+            f"{name} can't be {text!r}",
+            hint='Give earliest, latest, or offsets by partition: {"0": 17, "1": -2}.',
+        ) from error
+
+
+def _offset(at: object) -> int:
+    if isinstance(at, bool) or not isinstance(at, int) or at < EARLIEST:
+        raise ValueError(at)
+    return at
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise OptionRefused(f"{name} can't be {text!r}", hint="Give a whole number.") from error
+
+
+def _count(named: Mapping[str, str], name: str) -> int | None:
+    if name not in named:
+        return None
+    count = _whole(name, named[name])
+    if count < 1:
+        raise OptionRefused(f"{name} can't be {count}", hint="Give at least 1.")
+    return count
+
+
+def _flag(named: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = named.get(name, str(default)).lower()
+    if text not in {"true", "false"}:
+        raise OptionRefused(f"{name} can't be {text!r}", hint="Give true or false.")
+    return text == "true"

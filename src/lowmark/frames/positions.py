@@ -1,0 +1,63 @@
+"""Places in the log by partition, and stretches of it between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import InputPartition
+
+from lowmark.client import Database, Table
+from lowmark.frames.options import EARLIEST, LATEST, Position
+from lowmark.table import View
+
+
+@dataclass
+class Stretch(InputPartition):
+    """Offsets of one partition that a task reads: from the first to before the end."""
+
+    number: int
+    first: int
+    end: int
+
+
+def views_of(database: Database, table: Table) -> dict[int, View]:
+    """Backlogs, with all that was acknowledged before."""
+    return database.backend.views(table.descriptor.id, range(table.partitions))
+
+
+def offsets_of(
+    where: Position | str | int, table: Table, views: Mapping[int, View], *, end: bool
+) -> dict[int, int]:
+    """Offsets that a position stands for, of every partition. One that is not named begins at the
+    earliest, and ends with the latest.
+    """
+    if not isinstance(where, Mapping):
+        return table.offsets(where, end=end)
+    table.offsets({number: max(at, 0) for number, at in where.items()}, end=end)  # it checks them
+    given = dict.fromkeys(views, LATEST if end else EARLIEST) | dict(where)
+    special = {number: {EARLIEST: view.start, LATEST: view.end} for number, view in views.items()}
+    return {number: special[number].get(at, at) for number, at in given.items()}
+
+
+def stretches(
+    starts: Mapping[int, int], ends: Mapping[int, int], *, tasks_min: int
+) -> list[Stretch]:
+    """What tasks read: a partition each; if that is too few, long ones are taken apart."""
+    there = [(number, starts[number], ends[number]) for number in sorted(ends)]
+    there = [one for one in there if one[2] > one[1]]
+    rows = sum(end - first for _, first, end in there)
+    if not rows:
+        return []
+    most = rows if tasks_min <= len(there) else max(1, rows // tasks_min)
+    return [Stretch(*one) for whole in there for one in _parts(*whole, most)]
+
+
+def _parts(number: int, first: int, end: int, most: int) -> Iterator[tuple[int, int, int]]:
+    count = -(-(end - first) // most)
+    for part in range(count):
+        yield (
+            number,
+            first + (end - first) * part // count,
+            first + (end - first) * (part + 1) // count,
+        )

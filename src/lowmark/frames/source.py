@@ -1,0 +1,46 @@
+"""The source that Spark knows by the name `lowmark`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from lowmark.frames.columns import spark_schema
+from lowmark.frames.options import Options
+from lowmark.frames.reading import LogReader, PushingReader, TableReader, schema_of
+from lowmark.frames.stream import StreamReader
+
+_PUSHES: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class LowmarkSource(DataSource):
+    """A table of Lowmark; `lowmark.frames.options` says what can be asked of it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What users call it by."""
+        return "lowmark"
+
+    def schema(self) -> StructType:
+        """The columns of the table, or those that were asked for."""
+        return spark_schema(schema_of(Options.read(self.options)))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the table, or of its log."""
+        options = Options.read(self.options).for_read()
+        if options.reads_log:
+            return LogReader(options, schema)
+        return PushingReader(options, schema) if _pushes() else TableReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader of the log, in micro-batches."""
+        return StreamReader(Options.read(self.options).for_stream(), schema)
+
+
+def _pushes() -> bool:
+    """Whether Spark is about to push filters: it does so in a process that runs this module."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHES in sys.modules or (main is not None and main.name == _PUSHES)

@@ -1,0 +1,233 @@
+"""The log of a table as a stream, in micro-batches.
+
+Where a stream is, its checkpoint says: offsets by partition, and the name of its cursor, which was
+drawn when the stream was at its beginning. So a query that goes on from its checkpoint finds its
+cursor, on any machine, and Spark need not tell a source the name of its query, which it does not.
+
+    1. the cursor stands at the start      what is to come is held; no checkpoint names it yet
+    2. the checkpoint has the first end    with the cursor's name; where it began, the cursor says
+    3. a batch is planned, and read        it can be read again, as long as the cursor stands before
+    4. Spark commits a batch               the cursor moves to its end
+A crash between 1 and 2 leaves a cursor that no query moves; `explain` shows it, and an operator
+deletes it.
+
+Spark says that a batch is done when it plans the next one, so the cursor is a batch behind, and
+after the last one of `availableNow` it stays there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from lowmark.client import Database, Table
+from lowmark.frames.columns import arrow_schema
+from lowmark.frames.opening import opened
+from lowmark.frames.options import Options
+from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
+from lowmark.frames.reading import checked_reader, log_rows
+from lowmark.table import CursorUnknown, View
+
+CURSOR, OFFSETS = "cursor", "offsets"
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Rows of the log as they come."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._wanted = arrow_schema(schema)
+        self._database: Database | None = None
+        self._initial: dict[str, Any] | None = None
+        self._drawn = ""
+        """The cursor that was made here for a new query."""
+        self._ends: dict[int, int] | None = None
+        """Where it stops, if it takes only what there is now."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_database": None}  # a task opens it by itself
+
+    # -- where Spark plans ------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where the query begins: Spark asks while its checkpoint has no batch that is done, and
+        may ask more than once. A cursor that is there already says where.
+        """
+        if self._initial is None:
+            cursor = self._options.cursor or f"spark-{os.urandom(6).hex()}"
+            self._initial = _offset(cursor, self._cursor_at(cursor) or self._begin(cursor))
+            self._drawn = "" if self._options.cursor else cursor
+        return self._initial
+
+    def _begin(self, cursor: str) -> dict[int, int]:
+        """Have a cursor where the stream begins."""
+        start, table = self._options.start, self._table()
+        starts = offsets_of("latest" if start is None else start, table, self._views(), end=False)
+        return table.cursors.create(cursor, start=starts).position
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What a batch has at most; bytes are looked at beside."""
+        rows_max = self._options.rows_max
+        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Take what there is now, and no more."""
+        self._ends = {number: view.end for number, view in self._views().items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends."""
+        views, starts = self._views(), _offsets(start)
+        # A partition that its copies lead from elsewhere by now has all that was acknowledged. And
+        # whatever it has: a batch never ends before it begins.
+        ends = {number: max(view.end, starts.get(number, 0)) for number, view in views.items()}
+        if self._ends is not None:
+            ends = {
+                number: max(min(end, self._ends.get(number, end)), starts.get(number, 0))
+                for number, end in ends.items()
+            }
+        if isinstance(limit, ReadMaxRows):
+            ends = fewer_rows(starts, ends, limit.max_rows)
+        if self._options.bytes_max is not None:
+            ends = fewer_bytes(starts, ends, views, self._options.bytes_max)
+        return _offset(start[CURSOR], ends)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where the log ends, for the lag in the query's progress."""
+        return _offset("", {number: view.end for number, view in self._views().items()})
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What tasks of a batch read."""
+        checked_reader(self._table(), self._options, self._schema).close()
+        starts = self._starts_again(end[CURSOR]) if end[CURSOR] != start[CURSOR] else None
+        starts = _offsets(start) if starts is None else starts
+        return stretches(starts, _offsets(end), tasks_min=self._options.tasks_min)
+
+    def _starts_again(self, cursor: str) -> dict[int, int]:
+        """Where the first batch of a query begins, which is read again: its process was ended
+        before Spark had noted that the batch is done, so a new one asked where to begin, and got
+        another place. The cursor of the batch has not moved since.
+        """
+        starts = self._cursor_at(cursor)
+        if starts is None:
+            raise CursorUnknown(cursor)
+        if self._drawn:
+            self._table().cursors.delete(self._drawn)
+            self._drawn = ""
+        self._initial = _offset(cursor, starts)
+        return starts
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """What lies before the end of a batch is needed no more."""
+        table, cursor, offsets = self._table(), end[CURSOR], _offsets(end)
+        try:
+            table.cursors.commit(cursor, offsets)
+        except CursorUnknown:  # an operator has deleted it; what is to come is held from here on
+            table.cursors.create(cursor, start=offsets)
+
+    def stop(self) -> None:
+        """The query has ended, or its cursor goes on elsewhere."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    # -- where tasks run --------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one stretch."""
+        if isinstance(partition, Stretch):
+            yield from log_rows(self._options, self._wanted, partition)
+
+    # -- the table --------------------------------------------------------------------------------
+
+    def _open(self) -> Database:
+        if self._database is None:
+            self._database = opened(self._options, moves_cursors=True)
+        return self._database
+
+    def _table(self) -> Table:
+        return self._open()[self._options.table]
+
+    def _views(self) -> dict[int, View]:
+        return views_of(self._open(), self._table())
+
+    def _cursor_at(self, name: str) -> dict[int, int] | None:
+        try:
+            return self._table().cursors.get(name).position
+        except CursorUnknown:
+            return None
+
+
+def _offset(cursor: str, offsets: Mapping[int, int]) -> dict[str, Any]:
+    return {CURSOR: cursor, OFFSETS: {str(number): at for number, at in sorted(offsets.items())}}
+
+
+def _offsets(offset: Mapping[str, Any]) -> dict[int, int]:
+    return {int(number): at for number, at in offset[OFFSETS].items()}
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def fewer_rows(starts: Mapping[int, int], ends: Mapping[int, int], rows_max: int) -> dict[int, int]:
+    """Ends of a batch with at most so many rows: every partition in proportion to what it has."""
+    numbers = list(ends)
+    first = np.array([starts.get(number, 0) for number in numbers], np.int64)
+    rows = np.array([ends[number] for number in numbers], np.int64) - first
+    total = int(rows.sum())
+    if total <= rows_max:
+        return dict(ends)
+    exact = rows * (rows_max / total)
+    share = np.floor(exact).astype(np.int64)
+    # What rounding has left goes to those that lost most by it.
+    left = rows_max - int(share.sum())
+    share[np.argsort(share - exact, kind="stable")[:left]] += 1
+    return dict(zip(numbers, (first + np.minimum(share, rows)).tolist(), strict=True))
+
+
+def fewer_bytes(
+    starts: Mapping[int, int],
+    ends: Mapping[int, int],
+    views: Mapping[int, View],
+    bytes_max: int,
+) -> dict[int, int]:
+    """Ends of a batch with at most so many bytes in the log, at the ends of appends: the earliest
+    ones, over all partitions; at least one, however large.
+    """
+    times, sizes, owners, places = [], [], [], []
+    for number, end in ends.items():
+        view, first = views[number], starts.get(number, 0)
+        if end <= first:
+            continue
+        low, high = view.batch_at(first), view.batch_at(end - 1) + 1
+        times.append(view.columns.time[low:high])
+        sizes.append(view.size[low:high])
+        owners.append(np.full(high - low, number))
+        places.append(view.columns.first[low:high].astype(np.int64) + view.rows[low:high])
+    if not times:
+        return dict(ends)
+    time, size = np.concatenate(times), np.concatenate(sizes).astype(np.int64)
+    owner, place = np.concatenate(owners), np.concatenate(places)
+    order = np.argsort(time, kind="stable")
+    count = max(1, int(np.searchsorted(np.cumsum(size[order]), bytes_max, "right")))
+    if count == len(order):
+        return dict(ends)
+    kept = order[:count]
+    given = {number: starts.get(number, 0) for number in ends}
+    for number in ends:
+        mine = place[kept][owner[kept] == number]
+        if len(mine):
+            given[number] = min(ends[number], int(mine[-1]))
+    return given

@@ -1,0 +1,179 @@
+"""`spark.readStream.format("lowmark")`: micro-batches, restarts, and what holds the log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lowmark
+from lowmark.client import Database, Table
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+COLUMNS = {"id": "int64", "status": "string"}
+
+
+class Query:
+    """A stream of a table into Parquet, which takes what there is and ends."""
+
+    def __init__(
+        self, spark: Any, place: str, folder: Path, *, into: str = "rows", **options: object
+    ) -> None:
+        self._spark = spark
+        self._into = str(folder / into)
+        self.checkpoint = folder / "checkpoint"
+        self._reader = spark.readStream.format("lowmark").option("path", place)
+        for name, value in ({"table": "orders", "columns": "*,_change"} | options).items():
+            self._reader = self._reader.option(name, str(value))
+
+    def run(self) -> list[int]:
+        """Take what there is; gives the rows of each batch."""
+        query = (
+            self._reader.load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(self.checkpoint))
+            .option("path", self._into)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        self.progress = query.recentProgress
+        return [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
+
+    def rows(self) -> list[tuple[int, str | None, str]]:
+        """All that has come, in order of keys."""
+        found = self._spark.read.parquet(self._into).collect()
+        return sorted(((row["id"], row["status"], row["_change"]) for row in found), key=repr)
+
+
+@pytest.fixture
+def orders(db: Database) -> Table:
+    return db.create_table("orders", COLUMNS, key="id", partitions=3)
+
+
+def appended(table: Table, numbers: range) -> list[tuple[int, str | None, str]]:
+    table.append([{"id": number, "status": "new"} for number in numbers])
+    return [(number, "new", "upsert") for number in numbers]
+
+
+def test_a_stream_goes_on_from_its_checkpoint_without_a_gap_or_a_repeat(
+    spark: Any, orders: Table, place: str, tmp_path: Path
+) -> None:
+    # given a query that has taken all there was, in batches of a limit
+    query = Query(spark, place, tmp_path, startingOffsets="earliest", maxRowsPerTrigger=30)
+    expected = appended(orders, range(100))
+    assert query.run() == [30, 30, 30, 10]
+    assert query.rows() == sorted(expected, key=repr)
+    # when more comes, a delete among it, and the query is started again
+    expected += appended(orders, range(100, 110))
+    orders.delete([5])
+    expected.append((5, None, "delete"))
+    assert query.run() == [11]
+    # then it has each change once
+    assert query.rows() == sorted(expected, key=repr)
+    # and its progress says where it began, where it is and where the log ends
+    [source] = query.progress[-1]["sources"]
+    ends = {str(number): at for number, at in orders.snapshot().ends.items()}
+    assert json.loads(source["endOffset"])["offsets"] == ends
+    assert json.loads(source["latestOffset"])["offsets"] == ends
+
+
+def test_a_new_stream_begins_with_what_comes_then(
+    spark: Any, orders: Table, place: str, tmp_path: Path
+) -> None:
+    appended(orders, range(10))
+    query = Query(spark, place, tmp_path)
+    assert query.run() == []
+    expected = appended(orders, range(10, 13))
+    query.run()
+    assert query.rows() == expected
+
+
+def test_a_stream_has_one_cursor_that_holds_what_it_has_not_done(
+    spark: Any, orders: Table, place: str, tmp_path: Path
+) -> None:
+    query = Query(spark, place, tmp_path, startingOffsets="earliest", maxRowsPerTrigger=10)
+    appended(orders, range(30))
+    query.run()
+    # then there is one cursor, at the start of the last batch: Spark commits one with the next
+    [cursor] = orders.cursors.list()
+    assert cursor.lag_rows == 10
+    assert cursor.name in str(orders.explain())
+    # and the next run moves it
+    appended(orders, range(30, 35))
+    query.run()
+    [cursor] = orders.cursors.list()
+    assert cursor.lag_rows == 5
+
+
+def test_a_first_batch_that_was_not_done_is_read_again_from_where_it_began(
+    spark: Any, orders: Table, place: str, tmp_path: Path
+) -> None:
+    # given a query whose first batch was planned, and was not done
+    expected = appended(orders, range(10))
+    Query(spark, place, tmp_path, startingOffsets="earliest").run()
+    shutil.rmtree(tmp_path / "checkpoint" / "commits")
+    expected += appended(orders, range(10, 15))
+    # when it is started again, in a process that would begin elsewhere
+    query = Query(spark, place, tmp_path, into="again", startingOffsets="latest")
+    assert query.run() == [10, 5]
+    # then nothing of that batch is missing, and there is one cursor as before
+    assert query.rows() == sorted(expected, key=repr)
+    assert len(orders.cursors.list()) == 1
+
+
+def test_a_cursor_with_a_name_says_where_a_new_query_goes_on(
+    spark: Any, orders: Table, place: str, tmp_path: Path
+) -> None:
+    appended(orders, range(10))
+    orders.cursors.create("billing", start="latest")
+    expected = appended(orders, range(10, 15))
+    query = Query(spark, place, tmp_path, cursor="billing", startingOffsets="earliest")
+    query.run()
+    assert query.rows() == sorted(expected, key=repr)
+    assert [cursor.name for cursor in orders.cursors.list()] == ["billing"]
+
+
+def test_columns_may_be_added_while_a_stream_runs_and_a_lost_one_ends_it_by_name(
+    spark: Any, orders: Table, place: str, tmp_path: Path
+) -> None:
+    query = Query(spark, place, tmp_path, startingOffsets="earliest", columns="id,status,_change")
+    expected = appended(orders, range(5))
+    query.run()
+    orders.alter(add={"note": "string"})
+    orders.upsert([{"id": 7, "status": "new", "note": "x"}])
+    query.run()
+    assert query.rows() == sorted([*expected, (7, "new", "upsert")], key=repr)
+    # when a column that it reads is dropped
+    orders.alter(drop=["status"])
+    orders.upsert([{"id": 8, "note": "x"}])
+    with pytest.raises(Exception, match="status"):
+        query.run()
+
+
+def test_a_stream_of_bytes_ends_batches_with_appends(
+    spark: Any, orders: Table, place: str, tmp_path: Path
+) -> None:
+    expected = [
+        one for first in range(0, 40, 10) for one in appended(orders, range(first, first + 10))
+    ]
+    query = Query(spark, place, tmp_path, startingOffsets="earliest", maxBytesPerTrigger=1)
+    batches = query.run()
+    # then every batch is one append to a partition, however small the limit
+    assert len(batches) == 4 * orders.partitions
+    assert query.rows() == sorted(expected, key=repr)
+
+
+def test_a_stream_reads_a_directory_that_no_other_process_has_open(
+    spark: Any, tmp_path: Path
+) -> None:
+    place = tmp_path / "db"
+    with lowmark.open(place) as db:
+        expected = appended(db.create_table("orders", COLUMNS, key="id"), range(5))
+    query = Query(spark, str(place), tmp_path, startingOffsets="earliest")
+    query.run()
+    assert query.rows() == expected
