@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -52,6 +52,8 @@ SEEDS_IN_TEST = 10
 SEEDS_IN_ALL = 80
 """Lives in `make test-all`."""
 TROUBLE_MS = 2_000
+STRAND_MS = 100
+"""How long an update may take to go in, before its author is not cut off for it any more."""
 EVENTS_KEPT = 60
 NAMES = ("a", "b", "c")
 COLUMNS = ("p", "q")
@@ -159,6 +161,8 @@ class CatalogLife:
     def __post_init__(self) -> None:
         self.dice = dice = Random(f"catalog life {self.seed}")
         self.jumps = self.seed % 4 == 3
+        # An answer is seldom lost by chance at the one moment that leaves its author in doubt.
+        self.strands = self.seed % 6 == 3
         self.ledger = Ledger()
         settings = ClusterSettings(
             id="",
@@ -327,6 +331,8 @@ class CatalogLife:
         ]
         if self.jumps:
             acts += [self.jump, self.jump]
+        if self.strands:
+            acts += [self.strand, self.strand, self.strand]
         act = self.dice.choice(acts)
         self.counts[act.__name__.replace("_", " ")] += 1
         act()
@@ -361,6 +367,24 @@ class CatalogLife:
         some = self.dice.sample(numbers, self.dice.randint(1, max(len(numbers) - 1, 1)))
         self.tell(f"cut off: {some}")
         self.world.isolate(*some)
+
+    def strand(self) -> None:
+        """Cut an author off when its update has gone in, and before it can hear so."""
+        leader = self.world.leader()
+        nodes = [node for node in self.world.living() if node is not leader]
+        if leader is None or not nodes:
+            return
+        node = self.dice.choice(nodes)
+        asked = self.execute(node, (table(f"stranded{len(self.asked)}"),))
+
+        def went_in() -> bool:
+            return asked.token in self.ledger.tokens
+
+        with suppress(TimeoutError):
+            self.world.run_until(lambda: went_in() or asked.future.done, timeout_ms=STRAND_MS)
+        if went_in() and node.up:
+            self.tell(f"cut off with command {asked.number}: {node.number}")
+            self.world.isolate(node.number)
 
     def heal(self) -> None:
         self.tell("heal")

@@ -31,18 +31,18 @@ print(live(int(sys.argv[1])))
 """
 
 FOUND_BY = {
-    "appends unconditionally": (0, "was made twice"),
-    "cuts unconditionally": (10, "the log has"),
-    "reads parts as they are now": (25, "is missing"),
-    "ignores its token": (29, "refused, but it is in version"),
-    "looks without waiting": (1, "is in force"),
-    "takes times from its own clock": (0, "at another time"),
-    "answers without the skew": (0, "was said to be done"),
-    "refuses at once": (0, "does not show why"),
-    "says that nothing was written": (2, "but it is in"),
-    "tells a jump to nobody": (5, "was told after"),
+    "appends unconditionally": (0, ("was made twice",)),
+    "cuts unconditionally": (10, ("the log has",)),
+    "reads parts as they are now": (25, ("is missing",)),
+    "ignores its token": (29, ("a command is in version", ", but it is in version")),
+    "looks without waiting": (1, ("is in force",)),
+    "takes times from its own clock": (0, ("at another time",)),
+    "answers without the skew": (0, ("was said to be done",)),
+    "refuses at once": (0, ("does not show why",)),
+    "says that nothing was written": (57, (", but it is in ",)),
+    "tells a jump to nobody": (5, ("was told after",)),
 }
-"""The seed, and a part of what is said then."""
+"""The seed, and some of what may be said then."""
 
 
 @pytest.mark.slow
@@ -52,17 +52,9 @@ def test_a_catalog_keeps_its_promises_through_any_life(first: int) -> None:
         live(seed)
 
 
-_SEEDS_SOUGHT = {"ignores its token", "says that nothing was written"}
-"""Mutants whose seeds have to be found anew, because lives take another course now."""
-
-
-def _sought(name: str) -> object:
-    return pytest.param(name, marks=pytest.mark.release) if name in _SEEDS_SOUGHT else name
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [*map(_sought, CATALOG_MUTANTS)])
+@pytest.mark.parametrize("name", CATALOG_MUTANTS)
 def test_a_mutant_of_the_catalog_is_found(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -80,7 +72,7 @@ def test_a_mutant_of_the_catalog_is_found(
     # then some life of those in `make test-all` breaks, and for the right reason
     assert found is not None, f"no life in {SEEDS_IN_ALL} finds that the catalog {name}"
     note_seed(record_property, name, known=first, found=found[0])
-    assert said in found[1]
+    assert any(part in found[1] for part in said), found
 
 
 def broken_promise(seed: int, mutant: Callable[[], AbstractContextManager[None]]) -> str | None:
