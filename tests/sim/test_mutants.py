@@ -18,11 +18,11 @@ from sim.mutants import MUTANTS
 
 FOUND_BY = {
     "acknowledges before the sync": (0, "not durable"),
-    "commits old terms by counting": (5, "was committed by counting"),
+    "commits old terms by counting": (2, "was committed by counting"),
     "forgets its vote": (0, "a vote left that is not durable"),
     "drops a live entry in phase 3": (2, "entr"),
     "changes members before its first entry": (1, "a change of members before"),
-    "counts learners": (2, "is durable only on"),
+    "counts learners": (8, "is durable only on"),
     "reads without asking": (17, "is not linearizable"),
     "keeps stale entries after an install": (102, "term"),
 }
