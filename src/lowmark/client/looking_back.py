@@ -17,6 +17,7 @@ The keys of one partition's backlog at a time are kept in memory, all of them; r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -31,11 +32,25 @@ from lowmark.backend.values import BatchRange, Hold
 from lowmark.client.lookup import check_lost
 from lowmark.client.reading import Gap, GapFound, PartitionReader, Reader, Reading, horizon_of
 from lowmark.convert.pythonic import convert_rows, converts_of
-from lowmark.ledger import KEY_SEED, LAST_ROW
+from lowmark.ledger import KEY_SEED, LAST_ROW, LedgerFile
 from lowmark.runtime import Buffer
-from lowmark.table import BelowWatermark, Fold, KeyForm, KeyReader, Keys, Mask, View
+from lowmark.table import BelowWatermark, Fold, KeyForm, KeyReader, Keys, Mask, Shape, View
 
 _CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRows:
+    """What is in the ledger of a partition as of a time."""
+
+    partition: int
+    manifest: str
+    """Empty: there is none."""
+    horizon: int
+    files: list[tuple[LedgerFile, Mask]]
+    """And the rows of each that are left out."""
+    has_more: bool
+    """Whether the backlog has rows beside."""
 
 
 class AsOfReader(Reader):
@@ -196,6 +211,41 @@ class AsOfReader(Reader):
         end = ledger.horizon
         for batch, _ in ledger.batches(shape, start=0, end=end, without=left_out, where=where):
             yield batch
+
+    # -- for programs that read ledgers themselves ------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:
+        """What rows of any schema version are read as."""
+        return self._reading.shape
+
+    def ledger_files(self) -> Iterator[LedgerRows]:
+        """The files of ledgers, and which of their rows are not in the table as it was: dead ones,
+        deletes, and those whose key comes again in the backlog up to then. All rows that are there
+        besides have offsets from the horizon on.
+
+        The files stay as long as this reader is not closed, or a hold on their manifests is there.
+        """
+        for part in self._parts:
+            ledger = self._ledger(part)
+            horizon = 0 if ledger is None else ledger.horizon
+            files: list[tuple[LedgerFile, Mask]] = []
+            _, keys = self._masks(part, *_stretch(part)) if ledger is not None else ({}, None)
+            for at, file in enumerate(() if ledger is None else ledger.files):
+                assert ledger is not None
+                live = ledger.live(at)
+                out = ledger.deletes(at).copy()
+                if live is not None:
+                    out |= ~live
+                files.append((file, out))
+            if ledger is not None and keys is not None:
+                superseded = ledger.superseded_by(keys, KeyForm.hashes(keys, KEY_SEED))
+                for (_, out), mask in zip(files, superseded, strict=True):
+                    if mask is not None:
+                        out |= mask
+            manifest = "" if part.ledger is None else part.ledger.manifest
+            yield LedgerRows(part.partition, manifest, horizon, files, _end(part) > horizon)
+        self._check_held()
 
     # -- without reading it all -----------------------------------------------------------------
 

@@ -18,6 +18,8 @@ formats, where these have one.
                         by bytes
     failOnDataLoss      whether rows that were lost end the query; true, if not given
     minPartitions       how many tasks a read of the log has at least
+    fromOffsets         of a table as of a time, only rows from these offsets on, and no other
+                        partitions: {"0": 17}; this is how `table` reads what is in no ledger
     cursor              the name of a stream's cursor; drawn, if not given. A new query begins where
                         the cursor of that name stands, if there is one, whatever its start says
 """
@@ -50,6 +52,7 @@ _KNOWN: Final = {
     "failondataloss": "failOnDataLoss",
     "minpartitions": "minPartitions",
     "cursor": "cursor",
+    "fromoffsets": "fromOffsets",
 }
 _OF_LOG = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
 _OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
@@ -73,6 +76,8 @@ class Options:
     fail_on_loss: bool = True
     tasks_min: int = 1
     cursor: str = ""
+    firsts: Mapping[int, int] | None = None
+    """Of a table as of a time: only these partitions, and of each the rows from an offset on."""
     stream_only: tuple[str, ...] = ()
     """Options that were given and are for streams."""
 
@@ -114,6 +119,9 @@ class Options:
             fail_on_loss=_flag(named, "failOnDataLoss", default=True),
             tasks_min=_count(named, "minPartitions") or 1,
             cursor=named.get("cursor", ""),
+            firsts=_offsets("fromOffsets", named["fromOffsets"])
+            if "fromOffsets" in named
+            else None,
             stream_only=tuple(name for name in _OF_STREAM if name in named),
         )
 
@@ -199,6 +207,12 @@ def _position(named: Mapping[str, str], which: str) -> Position | str | int | No
         return _time(name, text)
     if text in {"earliest", "latest"}:
         return "earliest" if text == "earliest" else "latest"
+    return _offsets(name, text)
+
+
+def _offsets(name: str, text: str | None) -> dict[int, int] | None:
+    if text is None:
+        return None
     try:
         found = json.loads(text)
         return {int(number): _offset(at) for number, at in found.items()}

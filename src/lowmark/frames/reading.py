@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
@@ -18,6 +19,7 @@ from lowmark.frames.filters import taken
 from lowmark.frames.opening import opened
 from lowmark.frames.options import Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
+from lowmark.table import OFFSET
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +57,11 @@ def checked_reader(table: Table, options: Options, schema: StructType) -> Reader
 
 @dataclass
 class Whole(InputPartition):
-    """One partition of a table as of a time."""
+    """One partition of a table as of a time: rows from an offset on."""
 
     number: int
     time: int
+    first: int = 0
 
 
 class TableReader(DataSourceReader):
@@ -80,19 +83,25 @@ class TableReader(DataSourceReader):
                 time = reader.time
             if options.as_of is None:
                 time = table.snapshot().time
-            return [Whole(number, time) for number in range(table.partitions)]
+            firsts = options.firsts or {}
+            wanted = firsts if options.firsts is not None else range(table.partitions)
+            return [Whole(number, time, firsts.get(number, 0)) for number in wanted]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
-        assert isinstance(partition, Whole)
-        options, columns = self._options, self._wanted.names
+        if not isinstance(partition, Whole):
+            return  # where there is no partition to read, Spark makes one of its own
+        options, columns, where = self._options, self._wanted.names, self._where
+        if partition.first:
+            later = pc.field(OFFSET) >= partition.first
+            where = later if where is None else where & later
         with (
             opened(options) as database,
             database[options.table].read(
                 columns=columns,
                 as_of=partition.time,
                 partitions=[partition.number],
-                where=self._where,
+                where=where,
             ) as reader,
         ):
             yield from fitted(reader, self._wanted)

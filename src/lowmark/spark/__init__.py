@@ -23,6 +23,11 @@ What always holds
        Without PySpark or Java the error says which is missing.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 from lowmark.spark.archive import archive_path, make_archive
 from lowmark.spark.errors import (
     JavaMissing,
@@ -60,3 +65,12 @@ __all__ = [
     "open_session",
     "why_not",
 ]
+
+_OF_FRAMES = {"table": "lowmark.frames.scan", "release_frames": "lowmark.frames.scan"}
+"""What users look for here is above this package: it opens databases."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_FRAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_OF_FRAMES[name]), name)

@@ -265,6 +265,13 @@ class Shape:
             keep=keep,
         )
 
+    def stored(self, version: int) -> list[tuple[str, pa.Scalar]]:
+        """Of each column, its name in rows of a schema version; or, if that is empty, what they
+        show instead. Not for system columns.
+        """
+        sources = self._reading(version, int(Change.UPSERT)).sources
+        return [(one.name, one.filling) for one in sources if one is not None]
+
     def needs(self, version: int) -> list[str]:
         """The names, in a schema version, of the columns that `materialize` asks for."""
         reading = self._reading(version, int(Change.UPSERT))
