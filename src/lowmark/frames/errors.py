@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowmark.errors import Rejected
+from lowmark.errors import Rejected, Unavailable
 
 
 class OptionRefused(Rejected):
@@ -11,3 +11,14 @@ class OptionRefused(Rejected):
 
 class SchemaRefused(Rejected):
     """Columns that the table does not have, or has in another type."""
+
+
+class WorkerMissing(Unavailable):
+    """A plan that no worker has carried out in time."""
+
+    def __init__(self, run: str, *, waited_s: float) -> None:
+        super().__init__(
+            f"run {run} was not carried out within {waited_s:g} s",
+            detail="It stays planned.",
+            hint="Start a worker: `lowmark worker`. Or compact by `lowmark compact TABLE`.",
+        )

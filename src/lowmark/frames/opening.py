@@ -7,14 +7,14 @@ from lowmark.client import Database
 from lowmark.frames.options import Options
 
 
-def opened(options: Options, *, moves_cursors: bool = False) -> Database:
+def opened(options: Options, *, writes: bool = False) -> Database:
     """The database, to be closed by the caller.
 
-    Tasks and plans never own a directory: they may end at any moment. One that `moves_cursors`
-    writes, so it may.
+    Tasks and plans never own a directory: they may end at any moment. The process that follows a
+    stream lasts as long as that, and `writes`: it may own one that no other process has open.
     """
     if options.node:
         return connect(options.node)
-    if moves_cursors:
+    if writes:
         return open_database(options.path, create=False)
     return open_database(options.path, read_only=True)

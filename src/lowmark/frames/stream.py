@@ -154,7 +154,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> Database:
         if self._database is None:
-            self._database = opened(self._options, moves_cursors=True)
+            self._database = opened(self._options, writes=True)
         return self._database
 
     def _table(self) -> Table:

@@ -66,7 +66,11 @@ __all__ = [
     "why_not",
 ]
 
-_OF_FRAMES = {"table": "lowmark.frames.scan", "release_frames": "lowmark.frames.scan"}
+_OF_FRAMES = {
+    "register": "lowmark.frames.functions",
+    "release_frames": "lowmark.frames.scan",
+    "table": "lowmark.frames.scan",
+}
 """What users look for here is above this package: it opens databases."""
 
 
