@@ -74,6 +74,7 @@ bench: $(READY) ## Measure log, groups, catalog, tables, server, compaction, mov
 	@.venv/bin/lowmark bench table
 	@.venv/bin/lowmark bench server
 	@.venv/bin/lowmark bench compact
+	@.venv/bin/lowmark bench spark
 	@.venv/bin/lowmark bench rebalance
 	@.venv/bin/lowmark bench upkeep
 

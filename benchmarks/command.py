@@ -75,6 +75,11 @@ COMMANDS = {
         "compaction on Spark: beside plain Spark, DuckDB, Polars, and copying.",
         "It needs PySpark and Java; figures against DuckDB and Polars need what `bench` names.",
     ),
+    "spark": (
+        150,
+        "tables in Spark: a run whose workers must be started first.",
+        "It needs PySpark and Java.",
+    ),
     "cluster": (
         120,
         "three served nodes: append beside one node, with a node killed; start, rest.",

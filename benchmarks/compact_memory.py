@@ -17,8 +17,8 @@ from typing import Self
 LOOKS_EVERY_S = 0.01
 LOOKS_FOR_EVERY = 20
 """After so many looks it is found out anew which processes there are."""
-PYTHON_TASK = b"pyspark.daemon"
-"""What the command line of Spark's Python has; its workers are forks of it."""
+PYTHON_TASK = b"pyspark.worker"
+"""What the command line of a daemon has, PySpark's or ours; its workers are forks of it."""
 
 
 class Peak:

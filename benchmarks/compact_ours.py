@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.compact_inputs import LEFT_COLUMNS
 from benchmarks.compact_memory import Peak, python_tasks
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def compacted_by(
-    bench: Bench[CompactSizes], session: SparkSession, opened: Opened, rows: int
+    bench: Bench[Any], session: SparkSession, opened: Opened, rows: int
 ) -> tuple[Side, int]:
     """Compact all of a table that is new: so many rows. Gives how many bytes it wrote, too."""
     opened.db.advance_watermark()

@@ -27,6 +27,8 @@ from benchmarks.recover import open_10k, recover, recover_small
 from benchmarks.runner import Suite
 from benchmarks.server_peers import nats_version, redis_version
 from benchmarks.server_sizes import ServerSizes
+from benchmarks.spark_sizes import SparkSizes
+from benchmarks.spark_workers import cold_run
 from benchmarks.table_peers import postgres_version
 from benchmarks.table_sizes import TableSizes
 from benchmarks.upkeep_history import memory_after_cut, start_after_cut
@@ -113,6 +115,11 @@ SUITES: Mapping[str, Suite] = {
         sizes=CompactSizes,
         measurements=[compaction],
         versions=["pyarrow", "numpy", "pyspark", "duckdb", "polars"],
+    ),
+    "spark": Suite(
+        sizes=SparkSizes,
+        measurements=[cold_run],
+        versions=["pyarrow", "numpy", "pyspark"],
     ),
     "cluster": Suite(
         sizes=ClusterSizes,

@@ -20,6 +20,7 @@ from benchmarks.command import COMMANDS
 from benchmarks.compact_sizes import CompactSizes
 from benchmarks.compact_workload import ROW_BYTES
 from benchmarks.rebalance_sizes import RebalanceSizes
+from benchmarks.spark_sizes import SparkSizes
 from benchmarks.suites import SUITES
 from benchmarks.table_sizes import TableSizes
 from benchmarks.upkeep_sizes import UpkeepSizes
@@ -111,6 +112,27 @@ def test_every_figure_of_compaction_can_be_measured(
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_every_figure_of_spark_can_be_measured(here: Path) -> None:
+    # in a process of its own: a process has one Spark session at a time
+    done = subprocess.run(
+        [sys.executable, "-m", "lowmark", "bench", "spark", "--json", "--tiny"],
+        cwd=here,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    check("spark", report)
+    assert set(report["details"]["cold_vs_warm_run"]["variants"]) == {"large"}
+    assert list(here.iterdir()) == []
+
+
 # -- what is declared -------------------------------------------------------------------------
 
 
@@ -130,8 +152,8 @@ def test_names_of_figures_are_unique_and_rounds_are_counted() -> None:
 def test_the_guide_lists_every_figure() -> None:
     [section] = re.findall(r"\n### Figures\n(.*?)\n## ", GUIDE.read_text(), re.DOTALL)
     rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    names = ("group", "catalog", "table", "server", "compact", "cluster", "rebalance", "upkeep")
-    shown = [SUITES[name].figures for name in names]
+    names = ("group", "catalog", "table", "server", "compact", "spark", "cluster")
+    shown = [SUITES[name].figures for name in (*names, "rebalance", "upkeep")]
     assert rows == [name for figures in shown for name in figures]
 
 
@@ -160,3 +182,6 @@ def test_the_full_sizes_are_those_that_the_targets_name() -> None:
     for compact in (CompactSizes.full(), CompactSizes.quick()):
         assert (compact.rows, compact.keys) == (20_000_000, 2_000_000)
         assert compact.space_needed_bytes > 2 * compact.rows * ROW_BYTES
+    spark = SparkSizes.full()
+    assert (spark.rows, spark.large_rows, spark.idle_seconds) == (2_000_000, 20_000_000, 90.0)
+    assert SparkSizes.quick().rows == spark.rows

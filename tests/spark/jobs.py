@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -36,6 +38,26 @@ def who(data: bytes) -> bytes:
     context = TaskContext.get()
     assert context is not None
     return f"{os.getpid()} {context.partitionId()}".encode()
+
+
+def origin(data: bytes) -> bytes:
+    """What this process has imported, and what it was forked from."""
+    parent = Path("/proc", str(os.getppid()))
+    maps = (parent / "maps").read_text().splitlines()
+    facts = {
+        "modules": sorted(sys.modules),
+        "command": (parent / "cmdline").read_bytes().decode().split("\0"),
+        "threads": len(list((parent / "task").iterdir())),
+        "libraries": sorted({Path(line.split()[-1]).name for line in maps if ".so" in line}),
+    }
+    return json.dumps(facts).encode()
+
+
+def draw(data: bytes) -> bytes:
+    """Which process, and what its NumPy draws."""
+    import numpy as np  # noqa: PLC0415
+
+    return f"{os.getpid()} {np.random.random()}".encode()
 
 
 def spoil(data: bytes) -> bytes:

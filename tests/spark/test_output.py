@@ -10,6 +10,8 @@ from lowmark.spark.jvm import Output
 
 TRACEBACK = "Traceback (most recent call last):"
 IN_DAEMON = '  File "/opt/spark/python/lib/pyspark.zip/pyspark/daemon.py", line 246, in manager'
+IN_OURS = '  File "/opt/python/site-packages/lowmark/spark/daemon.py", line 90, in worker'
+CODE = "    return work(*arguments)"
 IN_TASK = '  File "/opt/job/lines.py", line 3, in parse'
 HUNG_UP = "BrokenPipeError: [Errno 32] Broken pipe"
 
@@ -34,13 +36,25 @@ def test_two_workers_that_print_at_the_same_time_are_not_shown_either() -> None:
     assert said == ["next"]
 
 
+def test_a_worker_of_our_daemon_is_not_shown_either() -> None:
+    lines = (
+        IN_DAEMON,
+        "    code = worker(sock, authenticated)",
+        IN_OURS,
+        CODE,
+        "    ^^^^",
+        IN_DAEMON,
+    )
+    assert shown(TRACEBACK, *lines, HUNG_UP, "next") == ["next"]
+
+
 @pytest.mark.parametrize("lines", [1, 2])
 def test_a_worker_that_was_ended_before_its_last_line_is_not_shown(lines: int) -> None:
     assert shown("first", *(TRACEBACK, IN_DAEMON)[:lines]) == ["first"]
 
 
 def test_a_traceback_of_a_task_is_shown_whole() -> None:
-    whole = (TRACEBACK, IN_DAEMON, IN_TASK, "ValueError: no number: 'x'")
+    whole = (TRACEBACK, IN_DAEMON, CODE, IN_TASK, CODE, "ValueError: no number: 'x'")
     assert shown(*whole) == list(whole)
 
 

@@ -9,12 +9,16 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lowmark import __version__
 from lowmark.spark import SparkRunner, WorkersUnfit
+from lowmark.spark.settings import DAEMON
 from spark.jobs import shout
+
+MODULE = "spark.python.daemon.module"
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -27,17 +31,28 @@ def bare_python(folder: Path) -> Path:
 
 @contextmanager
 def workers_with(
-    runner: SparkRunner, *, python: str | None = None, version: str | None = None
+    runner: SparkRunner,
+    *,
+    python: str | None = None,
+    version: str | None = None,
+    daemon: str = "pyspark.daemon",
 ) -> Iterator[None]:
-    """A session is told once which Python its workers have; it can be told anew for each run."""
+    """A session is told once which Python its workers have; it can be told anew for each run.
+
+    A session of ours that is opened with another Python than this one has PySpark's daemon.
+    """
     context = runner._session.sparkContext
-    before = context.pythonExec, context.pythonVer
+    java: Any = context._jsc
+    settings = java.sc().conf()  # what it was made with; tasks look into it
+    before = context.pythonExec, context.pythonVer, settings.get(MODULE)
     context.pythonExec = python or context.pythonExec
     context.pythonVer = version or context.pythonVer
+    settings.set(MODULE, daemon)
     try:
         yield
     finally:
-        context.pythonExec, context.pythonVer = before
+        context.pythonExec, context.pythonVer, module = before
+        settings.set(MODULE, module)
 
 
 def test_workers_without_lowmark(shared: SparkRunner, tmp_path: Path) -> None:
@@ -51,6 +66,23 @@ def test_workers_without_lowmark(shared: SparkRunner, tmp_path: Path) -> None:
     assert socket.gethostname() in caught.value.detail
     assert python in caught.value.detail
     assert "spark.pyspark.python" in caught.value.hint
+
+
+def test_workers_that_start_with_lowmark_and_do_not_have_it(
+    shared: SparkRunner, tmp_path: Path
+) -> None:
+    # given a session that has workers forked from our daemon, and a Python without it
+    python = str(bare_python(tmp_path / "bare"))
+    with (
+        workers_with(shared, python=python, daemon=DAEMON),
+        pytest.raises(WorkersUnfit) as caught,
+    ):
+        shared.run(shout, [[b"a"]], label="shouting")
+    # then it is the same error, and says how to do without
+    assert caught.value.message == "Spark's workers can't import Lowmark"
+    assert "No module named 'lowmark'" in caught.value.detail
+    assert python in caught.value.detail
+    assert "spark.python.daemon.module=pyspark.daemon" in caught.value.hint
 
 
 def test_workers_with_another_lowmark(shared: SparkRunner, tmp_path: Path) -> None:

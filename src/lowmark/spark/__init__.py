@@ -8,6 +8,7 @@ come out.
     Runner     takes packs of pieces. A pack is a task; a piece is a call of the function.
     Session    a connection to Spark. Ours is opened by the name of a master, and ends with its Java
                process; one that the caller gives is used as it is and left as it was.
+    Daemon     the process that workers are forked from, with what tasks need imported already.
     Archive    what Java knows about Spark's classes, in a file, so that the next session starts in
                less time.
 
@@ -23,28 +24,28 @@ What always holds
        Without PySpark or Java the error says which is missing.
 """
 
-from __future__ import annotations
-
-import importlib
 from typing import Any
 
-from lowmark.spark.archive import archive_path, make_archive
-from lowmark.spark.errors import (
-    JavaMissing,
-    JavaTooOld,
-    MasterNotReached,
-    NoExecutors,
-    SessionRefused,
-    SparkGone,
-    SparkMissing,
-    SparkNotStarted,
-    TaskFailed,
-    TaskLost,
-    WorkersUnfit,
-)
-from lowmark.spark.java import why_not
-from lowmark.spark.runner import SparkRunner
-from lowmark.spark.session import close_session, open_session
+# mypy takes this name for true.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from lowmark.spark.archive import archive_path, make_archive
+    from lowmark.spark.errors import (
+        JavaMissing,
+        JavaTooOld,
+        MasterNotReached,
+        NoExecutors,
+        SessionRefused,
+        SparkGone,
+        SparkMissing,
+        SparkNotStarted,
+        TaskFailed,
+        TaskLost,
+        WorkersUnfit,
+    )
+    from lowmark.spark.java import why_not
+    from lowmark.spark.runner import SparkRunner
+    from lowmark.spark.session import close_session, open_session
 
 __all__ = [
     "JavaMissing",
@@ -66,15 +67,39 @@ __all__ = [
     "why_not",
 ]
 
-_OF_FRAMES = {
+_FOUND_IN = {
+    "JavaMissing": "lowmark.spark.errors",
+    "JavaTooOld": "lowmark.spark.errors",
+    "MasterNotReached": "lowmark.spark.errors",
+    "NoExecutors": "lowmark.spark.errors",
+    "SessionRefused": "lowmark.spark.errors",
+    "SparkGone": "lowmark.spark.errors",
+    "SparkMissing": "lowmark.spark.errors",
+    "SparkNotStarted": "lowmark.spark.errors",
+    "SparkRunner": "lowmark.spark.runner",
+    "TaskFailed": "lowmark.spark.errors",
+    "TaskLost": "lowmark.spark.errors",
+    "WorkersUnfit": "lowmark.spark.errors",
+    "archive_path": "lowmark.spark.archive",
+    "close_session": "lowmark.spark.session",
+    "make_archive": "lowmark.spark.archive",
+    "open_session": "lowmark.spark.session",
     "register": "lowmark.frames.functions",
     "release_frames": "lowmark.frames.scan",
     "table": "lowmark.frames.scan",
+    "why_not": "lowmark.spark.java",
 }
-"""What users look for here is above this package: it opens databases."""
+"""Where a name comes from when it is first used: `lowmark.spark.daemon` is imported through here,
+and Arrow must not be there before it. What opens databases for Spark is above this package."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_FRAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_OF_FRAMES[name]), name)
+    if name not in _FOUND_IN:
+        raise AttributeError(f"module 'lowmark.spark' has no attribute {name!r}")
+    import importlib  # noqa: PLC0415
+
+    return getattr(importlib.import_module(_FOUND_IN[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

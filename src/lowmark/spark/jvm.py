@@ -13,8 +13,9 @@ go no further than the debug log:
 * Workers wait in a pool for their next task, and after a minute of nothing to do Spark hangs up on
   them. Over a Unix socket a worker notices that at once, when it reports the end of the
   connection to the connection that has ended, and prints a traceback: `BrokenPipeError` in
-  `pyspark/daemon.py`. Nothing was lost; it had nothing to do. The end of the session ends workers
-  that are in the middle of such a traceback, so what is held when the output ends is not shown.
+  `pyspark/daemon.py`. Nothing was lost; it had nothing to do. Our own daemon keeps its workers from
+  that, but a session may have PySpark's. The end of the session ends workers that are in the
+  middle of such a traceback, so what is held when the output ends is not shown.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 _KEPT_LINES = 60
 _TRACEBACK = "Traceback (most recent call last):"
 _HUNG_UP = "BrokenPipeError: [Errno 32] Broken pipe"
+_OF_DAEMON = re.compile(r"(?:pyspark|lowmark/spark)/daemon\.py\"|^ {4}")
+"""A frame of PySpark's daemon or of ours, or the line of code that Python shows below a frame."""
 _OF_JAVA = re.compile(r"WARNING: |Picked up \w+: ")
 
 
@@ -73,7 +76,7 @@ class Sorter:
 
 
 def _is_daemons(line: str) -> bool:
-    return line == _TRACEBACK or "pyspark/daemon.py" in line
+    return line == _TRACEBACK or _OF_DAEMON.search(line) is not None
 
 
 class Output:

@@ -25,6 +25,7 @@ from lowmark.backend.errors import Cancelled
 from lowmark.errors import LowmarkError, invariant
 from lowmark.spark.errors import SessionRefused, SparkGone, TaskFailed, TaskLost, WorkersUnfit
 from lowmark.spark.session import close_session, open_session, slots_of
+from lowmark.spark.settings import DAEMON
 from lowmark.spark.worker import error_of, name_of, task
 from lowmark.version import __version__
 
@@ -187,6 +188,15 @@ def translated(failure: BaseException, *, label: str) -> LowmarkError:
             f"Spark's workers{on} do not have the Python that they should use",
             detail=line.strip(),
             hint="Name one that they have, with Lowmark in it, in spark.pyspark.python.",
+        )
+    line = _line_with(DAEMON, text)
+    if line and "No module named" in line:
+        return WorkersUnfit(
+            "Spark's workers can't import Lowmark",
+            detail=f"{line.strip()}{on}",
+            hint="Install it in that Python, the same version as here, or name a Python that has it"
+            " in spark.pyspark.python. If you send Lowmark to the workers as a file, set"
+            " spark.python.daemon.module=pyspark.daemon.",
         )
     if any(word in text or word == type(failure).__name__ for word in _STOPPED) or isinstance(
         failure, OSError

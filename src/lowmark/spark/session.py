@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -60,6 +61,7 @@ def open_session(
     home = spark_home()
     told = dict(config or {})
     python = _python_for(where, told)
+    warm = _may_be_warm(python, told, os.environ)
     with _lock:
         _import_pyspark()
         _refuse_a_second()
@@ -68,12 +70,23 @@ def open_session(
             if _runs_already():
                 scratch = _jvm.scratch if _jvm is not None else None
                 settings = settings_for(
-                    where, app_name=app_name, config=told, scratch=scratch, python=python
+                    where,
+                    app_name=app_name,
+                    config=told,
+                    scratch=scratch,
+                    python=python,
+                    warm=warm,
                 )
                 gateway = None
             else:
                 settings, gateway = _start(
-                    where, home, app_name=app_name, config=told, python=python, archive=archive
+                    where,
+                    home,
+                    app_name=app_name,
+                    config=told,
+                    python=python,
+                    warm=warm,
+                    archive=archive,
                 )
             context = _context(settings, gateway)
             context.pythonExec = python
@@ -99,6 +112,7 @@ def _start(
     app_name: str,
     config: Mapping[str, str],
     python: str,
+    warm: bool,
     archive: bool,
 ) -> tuple[dict[str, str], Any]:
     """Start a Java process; gives the settings that it has, and the connection to it."""
@@ -110,7 +124,7 @@ def _start(
     scratch = Path(tempfile.mkdtemp(prefix="lowmark-spark-"))
     try:
         settings = settings_for(
-            where, app_name=app_name, config=config, scratch=scratch, python=python
+            where, app_name=app_name, config=config, scratch=scratch, python=python, warm=warm
         )
         settings["spark.driver.extraJavaOptions"] = java_options(config, options)
         _jvm = start_jvm(
@@ -164,6 +178,22 @@ def _python_for(where: Master, config: Mapping[str, str]) -> str:
     if told is None and not where.in_process:
         told = os.environ.get("PYSPARK_PYTHON")  # elsewhere, Python may be elsewhere
     return told or sys.executable
+
+
+def _may_be_warm(python: str, config: Mapping[str, str], environment: Mapping[str, str]) -> bool:
+    """Whether Lowmark is where workers are started, as far as can be told from here.
+
+    It is in this Python. Another one may have an older Lowmark, or none, and then the tasks say it
+    best. Files that are sent come later than the process that workers are forked from; and what
+    `spark-submit` sends, if it has started us, we do not see.
+    """
+    arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
+    sent = (
+        "spark.submit.pyFiles" in config
+        or any(one.startswith("--py-files") for one in arguments)
+        or "PYSPARK_GATEWAY_PORT" in environment
+    )
+    return python == sys.executable and not sent
 
 
 def _import_pyspark() -> None:

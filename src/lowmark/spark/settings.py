@@ -19,6 +19,9 @@ LOOPBACK = "127.0.0.1"
 TASK_ATTEMPTS = 4
 """What Spark does on clusters. In its local mode it gives up after one, unless told."""
 
+DAEMON = "lowmark.spark.daemon"
+"""The module of the process that workers are forked from; there, Lowmark must be installed."""
+
 _ANSWERS_WITHIN_S = 5.0
 _LOCAL = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*(\d+)\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")
@@ -112,6 +115,7 @@ def settings_for(
     config: Mapping[str, str],
     scratch: Path | None,
     python: str,
+    warm: bool,
 ) -> dict[str, str]:
     """All settings of a session, but for the options of a Java process that is not started yet."""
     settings = {
@@ -126,6 +130,9 @@ def settings_for(
         # Arrow's own allocator keeps what it was given once: half as much again at the peak.
         "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
     }
+    if warm:
+        # Spark ends workers that rest for a minute; the next ones need not import everything again.
+        settings["spark.python.daemon.module"] = DAEMON
     if "spark.driver.host" not in config:
         if not master.same_machine:
             raise SessionRefused(
