@@ -20,7 +20,7 @@ What always holds
     3. When `run` has ended, its tasks have ended.
     4. A session of ours listens on loopback only and prints nothing, unless it is told to. What it
        leaves on the disk goes when it ends, but for the archive.
-    5. This is the only package that imports PySpark, and it does so when something is asked of it.
+    5. This package and `frames` alone import PySpark, and only when something is asked of them.
        Without PySpark or Java the error says which is missing.
 """
 
