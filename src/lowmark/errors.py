@@ -129,7 +129,7 @@ _DEFINED_IN = {
     ),
     "lowmark.access.directory": "NoOwner",
     "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
-    "lowmark.client": "GapFound",
+    "lowmark.client": "ChangesGone GapFound",
     "lowmark.spark.errors": (
         "JavaMissing JavaTooOld MasterNotReached NoExecutors SessionRefused SparkGone"
         " SparkMissing SparkNotStarted TaskFailed TaskLost WorkersUnfit"

@@ -38,6 +38,7 @@ from lowmark.backend.errors import (
     TableUnknown,
 )
 from lowmark.client.appending import Part, Result
+from lowmark.client.changes import ChangesGone, ChangesReader
 from lowmark.client.cluster import Cluster
 from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
 from lowmark.client.database import Database
@@ -82,6 +83,8 @@ __all__ = [
     "AppendFailed",
     "BelowWatermark",
     "Cancelled",
+    "ChangesGone",
+    "ChangesReader",
     "Closed",
     "Cluster",
     "ColumnRefused",

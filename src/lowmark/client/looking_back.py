@@ -53,7 +53,47 @@ class LedgerRows:
     """Whether the backlog has rows beside."""
 
 
-class AsOfReader(Reader):
+class PastReader(Reader):
+    """A bounded reader that finds out what keys were: what it reads of backlog and ledger is held
+    for it.
+    """
+
+    @property
+    def position(self) -> dict[int, int]:
+        """Where what it reads ends: a reader goes on from there."""
+        return {part.partition: part.end or 0 for part in self._parts}
+
+    def _goes_on(self) -> bool:
+        return not self._closed
+
+    def _ledger(self, part: PartitionReader) -> OpenLedger | None:
+        reading = self._reading
+        if part.ledger is None or reading.ledgers is None or reading.described is None:
+            return None
+        return reading.ledgers.open(part.ledger, reading.described)
+
+    def _expired(self, part: PartitionReader) -> int:
+        """Rows below this offset went by retention before they were in a ledger, or after it."""
+        ledger = self._ledger(part)
+        if ledger is None or part.view.start > ledger.horizon:
+            return part.view.start
+        return ledger.manifest.expired
+
+    def _fetch_held(self, part: PartitionReader, low: int, high: int) -> list[Buffer]:
+        """Batches that are held for this reader."""
+        wanted = [BatchRange.of(part.view, low, high)]
+        try:
+            return next(self._backend.batches(self._table, part.partition, wanted, held=True))
+        except BatchesMoved:
+            raise RowsLost(
+                f"offsets {part.view.start} to {_end(part) - 1} of partition {part.partition} are"
+                " gone, though they were held for this reader",
+                detail=NOT_HELD,
+                hint="Read again, from a later time if that fails.",
+            ) from None
+
+
+class AsOfReader(PastReader):
     """A reader of the table as it was.
 
     While it reads a partition, it has the keys of all its rows in memory. `batch_bytes` does not
@@ -72,7 +112,7 @@ class AsOfReader(Reader):
             for part in self._parts if history is None else ():
                 self._check_own_history(part)
             for part in self._parts:
-                expired = part.view.start if part.view.readable is None else self._expired(part)
+                expired = self._expired(part)
                 if expired:
                     self.gaps.append(Gap(part.partition, 0, expired - 1, "expired"))
                 self.gaps += self._lost(part)
@@ -100,28 +140,11 @@ class AsOfReader(Reader):
             name = self._reading.shape.table.name
             raise BelowWatermark(time=self.time, watermark=exact_from, table=name)
 
-    def _expired(self, part: PartitionReader) -> int:
-        """Rows below this offset went by retention before they were in a ledger, or after it."""
-        ledger = self._ledger(part)
-        assert ledger is not None
-        return part.view.start if part.view.start > ledger.horizon else ledger.manifest.expired
-
     def _lost(self, part: PartitionReader) -> list[Gap]:
         """What its ledger should have and has not: it is all before the time."""
         ledger = self._ledger(part)
         lost = ledger.manifest.lost if ledger is not None else ()
         return [Gap(part.partition, one.first, one.last, "lost") for one in lost]
-
-    def _ledger(self, part: PartitionReader) -> OpenLedger | None:
-        reading = self._reading
-        if part.ledger is None or reading.ledgers is None or reading.described is None:
-            return None
-        return reading.ledgers.open(part.ledger, reading.described)
-
-    @property
-    def position(self) -> dict[int, int]:
-        """Where the table as it was ends: a reader goes on from there."""
-        return {part.partition: part.end or 0 for part in self._parts}
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         where = self._reading.where
@@ -148,9 +171,6 @@ class AsOfReader(Reader):
         finally:
             self.close()
 
-    def _goes_on(self) -> bool:
-        return not self._closed
-
     def _check_held(self) -> None:
         """Raise if what was given may not be all: the watermark has passed the time meanwhile."""
         if self._history is None:
@@ -164,19 +184,6 @@ class AsOfReader(Reader):
         if passed_by is not None:
             raise BelowWatermark(time=self.time, watermark=passed_by)
 
-    def _fetch_held(self, part: PartitionReader, low: int, high: int) -> list[Buffer]:
-        """Batches that are held for this reader."""
-        wanted = [BatchRange.of(part.view, low, high)]
-        try:
-            return next(self._backend.batches(self._table, part.partition, wanted, held=True))
-        except BatchesMoved:
-            raise RowsLost(
-                f"offsets {part.view.start} to {_end(part) - 1} of partition {part.partition} are"
-                " gone, though they were held for this reader",
-                detail=NOT_HELD,
-                hint="Read the table as of a later time.",
-            ) from None
-
     def _survivors(self, part: PartitionReader) -> Iterator[pa.RecordBatch]:
         view, shape, ledger = part.view, self._reading.shape, self._ledger(part)
         where = self._reading.where
@@ -188,7 +195,7 @@ class AsOfReader(Reader):
                 without = ledger.superseded_by(keys, KeyForm.hashes(keys, KEY_SEED))
             # A delete in the ledger says that there is no row: with or without it, none is given.
             yield from self._of_ledger(ledger, without)
-        for low, high in _chunks(view, first, count):
+        for low, high in chunks_of(view, first, count):
             wanted = [at for at in range(low, high) if _any(masks[at])]
             if not wanted:
                 continue
@@ -300,7 +307,7 @@ class AsOfReader(Reader):
         view, shape, start = part.view, self._reading.shape, horizon_of(part.view)
         reader = KeyReader(shape.table, newest=self._reading.newest)
         wanted = pa.scalar(key, pa.int64() if isinstance(key, int) else pa.binary())
-        for low, high in reversed(list(_chunks(view, *_stretch(part)))):
+        for low, high in reversed(list(chunks_of(view, *_stretch(part)))):
             commands = self._fetch_held(part, low, high)
             for some in reversed(list(reader.read(view, low, commands))):
                 same = pc.equal(some.keys, wanted).fill_null(False)
@@ -348,7 +355,7 @@ class AsOfReader(Reader):
             return masks, None
         fold, reader = Fold(), KeyReader(table, newest=self._reading.newest)
         chunks: list[Keys] = []
-        for low, high in _chunks(view, first, count):
+        for low, high in chunks_of(view, first, count):
             for some in reader.read(view, low, self._fetch_held(part, low, high)):
                 if some.low == first and skip:
                     deletes = some.deletes
@@ -389,7 +396,7 @@ def _keys_of(chunks: list[Keys]) -> pa.Array:
     return pa.chunked_array(arrays).unique()
 
 
-def _chunks(view: View, low: int, count: int) -> Iterator[tuple[int, int]]:
+def chunks_of(view: View, low: int, count: int) -> Iterator[tuple[int, int]]:
     while low < count:
         high = view.fitting(low, count, _CHUNK_BYTES)
         yield low, high

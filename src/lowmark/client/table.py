@@ -21,6 +21,7 @@ from lowmark.catalog import Catalog, Executed
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.altering import alterations
 from lowmark.client.appending import Result
+from lowmark.client.changes import ChangesReader
 from lowmark.client.checking import (
     check_detached,
     check_key,
@@ -331,6 +332,56 @@ class Table:
         """
         self._current()
         return self._readers.offsets(where, range(self.partitions), what="end" if end else "start")
+
+    def changes(
+        self,
+        start: Start | Snapshot,
+        end: Start | Snapshot | None = None,
+        *,
+        preimages: bool = False,
+        net: bool = False,
+        columns: Sequence[str] | None = None,
+        partitions: Sequence[int] | None = None,
+        on_gap: Literal["raise", "skip"] = "raise",
+    ) -> ChangesReader:
+        """What changed from `start` to `end`, key by key: the table's columns, and behind them
+        `_change_type` (`insert`, `delete`, `update_postimage`, `update_preimage`),
+        `_commit_version` (the row's `_time`) and `_commit_timestamp`, as Spark has them.
+
+        A change is an insert or an update by what its key was right before it; deleting a key that
+        is not there is no change. If a batch has a key more than once, its last row counts. Rows
+        that equal the ones they replace are updates, too. Without a key all rows are inserts.
+        An update is given as its post-image, a delete as its key, with null in all other columns.
+        With `preimages`, an update's pre-image comes before it, and a delete has all that was
+        deleted. With `net`, each key that is not as it was right before `start`, or was written
+        since, comes once, with the version of its last change; one that came and went does not.
+
+        Both times belong to the range. They are given as for `read`; `start` may be a `snapshot()`,
+        too: then the changes since are given. Without `end`, all up to now. The end is closed: no
+        row of it can come any more, so that feeds of `a` to `b` and of `b + 1` to `c` are together
+        that of `a` to `c`; the reader's `time` is that `b`, and its `position` has the offsets. By
+        offsets, `end` is the first that is not given, and neither may lie within a batch.
+        `"earliest"` is the first place from which on all changes are known.
+
+        Partitions come one after the other, each in the order of versions. `columns` may name
+        `_partition` and `_offset`, which is that of the change.
+
+        `ChangesGone` is raised if what a key was before is not kept any more: the feed is exact as
+        far back as `read(as_of=...)` is, and further if no run has compacted what is needed. With
+        `on_gap="skip"`, keys whose rows went by retention count as new, and `gaps` lists these.
+        """
+        self._backend.check()
+        if on_gap not in {"raise", "skip"}:
+            raise Rejected(f"on_gap can't be {on_gap!r}", hint="Use 'raise' or 'skip'.")
+        return self._readers.changes(
+            self._wanted(partitions),
+            start=start,
+            end=end,
+            columns=columns,
+            preimages=preimages,
+            net=net,
+            on_gap=on_gap,
+        )
 
     def snapshot(self) -> Snapshot:
         """Where every partition ends at one moment: all rows up to its time, and no other."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard
 
 from lowmark.backend.filtering import Where
 from lowmark.backend.ledgers import Ledgers
@@ -18,6 +18,7 @@ from lowmark.backend.port import Backend
 from lowmark.backend.values import Hold
 from lowmark.catalog import Table, TableId
 from lowmark.catalog.errors import VersionCompacted
+from lowmark.client.changes import ChangesReader, Feed, check_commit, feed_shape
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.cursors import Cursors
 from lowmark.client.looking_back import AsOfReader
@@ -228,6 +229,61 @@ class TableReaders:
         if time < mark:
             raise BelowWatermark(time=time, watermark=mark, table=table.name)
 
+    def changes(
+        self,
+        wanted: Sequence[int],
+        *,
+        start: Start | Snapshot,
+        end: Start | Snapshot | None,
+        columns: Sequence[str] | None,
+        preimages: bool,
+        net: bool,
+        on_gap: Literal["raise", "skip"],
+    ) -> ChangesReader:
+        """What changed between two places, key by key; see `Table.changes`."""
+        shape = feed_shape(self._current(), columns, self._described)
+        until = self._closed_at(end)
+        views = self._backend.views(self._id, wanted, closed_at=until)
+        if until is not None and not isinstance(end, Snapshot):
+            ends = {number: view.offset_after(until) for number, view in views.items()}
+        else:
+            assert end is not None
+            ends = {
+                number: check_commit(views[number], number, min(offset, views[number].end))
+                for number, offset in self._offsets(end, views, what="end").items()
+            }
+        since = starts = None
+        if self._is_time(start):
+            since = self._time(start, what="start")
+        elif start != "earliest":
+            starts = self._offsets(start, views, what="start")
+        # Held from where the backlog begins: what keys were before the start may be anywhere there.
+        held = {
+            number: view.start
+            for number, view in views.items()
+            if starts is None or number in starts
+        }
+        reading = Reading(
+            shape,
+            held,
+            ends,
+            on_gap=on_gap,
+            name=f"a change feed of {self._described().name}",
+            newest=self._described,
+            ledgers=self._ledgers,
+            described=self._described,
+        )
+        feed = Feed(starts, since, until, preimages=preimages, net=net)
+        return ChangesReader(self._backend, reading, feed)
+
+    def _closed_at(self, end: Start | Snapshot | None) -> int | None:
+        """The time up to which a feed goes; None: its end is by offsets."""
+        if isinstance(end, Snapshot):
+            return end.time
+        if end is None or end == "latest":
+            return self._now()
+        return self._past(end) if self._is_time(end) else None
+
     def snapshot(self, wanted: Sequence[int]) -> Snapshot:
         """Where partitions end at one moment."""
         time = self._now()
@@ -274,17 +330,27 @@ class TableReaders:
                         hint="Give offsets by partition: {0: 17, 1: 4, ...}.",
                     )
                 return {number: whole(where, what) for number in views}
-            first = last = where
-        else:
-            last = parse_time(where, now=self._now())
-            first = last >> COUNTER_BITS << COUNTER_BITS  # the whole of a millisecond
         # Both with all that has that time.
         after = what == "end"
-        time = last if after else first
+        time = self._time(where, what=what)
         return {
             number: self._offset_of(view, time, after=after, compacted=compacted)
             for number, view in views.items()
         }
+
+    @staticmethod
+    def _is_time(where: Start | Snapshot) -> TypeGuard[TimeLike]:
+        """Whether it is no place of partitions, each of its own."""
+        if isinstance(where, Snapshot | Mapping) or where in ("earliest", "latest"):
+            return False
+        return not isinstance(where, int) or is_hybrid(where)
+
+    def _time(self, where: TimeLike, *, what: str) -> int:
+        """The time that a start or an end is at: of a millisecond its first, or its last one."""
+        if isinstance(where, int) and is_hybrid(where):
+            return where
+        last = parse_time(where, now=self._now())
+        return last if what == "end" else last >> COUNTER_BITS << COUNTER_BITS
 
     def _offset_of(self, view: View, time: int, *, after: bool, compacted: bool) -> int:
         """The first offset of a time or, `after`, behind it: in the ledger, where it counts."""
