@@ -122,19 +122,14 @@ class Feed:
 
 
 def feed_shape(table: Table, columns: Sequence[str] | None, newest: Callable[[], Table]) -> Shape:
-    """The columns that a feed gives before its own; refused if one of them has such a name."""
+    """The columns that a feed gives before its own."""
     names = [column.name for column in table.columns] if columns is None else columns
-    taken = [name for name in names if name in FEED_COLUMNS]
-    if taken:
-        raise Rejected(
-            f"a change feed has a column {taken[0]} of its own",
-            hint="Leave it out of columns, where you name the others; or rename the table's.",
-        )
-    refused = [name for name in names if name in {CHANGE, TIME}]
+    own = {CHANGE: CHANGE_TYPE, TIME: COMMIT_VERSION} | {name: name for name in FEED_COLUMNS}
+    refused = [name for name in names if name in own]
     if refused:
-        own = CHANGE_TYPE if refused[0] == CHANGE else COMMIT_VERSION
         raise Rejected(
-            f"a change feed has no column {refused[0]}", hint=f"It has {own} instead, always."
+            f"the columns of a change feed can't name {refused[0]}",
+            hint=f"Leave it out: every row has {own[refused[0]]} behind its columns.",
         )
     return Shape(table, names, newest=newest, with_deletes=True)
 
