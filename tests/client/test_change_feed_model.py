@@ -70,18 +70,17 @@ class Life:
             self.table.delete(deletes)
         self.note()
         self.marks.append(self.table.snapshot())
-        match then:
-            case "alter" if not self.altered:
-                self.table.alter(add={"n": int})
-                self.table.append([{"id": 3, "v": "n", "n": 3}])
-                self.altered = True
-                self.note()
-            case "cut" | "keep" | "part":
-                self.compacted_to = self.db.advance_watermark("now").after
-                done = self.table.compact(engine="local", trim=then == "cut").state == "done"
-                if then == "part":  # the ledger goes further than what is cut
-                    self.table.trim(self.marks[len(self.marks) // 2].ends)
-                self.was_cut |= then == "part" or (then == "cut" and done)
+        if then == "alter" and not self.altered:
+            self.table.alter(add={"n": int})
+            self.table.append([{"id": 3, "v": "n", "n": 3}])
+            self.altered = True
+            self.note()
+        elif then in {"cut", "keep", "part"}:
+            self.compacted_to = self.db.advance_watermark("now").after
+            done = self.table.compact(engine="local", trim=then == "cut").state == "done"
+            if then == "part":  # the ledger goes further than what is cut
+                self.table.trim(self.marks[len(self.marks) // 2].ends)
+            self.was_cut |= then == "part" or (then == "cut" and done)
 
     def note(self) -> None:
         """Take down what was written since, before a run can cut it."""

@@ -148,7 +148,8 @@ def test_without_a_key_all_rows_are_inserts(db: Database) -> None:
     events.append([{"n": 1}, {"n": 1}])
     middle = events.snapshot()
     events.append([{"n": 1}])
-    for how in ({}, {"preimages": True}, {"net": True}):
+    ways: tuple[dict[str, Any], ...] = ({}, {"preimages": True}, {"net": True})
+    for how in ways:
         rows = events.changes("earliest", **how).to_pylist()
         assert [(row["n"], row["_change_type"]) for row in rows] == [(1, INSERT)] * 3
     assert events.changes(middle).to_arrow().num_rows == 1

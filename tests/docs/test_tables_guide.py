@@ -61,7 +61,15 @@ def test_the_commands_work_one_after_another(folder: Path) -> None:
     )
     # then all are content, and tell of what was done
     assert ran.returncode == 0, ran.stderr
-    words = ("appended 2 rows to lines", "plum", "deleted", "shipping", "compacted lines", "orders")
+    words = (
+        "appended 2 rows to lines",
+        "plum",
+        "update_preimage",
+        "deleted",
+        "shipping",
+        "compacted lines",
+        "orders",
+    )
     for word in words:
         assert word in ran.stdout, word
     assert (folder / "lines.parquet").stat().st_size > 0
@@ -79,7 +87,7 @@ def test_every_command_and_option_that_the_guide_names_is_there() -> None:
         known = {option for each in command.params for option in each.opts}
         assert set(re.findall(r"--[a-z-]+", text)) <= known, text
     # and all commands on tables are named
-    for name in ("append", "read", "get", "delete", "explain", "watermark"):
+    for name in ("append", "read", "changes", "get", "delete", "explain", "watermark"):
         assert any(text.startswith(name) for text in named), name
     for name in ("compact", "runs", "tide", "ledger show"):
         assert any(text.startswith(name) for text in named), name

@@ -32,6 +32,7 @@ COMMANDS = {
     "partition": "partition",
     "append": "append",
     "read": "read",
+    "changes": "changes",
     "get": "get",
     "delete": "get",
     "cursor": "cursor",

@@ -21,6 +21,7 @@ from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.client import Database, Table
 from lowmark.client.table_reading import Start
 from lowmark.convert.text import from_text
+from lowmark.convert.times import is_hybrid
 from lowmark.convert.values import Misfit
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.formatting import bytes_text, counted
@@ -132,7 +133,7 @@ def _check_offsets(offsets: Iterable[int], option: str) -> None:
 
 def check_place(place: Start, table: Table, *, option: str) -> Start:
     """Refuse a place that the table does not have."""
-    if isinstance(place, int) and table.partitions > 1:
+    if isinstance(place, int) and not is_hybrid(place) and table.partitions > 1:
         raise Rejected(
             f"{option} is one offset, but table {table.name} has {table.partitions} partitions",
             hint=f"Write an offset for each: 0:{place},1:{place},…",
