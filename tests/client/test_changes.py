@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import lowmark
 from eventually import eventually
 from inside import backend_of, proposed
 from lowmark.client import Database, Gap, Table
 from lowmark.errors import ChangesGone, Rejected, TimeInFuture
 from lowmark.runtime import millis_of
+from lowmark.server import Server
 from lowmark.table import Trim
 
 INSERT, DELETE, PRE, POST = "insert", "delete", "update_preimage", "update_postimage"
@@ -384,3 +387,29 @@ def test_a_feed_that_was_closed_refused_or_read_holds_nothing(db: Database, tabl
     with pytest.raises(ChangesGone):
         table.changes({0: 0})
     eventually(lambda: not kept)
+
+
+def test_rows_without_a_key_that_were_cut_are_refused_and_read_has_them(db: Database) -> None:
+    events = db.create_table("events", {"n": int}, partitions=1)
+    events.append([{"n": 1}])
+    compact(db, events)
+    events.append([{"n": 2}])
+    with pytest.raises(ChangesGone, match=r"read\(compacted=True\)"):
+        events.changes({0: 0})
+    assert [row["n"] for row in events.changes("earliest").to_pylist()] == [2]
+
+
+def test_a_feed_over_a_server_is_the_same(db: Database, tmp_path: Path) -> None:
+    # given a served database with a ledger and a backlog
+    table = db.create_table("t", {"id": int, "v": str}, key="id", partitions=2)
+    table.append([{"id": key, "v": "a"} for key in range(20)])
+    compact(db, table)
+    table.append([{"id": key, "v": "b"} for key in range(10, 30)])
+    table.delete([3, 12])
+    with Server(db, f"unix:{tmp_path}/s") as server, lowmark.connect(server.address) as distant:
+        for net in (False, True):
+            until = table.snapshot()
+            here = table.changes("earliest", until, preimages=True, net=net).to_arrow()
+            there = distant["t"].changes("earliest", until, preimages=True, net=net).to_arrow()
+            assert here.num_rows > 20
+            assert there == here

@@ -92,8 +92,8 @@ class ChangesGone(Rejected):
         )
         skip = 'To have keys that are gone count as new: on_gap="skip" (--on-gap skip).'
         details = {
-            "compacted": "Of rows that were compacted, the ledger has the last one of each key: it"
-            " does not say what the key was before.",
+            "compacted": "They were compacted: of each key the ledger has the last row, and not"
+            " what the key was before. Rows without a key are all there: read(compacted=True).",
             "expired": "They were cut off by the table's retention.",
             "lost": "The ledger was damaged, and rebuilt without them.",
         }
