@@ -160,6 +160,11 @@ class ChangesReader(PastReader):
     # -- where it begins ------------------------------------------------------------------------
 
     @property
+    def starts(self) -> dict[int, int]:
+        """The first offset of each partition; `position` has the ends."""
+        return dict(self._starts)
+
+    @property
     def _ledgers_kept(self) -> Literal["none", "beside", "below"]:
         """Beside the backlog, which is kept as far back as it goes: a ledger may go further than
         the start.

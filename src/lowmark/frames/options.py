@@ -17,6 +17,12 @@ formats, where these have one.
                         how much a micro-batch has at most; rows of one append are not taken apart
                         by bytes
     failOnDataLoss      whether rows that were lost end the query; true, if not given
+    readChangeFeed      what changed, key by key, with `_change_type`, `_commit_version` (a row's
+                        `_time`) and `_commit_timestamp`
+    startingVersion, endingVersion
+                        of changes: where they begin and end, both included
+    preimages           of changes: whether updates come with what was before; true, if not given
+    net                 of changes: one for each key
     minPartitions       how many tasks a read of the log has at least
     fromOffsets         of a table as of a time, only rows from these offsets on, and no other
                         partitions: {"0": 17}; this is how `table` reads what is in no ledger
@@ -52,9 +58,16 @@ _KNOWN: Final = {
     "failondataloss": "failOnDataLoss",
     "minpartitions": "minPartitions",
     "cursor": "cursor",
+    "readchangefeed": "readChangeFeed",
+    "readchangedata": "readChangeFeed",
+    "startingversion": "startingVersion",
+    "endingversion": "endingVersion",
+    "preimages": "preimages",
+    "net": "net",
     "fromoffsets": "fromOffsets",
 }
 _OF_LOG = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
+_OF_FEED = ("startingVersion", "endingVersion", "preimages", "net")
 _OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -76,6 +89,10 @@ class Options:
     fail_on_loss: bool = True
     tasks_min: int = 1
     cursor: str = ""
+    feed: bool = False
+    """Whether changes are read, key by key."""
+    preimages: bool = False
+    net: bool = False
     firsts: Mapping[int, int] | None = None
     """Of a table as of a time: only these partitions, and of each the rows from an offset on."""
     stream_only: tuple[str, ...] = ()
@@ -106,6 +123,14 @@ class Options:
                 f"{as_of} and {of_log[0]} exclude each other",
                 hint="A table as of a time has no start and no end.",
             )
+        feed = _flag(named, "readChangeFeed", default=False)
+        for name in _OF_FEED:
+            if name in named and not feed:
+                raise OptionRefused(
+                    f"{name} is for changes", hint='Say so: .option("readChangeFeed", "true").'
+                )
+        if feed and as_of is not None:
+            raise OptionRefused(f"changes have no {as_of}", hint="Give a start and an end.")
         return cls(
             path=named.get("path", ""),
             node=named.get("node", ""),
@@ -119,6 +144,9 @@ class Options:
             fail_on_loss=_flag(named, "failOnDataLoss", default=True),
             tasks_min=_count(named, "minPartitions") or 1,
             cursor=named.get("cursor", ""),
+            feed=feed,
+            preimages=_flag(named, "preimages", default=feed),
+            net=_flag(named, "net", default=False),
             firsts=_offsets("fromOffsets", named["fromOffsets"])
             if "fromOffsets" in named
             else None,
@@ -138,6 +166,13 @@ class Options:
 
     def for_stream(self) -> Options:
         """As a stream has them."""
+        if self.feed:
+            raise OptionRefused(
+                "changes can't be streamed yet",
+                detail="What keys were before is kept for a time, not for a query.",
+                hint="Stream the log, with _change among the columns; or read changes again and"
+                " again, from the last endingVersion and 1 on.",
+            )
         if self.as_of is not None:
             raise OptionRefused(
                 "a stream is not of one time",
@@ -198,12 +233,12 @@ def _time(name: str, text: str) -> str | int:
 
 
 def _position(named: Mapping[str, str], which: str) -> Position | str | int | None:
-    offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
-    name = _one_of(named, offsets, timestamp)
+    offsets, timestamp, version = f"{which}Offsets", f"{which}Timestamp", f"{which}Version"
+    name = _one_of(named, offsets, timestamp, version)
     if name is None:
         return None
     text = named[name]
-    if name == timestamp:
+    if name != offsets and text not in {"earliest", "latest"}:
         return _time(name, text)
     if text in {"earliest", "latest"}:
         return "earliest" if text == "earliest" else "latest"

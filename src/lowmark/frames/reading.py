@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from lowmark.client import GapFound, Reader, Table
+from lowmark.client.changes import FEED_COLUMNS
 from lowmark.client.looking_back import AsOfReader
 from lowmark.frames.columns import arrow_schema, check_columns, fitted
 from lowmark.frames.filters import taken
@@ -32,6 +33,11 @@ def schema_of(options: Options) -> pa.Schema:
 
 def empty_reader(table: Table, options: Options, *, columns: Sequence[str] | None = None) -> Reader:
     """A reader that gives no rows: it knows the columns and, of a table as of a time, that time."""
+    if options.feed:
+        names = options.columns if columns is None else columns
+        own = [name for name in names or ["*"] if name not in FEED_COLUMNS]
+        whole = "*" in own
+        return table.changes("latest", columns=None if whole else own, partitions=[0])
     as_of = "now" if options.as_of is None else options.as_of
     if columns is None and options.columns is not None:
         with empty_reader(table, options, columns=[]) as reader:

@@ -8,6 +8,7 @@ from typing import Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from lowmark.frames.changes import ChangesReader
 from lowmark.frames.columns import spark_schema
 from lowmark.frames.options import Options
 from lowmark.frames.reading import LogReader, PushingReader, TableReader, schema_of
@@ -31,6 +32,8 @@ class LowmarkSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the table, or of its log."""
         options = Options.read(self.options).for_read()
+        if options.feed:
+            return ChangesReader(options, schema)
         if options.reads_log:
             return LogReader(options, schema)
         return PushingReader(options, schema) if _pushes() else TableReader(options, schema)

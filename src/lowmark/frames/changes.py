@@ -1,0 +1,68 @@
+"""What changed in a table between two versions, key by key: Spark's change data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from lowmark.client.changes import FEED_COLUMNS
+from lowmark.frames.columns import arrow_schema, fitted
+from lowmark.frames.opening import opened
+from lowmark.frames.options import Options
+from lowmark.frames.reading import checked_reader
+
+
+@dataclass
+class Range(InputPartition):
+    """Changes of one partition, by offsets: the same ones, the same changes."""
+
+    number: int
+    first: int
+    end: int
+
+
+class ChangesReader(DataSourceReader):
+    """Changes between two places; the end is closed, so no more can come."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._wanted = arrow_schema(schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Where the range begins and ends in each partition."""
+        options = self._options
+        with opened(options) as database:
+            table = database[options.table]
+            checked_reader(table, options, self._schema).close()
+            start = "earliest" if options.start is None else options.start
+            end = None if options.end == "latest" else options.end
+            with table.changes(start, end) as reader:
+                starts, ends = reader.starts, reader.position
+            return [
+                Range(number, starts[number], ends[number])
+                for number in sorted(ends)
+                if ends[number] > starts[number]
+            ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The changes of one partition."""
+        if not isinstance(partition, Range):
+            return
+        options, number = self._options, partition.number
+        with (
+            opened(options) as database,
+            database[options.table].changes(
+                {number: partition.first},
+                {number: partition.end},
+                preimages=options.preimages,
+                net=options.net,
+                columns=[name for name in self._wanted.names if name not in FEED_COLUMNS],
+                partitions=[number],
+            ) as reader,
+        ):
+            yield from fitted(reader, self._wanted)
