@@ -22,6 +22,9 @@ class SparkSizes:
     """Of a small table, of which the start of workers is a large part."""
     large_rows: int
     """Of a variant."""
+    scan_runs: int
+    scan_rows: int
+    """Of a table that is read."""
     idle_seconds: float
     """How long a session rests before a run; 0: it is told to end its workers now."""
 
@@ -34,6 +37,8 @@ class SparkSizes:
             variants=True,
             rows=2_000_000,
             large_rows=20_000_000,
+            scan_runs=7,
+            scan_rows=10_000_000,
             idle_seconds=90.0,
         )
 
@@ -46,6 +51,8 @@ class SparkSizes:
             variants=False,
             rows=2_000_000,
             large_rows=20_000_000,
+            scan_runs=3,
+            scan_rows=4_000_000,
             idle_seconds=0.0,
         )
 
@@ -58,6 +65,8 @@ class SparkSizes:
             variants=True,
             rows=20_000,
             large_rows=40_000,
+            scan_runs=1,
+            scan_rows=2_000,
             idle_seconds=0.0,
         )
 
@@ -65,4 +74,5 @@ class SparkSizes:
     def space_needed_bytes(self) -> int:
         """What is on the disk at one time, with some room."""
         rows = self.rows + (self.large_rows if self.variants else 0)
-        return rows * 2 * ROW_BYTES * 5 // 4 + 512 * MIB
+        compacted = rows * 2 * ROW_BYTES * 5 // 4
+        return max(compacted, self.scan_rows * 10 * ROW_BYTES) + 512 * MIB

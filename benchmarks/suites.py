@@ -27,6 +27,7 @@ from benchmarks.recover import open_10k, recover, recover_small
 from benchmarks.runner import Suite
 from benchmarks.server_peers import nats_version, redis_version
 from benchmarks.server_sizes import ServerSizes
+from benchmarks.spark_scans import scans
 from benchmarks.spark_sizes import SparkSizes
 from benchmarks.spark_workers import cold_run
 from benchmarks.table_peers import postgres_version
@@ -118,7 +119,7 @@ SUITES: Mapping[str, Suite] = {
     ),
     "spark": Suite(
         sizes=SparkSizes,
-        measurements=[cold_run],
+        measurements=[cold_run, scans],
         versions=["pyarrow", "numpy", "pyspark"],
     ),
     "cluster": Suite(
