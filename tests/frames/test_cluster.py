@@ -21,6 +21,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield started
 
 
+@pytest.mark.release
 def test_a_table_is_read_and_streamed_while_a_node_is_lost(
     spark: Any, nodes: Nodes, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_an_earlier_time_has_its_rows_and_its_columns(spark: Any, db: Database, 
     assert {row["note"] for row in new.collect()} >= {"none"}
 
 
+@pytest.mark.release
 def test_columns_that_were_renamed_and_widened_are_read_as_they_are_now(
     spark: Any, db: Database, place: str
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_table_without_rows_and_one_without_a_ledger(
     assert lowmark.spark.table(spark, "orders", path=place).count() == 5
 
 
+@pytest.mark.release
 def test_frames_of_long_ago_hold_nothing(spark: Any, orders: Table, place: str) -> None:
     for _ in range(FRAMES_HELD + 1):
         lowmark.spark.table(spark, "orders", path=place, columns=["id"])

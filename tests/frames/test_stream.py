@@ -155,6 +155,7 @@ def test_columns_may_be_added_while_a_stream_runs_and_a_lost_one_ends_it_by_name
         query.run()
 
 
+@pytest.mark.release
 def test_a_stream_of_bytes_ends_batches_with_appends(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_stream_of_bytes_ends_batches_with_appends(
     assert query.rows() == sorted(expected, key=repr)
 
 
+@pytest.mark.release
 def test_a_stream_reads_a_directory_that_no_other_process_has_open(
     spark: Any, tmp_path: Path
 ) -> None:
