@@ -37,7 +37,8 @@ def test_times_are_milliseconds_or_text() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "has no options"),
+        ({}, "CREATE TABLE"),
+        ({"option.table": "orders", "provider": "lowmark"}, "CREATE TABLE"),
         ({"table": "orders"}, "one directory, or one server"),
         ({**HERE, "node": "n1:4711"}, "one directory, or one server"),
         ({"path": "/data/shop"}, "no table is named"),

@@ -319,6 +319,9 @@ def test_views_are_made_in_sql_and_tables_are_told_how(
         assert pairs(spark.sql("SELECT * FROM shop_orders")) == [(1, "new")]
     finally:
         spark.catalog.dropTempView("shop_orders")
+    # and a table of Spark's is refused, with what to do instead
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE t USING lowmark OPTIONS (path '{place}', table 'orders')")
 
 
 @pytest.mark.parametrize(

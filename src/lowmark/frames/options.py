@@ -69,6 +69,8 @@ _KNOWN: Final = {
 _OF_LOG = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
 _OF_FEED = ("startingVersion", "endingVersion", "preimages", "net")
 _OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
+_OF_CREATE = ("option.", "provider", "location", "owner")
+"""What Spark gives a source when a table is created with it."""
 EARLIEST: Final = -2
 LATEST: Final = -1
 
@@ -101,14 +103,14 @@ class Options:
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Options:
         """The options of a read, or of a stream: Spark asks for columns before it says which."""
-        named = _named(given)
-        if not given:
+        if not given or any(key.lower().startswith(_OF_CREATE) for key in given):
             raise OptionRefused(
-                "this table of Spark's has no options, so it can't be found",
-                detail="Spark does not hand the options of CREATE TABLE ... USING lowmark on to a"
-                " source that is written in Python.",
+                "CREATE TABLE can't be used with lowmark",
+                detail="Spark does not hand the options of such a table on to a source that is"
+                " written in Python, so its rows would not be found.",
                 hint="Use CREATE TEMPORARY VIEW v USING lowmark OPTIONS (path '...', table '...').",
             )
+        named = _named(given)
         if ("path" in named) == ("node" in named):
             raise OptionRefused(
                 "a source is one directory, or one server",
