@@ -155,6 +155,18 @@ def test_columns_may_be_added_while_a_stream_runs_and_a_lost_one_ends_it_by_name
         query.run()
 
 
+def test_a_table_that_was_dropped_and_made_again_is_another_one(
+    spark: Any, db: Database, orders: Table, place: str, tmp_path: Path
+) -> None:
+    query = Query(spark, place, tmp_path, startingOffsets="earliest")
+    appended(orders, range(5))
+    query.run()
+    db.drop_table("orders")
+    appended(db.create_table("orders", COLUMNS, key="id", partitions=3), range(50))
+    with pytest.raises(Exception, match="another table orders"):
+        query.run()
+
+
 @pytest.mark.release
 def test_a_stream_of_bytes_ends_batches_with_appends(
     spark: Any, orders: Table, place: str, tmp_path: Path

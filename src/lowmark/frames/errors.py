@@ -13,6 +13,16 @@ class SchemaRefused(Rejected):
     """Columns that the table does not have, or has in another type."""
 
 
+class OtherTable(Rejected):
+    """A checkpoint of a table that was dropped."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"the checkpoint is of another table {table}, which was dropped",
+            hint="Start the query with a new checkpoint: it reads the table that is there now.",
+        )
+
+
 class WorkerMissing(Unavailable):
     """A plan that no worker has carried out in time."""
 

@@ -17,6 +17,7 @@ after the last one of `availableNow` it stays there.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,13 +35,16 @@ from pyspark.sql.types import StructType
 
 from lowmark.client import Database, Table
 from lowmark.frames.columns import arrow_schema
+from lowmark.frames.errors import OtherTable
 from lowmark.frames.opening import opened
 from lowmark.frames.options import Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.frames.reading import checked_reader, log_rows
-from lowmark.table import CursorUnknown, View
+from lowmark.table import CursorMovesBack, CursorUnknown, View
 
-CURSOR, OFFSETS = "cursor", "offsets"
+logger = logging.getLogger(__name__)
+
+CURSOR, TABLE, OFFSETS = "cursor", "table", "offsets"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -68,7 +72,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._initial is None:
             cursor = self._options.cursor or f"spark-{os.urandom(6).hex()}"
-            self._initial = _offset(cursor, self._cursor_at(cursor) or self._begin(cursor))
+            self._initial = self._offset(cursor, self._cursor_at(cursor) or self._begin(cursor))
             self._drawn = "" if self._options.cursor else cursor
         return self._initial
 
@@ -89,6 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends."""
+        self._check(start)
         views, starts = self._views(), _offsets(start)
         # A partition that its copies lead from elsewhere by now has all that was acknowledged. And
         # whatever it has: a batch never ends before it begins.
@@ -102,14 +107,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = fewer_rows(starts, ends, limit.max_rows)
         if self._options.bytes_max is not None:
             ends = fewer_bytes(starts, ends, views, self._options.bytes_max)
-        return _offset(start[CURSOR], ends)
+        return self._offset(start[CURSOR], ends)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where the log ends, for the lag in the query's progress."""
-        return _offset("", {number: view.end for number, view in self._views().items()})
+        return self._offset("", {number: view.end for number, view in self._views().items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What tasks of a batch read."""
+        self._check(end)
         checked_reader(self._table(), self._options, self._schema).close()
         starts = self._starts_again(end[CURSOR]) if end[CURSOR] != start[CURSOR] else None
         starts = _offsets(start) if starts is None else starts
@@ -126,7 +132,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._drawn:
             self._table().cursors.delete(self._drawn)
             self._drawn = ""
-        self._initial = _offset(cursor, starts)
+        self._initial = self._offset(cursor, starts)
         return starts
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -136,6 +142,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             table.cursors.commit(cursor, offsets)
         except CursorUnknown:  # an operator has deleted it; what is to come is held from here on
             table.cursors.create(cursor, start=offsets)
+        except CursorMovesBack:  # the checkpoint is older than the cursor: it was put back
+            logger.warning("a cursor is ahead of its stream", extra={"cursor": cursor})
 
     def stop(self) -> None:
         """The query has ended, or its cursor goes on elsewhere."""
@@ -163,15 +171,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _views(self) -> dict[int, View]:
         return views_of(self._open(), self._table())
 
+    def _offset(self, cursor: str, offsets: Mapping[int, int]) -> dict[str, Any]:
+        """A place, as the checkpoint has it."""
+        places = {str(number): at for number, at in sorted(offsets.items())}
+        return {CURSOR: cursor, TABLE: self._table().descriptor.id, OFFSETS: places}
+
+    def _check(self, offset: Mapping[str, Any]) -> None:
+        """Refuse a place in a table that was dropped: the new one of that name has other rows."""
+        table = self._table()
+        if offset[TABLE] != table.descriptor.id:
+            raise OtherTable(table.name)
+
     def _cursor_at(self, name: str) -> dict[int, int] | None:
         try:
             return self._table().cursors.get(name).position
         except CursorUnknown:
             return None
-
-
-def _offset(cursor: str, offsets: Mapping[int, int]) -> dict[str, Any]:
-    return {CURSOR: cursor, OFFSETS: {str(number): at for number, at in sorted(offsets.items())}}
 
 
 def _offsets(offset: Mapping[str, Any]) -> dict[int, int]:
