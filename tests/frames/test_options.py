@@ -28,7 +28,11 @@ def test_positions_are_given_as_to_kafkas_source(text: str, meant: object) -> No
 
 
 def test_times_are_milliseconds_or_text() -> None:
-    assert Options.read({**HERE, "startingTimestamp": "1700000000000"}).start == 1_700_000_000_000
+    # a number below all versions would be an offset, if it were handed on as one
+    millis = Options.read({**HERE, "startingTimestamp": "1700000000123"}).start
+    assert millis == "2023-11-14T22:13:20.123000+00:00"
+    version = 1_700_000_000_000 << 16
+    assert Options.read({**HERE, "startingTimestamp": str(version)}).start == version
     assert Options.read({**HERE, "endingTimestamp": "2026-01-31T12:00:00Z"}).end == (
         "2026-01-31T12:00:00Z"
     )
@@ -54,6 +58,9 @@ def test_times_are_milliseconds_or_text() -> None:
         ({**HERE, "startingOffsets": "[1]"}, "startingOffsets can't be"),
         ({**HERE, "startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
         ({**HERE, "timestampAsOf": "2026-01-31", "versionAsOf": "1"}, "exclude each other"),
+        ({**HERE, "versionAsOf": "1"}, "can't be 1"),
+        ({**HERE, "readChangeFeed": "true", "startingVersion": "0"}, "can't be 0"),
+        ({**HERE, "startingVersion": "1"}, "is for changes"),
         ({**HERE, "versionAsOf": "1", "endingOffsets": "latest"}, "exclude each other"),
     ],
 )
@@ -68,4 +75,4 @@ def test_a_read_has_no_trigger_and_a_stream_no_end_and_no_time() -> None:
     with pytest.raises(OptionRefused, match="no end"):
         Options.read({**HERE, "endingOffsets": "latest"}).for_stream()
     with pytest.raises(OptionRefused, match="not of one time"):
-        Options.read({**HERE, "versionAsOf": "1"}).for_stream()
+        Options.read({**HERE, "versionAsOf": str(1 << 60)}).for_stream()

@@ -188,6 +188,8 @@ CONDITIONS = [
     "ratio <=> double('NaN')",
     "day = date'2026-01-02'",
     "day < date'2026-01-02'",
+    "day > date'1582-10-10'",
+    "moment >= timestamp'1582-10-10 00:00:00Z'",
     "moment >= timestamp'2026-01-01 00:00:02Z'",
     "local = timestamp_ntz'2026-01-01 00:00:03'",
     "flag",
@@ -289,6 +291,9 @@ def test_rows_of_the_log_are_read_between_positions(spark: Any, db: Database, pl
     assert pairs(loaded(spark, place, table="orders", startingOffsets=tail)) == [(1, "paid")]
     head = loaded(spark, place, table="orders", endingOffsets=tail)
     assert pairs(head) == [(number, "new") for number in range(20)]
+    millis = int(middle.datetime.timestamp() * 1_000) + 1
+    early = loaded(spark, place, table="orders", endingTimestamp=millis - 60_000)
+    assert early.collect() == []
     late = loaded(spark, place, table="orders", startingTimestamp=middle.time + 1)
     assert pairs(late) == [(1, "paid")]
     none = loaded(spark, place, table="orders", startingOffsets="latest")
@@ -330,6 +335,8 @@ def test_views_are_made_in_sql_and_tables_are_told_how(
         ({"tabel": "orders"}, "there is no option 'tabel'"),
         ({"table": "customers"}, "customers"),
         ({"table": "orders", "maxRowsPerTrigger": 1}, "is for streams"),
+        ({"table": "orders", "columns": "*,id"}, "columns has id twice"),
+        ({"table": "orders", "startingOffsets": '{"0": 99}'}, "is yet to come"),
     ],
 )
 def test_what_can_not_be_read_is_refused_by_name(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,49 @@ def test_columns_that_were_renamed_and_widened_are_read_as_they_are_now(
     frame = lowmark.spark.table(spark, "orders", path=place)
     assert dict(frame.dtypes)["amount"] == "bigint"
     assert rows_of(frame) == sorted(table.read(as_of="now").to_pylist(), key=repr)
+
+
+@pytest.mark.parametrize("folder", ["a b", "a [b] {c}"])
+def test_names_and_settings_of_any_kind_change_nothing(
+    spark: Any, tmp_path: Path, folder: str
+) -> None:
+    # given a directory and columns with names that mean something to Spark, and early days
+    place = str(tmp_path / folder)
+    columns = {"id": "int64", "a`b": "string", "a.b": "string", "day": "date"}
+    columns |= {"local": "timestamp_ntz", "moment": "timestamp"}
+    early = dt.datetime.fromisoformat("1500-03-10T02:30:00")
+    row = {"a`b": "x", "a.b": "y", "day": early.date(), "local": early}
+    row["moment"] = early.replace(tzinfo=dt.UTC)
+    settings = {
+        "spark.sql.parquet.inferTimestampNTZ.enabled": "false",
+        "spark.sql.parquet.datetimeRebaseModeInRead": "LEGACY",
+        "spark.sql.session.timeZone": "America/New_York",
+    }
+    with lowmark.open(place) as db:
+        table = db.create_table("orders", columns, key="id")
+        table.append([{"id": number, **row} for number in range(4)])
+        compacted(db, table)
+        table.upsert([{"id": 1, **row, "a`b": "z"}])
+        compacted(db, table)
+        other = db.create_table("other", {"id": "int64", "_lowmark_file": "string"}, key="id")
+        other.append([{"id": number, "_lowmark_file": "mine"} for number in range(3)] * 2)
+        compacted(db, other)
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        try:
+            fast = lowmark.spark.table(spark, "orders", path=place)
+            found = fast.selectExpr("*", "cast(moment as string) text").collect()
+            reader = spark.read.format("lowmark").option("path", place).option("table", "orders")
+            same = reader.load().selectExpr("*", "cast(moment as string) text").collect()
+            mine = lowmark.spark.table(spark, "other", path=place).collect()
+        finally:
+            for name in settings:
+                spark.conf.unset(name)
+        lowmark.spark.release_frames()
+    # then both ways give the same
+    assert sorted(found, key=repr) == sorted(same, key=repr)
+    assert {(row["day"], row["local"]) for row in found} == {(early.date(), early)}
+    assert {row["_lowmark_file"] for row in mine} == {"mine"}
 
 
 def test_a_table_without_rows_and_one_without_a_ledger(

@@ -126,6 +126,36 @@ def test_a_first_batch_that_was_not_done_is_read_again_from_where_it_began(
     assert len(orders.cursors.list()) == 1
 
 
+def test_compaction_takes_nothing_from_a_stream_until_its_cursor_is_gone(
+    spark: Any, db: Database, orders: Table, place: str, tmp_path: Path
+) -> None:
+    def compact() -> None:
+        db.advance_watermark(orders.snapshot().time)
+        orders.compact(engine="local")
+
+    # given a stream, and runs that go further than it
+    query = Query(spark, place, tmp_path, startingOffsets="earliest", maxRowsPerTrigger=25)
+    expected = appended(orders, range(50))
+    query.run()
+    expected += appended(orders, range(40, 90))
+    compact()
+    expected += appended(orders, range(10))
+    compact()
+    query.run()
+    # then it has every change, also those that were superseded before it came
+    assert query.rows() == sorted(expected, key=repr)
+    # when its cursor is deleted, and what it has not read is cut
+    [cursor] = orders.cursors.list()
+    orders.cursors.delete(cursor.name)
+    appended(orders, range(20))
+    compact()
+    # then it goes on with what is left, and holds it again
+    expected += appended(orders, range(100, 105))
+    query.run()
+    assert set(query.rows()) >= set(expected)
+    assert [one.name for one in orders.cursors.list()] == [cursor.name]
+
+
 def test_a_cursor_with_a_name_says_where_a_new_query_goes_on(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:

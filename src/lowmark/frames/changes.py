@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from lowmark.client.changes import FEED_COLUMNS
 from lowmark.frames.columns import arrow_schema, fitted
+from lowmark.frames.errors import OptionRefused
 from lowmark.frames.opening import opened
 from lowmark.frames.options import Options
 from lowmark.frames.reading import checked_reader
@@ -39,6 +40,12 @@ class ChangesReader(DataSourceReader):
         with opened(options) as database:
             table = database[options.table]
             checked_reader(table, options, self._schema).close()
+            for where in (options.start, options.end):
+                if isinstance(where, Mapping) and any(at < 0 for at in where.values()):
+                    raise OptionRefused(
+                        "changes begin and end at offsets from 0 on, not at -1 or -2",
+                        hint="Use startingVersion and endingVersion: earliest, latest, a version.",
+                    )
             start = "earliest" if options.start is None else options.start
             end = None if options.end == "latest" else options.end
             with table.changes(start, end) as reader:

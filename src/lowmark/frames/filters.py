@@ -6,6 +6,7 @@ answer is the same for every value, null included:
 * not on floats: for Spark NaN equals itself and is above all others, for Arrow neither
 * not on nested columns and fields of structs
 * not where the value has another type than the column
+* not on days before the calendar of today, which Spark hands over as days of another one
 
 A list with null in it holds for what else is in it, and its negation for nothing.
 """
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import datasource as sp
 
+_CALENDAR_OF_TODAY = 1583
 _OF_STRINGS = (sp.StringStartsWith, sp.StringEndsWith, sp.StringContains)
 
 
@@ -123,7 +125,7 @@ def _scalar(value: object, kind: pa.DataType) -> pa.Scalar | None:
             fits = types.is_date32(kind)
         case _:
             fits = False
-    if not fits:
+    if not fits or (isinstance(value, dt.date) and value.year < _CALENDAR_OF_TODAY):
         return None
     try:
         return pa.scalar(value, kind)

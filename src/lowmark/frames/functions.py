@@ -15,7 +15,7 @@ from pyspark.sql.functions import udtf
 
 from lowmark.client import Table
 from lowmark.convert.times import datetime_of
-from lowmark.frames.errors import WorkerMissing
+from lowmark.frames.errors import OptionRefused, WorkerMissing
 from lowmark.frames.opening import opened
 from lowmark.frames.options import Options
 from lowmark.ledger.records import RunRecord
@@ -54,19 +54,19 @@ def _functions(place: Options) -> dict[str, Any]:
     class Explain:
         def eval(self, table: str) -> Iterator[tuple[Any, ...]]:
             with opened(place) as database:
-                for one in database[table].explain().holders:
+                for one in database[_named(table)].explain().holders:
                     yield one.partition, one.kind, one.name, one.why, one.offset, one.keeps_bytes
 
     class Runs:
         def eval(self, table: str) -> Iterator[tuple[Any, ...]]:
             with opened(place) as database:
-                for one in database[table].runs():
+                for one in database[_named(table)].runs():
                     yield _run(one)
 
     class Compact:
         def eval(self, table: str, wait_s: float = 600.0) -> Iterator[tuple[Any, ...]]:
             with opened(place, writes=True) as database:
-                yield _run(_compacted(database[table], float(wait_s)))
+                yield _run(_compacted(database[_named(table)], float(wait_s)))
 
     # Not by Arrow: that takes pandas, for a few rows.
     kinds = {Tables: _TABLES, Explain: _HOLDERS, Runs: _RUNS, Compact: _RUNS}
@@ -74,6 +74,12 @@ def _functions(place: Options) -> dict[str, Any]:
         f"lowmark_{kind.__name__.lower()}": udtf(kind, returnType=columns, useArrow=False)
         for kind, columns in kinds.items()
     }
+
+
+def _named(table: str | None) -> str:
+    if not table:
+        raise OptionRefused("no table is named", hint="Name it: lowmark_runs('orders').")
+    return table
 
 
 def _described(table: Table) -> tuple[Any, ...]:

@@ -35,8 +35,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
+from lowmark.convert.times import is_hybrid
 from lowmark.frames.errors import OptionRefused
 
 Position: TypeAlias = Literal["earliest", "latest"] | Mapping[int, int]
@@ -69,6 +71,7 @@ _KNOWN: Final = {
 _OF_LOG = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
 _OF_FEED = ("startingVersion", "endingVersion", "preimages", "net")
 _OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OF_CREATE = ("option.", "provider", "location", "owner")
 """What Spark gives a source when a table is created with it."""
 EARLIEST: Final = -2
@@ -225,13 +228,30 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
 
 def _as_of(named: Mapping[str, str]) -> str | int | None:
     if "versionAsOf" in named:
-        return _whole("versionAsOf", named["versionAsOf"])
+        return _version("versionAsOf", named["versionAsOf"])
     return _time("timestampAsOf", named["timestampAsOf"]) if "timestampAsOf" in named else None
 
 
 def _time(name: str, text: str) -> str | int:
-    """Milliseconds since 1970, or text, which the table reads."""
-    return _whole(name, text) if text.lstrip("-").isdecimal() else text
+    """Milliseconds since 1970, or text, which the table reads. A row's time is a time, too."""
+    if not text.lstrip("-").isdecimal():
+        return text
+    number = _whole(name, text)
+    if is_hybrid(number):
+        return number
+    try:
+        return (_EPOCH + timedelta(milliseconds=number)).isoformat()
+    except OverflowError as error:
+        raise OptionRefused(f"{name} can't be {text!r}", hint="It is no time.") from error
+
+
+def _version(name: str, text: str) -> int:
+    number = _whole(name, text)
+    if not is_hybrid(number):
+        raise OptionRefused(
+            f"{name} can't be {text}", hint="A version is a row's `_time`, or `_commit_version`."
+        )
+    return number
 
 
 def _position(named: Mapping[str, str], which: str) -> Position | str | int | None:
@@ -240,7 +260,9 @@ def _position(named: Mapping[str, str], which: str) -> Position | str | int | No
     if name is None:
         return None
     text = named[name]
-    if name != offsets and text not in {"earliest", "latest"}:
+    if name == version and text not in {"earliest", "latest"}:
+        return _version(name, text)
+    if name == timestamp:
         return _time(name, text)
     if text in {"earliest", "latest"}:
         return "earliest" if text == "earliest" else "latest"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql.datasource import InputPartition
 
 from lowmark.client import Database, Table
+from lowmark.frames.errors import OptionRefused
 from lowmark.frames.options import EARLIEST, LATEST, Position
 from lowmark.table import View
 
@@ -36,6 +37,12 @@ def offsets_of(
         return table.offsets(where, end=end)
     table.offsets({number: max(at, 0) for number, at in where.items()}, end=end)  # it checks them
     given = dict.fromkeys(views, LATEST if end else EARLIEST) | dict(where)
+    for number, at in given.items():
+        if at > views[number].end:
+            raise OptionRefused(
+                f"offset {at} of partition {number} is yet to come",
+                hint=f"It ends at {views[number].end}; -1 is its end, wherever that is.",
+            )
     special = {number: {EARLIEST: view.start, LATEST: view.end} for number, view in views.items()}
     return {number: special[number].get(at, at) for number, at in given.items()}
 

@@ -16,6 +16,7 @@ from lowmark.client import GapFound, Reader, Table
 from lowmark.client.changes import FEED_COLUMNS
 from lowmark.client.looking_back import AsOfReader
 from lowmark.frames.columns import arrow_schema, check_columns, fitted
+from lowmark.frames.errors import OptionRefused
 from lowmark.frames.filters import taken
 from lowmark.frames.opening import opened
 from lowmark.frames.options import Options
@@ -43,6 +44,9 @@ def empty_reader(table: Table, options: Options, *, columns: Sequence[str] | Non
         with empty_reader(table, options, columns=[]) as reader:
             own = reader.schema.names
         columns = [name for given in options.columns for name in (own if given == "*" else [given])]
+        twice = [name for at, name in enumerate(columns) if name in columns[:at]]
+        if twice:
+            raise OptionRefused(f"columns has {twice[0]} twice", hint="Name each column once.")
     if options.reads_log:
         return table.read(
             columns=columns or table.schema.names, start="latest", partitions=[0], limit=0

@@ -103,10 +103,17 @@ def _frame(
 ) -> tuple[Any, _Held]:
     schema, backend = spark_schema(reader.schema), database.backend
     names = reader.schema.names
-    if not backend.store.local or any(name in SYSTEM_COLUMNS for name in names):
+    # Spark takes some characters of a path for a pattern.
+    readable = backend.store.local and not set(backend.store.full_path("")) & set("[]{}*?\\")
+    parts = list(reader.ledger_files()) if readable else []
+    versions = {file.schema for part in parts for file, _ in part.files}
+    if (
+        not readable
+        or any(name in SYSTEM_COLUMNS for name in names)
+        or any(_is_ours(one.name) for each in versions for one in _fields(reader, each))
+    ):
         held = _Held(database, backend.hold_files([]))
         return _source(spark, options, schema, reader.time, None), held
-    parts = list(reader.ledger_files())
     held = _Held(database, backend.hold_files([one.manifest for one in parts if one.manifest]))
     frames = [
         *_of_files(spark, schema, backend, reader.shape, parts),
@@ -115,6 +122,10 @@ def _frame(
     if not frames:
         return _source(spark, options, schema, reader.time, {}), held
     return reduce(lambda a, b: a.unionByName(b), frames), held
+
+
+def _fields(reader: AsOfReader, version: int) -> list[pa.Field]:
+    return [one for one in reader.shape.stored(version) if isinstance(one, pa.Field)]
 
 
 def _source(
@@ -152,20 +163,39 @@ def _of_files(
     frames = []
     for (version, partly), files in sorted(groups.items(), key=lambda one: one[0]):
         paths = [backend.store.full_path(file.path) for file, _ in files]
-        read = spark.read.parquet(*paths)
+        stored = shape.stored(version)
+        read = _read(spark, paths, stored)
         if partly:
             read = _without(spark, read, files)
-        frames.append(read.select(*_columns(schema, shape, version)))
+        frames.append(read.select(*_columns(schema, stored)))
     return frames
 
 
-def _columns(schema: StructType, shape: Shape, version: int) -> list[Any]:
+def _read(spark: Any, paths: Sequence[str], stored: Sequence[pa.Field | pa.Scalar]) -> Any:
+    """Files as they are, whatever the session is set to: their types, days and names are ours."""
+    fields = [one for one in stored if isinstance(one, pa.Field)]
+    reader = spark.read.schema(spark_schema(pa.schema(fields)))
+    for mode in ("datetimeRebaseMode", "int96RebaseMode"):
+        reader = reader.option(mode, "CORRECTED")
+    return reader.parquet(*paths)
+
+
+def _columns(schema: StructType, stored: Sequence[pa.Field | pa.Scalar]) -> list[Any]:
     """The columns of rows that were written with a schema version, as they are now."""
     columns = []
-    for field, (name, filling) in zip(schema, shape.stored(version), strict=True):
-        column = F.col(f"`{name}`") if name else F.lit(filling.as_py())
+    for field, one in zip(schema, stored, strict=True):
+        column = _named(one.name) if isinstance(one, pa.Field) else F.lit(one.as_py())
         columns.append(column.cast(field.dataType).alias(field.name))
     return columns
+
+
+def _named(name: str) -> Any:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a column has a name that we, or Spark, have another use for."""
+    return name.lower().startswith(("_metadata", "_lowmark_"))
 
 
 def _without(spark: Any, read: Any, files: Sequence[tuple[LedgerFile, Mask]]) -> Any:

@@ -126,12 +126,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before Spark had noted that the batch is done, so a new one asked where to begin, and got
         another place. The cursor of the batch has not moved since.
         """
-        starts = self._cursor_at(cursor)
-        if starts is None:
-            raise CursorUnknown(cursor)
         if self._drawn:
             self._table().cursors.delete(self._drawn)
             self._drawn = ""
+        starts = self._cursor_at(cursor)
+        if starts is None:
+            raise CursorUnknown(cursor)
         self._initial = self._offset(cursor, starts)
         return starts
 
@@ -140,8 +140,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         table, cursor, offsets = self._table(), end[CURSOR], _offsets(end)
         try:
             table.cursors.commit(cursor, offsets)
-        except CursorUnknown:  # an operator has deleted it; what is to come is held from here on
-            table.cursors.create(cursor, start=offsets)
+        except CursorUnknown:  # an operator has deleted it; what is left is held from here on
+            starts = {number: view.start for number, view in self._views().items()}
+            places = {number: max(at, starts[number]) for number, at in offsets.items()}
+            table.cursors.create(cursor, start=places)
         except CursorMovesBack:  # the checkpoint is older than the cursor: it was put back
             logger.warning("a cursor is ahead of its stream", extra={"cursor": cursor})
 

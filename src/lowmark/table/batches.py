@@ -265,12 +265,16 @@ class Shape:
             keep=keep,
         )
 
-    def stored(self, version: int) -> list[tuple[str, pa.Scalar]]:
-        """Of each column, its name in rows of a schema version; or, if that is empty, what they
+    def stored(self, version: int) -> list[pa.Field | pa.Scalar]:
+        """Of each column, what it is in rows of a schema version; or, if it is not there, what they
         show instead. Not for system columns.
         """
-        sources = self._reading(version, int(Change.UPSERT)).sources
-        return [(one.name, one.filling) for one in sources if one is not None]
+        reading = self._reading(version, int(Change.UPSERT))
+        return [
+            one.filling if one.at is None else reading.stored.field(one.at)
+            for one in reading.sources
+            if one is not None
+        ]
 
     def needs(self, version: int) -> list[str]:
         """The names, in a schema version, of the columns that `materialize` asks for."""
