@@ -22,7 +22,7 @@ quickstart: $(READY) ## See it work: the shortest tour, on your machine
 	@$(PY) examples/quickstart.py
 
 .PHONY: test
-test: lint bytecode ## Everything that CI runs: lint, types, layers, tests (13 minutes on two cores)
+test: lint bytecode ## Everything that CI runs: lint, types, layers, tests (20 minutes on two cores)
 	$(PY) -m pytest -n auto --dist loadgroup -m "not release"
 
 .PHONY: test-all
