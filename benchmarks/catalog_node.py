@@ -53,6 +53,7 @@ class _Node(Node):
         super().__init__(folder)
         self._runs = 0
         self._histories: dict[int, History] = {}
+        self._own_versions = 0
         self._catalogs: Catalogs | None = None
         name = f"n{number}"
         identify(self._runtime.disk, draw=lambda _: number - 1, name=name)
@@ -225,7 +226,9 @@ class _Node(Node):
         It has no fewer versions than our own, or look-ups would wait for one that it lacks.
         """
         catalogs, dice = self.catalogs, Random(count)
-        invariant(versions >= catalogs.latest.version, "no version of our own is waited for")
+        if not self._histories:
+            self._own_versions = catalogs.latest.version
+        invariant(versions >= self._own_versions, "no version of our own is waited for")
         if versions not in self._histories:
             self._histories[versions] = history_of(versions=versions, tables=tables)
         catalogs.history = self._histories[versions]
