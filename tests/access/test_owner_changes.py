@@ -195,9 +195,9 @@ def test_a_guest_holds_at_once_what_it_had_when_there_is_another_owner(small: Pa
 
 
 def test_an_owner_waits_no_longer_when_all_guests_are_back(small: Path) -> None:
-    # given two guests that hold something, and whose owner dies
+    # given two guests that hold something, whose owner dies, and who do not take its place
     first = lowmark.open(small, owner=True)
-    guests = [lowmark.open(small), lowmark.open(small)]
+    guests = [lowmark.open(small, read_only=True), lowmark.open(small, read_only=True)]
     readers = [guest["t"].read() for guest in guests]
     named = noted(small).guests
     assert len(named) == 2

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,8 +38,12 @@ class Daemon:
     def hire(self) -> tuple[socket.socket, int]:
         """Have it fork a worker."""
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self.address)
-        return connection, int.from_bytes(connection.recv(4), "big")
+        try:
+            connection.connect(self.address)
+            return connection, int.from_bytes(connection.recv(4), "big")
+        except OSError:
+            connection.close()
+            raise
 
     def threads(self) -> int:
         return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
@@ -81,6 +86,13 @@ def started(module: str, folder: Path, environment: Mapping[str, str] = {}) -> I
 
 
 @pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder for sockets, whose paths have 107 characters at most: a test's own may have more."""
+    with tempfile.TemporaryDirectory(prefix="lowmark-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def shadowed(tmp_path: Path) -> Path:
     """A folder whose modules come before others of that name."""
     folder = tmp_path / "shadowed"
@@ -92,8 +104,8 @@ def first_on_path(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
-def test_nothing_else_runs_where_workers_are_forked(tmp_path: Path) -> None:
-    with started(DAEMON, tmp_path) as daemon:
+def test_nothing_else_runs_where_workers_are_forked(short: Path) -> None:
+    with started(DAEMON, short) as daemon:
         # then it has become no other program, has one thread, and no file open
         assert DAEMON in command(daemon.process.pid)
         assert daemon.threads() == 1
@@ -102,8 +114,8 @@ def test_nothing_else_runs_where_workers_are_forked(tmp_path: Path) -> None:
         assert daemon.dismissed() == (b"", b"")
 
 
-def test_a_worker_on_which_spark_hangs_up_says_nothing(tmp_path: Path) -> None:
-    with started(DAEMON, tmp_path) as daemon:
+def test_a_worker_on_which_spark_hangs_up_says_nothing(short: Path) -> None:
+    with started(DAEMON, short) as daemon:
         connection, worker = daemon.hire()
         assert is_alive(worker)
         connection.close()
@@ -111,25 +123,25 @@ def test_a_worker_on_which_spark_hangs_up_says_nothing(tmp_path: Path) -> None:
         assert daemon.dismissed() == (b"", b"")
 
 
-def test_with_a_thread_it_begins_anew_as_the_plain_one(tmp_path: Path, shadowed: Path) -> None:
+def test_with_a_thread_it_begins_anew_as_the_plain_one(short: Path, shadowed: Path) -> None:
     # given a Python in which a thread runs from the beginning
     text = (
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     (shadowed / "sitecustomize.py").write_text(text)
     # then workers come from the daemon that imports nothing
-    with started(DAEMON, tmp_path, first_on_path(shadowed)) as daemon:
+    with started(DAEMON, short, first_on_path(shadowed)) as daemon:
         assert "-m pyspark.daemon pyspark.worker" in command(daemon.process.pid)
         connection, worker = daemon.hire()
         assert is_alive(worker)
         connection.close()
 
 
-def test_what_can_not_be_imported_is_left_to_the_worker(tmp_path: Path, shadowed: Path) -> None:
+def test_what_can_not_be_imported_is_left_to_the_worker(short: Path, shadowed: Path) -> None:
     # given an Arrow that prints something, and fails
     (shadowed / "pyarrow.py").write_text("print('noise', flush=True)\nraise RuntimeError('no')\n")
     # then workers are forked all the same, and no one reads of it
-    with started(DAEMON, tmp_path, first_on_path(shadowed)) as daemon:
+    with started(DAEMON, short, first_on_path(shadowed)) as daemon:
         assert DAEMON in command(daemon.process.pid)
         connection, worker = daemon.hire()
         assert is_alive(worker)
