@@ -69,7 +69,7 @@ class Before:
 
     @classmethod
     def nothing(cls, keys: int) -> Before:
-        """So many keys, of which none was there."""
+        """Of as many keys, of which the table had none."""
         return cls(np.zeros(keys + 1, np.bool_), np.full(keys + 1, -1, np.int64))
 
 

@@ -199,7 +199,7 @@ def _offsets(offset: Mapping[str, Any]) -> dict[int, int]:
 
 
 def fewer_rows(starts: Mapping[int, int], ends: Mapping[int, int], rows_max: int) -> dict[int, int]:
-    """Ends of a batch with at most so many rows: every partition in proportion to what it has."""
+    """Where a batch of `rows_max` rows ends: a partition gives in proportion to what it has."""
     numbers = list(ends)
     first = np.array([starts.get(number, 0) for number in numbers], np.int64)
     rows = np.array([ends[number] for number in numbers], np.int64) - first
@@ -220,8 +220,8 @@ def fewer_bytes(
     views: Mapping[int, View],
     bytes_max: int,
 ) -> dict[int, int]:
-    """Ends of a batch with at most so many bytes in the log, at the ends of appends: the earliest
-    ones, over all partitions; at least one, however large.
+    """Where a batch ends that has `bytes_max` bytes of the log at most: behind the earliest appends
+    of all partitions, and behind one at least, however large.
     """
     times, sizes, owners, places = [], [], [], []
     for number, end in ends.items():
