@@ -345,3 +345,11 @@ def test_what_can_not_be_read_is_refused_by_name(
     db.create_table("orders", COLUMNS, key="id")
     with pytest.raises(Exception, match=said):
         loaded(spark, place, **options).collect()
+
+
+def test_a_write_is_refused_by_name(spark: Any, db: Database, place: str) -> None:
+    db.create_table("orders", COLUMNS, key="id")
+    for mode in ("append", "overwrite"):
+        write = spark.range(3).write.format("lowmark").option("path", place)
+        with pytest.raises(Exception, match="can't write to tables of Lowmark yet"):
+            write.option("table", "orders").mode(mode).save()

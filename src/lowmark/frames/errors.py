@@ -13,6 +13,16 @@ class SchemaRefused(Rejected):
     """Columns that the table does not have, or has in another type."""
 
 
+class SinkMissing(Rejected):
+    """Spark can't write to a table yet."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark can't write to tables of Lowmark yet",
+            hint="Write by `table.append` or `table.upsert`, of a stream in foreachBatch.",
+        )
+
+
 class OtherTable(Rejected):
     """A checkpoint of a table that was dropped."""
 

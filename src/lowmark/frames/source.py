@@ -5,11 +5,18 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from lowmark.frames.changes import ChangesReader
 from lowmark.frames.columns import spark_schema
+from lowmark.frames.errors import SinkMissing
 from lowmark.frames.options import Options
 from lowmark.frames.reading import LogReader, PushingReader, TableReader, schema_of
 from lowmark.frames.stream import StreamReader
@@ -41,6 +48,16 @@ class LowmarkSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of the log, in micro-batches."""
         return StreamReader(Options.read(self.options).for_stream(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Not there yet, in any mode."""
+        raise SinkMissing
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Not there yet, in any mode."""
+        raise SinkMissing
 
 
 def _pushes() -> bool:
