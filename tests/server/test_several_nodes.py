@@ -343,6 +343,8 @@ def test_what_no_node_has_is_said_of_its_table_and_of_no_other(nodes: Nodes) -> 
     # given a table with copies, one whose partitions are each at one node, and a node that is gone
     with nodes.connect(0) as db:
         table_of(db, "copied", replicas=3).append(rows(0, 100))
+        # (A node that is away as a table comes has no part in it: another test may have paused it.)
+        eventually(lambda: up(nodes) == 3)
         table = table_of(db, "lone", replicas=1)
         table.append(rows(0, 100))
         nodes.kill(2)
