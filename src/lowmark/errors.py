@@ -145,8 +145,9 @@ _DEFINED_IN = {
     ),
     "lowmark.table.errors": (
         "BatchRefused BelowWatermark CursorExists CursorMovesBack CursorOverdue CursorUnknown"
-        " DeletesGone DeletesHeld LeaseExpired OffsetExpired OffsetToCome OutOfSequence"
-        " PartitionNotHere ProducerFenced ProducerForgotten SchemaNotInForce TimeInFuture TooMany"
+        " DeletesGone DeletesHeld EpochPassed LeaseExpired OffsetExpired OffsetToCome OutOfSequence"
+        " PartitionNotHere ProducerFenced ProducerForgotten SchemaNotInForce StagedRowsMissing"
+        " TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
         "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable IndexNotBuildable NotInForce"

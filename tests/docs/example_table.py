@@ -25,7 +25,8 @@ from lowmark.table import (
     stored_schema,
 )
 from lowmark.table.backlog import _FIELDS
-from lowmark.table.commands import HEADER_BYTES, Begin, KeepSchemas
+from lowmark.table.binding import Bound, Query
+from lowmark.table.commands import HEADER_BYTES, Begin, Bind, KeepSchemas
 from lowmark.table.machine import _Header
 from lowmark.table.producers import _Producer
 from lowmark.table.readers import Cursor, Lease
@@ -38,6 +39,7 @@ __all__ = ["APPEND", "CONTROL", "KEY", "PRODUCER", "ROWS", "SCHEMA", "machine", 
 __all__ += ["show_table", "table_examples"]
 
 PRODUCER = bytes(range(0xB0, 0xC0))
+QUERY = bytes(range(0xA0, 0xB0))
 KEY = (ColumnId(1),)
 SCHEMA = TableSchema(
     number=1,
@@ -66,7 +68,7 @@ APPEND = encode_batch(
 
 def machine() -> PartitionMachine:
     """A state with a cut, a cursor, a lease, a transaction under way, one that is finished, a
-    ledger, a begin minimum, and a least schema version.
+    ledger, a begin minimum, a least schema version, and an epoch of a query.
     """
     deletes = encode_rows(rows_of(Change.DELETE))
     commands = [
@@ -81,9 +83,11 @@ def machine() -> PartitionMachine:
         encode_control(Adopt(1, "1.manifest", 4, bytes(range(0xD0, 0xE0)), 2)),
         encode_control(Begin(_TIME)),
         encode_control(KeepSchemas(1)),
+        encode_batch(deletes, rows=2, schema=1, change=Change.DELETE, transaction=7),
+        encode_control(Bind(QUERY, 3, (7,), 2, plan=(2, 0), keep_ms=3_600_000)),
     ]
     made = PartitionMachine()
-    made.upgrade(3)
+    made.upgrade(4)
     for index, command in enumerate(commands, start=2):
         made.apply(index, _TIME + index, command)
     return made
@@ -131,6 +135,7 @@ def _snapshot(dump: _Dump) -> None:
     dump.fields("Block head")
     answer: Shape = ("answer", ["commit", "first", "rows", "time"])
     batches: Shape = ("batches", [("Staged", _fields(Staged))])
+    bound: Shape = ("bound", [("Bound", list(Bound._fields))])
     header = _fields(
         _Header,
         ledger=("Adopted", _fields(Adopted)),
@@ -139,6 +144,8 @@ def _snapshot(dump: _Dump) -> None:
         staged=("staged", [("transaction", ["transaction", batches])]),
         finished=("finished", [("transaction", ["transaction", answer])]),
         begins=("begins", [("begun", ["place", "time"])]),
+        staged_since=("staged_since", [("transaction", ["transaction", "time"])]),
+        queries=("queries", [("Query", _fields(Query, bound=bound))]),
     )
     dump.msgpack(("header", header))
     dump.remark("backlog")

@@ -33,6 +33,7 @@ from lowmark.table import (
     CursorUnknown,
     PartitionMachine,
     adopting,
+    binding,
     commands,
     decode_rows,
     encode_rows,
@@ -47,6 +48,7 @@ from lowmark.table import (
 )
 from lowmark.table import machine as machine_module
 from lowmark.table.backlog import _FIELDS
+from lowmark.table.binding import Query
 from lowmark.table.machine import FORMAT, _Header
 from lowmark.table.producers import _Producer
 from lowmark.table.readers import Cursor, Lease
@@ -60,9 +62,10 @@ ARRAYS: dict[str, type[msgspec.Struct]] = {
     "Cursor": Cursor,
     "Lease": Lease,
     "Staged": Staged,
+    "Query": Query,
     "Producer": _Producer,
 }
-LIMITED = (adopting, commands, producers, producing, readers, splitting, state)
+LIMITED = (adopting, binding, commands, producers, producing, readers, splitting, state)
 
 
 def shown(name: str) -> bytes:
@@ -173,8 +176,8 @@ def test_a_group_is_named_as_the_page_says() -> None:
 
 
 def test_the_versions_and_the_step_of_epochs_are_those_of_the_code() -> None:
-    assert (FORMAT, PartitionMachine.newest_version) == (3, 3)
-    assert "kind 5) is 3." in TEXT
+    assert (FORMAT, PartitionMachine.newest_version) == (4, 4)
+    assert "kind 5) is 4." in TEXT
     assert f"multiple\nof {1 << producing.EPOCH_BITS} above" in TEXT
 
 

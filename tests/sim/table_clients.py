@@ -20,6 +20,8 @@ from lowmark.table import (
     NO_PRODUCER,
     Adopt,
     Appended,
+    Bind,
+    Bound,
     Change,
     CreateCursor,
     DeleteCursor,
@@ -30,7 +32,6 @@ from lowmark.table import (
     KeepSchemas,
     MoveCursor,
     Outgoing,
-    PartitionMachine,
     Producing,
     ReleaseLease,
     RenewLease,
@@ -56,6 +57,8 @@ NAMES = ("a", "b", "c")
 CURSORS: tuple[Literal["raw", "compacted"], ...] = ("raw", "compacted")
 LEASES: tuple[Literal["raw", "compacted", "run"], ...] = ("raw", "raw", "compacted", "run")
 WINDOW = 5
+KEEPS_FROM, BINDS_FROM = 3, 4
+"""From which version of the machine on there are `KeepSchemas` and `Bind`."""
 
 
 @dataclass(slots=True)
@@ -138,7 +141,10 @@ class _Numbered:
 
 
 class _Transaction:
-    """Rows that are staged, and then finished, by one who does not give up."""
+    """Rows that are staged, and then finished, by a client that does not give up.
+
+    Some are bound to an epoch instead, where two compete: one of both is stored.
+    """
 
     def __init__(self, clients: TableClients, number: int, batches: int, *, commit: bool) -> None:
         self._clients = clients
@@ -147,25 +153,36 @@ class _Transaction:
         for _ in range(batches):
             self.staging.make()
         self._asked = False
-        self.outcome: Finished | None = None
+        self.outcome: Finished | Bound | None = None
+        self._binds = commit and number % 2 == 1
+        self._ending: Control | None = None
 
     def act(self, node: PartitionNode) -> None:
         if not self.staging.idle:
             self.staging.send(node)
         elif not self._asked:
             self._asked = True
-            asked = node.here.ask(Finish(self.staging.transaction, self._commit))
-            node.ask(asked, self._answered)
+            self._ending = self._ending or self._end(node)  # an earlier one may be on its way
+            node.ask(node.here.ask(self._ending), self._answered)
+
+    def _end(self, node: PartitionNode) -> Control:
+        number, group = self.staging.transaction, node.group
+        if not self._binds or group is None or group.version < BINDS_FROM:
+            return Finish(number, self._commit)
+        rows = sum(len(sent.values) for sent in self.staging.sent)
+        query, plan = (number // 4).to_bytes(16, "big"), (rows,)
+        return Bind(query, 3, (number,), rows, plan=plan, keep_ms=1 << 30)
 
     def _answered(self, done: Future[Outcome]) -> None:
         self._asked = False
         if done.error is not None:
             return
         outcome = done.result()
-        assert isinstance(outcome, Finished)
+        assert isinstance(outcome, Finished | Bound)
         confirm(self.outcome in {None, outcome}, f"{outcome} is another answer than {self.outcome}")
         self.outcome = outcome
-        confirm(outcome.commit == self._commit, f"transaction finished otherwise: {outcome}")
+        if isinstance(outcome, Finished):
+            confirm(outcome.commit == self._commit, f"transaction finished otherwise: {outcome}")
         self._clients.acknowledge(outcome.first + outcome.rows)
         # Again, now and then: a repeat must get the same answer.
         self._asked = self._clients.dice.random() < 0.7
@@ -173,8 +190,15 @@ class _Transaction:
     def check_end(self) -> None:
         if self.outcome is None:
             return
-        rows = self._clients.values[self.outcome.first :][: self.outcome.rows]
         expected = [value for sent in self.staging.sent for value in sent.values]
+        stored = [value for value in expected if value in set(self._clients.values)]
+        if isinstance(self.outcome, Bound) and self.staging.transaction not in (
+            self.outcome.transactions
+        ):
+            self._clients.world.count("an epoch that another attempt has bound")
+            confirm(not stored, f"{stored} are there, but their attempt has lost")
+            return
+        rows = self._clients.values[self.outcome.first :][: self.outcome.rows]
         expected = expected if self._commit else []
         confirm(rows == expected, f"a transaction's rows are {rows}, should be {expected}")
 
@@ -453,7 +477,7 @@ class TableClients:
         """The table was altered, and older versions are to be forgotten, perhaps."""
         self._newest_schema += self.dice.choice([0, 1])
         group = node.group
-        if group is not None and group.version >= PartitionMachine.newest_version:
+        if group is not None and group.version >= KEEPS_FROM:
             self._ask(node, KeepSchemas(self.dice.randint(0, self._newest_schema)))
 
     def _tick(self, node: PartitionNode) -> None:

@@ -36,7 +36,7 @@ from lowmark.table import (
     decode_rows,
     encode_rows,
 )
-from lowmark.table.commands import Batch, Begin, Control, KeepSchemas, decode
+from lowmark.table.commands import Batch, Begin, Bind, Control, KeepSchemas, decode
 from lowmark.table.state import Outcome
 from sim.cluster_ledger import confirm
 
@@ -139,6 +139,7 @@ class TableModel:
         self._producers: dict[bytes, _Producer] = {}
         self._staged: dict[int, list[tuple[int, list[Row]]]] = {}
         self._finished: dict[int, Shown] = {}
+        self._bound: dict[tuple[bytes, int], Shown] = {}
 
     def apply(self, index: int, time: int, command: Buffer) -> Shown:
         """What a command must come to."""
@@ -265,6 +266,29 @@ class TableModel:
         self._finished[finish.transaction] = answer
         return answer
 
+    def _bind(self, bind: Bind, time: int) -> Shown:
+        known = self._bound.get((bind.query, bind.epoch))
+        if known is not None:
+            self._forget((*bind.transactions, *bind.dropped), time)
+            return known
+        staged = [batch for one in bind.transactions for batch in self._staged.get(one, ())]
+        rows = [row._replace(time=time) for _, batch in staged for row in batch]
+        if len(rows) != bind.rows:
+            return ("StagedRowsMissing",)
+        decided = bind.transactions if bind.plan else ()
+        answer = ("Bound", bind.epoch, len(self.rows), len(rows), time, decided, bind.plan)
+        for one in bind.transactions:
+            self._staged.pop(one, None)
+        self.rows += rows
+        self._forget(bind.dropped, time)
+        self._bound[bind.query, bind.epoch] = answer
+        return answer
+
+    def _forget(self, transactions: Iterable[int], time: int) -> None:
+        for one in transactions:
+            if self._staged.pop(one, None) is not None:
+                self._finished[one] = ("Finished", False, len(self.rows), 0, time)
+
     # -- everything else ------------------------------------------------------------------------
 
     def _control(self, command: Control, index: int, time: int) -> Shown:
@@ -318,6 +342,8 @@ class TableModel:
                 rows = [*self.rows[self.start :], *(row for some in staged for row in some)]
                 least = min((row.schema for row in rows), default=0)
                 return ("SchemasKept", self.schemas_from, least)
+            case Bind():
+                return self._bind(command, time)
 
     def _adopt(self, wanted: Adopt, time: int) -> Shown:
         fields = msgspec.structs.astuple(wanted)

@@ -29,6 +29,7 @@ from lowmark.table import (
 )
 from lowmark.table import state as state_module
 from lowmark.table.backlog import Backlog
+from lowmark.table.binding import Queries, Query
 from lowmark.table.commands import Batch, KeepSchemas, Tick
 from lowmark.table.producers import Appended, Producers
 from lowmark.table.producing import _Lane
@@ -124,6 +125,18 @@ def finishes_twice() -> AbstractContextManager[None]:
         return outcome
 
     return replaced(State, "_finish", finish)
+
+
+def binds_an_epoch_twice() -> AbstractContextManager[None]:
+    return replaced(Query, "known", lambda self, epoch: None)
+
+
+def forgets_epochs_in_snapshots() -> AbstractContextManager[None]:
+    return replaced(Queries, "__iter__", lambda self: iter(()))
+
+
+def keeps_what_has_lost() -> AbstractContextManager[None]:
+    return replaced(State, "_drop", lambda self, transactions, time: None)
 
 
 def closes_more_time_than_has_passed() -> AbstractContextManager[None]:
@@ -352,6 +365,9 @@ TABLE_MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "counts leases that are over": counts_leases_that_are_over,
     "leaves a gap behind a finish": leaves_a_gap_behind_a_finish,
     "finishes twice": finishes_twice,
+    "binds an epoch twice": binds_an_epoch_twice,
+    "forgets epochs in snapshots": forgets_epochs_in_snapshots,
+    "keeps what has lost": keeps_what_has_lost,
     "closes more time than has passed": closes_more_time_than_has_passed,
     "closes time by what it has not applied": closes_time_by_what_it_has_not_applied,
     "lets staged rows die": lets_staged_rows_die,

@@ -68,6 +68,7 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
         "ReadRange",
         "BatchRange",
         "PartitionStatus",
+        "Staging",
         "Held",
         "Found",
     ),
@@ -79,6 +80,8 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
         "Appended",
         "Begin",
         "Begun",
+        "Bind",
+        "Bound",
         "Change",
         "CreateCursor",
         "Cursor",
@@ -140,6 +143,12 @@ def decode(data: bytes) -> Any:
         raise Corrupt(f"a message of {len(data)} bytes can't be read: {error}") from error
 
 
+_LATER: Final[Mapping[str, Any]] = {"values.PartitionStatus": None, "table.Outgoing": 0}
+"""Values whose last field came in a later release, and what it is where it says nothing: then it is
+left out.
+"""
+
+
 def _plain(value: Any) -> Any:
     encoder = _ENCODERS.get(type(value))
     if encoder is not None:
@@ -157,7 +166,10 @@ def _plain(value: Any) -> Any:
     name = _NAMES.get(type(value))
     if name is None:
         raise TypeError(f"{type(value).__name__} does not cross the port")
-    return [name, *(_plain(getattr(value, one)) for one in _fields(type(value)))]
+    fields = [_plain(getattr(value, one)) for one in _fields(type(value))]
+    if name in _LATER and fields[-1] == _LATER[name]:
+        del fields[-1]  # as a release before knows it
+    return [name, *fields]
 
 
 def _fields(kind: type[Any]) -> tuple[str, ...]:
@@ -181,6 +193,8 @@ def _value(plain: Any) -> Any:
     kind: Any = _KINDS[name]
     if issubclass(kind, Enum):
         return kind(rest[0])
+    if name in _LATER and len(rest) == len(_fields(kind)) - 1:
+        rest = [*rest, _LATER[name]]
     fields = dict(zip(_fields(kind), map(_value, rest), strict=True))
     hints = _hints(kind)
     for field, value in fields.items():

@@ -38,6 +38,7 @@ from lowmark.backend.values import (
     Numbered,
     PartitionStatus,
     ReadRange,
+    Staging,
 )
 from lowmark.catalog import Catalog, Command, Executed, TableId
 from lowmark.catalog.errors import VersionCompacted
@@ -519,6 +520,7 @@ class Embedded(NodeThread):
             max(wall_ms, millis_of(HybridTime(state.closed))),
             wall_ms,
             partition.group.stopped,
+            _staging(state) if state.staged else None,
         )
 
     def hold(
@@ -869,6 +871,18 @@ class Embedded(NodeThread):
         operating = self.node.operating
         assert operating is not None
         return self.ask(lambda: operating.operate(action, body), timeout_s=timeout_s)
+
+
+def _staging(state: State) -> Staging:
+    batches = [batch for some in state.staged.values() for batch in some]
+    since = min(state.staged_since.values(), default=None)
+    return Staging(
+        len(state.staged),
+        len(batches),
+        sum(batch.rows for batch in batches),
+        sum(batch.size for batch in batches),
+        None if since is None else millis_of(HybridTime(since)),
+    )
 
 
 def _answer(one: Numbered, future: Future[object]) -> None:

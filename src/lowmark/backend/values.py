@@ -105,6 +105,18 @@ class BatchRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Staging:
+    """Rows of a partition that wait to be finished, and are read by no reader."""
+
+    transactions: int
+    batches: int
+    rows: int
+    bytes: int
+    since_ms: int | None
+    """When the first of them was staged; None: that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """One partition at one moment: what planning, reading, explaining and cursors work from."""
 
@@ -121,6 +133,8 @@ class PartitionStatus:
     """The wall clock: how old rows are. The partition's may be ahead, if a clock ever was."""
     stopped: LowmarkError | None = field(default=None, compare=False)
     """Why nothing will change here any more."""
+    staging: Staging | None = None
+    """What is staged, if anything is."""
 
     @property
     def ledger(self) -> Adopted | None:

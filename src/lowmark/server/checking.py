@@ -115,7 +115,7 @@ def _header(table: Table, room: memoryview) -> Batch:
         header = decode_command(room[COMMAND_BYTES:])
     except Corrupt as error:
         raise BatchRefused(f"a batch for table {table.name} can't be read: {error}") from error
-    if not isinstance(header, Batch) or header.transaction:
+    if not isinstance(header, Batch):
         raise BatchRefused(f"what was sent for table {table.name} is no batch of rows")
     if not any(header.producer):
         raise BatchRefused(f"a batch for table {table.name} has no producer: it has no number")

@@ -31,7 +31,8 @@ Invariants
     5. Everything else in the log (cursors, leases, ticks, finishes) is dead after the next
        snapshot.
     6. Staged rows have no offset and are not read. Finishing gives all of them offsets and one
-       time, or drops them; a repeated finish gets the first answer.
+       time, or drops them; a repeated finish gets the first answer. What a query has staged is
+       bound to its epochs, each once (`binding`). Rows that are neither go after a day.
     7. What readers see is a value that never changes (`View`); a newer one replaces it before
        the caller that appended gets its answer.
     8. Applying looks at nothing but the state and the command.
@@ -59,10 +60,12 @@ from lowmark.table.batches import (
     encode_rows,
     stored_schema,
 )
+from lowmark.table.binding import KEEP_MS_MAX, QUERY_BYTES, STAGED_MS, Bound
 from lowmark.table.commands import (
     NO_PRODUCER,
     Adopt,
     Begin,
+    Bind,
     Change,
     Control,
     CreateCursor,
@@ -89,6 +92,7 @@ from lowmark.table.errors import (
     CursorUnknown,
     DeletesGone,
     DeletesHeld,
+    EpochPassed,
     LeaseExists,
     LeaseExpired,
     LedgerConflict,
@@ -101,6 +105,7 @@ from lowmark.table.errors import (
     ProducerForgotten,
     RepeatTooOld,
     SchemaNotInForce,
+    StagedRowsMissing,
     TimeInFuture,
     TooMany,
     TransactionUnknown,
@@ -137,11 +142,14 @@ __all__ = [
     "EPOCH_BITS",
     "HISTORY_KEY",
     "I64",
+    "KEEP_MS_MAX",
     "MANIFEST_CHARACTERS_MAX",
     "NAME_CHARACTERS_MAX",
     "NO_PRODUCER",
     "OFFSET",
     "PARTITION",
+    "QUERY_BYTES",
+    "STAGED_MS",
     "SYSTEM_COLUMNS",
     "TIME",
     "U64",
@@ -155,6 +163,8 @@ __all__ = [
     "Begin",
     "Begun",
     "BelowWatermark",
+    "Bind",
+    "Bound",
     "Change",
     "Columns",
     "CommandRefused",
@@ -170,6 +180,7 @@ __all__ = [
     "DeletesGone",
     "DeletesHeld",
     "Distant",
+    "EpochPassed",
     "Fence",
     "Finish",
     "Finished",
@@ -205,6 +216,7 @@ __all__ = [
     "SchemaNotInForce",
     "SchemasKept",
     "Shape",
+    "StagedRowsMissing",
     "State",
     "Tables",
     "TakeLease",

@@ -179,6 +179,27 @@ class KeepSchemas(_Control, frozen=True, tag=13):
     keep_from: int
 
 
+class Bind(_Control, frozen=True, tag=14):
+    """Have rows that an epoch of a query has staged here be read from now on, once: a repeat gets
+    the first answer, and what it has staged is dropped.
+
+    Takes effect only once all members know version 4 of the machine.
+    """
+
+    query: bytes
+    epoch: int
+    transactions: tuple[int, ...]
+    """Whose rows these are, in this order; one that has staged nothing here counts for nothing."""
+    rows: int
+    """How many they are here: if it is another number, some were dropped, and nothing changes."""
+    dropped: tuple[int, ...] = ()
+    """Transactions that are not needed: their rows go."""
+    plan: tuple[int, ...] = ()
+    """How many they are in each partition, where the epoch is decided; elsewhere nothing."""
+    keep_ms: int = 0
+    """How long after its last epoch the query is known here."""
+
+
 Control: TypeAlias = (
     Finish
     | CreateCursor
@@ -193,6 +214,7 @@ Control: TypeAlias = (
     | Adopt
     | Begin
     | KeepSchemas
+    | Bind
 )
 Command: TypeAlias = Batch | Control
 
@@ -226,11 +248,12 @@ def encode_header_in_place(
     producer: bytes,
     epoch: int,
     sequence: int,
+    transaction: int = 0,
 ) -> None:
-    """Write the header of an append where a buffer has room for it, right before the message."""
-    _HEADER.pack_into(
-        room, COMMAND_BYTES, APPEND, change, 0, rows, schema, producer, epoch, sequence, 0
-    )
+    """Write the header of a batch where a buffer has room for it, right before the message."""
+    kind = STAGE if transaction else APPEND
+    fields = (kind, change, 0, rows, schema, producer, epoch, sequence, transaction)
+    _HEADER.pack_into(room, COMMAND_BYTES, *fields)
 
 
 def encode_control(command: Control) -> bytes:

@@ -207,6 +207,29 @@ class TransactionUnknown(Conflict):
         super().__init__(f"transaction {transaction} has staged nothing in this partition")
 
 
+class StagedRowsMissing(Conflict):
+    """Of what an epoch has staged, some is not there any more: it waited for too long."""
+
+    def __init__(self, *, wanted: int, found: int) -> None:
+        super().__init__(
+            f"of {wanted} rows that were staged, {found} are there",
+            detail="Rows that no writer finishes are dropped after a day. Nothing was changed.",
+            hint="Write them again.",
+        )
+
+
+class EpochPassed(Conflict):
+    """An epoch of a query that came long before the last one that was bound."""
+
+    def __init__(self, epoch: int, *, newest: int) -> None:
+        super().__init__(
+            f"epoch {epoch} was passed: the last one of its query is {newest}",
+            detail="What became of it is not known here any more. Nothing was changed.",
+            hint="If a query was started again with an old copy of its checkpoint, start it with a"
+            " new one.",
+        )
+
+
 class TooMany(Rejected):
     """More of something than a partition keeps."""
 

@@ -47,8 +47,10 @@ from lowmark.group import (
 from lowmark.holds import Hold, SafePoint, Span
 from lowmark.runtime import Buffer, ClockSkew, HybridTime
 from lowmark.table.adopting import Adopted
+from lowmark.table.binding import Bound
 from lowmark.table.commands import (
     CONTROL,
+    Bind,
     KeepSchemas,
     ReleaseLease,
     RenewLease,
@@ -77,7 +79,7 @@ _UNTOUCHED = (
     PartitionNotHere,
 )
 """After these, the command was not applied and never will be."""
-_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease, KeepSchemas)
+_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease, KeepSchemas, Bind)
 _NOTHING, _REFUSED, _FAILED, _FIRST = range(4)
 """Answers: None, what the machine refused, why it was not asked; then the outcomes below."""
 
@@ -112,6 +114,7 @@ _KINDS: Final[tuple[Any, ...]] = (
     Adopted,
     Begun,
     SchemasKept,
+    Bound,
 )
 """Their order is what travels: new ones go to the end."""
 _encode = msgspec.msgpack.Encoder().encode

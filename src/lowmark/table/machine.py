@@ -17,18 +17,19 @@ from lowmark.errors import Corrupt
 from lowmark.runtime import Buffer
 from lowmark.table.adopting import Adopted
 from lowmark.table.backlog import Backlog
-from lowmark.table.commands import Begin, KeepSchemas, decode, frees_space
+from lowmark.table.binding import Queries, Query
+from lowmark.table.commands import Begin, Bind, KeepSchemas, decode, frees_space
 from lowmark.table.errors import CommandRefused
 from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
 from lowmark.table.state import Begun, Finished, Outcome, Staged, State
 
-FORMAT = 3
+FORMAT = 4
 """The newest one. A version of the machine writes its snapshots in the format of its number."""
 _LENGTH = struct.Struct("<I")
-_NEEDED_VERSION: dict[type, int] = {Begin: 2, KeepSchemas: 3}
+_NEEDED_VERSION: dict[type, int] = {Begin: 2, KeepSchemas: 3, Bind: 4}
 """From which version of the machine on a command is carried out."""
-_FIELDS_OF = {1: 11, 2: 12, 3: 13}
+_FIELDS_OF = {1: 11, 2: 12, 3: 13, 4: 15}
 """How many fields the header has, by format."""
 
 
@@ -48,16 +49,20 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     """From format 2 on."""
     schemas_from: int = 0
     """From format 3 on."""
+    staged_since: tuple[tuple[int, int], ...] = ()
+    """From format 4 on, as what follows."""
+    queries: tuple[Query, ...] = ()
 
 
 class PartitionMachine:
     """Applies commands to a `State`.
 
-    Version 2 keeps begin minimums (`Begin`), version 3 refuses schema versions (`KeepSchemas`);
-    nothing else differs.
+    Version 2 keeps begin minimums (`Begin`), version 3 refuses schema versions (`KeepSchemas`),
+    version 4 binds staged rows to epochs (`Bind`) and drops those that are never finished; nothing
+    else differs.
     """
 
-    newest_version = 3
+    newest_version = 4
 
     def __init__(self) -> None:
         self.state = State()
@@ -101,6 +106,8 @@ class PartitionMachine:
     def upgrade(self, version: int) -> None:
         """All members know it: snapshots are written in its format from here on."""
         self._version = version
+        if version >= _NEEDED_VERSION[Bind]:
+            self.state.let_staged_expire()
 
     def live_indexes(self) -> BitMap64:
         """The entries that hold rows."""
@@ -137,6 +144,8 @@ class PartitionMachine:
             ),
             tuple(state.begins),
             state.schemas_from,
+            tuple(state.staged_since.items()),
+            tuple(state.queries),
         )
         fields = msgspec.structs.astuple(header)
         head = msgspec.msgpack.encode(fields[: _FIELDS_OF[self._version]])
@@ -176,6 +185,9 @@ def _restored(data: bytes) -> State:
     state.finished = {number: Finished(*done) for number, done in header.finished}
     state.begins = tuple(Begun(*begun) for begun in header.begins)
     state.schemas_from = header.schemas_from
+    state.expires = header.format >= _NEEDED_VERSION[Bind]
+    state.staged_since = dict(header.staged_since)
+    state.queries = Queries(header.queries)
     state.put_cursors(header.cursors)
     state.publish()
     return state

@@ -124,6 +124,8 @@ class Outgoing(NamedTuple):
     change: Change
     room: memoryview | None = None
     """The message with `ROOM_BYTES` in front of it, if it is to go into the log without a copy."""
+    transaction: int = 0
+    """The rows wait for this one; 0: they do not."""
 
 
 Renew: TypeAlias = Callable[[Outgoing], Future[Outgoing]]
@@ -155,6 +157,7 @@ class _Header(TypedDict):
     producer: bytes
     epoch: int
     sequence: int
+    transaction: int
 
 
 class _Lane:
@@ -232,6 +235,7 @@ class _Lane:
                 "producer": self._producer,
                 "epoch": self.epoch,
                 "sequence": sent.sequence,
+                "transaction": batch.transaction,
             }
             if batch.room is None or tried:
                 future = self.partition.propose(encode_batch(batch.message, **header))

@@ -51,15 +51,16 @@ class Renewal:
         if newest.number == batch.schema:
             return batch
         if batch.change is Change.DELETE:
-            return Outgoing(batch.message, batch.rows, newest.number, batch.change)
+            return batch._replace(schema=newest.number, room=None)
         stored = stored_schema(written, table.key, batch.change)
         rows = renewed_rows(decode_message(batch.message, stored), written, table)
-        return encoded_whole(
+        whole = encoded_whole(
             rows,
             schema=newest.number,
             change=batch.change,
             compression=table.settings.compression,
         )
+        return whole._replace(transaction=batch.transaction)
 
 
 def renewed_rows(rows: pa.RecordBatch, written: TableSchema, table: Table) -> pa.RecordBatch:

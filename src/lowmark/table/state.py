@@ -13,11 +13,13 @@ from lowmark.holds import SafePoint, safe_point
 from lowmark.runtime import HybridTime, millis_of
 from lowmark.table.adopting import Adopted, adopt, deletes_gone
 from lowmark.table.backlog import Backlog
+from lowmark.table.binding import KEEP_MS_MAX, QUERY_BYTES, STAGED_MS, Bound, Queries
 from lowmark.table.commands import (
     NO_PRODUCER,
     Adopt,
     Batch,
     Begin,
+    Bind,
     Command,
     CreateCursor,
     DeleteCursor,
@@ -39,11 +41,13 @@ from lowmark.table.errors import (
     CursorMovesBack,
     CursorOverdue,
     CursorUnknown,
+    EpochPassed,
     LeaseExists,
     LeaseExpired,
     OffsetExpired,
     OffsetToCome,
     SchemaNotInForce,
+    StagedRowsMissing,
     TooMany,
     TransactionUnknown,
 )
@@ -134,6 +138,7 @@ Outcome: TypeAlias = (
     | Adopted
     | Begun
     | SchemasKept
+    | Bound
     | LowmarkError
     | None
 )
@@ -149,6 +154,11 @@ class State:
         self.leases: dict[str, Lease] = {}
         self.staged: dict[int, list[Staged]] = {}
         """By transaction."""
+        self.staged_since: dict[int, int] = {}
+        """When each of them began; nothing, while not all members know version 4."""
+        self.expires = False
+        """Whether staged rows are dropped after a time: all members know version 4."""
+        self.queries = Queries()
         self.finished: dict[int, Finished] = {}
         """The last transactions, oldest first."""
         self.closed = 0
@@ -181,6 +191,8 @@ class State:
         time = self.closed = max(self.closed, time)
         if self._limited:
             self._mark_overdue(time)  # a cut must not wait for a cursor that is too late by now
+        if self.staged_since:
+            self._drop_abandoned(time)
         outcome = self._apply(command, index, time, size)
         if self._limited:
             self._mark_overdue(time)
@@ -217,6 +229,8 @@ class State:
                 return self._begin(command, index)
             case KeepSchemas():
                 return self._keep_schemas(command)
+            case Bind():
+                return self._bind(command, time)
             case _:
                 assert_never(command)
 
@@ -251,6 +265,8 @@ class State:
             return BatchRefused(f"transaction {batch.transaction} is finished")
         if sum(map(len, self.staged.values())) >= STAGED_MAX:
             return TooMany("staged batches", STAGED_MAX)
+        if self.expires:
+            self.staged_since.setdefault(batch.transaction, time)
         self.staged.setdefault(batch.transaction, []).append(
             Staged(
                 index,
@@ -272,26 +288,83 @@ class State:
         known = self.finished.get(finish.transaction)
         if known is not None:
             return known
-        staged = self.staged.pop(finish.transaction, None)
-        if staged is None and finish.commit:
+        if finish.commit and finish.transaction not in self.staged:
             return TransactionUnknown(finish.transaction)
-        first, rows = self.backlog.end, 0
-        for batch in staged or ():
-            if finish.commit:
-                self.backlog.add(
-                    batch.index,
-                    rows=batch.rows,
-                    time=time,
-                    schema=batch.schema,
-                    size=batch.size,
-                    change=batch.change,
-                )
-                rows += batch.rows
+        staged = self._unstaged(finish.transaction)
+        first = self.backlog.end
+        rows = self._add(staged, time) if finish.commit else 0
         answer = Finished(finish.commit, first, rows, time)
-        self.finished[finish.transaction] = answer
+        self._remember(finish.transaction, answer)
+        return answer
+
+    def _unstaged(self, transaction: int) -> list[Staged]:
+        """Its batches, which wait no more."""
+        self.staged_since.pop(transaction, None)
+        return self.staged.pop(transaction, [])
+
+    def _add(self, staged: Iterable[Staged], time: int) -> int:
+        """Give staged batches offsets and a time; gives how many rows they have."""
+        rows = 0
+        for batch in staged:
+            self.backlog.add(
+                batch.index,
+                rows=batch.rows,
+                time=time,
+                schema=batch.schema,
+                size=batch.size,
+                change=batch.change,
+            )
+            rows += batch.rows
+        return rows
+
+    def _remember(self, transaction: int, answer: Finished) -> None:
+        self.finished[transaction] = answer
         if len(self.finished) > FINISHED_KEPT:
             del self.finished[next(iter(self.finished))]
-        return answer
+
+    def _drop(self, transactions: Iterable[int], time: int) -> None:
+        """Nothing of these is read, ever."""
+        for transaction in transactions:
+            if transaction in self.staged:
+                self._unstaged(transaction)
+                self._remember(transaction, Finished(False, self.backlog.end, 0, time))
+
+    def _bind(self, bind: Bind, time: int) -> Outcome:
+        if len(bind.query) != QUERY_BYTES or bind.epoch < 0:
+            return CommandRefused(f"epoch {bind.epoch} can't be bound")
+        now_ms = _millis(time)
+        query = self.queries.get(bind.query, now_ms)
+        known = None if query is None else query.known(bind.epoch)
+        if known is not None:
+            self._drop((*bind.transactions, *bind.dropped), time)  # another attempt was first
+            return known
+        if query is not None and bind.epoch < query.newest:
+            return EpochPassed(bind.epoch, newest=query.newest)
+        found = sum(batch.rows for one in bind.transactions for batch in self.staged.get(one, ()))
+        if found != bind.rows:
+            return StagedRowsMissing(wanted=bind.rows, found=found)
+        first = self.backlog.end
+        for transaction in bind.transactions:
+            self._add(self._unstaged(transaction), time)
+        self._drop(bind.dropped, time)
+        decided = bind.transactions if bind.plan else ()
+        bound = Bound(bind.epoch, first, found, time, decided, bind.plan)
+        ends_ms = now_ms + max(0, min(bind.keep_ms, KEEP_MS_MAX))
+        self.queries.put(bind.query, bound, ends_ms=ends_ms, now_ms=now_ms)
+        return bound
+
+    def let_staged_expire(self) -> None:
+        """All members drop what is never finished, from here on: it counts as staged now."""
+        if not self.expires:
+            self.expires = True
+            self.staged_since = dict.fromkeys(self.staged, self.closed)
+
+    def _drop_abandoned(self, time: int) -> None:
+        self._drop(self._abandoned(time), time)
+
+    def _abandoned(self, time: int) -> list[int]:
+        before_ms = _millis(time) - STAGED_MS
+        return [one for one, since in self.staged_since.items() if _millis(since) <= before_ms]
 
     def _fence(self, fence: Fence) -> Outcome:
         if len(fence.producer) != len(NO_PRODUCER) or not 0 <= fence.epoch <= EPOCH_MAX:
@@ -402,7 +475,11 @@ class State:
         return None
 
     def overdue_at(self, time: int) -> bool:
-        """Whether a cursor that is not marked yet would be, by that time."""
+        """Whether by that time a cursor would be overdue that is not marked yet, or staged rows
+        are to go.
+        """
+        if self.staged_since and self._abandoned(time):
+            return True
         return self._limited and any(
             not cursor.overdue and self._is_overdue(cursor, time)
             for cursor in self.cursors.values()

@@ -1,0 +1,101 @@
+"""Rows that were staged by tasks of a query, and what binds them to its epochs.
+
+Many tasks write the rows of an epoch, some of them twice, and any may die. Each stages its rows in
+all partitions under a number that it draws (a transaction); in the end the writer's driver knows
+which of them count. It binds these to the epoch, partition by partition:
+
+    1. where the epoch is decided      a partition that follows from the query's id. Its answer, the
+       first that it gave, says which transactions count, and how many rows they have in each
+       partition; a driver that comes later goes on with these, whatever its own tasks have staged
+    2. everywhere else                 the rows of those are read from there on
+
+After 1 the epoch's rows are given, for good. A crash between 1 and 2, or within 2, leaves
+partitions whose rows are not read yet; the driver that repeats the epoch has them read. If it comes
+so late that they were dropped, it binds what its own tasks have staged there: that is why the
+number of rows is part of the command.
+
+A partition knows the last epochs of a query (`EPOCHS_KEPT`), and forgets a query that has bound
+nothing for as long as it said. Rows that no command binds or drops go after `STAGED_MS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+QUERY_BYTES: Final = 16
+EPOCHS_KEPT: Final = 4
+"""Of a query: Spark repeats the last one only."""
+QUERIES_KEPT: Final = 4_096
+"""Beyond, the one goes that would be forgotten next: writes that are no streams go soon."""
+STAGED_MS: Final = 24 * 3_600 * 1_000
+"""Rows are dropped that were staged so long ago: no task takes longer, and none is there."""
+KEEP_MS_MAX: Final = 366 * 24 * 3_600 * 1_000
+
+
+def deciding(query: bytes, partitions: int) -> int:
+    """The partition where the epochs of a query are decided."""
+    return int.from_bytes(query[:8], "little") % partitions
+
+
+class Bound(NamedTuple):
+    """What an epoch of a query has added to a partition."""
+
+    epoch: int
+    first: int
+    rows: int
+    time: int
+    transactions: tuple[int, ...]
+    """Which ones count, and how many rows they have by partition: where it was decided."""
+    plan: tuple[int, ...]
+
+
+class Query(msgspec.Struct, frozen=True, array_like=True):
+    """The last epochs of a query, oldest first."""
+
+    id: bytes
+    ends_ms: int
+    """When it is forgotten."""
+    bound: tuple[Bound, ...]
+
+    @property
+    def newest(self) -> int:
+        """The number of its last epoch."""
+        return self.bound[-1].epoch
+
+    def known(self, epoch: int) -> Bound | None:
+        """What an epoch has added, if that is still known."""
+        return next((one for one in self.bound if one.epoch == epoch), None)
+
+
+class Queries:
+    """The queries that a partition knows."""
+
+    def __init__(self, queries: Iterable[Query] = ()) -> None:
+        self._queries = {one.id: one for one in queries}
+
+    def __iter__(self) -> Iterator[Query]:
+        return iter(self._queries.values())
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def get(self, query: bytes, now_ms: int) -> Query | None:
+        """A query, if it was not forgotten by now."""
+        there = self._queries.get(query)
+        return None if there is None or there.ends_ms <= now_ms else there
+
+    def put(self, query: bytes, bound: Bound, *, ends_ms: int, now_ms: int) -> None:
+        """One more epoch of a query."""
+        there = self.get(query, now_ms)
+        before = () if there is None else there.bound
+        # A query is as long there as any of its epochs has said.
+        ends_ms = ends_ms if there is None else max(ends_ms, there.ends_ms)
+        kept = {one.id: one for one in self._queries.values() if one.ends_ms > now_ms}
+        kept[query] = Query(query, ends_ms, (*before, bound)[-EPOCHS_KEPT:])
+        while len(kept) > QUERIES_KEPT:
+            others = (one for one in kept.values() if one.id != query)
+            del kept[min(others, key=lambda one: (one.ends_ms, one.id)).id]
+        self._queries = kept
