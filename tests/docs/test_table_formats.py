@@ -228,19 +228,21 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
     data = shown("a snapshot of a partition")
     # when a machine is made of them
     made = PartitionMachine()
-    made.restore([data], 3)
+    made.restore([data], 4)
     # then it is the one that the example is of, and it writes the same again
     assert b"".join(map(bytes, made.snapshot())) == data
     same, live = machine(), made.live_indexes()
-    assert live == same.live_indexes() == BitMap64([3, 4, 6])
+    assert live == same.live_indexes() == BitMap64([3, 4, 6, 13])
     assert (made.state.cursors, made.state.leases) == (same.state.cursors, same.state.leases)
     assert (made.state.staged, made.state.finished) == (same.state.staged, same.state.finished)
     assert made.state.ledger == same.state.ledger == made.state.backlog.view.ledger
     assert made.state.horizon == 4
     assert made.state.begins == same.state.begins != ()
     assert made.state.schemas_from == same.state.schemas_from == 1
+    assert made.state.staged_since == same.state.staged_since != {}
+    assert [*made.state.queries] == [*same.state.queries] != []
     # and it still knows the answer to a batch that is long gone
-    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 10)
+    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 12)
 
 
 # -- what is refused ----------------------------------------------------------------------------
@@ -282,12 +284,12 @@ def test_a_snapshot_that_fails_a_check_of_the_page_is_damage(what: str) -> None:
     (head,) = length.unpack_from(data)
     bad = {
         "cut": data[:-1],
-        "format": data[:5] + b"\x04" + data[6:],
-        "columns": data[:6] + b"\x03" + data[7:],
+        "format": data[:5] + b"\x05" + data[6:],
+        "columns": data[:6] + b"\x09" + data[7:],
         "blocks": data[: length.size + head],
     }
     with pytest.raises(Corrupt):
-        PartitionMachine().restore([bad[what]], 3)
+        PartitionMachine().restore([bad[what]], 4)
 
 
 def test_a_field_that_is_not_known_is_passed_over_in_a_snapshot() -> None:
@@ -301,7 +303,7 @@ def test_a_field_that_is_not_known_is_passed_over_in_a_snapshot() -> None:
     )
     # when it is restored
     made = PartitionMachine()
-    made.restore([length.pack(len(more)), more, data[behind:]], 3)
+    made.restore([length.pack(len(more)), more, data[behind:]], 4)
     # then all else is there
     assert b"".join(map(bytes, made.snapshot())) == data
 
