@@ -138,6 +138,7 @@ class TableModel:
         self.leases: dict[str, _Lease] = {}
         self._producers: dict[bytes, _Producer] = {}
         self._staged: dict[int, list[tuple[int, list[Row]]]] = {}
+        self._staged_by: dict[int, bytes] = {}
         self._finished: dict[int, Shown] = {}
         self._bound: dict[tuple[bytes, int], Shown] = {}
 
@@ -242,6 +243,7 @@ class TableModel:
         self.place[index] = index
         if batch.transaction:
             self._staged.setdefault(batch.transaction, []).append((index, rows))
+            self._staged_by[batch.transaction] = batch.producer  # which sends nothing else
             answer: Shown = ("Appended", -1, len(rows), time)
         else:
             answer = ("Appended", len(self.rows), len(rows), time)
@@ -278,8 +280,12 @@ class TableModel:
         decided = bind.transactions if bind.plan else ()
         answer = ("Bound", bind.epoch, len(self.rows), len(rows), time, decided, bind.plan)
         for one in bind.transactions:
-            self._staged.pop(one, None)
-        self.rows += rows
+            waited = [row for _, batch in self._staged.pop(one, ()) for row in batch]
+            if waited:
+                at = len(self.rows)
+                self.rows += [row._replace(time=time) for row in waited]
+                self._finished[one] = ("Finished", True, at, len(waited), time)
+                self._producers.pop(self._staged_by[one], None)
         self._forget(bind.dropped, time)
         self._bound[bind.query, bind.epoch] = answer
         return answer
@@ -287,6 +293,7 @@ class TableModel:
     def _forget(self, transactions: Iterable[int], time: int) -> None:
         for one in transactions:
             if self._staged.pop(one, None) is not None:
+                self._producers.pop(self._staged_by[one], None)
                 self._finished[one] = ("Finished", False, len(self.rows), 0, time)
 
     # -- everything else ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from lowmark.table import (
     STAGED_MS,
     Appended,
+    BatchRefused,
     Bind,
     Bound,
     CommandRefused,
@@ -138,6 +139,21 @@ def test_of_too_many_queries_those_go_that_would_be_forgotten_first(log: Log) ->
     known = {one.id for one in log.machine.state.queries}
     assert len(known) == QUERIES_KEPT
     assert bytes(16) not in known
+
+
+def test_tasks_do_not_take_the_place_of_other_producers(log: Log) -> None:
+    # given a task whose rows are bound, one that has lost, and a producer that stages and appends
+    for number, producer in enumerate([b"1" * 16, b"2" * 16, b"3" * 16], start=1):
+        log.append(1, transaction=number, producer=producer)
+        log.append(1, transaction=number, producer=producer, sequence=1)
+    log.append(1, producer=b"3" * 16, sequence=2)
+    assert len(log.machine.state.producers) == 3
+    # when the epoch is bound, then only that one is known, and what comes late is refused
+    log.ask(bind(0, 1, 3, rows=4, dropped=(2,)))
+    assert len(log.machine.state.producers) == 1
+    assert isinstance(log.append(1, producer=b"3" * 16, sequence=3), Appended)
+    for number, producer in ((1, b"1" * 16), (2, b"2" * 16)):
+        assert is_a(log.append(1, transaction=number, producer=producer), BatchRefused)
 
 
 def test_rows_that_no_task_finishes_go_after_a_day(log: Log) -> None:

@@ -94,6 +94,12 @@ class Producers:
         self._known[producer] = known  # at the end: the last to be forgotten
         self._forget()
 
+    def done(self, producer: bytes, epoch: int, batches: int) -> None:
+        """Forget a producer, if these are all that it has ever stored."""
+        known = self._known.get(producer)
+        if known is not None and (known.epoch, known.next) == (epoch, batches):
+            del self._known[producer]
+
     def _forget(self) -> None:
         if len(self._known) > PRODUCERS_MAX:
             del self._known[next(iter(self._known))]

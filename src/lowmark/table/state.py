@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias, assert_never
 
@@ -326,8 +327,14 @@ class State:
         """Nothing of these is read, ever."""
         for transaction in transactions:
             if transaction in self.staged:
-                self._unstaged(transaction)
+                self._forget_producers(self._unstaged(transaction))
                 self._remember(transaction, Finished(False, self.backlog.end, 0, time))
+
+    def _forget_producers(self, staged: Iterable[Staged]) -> None:
+        """Each task of a query is a producer: they must not take the place of others."""
+        batches = Counter((one.producer, one.epoch) for one in staged)
+        for (producer, epoch), count in batches.items():
+            self.producers.done(producer, epoch, count)
 
     def _bind(self, bind: Bind, time: int) -> Outcome:
         if len(bind.query) != QUERY_BYTES or bind.epoch < 0:
@@ -345,7 +352,11 @@ class State:
             return StagedRowsMissing(wanted=bind.rows, found=found)
         first = self.backlog.end
         for transaction in bind.transactions:
-            self._add(self._unstaged(transaction), time)
+            if transaction in self.staged:
+                staged, at = self._unstaged(transaction), self.backlog.end
+                rows = self._add(staged, time)
+                self._forget_producers(staged)
+                self._remember(transaction, Finished(True, at, rows, time))
         self._drop(bind.dropped, time)
         decided = bind.transactions if bind.plan else ()
         bound = Bound(bind.epoch, first, found, time, decided, bind.plan)
