@@ -6,12 +6,15 @@ import difflib
 from collections.abc import Sequence
 
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
+from lowmark.group import NotLeader as _NotLeader
 from lowmark.group import OutcomeUnknown as _OutcomeUnknown
 from lowmark.runtime import by_name
 from lowmark.table.errors import BatchRefused
 
 OutcomeUnknown = _OutcomeUnknown
 """What was asked may have been done: look before you ask again. It is the group's error."""
+NotLeader = _NotLeader
+"""Another node leads, or none does for a moment. It is the group's error, too."""
 
 
 class Closed(Rejected):

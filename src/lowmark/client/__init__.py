@@ -53,6 +53,7 @@ from lowmark.client.explaining import (
 from lowmark.client.lookup import IndexSize
 from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
+from lowmark.client.staging import Committed, Stage, Staged
 from lowmark.client.table import Table
 from lowmark.client.table_reading import Snapshot
 from lowmark.client.tide import HolderTotal, PartitionTide, Tide, TideHolder, TideLedger
@@ -88,6 +89,7 @@ __all__ = [
     "Closed",
     "Cluster",
     "ColumnRefused",
+    "Committed",
     "CursorExists",
     "CursorMovesBack",
     "CursorOverdue",
@@ -141,6 +143,8 @@ __all__ = [
     "SchemaHolder",
     "SchemasTrimmed",
     "Snapshot",
+    "Stage",
+    "Staged",
     "Table",
     "TableCursor",
     "TableExplanation",

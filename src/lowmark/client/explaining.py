@@ -8,7 +8,7 @@ from typing import Any
 
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
-from lowmark.backend.values import PartitionStatus
+from lowmark.backend.values import PartitionStatus, Staging
 from lowmark.catalog import Table, duration_text
 from lowmark.client.lookup import Lookup
 from lowmark.convert.times import time_text
@@ -247,6 +247,8 @@ def _partition(
         for hold in status.delete_holders()
         if (hold.lowest() or 0) < view.end
     ]
+    if status.staging is not None:
+        holders.append(_staged(status, status.staging))
     return PartitionExplanation(
         status.partition,
         view.start,
@@ -258,6 +260,20 @@ def _partition(
         tuple(sorted(holders, key=lambda one: (one.offset, one.name))),
         _ledger(view.ledger, ledgers),
         tuple(sorted(on_deletes, key=lambda one: (one.offset, one.name))),
+    )
+
+
+def _staged(status: PartitionStatus, staging: Staging) -> Holder:
+    """Rows that were staged: they have no offset yet, and are kept in the log."""
+    since_ms = staging.since_ms
+    return Holder(
+        "staged",
+        counted(staging.transactions, "writer"),
+        status.partition,
+        status.view.end,
+        0 if since_ms is None else max(0, status.wall_ms - since_ms),
+        f"{counted(staging.rows, 'row')} wait for a commit, and are dropped after a day without",
+        staging.bytes,
     )
 
 

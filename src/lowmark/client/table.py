@@ -6,9 +6,11 @@ hands over to the part that does it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import pyarrow as pa
@@ -46,6 +48,15 @@ from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader
 from lowmark.client.session import Session
+from lowmark.client.staging import (
+    ONCE_MS,
+    STREAM_MS,
+    Commit,
+    Committed,
+    Stage,
+    Staged,
+    query_id,
+)
 from lowmark.client.table_reading import Snapshot, Start, TableReaders
 from lowmark.client.table_writing import TableWriter
 from lowmark.client.tide import STRETCHES, Tide, tide_of
@@ -62,7 +73,7 @@ from lowmark.errors import Rejected
 from lowmark.formatting import counted
 from lowmark.ledger import ReadWay, RunRecord
 from lowmark.runtime import RAN_OUT
-from lowmark.table import KeyForm, Shape, Trim, Trimmed
+from lowmark.table import QUERY_BYTES, Finish, KeyForm, Shape, Trim, Trimmed
 
 MEMORY_BYTES = 1 << 30
 """What the keys of one partition may take in a task, if not told otherwise."""
@@ -240,6 +251,42 @@ class Table:
         )
         self._session.finishing.add(producer)
         return producer
+
+    def stage(self) -> Stage:
+        """A writer of rows that no reader sees before they are committed (`commit`): one of many,
+        in any process. Rows that are not committed within a day are dropped.
+        """
+        self._backend.check()
+        parts = partial(self._writer.parts, schema_version=None)
+        return Stage(self._backend, self._current(), parts)
+
+    def commit(
+        self,
+        staged: Sequence[Staged],
+        *,
+        query: str | None = None,
+        epoch: int = 0,
+        keep_ms: int | None = None,
+    ) -> Committed:
+        """Have readers see what these writers have staged, and store it once: an epoch of a query
+        that was committed before gets its first answer, and what was staged for the repeat is
+        dropped. It becomes visible partition by partition.
+
+        `query` is any name; epochs of one grow. A query is known for 90 days after its last epoch,
+        or `keep_ms`. Without `query`, a call commits once what it is given.
+        """
+        known_ms = STREAM_MS if query is not None else ONCE_MS
+        identity = os.urandom(QUERY_BYTES) if query is None else query_id(query)
+        commit = Commit(self._backend, self._current(), staged, query=identity, epoch=epoch)
+        return commit.run(known_ms if keep_ms is None else whole(keep_ms, "keep_ms", least=1))
+
+    def discard(self, staged: Sequence[Staged]) -> None:
+        """Drop what these writers have staged. What was committed stays."""
+        table = self._current()
+        for one in staged:
+            finish = Finish(one.transaction, commit=False)
+            there = [number for number, rows in enumerate(one.rows[: table.partitions]) if rows]
+            self._backend.propose(table.id, dict.fromkeys(there, finish))
 
     # -- reading --------------------------------------------------------------------------------
 

@@ -1,0 +1,197 @@
+"""Rows that writers stage and one process commits: once, whatever is tried again."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lowmark
+from eventually import eventually
+from lowmark.backend.values import PartitionStatus
+from lowmark.client import Database, Staged, Table
+from lowmark.client.staging import Commit, query_id
+from lowmark.errors import Rejected, StagedRowsMissing, ValueRefused
+from lowmark.table import Finish
+from lowmark.table.binding import deciding
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    with lowmark.open(tmp_path / "db") as database:
+        yield database
+
+
+@pytest.fixture
+def table(db: Database) -> Table:
+    return db.create_table("t", {"id": "int64", "v": "string"}, key="id", partitions=3)
+
+
+def stage(table: Table, first: int, count: int, value: str = "x") -> Staged:
+    with table.stage() as writer:
+        writer.append([{"id": key, "v": value} for key in range(first, first + count)])
+        staged = writer.staged()
+    plain: Staged = pickle.loads(pickle.dumps(staged))  # it goes to another process
+    return plain
+
+
+def values(table: Table) -> dict[int, str]:
+    return {row["id"]: row["v"] for row in table.read(as_of="now").to_pylist()}
+
+
+def states(table: Table) -> dict[int, PartitionStatus]:
+    return table._backend.status(table.descriptor.id)
+
+
+def staged_rows(table: Table) -> int:
+    return sum(one.staging.rows for one in states(table).values() if one.staging is not None)
+
+
+def test_staged_rows_are_read_by_nobody_until_they_are_committed(table: Table) -> None:
+    # given rows of two writers
+    table.append([{"id": 0, "v": "old"}])
+    some = [stage(table, 0, 50), stage(table, 50, 50)]
+    # then no reader sees them, and they are explained
+    assert (table.count(), table.read().to_arrow().num_rows) == (1, 1)
+    held = [one for one in table.explain().holders if one.kind == "staged"]
+    assert {one.name for one in held} == {"2 writers"}
+    assert sum(int(one.why.split()[0]) for one in held) == 100
+    # when they are committed
+    committed = table.commit(some, query="q", epoch=7)
+    # then they are there, and each partition says where
+    assert (committed.rows, committed.repeated) == (100, False)
+    assert values(table) == dict.fromkeys(range(100), "x")
+    assert table.get(70) == {"id": 70, "v": "x"}
+    offsets = {one.partition: (one.first, one.rows) for one in committed.parts}
+    assert {number: sum(pair) for number, pair in offsets.items()} == {
+        number: one.view.end for number, one in states(table).items()
+    }
+    assert not table.explain().holders
+
+
+def test_an_epoch_that_was_committed_is_not_stored_again(table: Table) -> None:
+    # given an epoch that was committed, by a process that was not answered
+    first = table.commit([stage(table, 0, 60)], query="q", epoch=1)
+    # when it is tried again, with the same rows and with others
+    again = table.commit([stage(table, 0, 60, "again")], query="q", epoch=1)
+    other = table.commit([stage(table, 1_000, 5)], query="q", epoch=1)
+    # then nothing is added, nothing waits, and the answer is the first one
+    assert (again.repeated, other.repeated) == (True, True)
+    assert again.parts == first.parts
+    assert values(table) == dict.fromkeys(range(60), "x")
+    assert staged_rows(table) == 0
+    # and the next epoch, and another query, are stored
+    table.commit([stage(table, 60, 1)], query="q", epoch=2)
+    table.commit([stage(table, 61, 1)], query="other", epoch=1)
+    assert table.count() == 62
+
+
+@pytest.mark.parametrize("bound", range(4))
+def test_a_driver_that_dies_while_it_commits_is_followed_by_one_that_ends_it(
+    table: Table, bound: int
+) -> None:
+    # given a commit that ended after this many of its three partitions
+    staged = stage(table, 0, 60)
+    commit = Commit(table._backend, table.descriptor, [staged], query=query_id("q"), epoch=0)
+    at = deciding(query_id("q"), 3)
+    for number in [at, *(one for one in range(3) if one != at)][:bound]:
+        commit._bound({number: commit._bind(commit._transactions, commit._plan, number, 10_000)})
+    # when another driver comes with rows that are split in another way
+    later = table.commit([stage(table, 0, 30, "y"), stage(table, 30, 31, "y")], query="q", epoch=0)
+    # then all rows are of one attempt: of the first, if that came as far as to decide
+    assert later.repeated == (bound > 0)
+    expected = dict.fromkeys(range(60), "x") if bound else dict.fromkeys(range(61), "y")
+    assert values(table) == expected
+    assert table.read().to_arrow().num_rows == len(expected)
+    # and of the other nothing waits, but for what no later driver knows of
+    assert staged_rows(table) == (0 if bound else 60)
+
+
+def test_rows_that_were_dropped_before_all_partitions_had_them_come_from_the_repeat(
+    table: Table,
+) -> None:
+    # given a commit that was decided, and then waited until the rest was dropped
+    staged = stage(table, 0, 60)
+    commit = Commit(table._backend, table.descriptor, [staged], query=query_id("q"), epoch=0)
+    at = deciding(query_id("q"), 3)
+    commit._bound({at: commit._bind(commit._transactions, commit._plan, at, 10_000)})
+    drop = Finish(staged.transaction, commit=False)
+    table._backend.propose(table.descriptor.id, {one: drop for one in range(3) if one != at})
+    # when its own driver goes on, or one with other rows comes, then that is an error
+    with pytest.raises(StagedRowsMissing):
+        table.commit([staged], query="q", epoch=0)
+    with pytest.raises(StagedRowsMissing):
+        table.commit([stage(table, 0, 61)], query="q", epoch=0)
+    # and one with the same rows ends it
+    table.commit([stage(table, 0, 60)], query="q", epoch=0)
+    assert values(table) == dict.fromkeys(range(60), "x")
+    assert table.read().to_arrow().num_rows == 60
+
+
+def test_what_is_refused_leaves_nothing(table: Table) -> None:
+    # given a writer whose second rows can't be stored
+    with pytest.raises(ValueRefused, match="row 1, column id"), table.stage() as writer:
+        writer.append([{"id": 1, "v": "a"}])
+        writer.append([{"id": 2, "v": "b"}, {"id": "x", "v": "c"}])
+    # then nothing of it waits; the same by hand
+    eventually(lambda: staged_rows(table) == 0)
+    table.discard([stage(table, 0, 10)])
+    assert staged_rows(table) == 0
+    assert table.count() == 0
+    # and what was committed stays
+    staged = stage(table, 0, 10)
+    table.commit([staged])
+    table.discard([staged])
+    assert table.count() == 10
+
+
+def test_deletes_are_staged_too(table: Table) -> None:
+    table.append([{"id": key, "v": "old"} for key in range(3)])
+    with table.stage() as writer:
+        writer.append([{"id": 0, "_change": "delete"}, {"id": 1, "v": "new", "_change": "upsert"}])
+        table.commit([writer.staged()])
+    assert values(table) == {1: "new", 2: "old"}
+
+
+def test_a_commit_of_nothing_is_one(table: Table) -> None:
+    assert table.commit([], query="q", epoch=0).rows == 0
+    with table.stage() as writer:
+        assert table.commit([writer.staged()], query="q", epoch=1).rows == 0
+    # and counts: what comes with that epoch later is a repeat
+    assert table.commit([stage(table, 0, 5)], query="q", epoch=1).repeated
+    assert table.count() == 0
+
+
+def test_wrong_uses_are_refused_by_name(db: Database, table: Table) -> None:
+    other = db.create_table("other", {"id": "int64", "v": "string"}, key="id", partitions=2)
+    staged = stage(other, 0, 5)
+    for wrong in (
+        lambda: table.commit([staged]),
+        lambda: table.commit([], query="q", epoch=-1),
+        lambda: table.commit([], query=""),
+        lambda: table.commit([], query="q", keep_ms=0),
+    ):
+        with pytest.raises(Rejected):
+            wrong()
+
+
+def test_rows_are_committed_after_their_table_was_altered(table: Table) -> None:
+    staged = stage(table, 0, 5)
+    table.alter(add={"n": "int32"})
+    table.commit([staged])
+    assert {row["n"] for row in table.read(as_of="now").to_pylist()} == {None}
+
+
+def test_staged_rows_survive_a_restart(tmp_path: Path) -> None:
+    # given rows that were staged, and a database that is closed
+    with lowmark.open(tmp_path / "db") as db:
+        table = db.create_table("t", {"id": "int64", "v": "string"}, key="id", partitions=3)
+        staged = stage(table, 0, 20)
+        table.append([{"id": 100, "v": "later"}])
+    # when it is opened again, then they can be committed, once
+    for repeated in (False, True):
+        with lowmark.open(tmp_path / "db") as db:
+            assert db["t"].commit([staged], query="q", epoch=3).repeated is False or repeated
+            assert db["t"].count() == 21
