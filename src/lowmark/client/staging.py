@@ -37,6 +37,8 @@ _PATIENCE_S: Final = 60.0
 class Staged:
     """What one writer has staged."""
 
+    table: int
+    """The id of the table."""
     transaction: int
     rows: tuple[int, ...]
     """How many, by partition."""
@@ -86,7 +88,7 @@ class Stage:
 
     def staged(self) -> Staged:
         """All that was staged so far, for the process that commits it."""
-        return Staged(self._transaction, tuple(self._rows))
+        return Staged(self._table.id, self._transaction, tuple(self._rows))
 
     def abort(self) -> None:
         """Drop what was staged. It does not wait; what does not get there goes after a day."""
@@ -121,11 +123,10 @@ class Commit:
         self, backend: Backend, table: Table, staged: Sequence[Staged], *, query: bytes, epoch: int
     ) -> None:
         for one in staged:
-            if len(one.rows) != table.partitions:
+            if one.table != table.id:
                 raise Rejected(
-                    f"rows of {len(one.rows)} partitions were staged, and table {table.name} has"
-                    f" {table.partitions}",
-                    hint="They were staged for another table: stage them again.",
+                    f"rows were staged for another table than {table.name}",
+                    hint="If it was dropped and made again meanwhile, stage them again.",
                 )
         if epoch < 0:
             raise Rejected(f"an epoch can't be {epoch}", hint="Use 0 or more.")

@@ -285,8 +285,9 @@ class Table:
         table = self._current()
         for one in staged:
             finish = Finish(one.transaction, commit=False)
-            there = [number for number, rows in enumerate(one.rows[: table.partitions]) if rows]
-            self._backend.propose(table.id, dict.fromkeys(there, finish))
+            there = [number for number, rows in enumerate(one.rows) if rows]
+            if one.table == table.id:  # else it is gone with its table
+                self._backend.propose(table.id, dict.fromkeys(there, finish))
 
     # -- reading --------------------------------------------------------------------------------
 
