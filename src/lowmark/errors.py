@@ -130,7 +130,7 @@ _DEFINED_IN = {
     "lowmark.access.directory": "NoOwner",
     "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
     "lowmark.client": "ChangesGone GapFound",
-    "lowmark.frames.errors": "OptionRefused OtherTable SchemaRefused SinkMissing WorkerMissing",
+    "lowmark.frames.errors": "ModeRefused OptionRefused OtherTable SchemaRefused WorkerMissing",
     "lowmark.spark.errors": (
         "JavaMissing JavaTooOld MasterNotReached NoExecutors SessionRefused SparkGone"
         " SparkMissing SparkNotStarted TaskFailed TaskLost WorkersUnfit"

@@ -142,7 +142,7 @@ def _snapshot(dump: _Dump) -> None:
         cursors=("cursors", [("Cursor", _fields(Cursor))]),
         leases=("leases", [("Lease", _fields(Lease))]),
         staged=("staged", [("transaction", ["transaction", batches])]),
-        finished=("finished", [("transaction", ["transaction", answer])]),
+        finished=("finished", [("transaction", ["transaction", answer])] * 2),
         begins=("begins", [("begun", ["place", "time"])]),
         staged_since=("staged_since", [("transaction", ["transaction", "time"])]),
         queries=("queries", [("Query", _fields(Query, bound=bound))]),

@@ -271,7 +271,7 @@ class TableModel:
     def _bind(self, bind: Bind, time: int) -> Shown:
         known = self._bound.get((bind.query, bind.epoch))
         if known is not None:
-            self._forget((*bind.transactions, *bind.dropped), time)
+            self._forget(self._lost(bind), time)
             return known
         staged = [batch for one in bind.transactions for batch in self._staged.get(one, ())]
         rows = [row._replace(time=time) for _, batch in staged for row in batch]
@@ -286,9 +286,14 @@ class TableModel:
                 self.rows += [row._replace(time=time) for row in waited]
                 self._finished[one] = ("Finished", True, at, len(waited), time)
                 self._producers.pop(self._staged_by[one], None)
-        self._forget(bind.dropped, time)
+        self._forget(self._lost(bind), time)
         self._bound[bind.query, bind.epoch] = answer
         return answer
+
+    def _lost(self, bind: Bind) -> list[int]:
+        return [
+            one for one in self._staged if one in bind.transactions or one >> 20 in bind.families
+        ]
 
     def _forget(self, transactions: Iterable[int], time: int) -> None:
         for one in transactions:

@@ -22,6 +22,7 @@ from lowmark.table.binding import EPOCHS_KEPT, QUERIES_KEPT
 from table.one_log import Log, is_a
 
 QUERY = b"q" * 16
+LOST = 5 << 20 | 17
 DAY_MS = 24 * 3_600 * 1_000
 
 
@@ -68,9 +69,9 @@ def test_a_repeat_gets_the_first_answer_and_what_it_has_staged_goes(log: Log) ->
     first = log.ask(bind(4, 7, rows=2, plan=(2, 0)))
     # when its query comes with the same epoch again, with rows of other tasks
     log.append(5, transaction=8)
-    log.append(1, transaction=9)
+    log.append(1, transaction=9 << 20 | 3)
     restart(log)
-    again = log.ask(bind(4, 8, rows=5, plan=(5, 0), dropped=(9,)))
+    again = log.ask(bind(4, 8, rows=5, plan=(5, 0), families=(9,)))
     # then it hears which tasks count, nothing is stored, and nothing waits
     assert again == first
     assert (staged(log), log.offsets(), log.live()) == ([], (0, 2), [1])
@@ -84,17 +85,17 @@ def test_where_an_epoch_is_not_decided_nothing_but_its_answer_is_kept(log: Log) 
 
 
 def test_rows_that_were_dropped_are_missed(log: Log) -> None:
-    # given two tasks, and a third one that has lost
-    for task in (7, 8, 9):
+    # given two tasks, and an attempt of the same write that has lost
+    for task in (7, 8, LOST):
         log.append(2, transaction=task)
     log.ask(Finish(8, commit=False))
     # when all of their rows are asked for, then nothing changes
-    refused = log.ask(bind(0, 7, 8, rows=4, dropped=(9,)))
+    refused = log.ask(bind(0, 7, 8, rows=4, families=(5,)))
     assert is_a(refused, StagedRowsMissing)
     assert "of 4 rows that were staged, 2 are there" in str(refused)
-    assert (staged(log), log.offsets()) == ([7, 9], (0, 0))
+    assert (staged(log), log.offsets()) == ([7, LOST], (0, 0))
     # and what is there can be bound; a task that has nothing here does not matter
-    assert isinstance(log.ask(bind(0, 7, 8, rows=2, dropped=(9,))), Bound)
+    assert isinstance(log.ask(bind(0, 7, 8, rows=2, families=(5,))), Bound)
     assert (staged(log), log.offsets()) == ([], (0, 2))
 
 
@@ -143,16 +144,16 @@ def test_of_too_many_queries_those_go_that_would_be_forgotten_first(log: Log) ->
 
 def test_tasks_do_not_take_the_place_of_other_producers(log: Log) -> None:
     # given a task whose rows are bound, one that has lost, and a producer that stages and appends
-    for number, producer in enumerate([b"1" * 16, b"2" * 16, b"3" * 16], start=1):
+    for number, producer in ((1, b"1" * 16), (LOST, b"2" * 16), (3, b"3" * 16)):
         log.append(1, transaction=number, producer=producer)
         log.append(1, transaction=number, producer=producer, sequence=1)
     log.append(1, producer=b"3" * 16, sequence=2)
     assert len(log.machine.state.producers) == 3
     # when the epoch is bound, then only that one is known, and what comes late is refused
-    log.ask(bind(0, 1, 3, rows=4, dropped=(2,)))
+    log.ask(bind(0, 1, 3, rows=4, families=(5,)))
     assert len(log.machine.state.producers) == 1
     assert isinstance(log.append(1, producer=b"3" * 16, sequence=3), Appended)
-    for number, producer in ((1, b"1" * 16), (2, b"2" * 16)):
+    for number, producer in ((1, b"1" * 16), (LOST, b"2" * 16)):
         assert is_a(log.append(1, transaction=number, producer=producer), BatchRefused)
 
 

@@ -8,6 +8,7 @@ by partition.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import time
@@ -20,14 +21,15 @@ from lowmark.backend.errors import NotLeader
 from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.client.appending import Part, Parts, Result, TableAppender
-from lowmark.errors import Rejected, Unavailable
+from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.table import QUERY_BYTES, Bind, Bound, Finish, StagedRowsMissing
-from lowmark.table.binding import deciding
+from lowmark.table.binding import ATTEMPT_BITS, deciding, family
 
 STREAM_MS: Final = 90 * 24 * 3_600 * 1_000
 """A query is known for so long after its last epoch: one that rests for longer may be started again
 with its checkpoint, but an epoch that was half bound before would be bound again."""
 ONCE_MS: Final = 3_600 * 1_000
+_ABORT_S: Final = 5.0
 _RETRY_S: Final = 0.2
 _PATIENCE_S: Final = 60.0
 """So long a commit is tried again while partitions have no leader: it changes nothing twice."""
@@ -66,11 +68,13 @@ class Stage:
         backend: Backend,
         table: Table,
         parts: Callable[[object], Iterator[Parts]],
+        *,
+        number: int | None = None,
     ) -> None:
         self._backend = backend
         self._table = table
         self._parts = parts
-        self._transaction = secrets.randbits(63) | 1
+        self._transaction = secrets.randbits(63) | 1 if number is None else number
         self._appender = TableAppender(backend, table.id, table.name)
         self._rows = [0] * table.partitions
 
@@ -91,10 +95,11 @@ class Stage:
         return Staged(self._table.id, self._transaction, tuple(self._rows))
 
     def abort(self) -> None:
-        """Drop what was staged. It does not wait; what does not get there goes after a day."""
+        """Drop what was staged. What can't be dropped soon goes after a day."""
         finish = Finish(self._transaction, commit=False)
-        numbers = range(self._table.partitions)
-        self._backend.propose(self._table.id, dict.fromkeys(numbers, finish), wait=False)
+        wanted = dict.fromkeys(range(self._table.partitions), finish)
+        with contextlib.suppress(LowmarkError):
+            self._backend.propose(self._table.id, wanted, timeout_s=_ABORT_S)
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +112,16 @@ class Stage:
     ) -> None:
         if kind is not None:
             self.abort()
+
+
+def attempt_number(family: int, attempt: int) -> int:
+    """The number of a writer that is an attempt of a write: see `lowmark.table.binding`."""
+    return family << ATTEMPT_BITS | attempt % (1 << ATTEMPT_BITS)
+
+
+def drawn_family() -> int:
+    """What the attempts of one write have in common."""
+    return secrets.randbits(63 - ATTEMPT_BITS) | 1
 
 
 def query_id(query: str) -> bytes:
@@ -135,6 +150,7 @@ class Commit:
         self._query = query
         self._epoch = epoch
         self._transactions = tuple(one.transaction for one in staged)
+        self._families = tuple(sorted({family(one) for one in self._transactions}))
         nothing = (0,) * table.partitions
         self._plan = tuple(map(sum, zip(nothing, *(one.rows for one in staged), strict=True)))
 
@@ -143,9 +159,8 @@ class Commit:
         at = deciding(self._query, self._table.partitions)
         first = self._bound({at: self._bind(self._transactions, self._plan, at, keep_ms)})[at]
         repeated = set(first.transactions) != set(self._transactions)
-        dropped = self._transactions if repeated else ()
         wanted = {
-            number: self._bind(first.transactions, first.plan, number, keep_ms, dropped=dropped)
+            number: self._bind(first.transactions, first.plan, number, keep_ms)
             for number, rows in enumerate(first.plan)
             if number != at and (rows or (repeated and self._plan[number]))
         }
@@ -177,8 +192,6 @@ class Commit:
         plan: tuple[int, ...],
         number: int,
         keep_ms: int,
-        *,
-        dropped: tuple[int, ...] = (),
     ) -> Bind:
         decides = number == deciding(self._query, self._table.partitions)
         return Bind(
@@ -186,7 +199,7 @@ class Commit:
             self._epoch,
             transactions,
             plan[number],
-            dropped=dropped,
+            families=self._families,
             plan=plan if decides else (),
             keep_ms=keep_ms,
         )

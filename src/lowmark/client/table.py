@@ -252,13 +252,15 @@ class Table:
         self._session.finishing.add(producer)
         return producer
 
-    def stage(self) -> Stage:
+    def stage(self, *, number: int | None = None) -> Stage:
         """A writer of rows that no reader sees before they are committed (`commit`): one of many,
         in any process. Rows that are not committed within a day are dropped.
+
+        Its `number` is drawn, if not given (`client.staging.attempt_number`).
         """
         self._backend.check()
         parts = partial(self._writer.parts, schema_version=None)
-        return Stage(self._backend, self._current(), parts)
+        return Stage(self._backend, self._current(), parts, number=number)
 
     def commit(
         self,

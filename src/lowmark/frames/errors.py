@@ -13,13 +13,16 @@ class SchemaRefused(Rejected):
     """Columns that the table does not have, or has in another type."""
 
 
-class SinkMissing(Rejected):
-    """Spark can't write to a table yet."""
+class ModeRefused(Rejected):
+    """A mode of a write that a log of changes does not have."""
 
     def __init__(self) -> None:
         super().__init__(
-            "Spark can't write to tables of Lowmark yet",
-            hint="Write by `table.append` or `table.upsert`, of a stream in foreachBatch.",
+            "a table can't be overwritten",
+            detail="A write adds changes to a table: rows take the place of those with their key,"
+            " and deletes delete.",
+            hint='Use mode("append"); to delete rows, give a column _change that says delete. For'
+            " results of a stream that change, use lowmark.spark.upsert in foreachBatch.",
         )
 
 

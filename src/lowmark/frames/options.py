@@ -28,6 +28,8 @@ formats, where these have one.
                         partitions: {"0": 17}; this is how `table` reads what is in no ledger
     cursor              the name of a stream's cursor; drawn, if not given. A new query begins where
                         the cursor of that name stands, if there is one, whatever its start says
+    txnAppId, txnVersion
+                        of a write: a name, and a number that grows; what has both is stored once
 """
 
 from __future__ import annotations
@@ -67,7 +69,11 @@ _KNOWN: Final = {
     "preimages": "preimages",
     "net": "net",
     "fromoffsets": "fromOffsets",
+    "txnappid": "txnAppId",
+    "txnversion": "txnVersion",
 }
+_OF_PLACE = ("path", "node", "table")
+_OF_WRITE = ("txnAppId", "txnVersion")
 _OF_LOG = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
 _OF_FEED = ("startingVersion", "endingVersion", "preimages", "net")
 _OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
@@ -102,6 +108,9 @@ class Options:
     """Of a table as of a time: only these partitions, and of each the rows from an offset on."""
     stream_only: tuple[str, ...] = ()
     """Options that were given and are for streams."""
+    write_name: str = ""
+    write_number: int = 0
+    """Of a write: what it is stored once by, if there is a name."""
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Options:
@@ -113,14 +122,10 @@ class Options:
                 " written in Python, so its rows would not be found.",
                 hint="Use CREATE TEMPORARY VIEW v USING lowmark OPTIONS (path '...', table '...').",
             )
-        named = _named(given)
-        if ("path" in named) == ("node" in named):
-            raise OptionRefused(
-                "a source is one directory, or one server",
-                hint='Give .option("path", DIRECTORY), or .option("node", "host:port").',
-            )
-        if not named.get("table"):
-            raise OptionRefused("no table is named", hint='Name it: .option("table", NAME).')
+        named = _placed(given)
+        for name in _OF_WRITE:
+            if name in named:
+                raise OptionRefused(f"{name} is for a write", hint="Leave it out.")
         as_of = _one_of(named, "timestampAsOf", "versionAsOf")
         of_log = [name for name in _OF_LOG if name in named]
         if as_of is not None and of_log:
@@ -156,6 +161,31 @@ class Options:
             if "fromOffsets" in named
             else None,
             stream_only=tuple(name for name in _OF_STREAM if name in named),
+        )
+
+    @classmethod
+    def write(cls, given: Mapping[str, str], *, stream: bool = False) -> Options:
+        """The options of a write."""
+        # A stream's own, which Spark hands on.
+        rest = {key: text for key, text in given.items() if key.lower() != "checkpointlocation"}
+        named = _placed(rest)
+        for name in named:
+            if name not in (_OF_PLACE if stream else (*_OF_PLACE, *_OF_WRITE)):
+                raise OptionRefused(
+                    f"{name} is not for a {'stream that writes' if stream else 'write'}",
+                    hint="Leave it out.",
+                )
+        if ("txnAppId" in named) != ("txnVersion" in named):
+            raise OptionRefused("txnAppId and txnVersion go together", hint="Give both.")
+        number = _whole("txnVersion", named.get("txnVersion", "0"))
+        if number < 0 or named.get("txnAppId") == "":
+            raise OptionRefused("what a write is stored once by is a name, and a number from 0 on")
+        return cls(
+            path=named.get("path", ""),
+            node=named.get("node", ""),
+            table=named["table"],
+            write_name=named.get("txnAppId", ""),
+            write_number=number,
         )
 
     @property
@@ -203,6 +233,19 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
         if name in named:
             raise OptionRefused(f"{name} is given twice", hint="Leave one of both out.")
         named[name] = text.strip()
+    return named
+
+
+def _placed(given: Mapping[str, str]) -> dict[str, str]:
+    """Options by name; they say which table of which database."""
+    named = _named(given)
+    if ("path" in named) == ("node" in named):
+        raise OptionRefused(
+            "a source is one directory, or one server",
+            hint='Give .option("path", DIRECTORY), or .option("node", "host:port").',
+        )
+    if not named.get("table"):
+        raise OptionRefused("no table is named", hint='Name it: .option("table", NAME).')
     return named
 
 

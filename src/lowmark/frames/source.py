@@ -16,9 +16,9 @@ from pyspark.sql.types import StructType
 
 from lowmark.frames.changes import ChangesReader
 from lowmark.frames.columns import spark_schema
-from lowmark.frames.errors import SinkMissing
 from lowmark.frames.options import Options
 from lowmark.frames.reading import LogReader, PushingReader, TableReader, schema_of
+from lowmark.frames.sink import BatchWriter, StreamWriter
 from lowmark.frames.stream import StreamReader
 
 _PUSHES: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -50,14 +50,14 @@ class LowmarkSource(DataSource):
         return StreamReader(Options.read(self.options).for_stream(), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Not there yet, in any mode."""
-        raise SinkMissing
+        """A writer of a DataFrame."""
+        return BatchWriter(Options.write(self.options), schema, overwrite=overwrite)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Not there yet, in any mode."""
-        raise SinkMissing
+        """A writer of a stream: Spark makes one for each batch."""
+        return StreamWriter(Options.write(self.options, stream=True), overwrite=overwrite)
 
 
 def _pushes() -> bool:

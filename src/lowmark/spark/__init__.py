@@ -87,6 +87,7 @@ _FOUND_IN = {
     "register": "lowmark.frames.functions",
     "release_frames": "lowmark.frames.scan",
     "table": "lowmark.frames.scan",
+    "upsert": "lowmark.frames.sink",
     "why_not": "lowmark.spark.java",
 }
 """Where a name comes from when it is first used: `lowmark.spark.daemon` is imported through here,

@@ -2,7 +2,8 @@
 
 Many tasks write the rows of an epoch, some of them twice, and any may die. Each stages its rows in
 all partitions under a number that it draws (a transaction); in the end the writer's driver knows
-which of them count. It binds these to the epoch, partition by partition:
+which of them count, and what their numbers have in common (a family): all others of it have lost.
+It binds those that count to the epoch, partition by partition:
 
     1. where the epoch is decided      a partition that follows from the query's id. Its answer, the
        first that it gave, says which transactions count, and how many rows they have in each
@@ -32,7 +33,14 @@ QUERIES_KEPT: Final = 4_096
 """Beyond, the one goes that would be forgotten next: writes that are no streams go soon."""
 STAGED_MS: Final = 24 * 3_600 * 1_000
 """Rows are dropped that were staged so long ago: no task takes longer, and none is there."""
+ATTEMPT_BITS: Final = 20
+"""Of a transaction's number: they tell the attempts of one write apart."""
 KEEP_MS_MAX: Final = 366 * 24 * 3_600 * 1_000
+
+
+def family(transaction: int) -> int:
+    """What the attempts of one write have in common."""
+    return transaction >> ATTEMPT_BITS
 
 
 def deciding(query: bytes, partitions: int) -> int:

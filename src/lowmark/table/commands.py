@@ -192,8 +192,8 @@ class Bind(_Control, frozen=True, tag=14):
     """Whose rows these are, in this order; one that has staged nothing here counts for nothing."""
     rows: int
     """How many they are here: if it is another number, some were dropped, and nothing changes."""
-    dropped: tuple[int, ...] = ()
-    """Transactions that are not needed: their rows go."""
+    families: tuple[int, ...] = ()
+    """Of attempts (`binding.family`): what else these have staged here is not needed, and goes."""
     plan: tuple[int, ...] = ()
     """How many they are in each partition, where the epoch is decided; elsewhere nothing."""
     keep_ms: int = 0

@@ -14,7 +14,7 @@ from lowmark.holds import SafePoint, safe_point
 from lowmark.runtime import HybridTime, millis_of
 from lowmark.table.adopting import Adopted, adopt, deletes_gone
 from lowmark.table.backlog import Backlog
-from lowmark.table.binding import KEEP_MS_MAX, QUERY_BYTES, STAGED_MS, Bound, Queries
+from lowmark.table.binding import KEEP_MS_MAX, QUERY_BYTES, STAGED_MS, Bound, Queries, family
 from lowmark.table.commands import (
     NO_PRODUCER,
     Adopt,
@@ -343,7 +343,8 @@ class State:
         query = self.queries.get(bind.query, now_ms)
         known = None if query is None else query.known(bind.epoch)
         if known is not None:
-            self._drop((*bind.transactions, *bind.dropped), time)  # another attempt was first
+            self._drop(bind.transactions, time)  # another attempt was first
+            self._drop_families(bind, time)
             return known
         if query is not None and bind.epoch < query.newest:
             return EpochPassed(bind.epoch, newest=query.newest)
@@ -357,12 +358,18 @@ class State:
                 rows = self._add(staged, time)
                 self._forget_producers(staged)
                 self._remember(transaction, Finished(True, at, rows, time))
-        self._drop(bind.dropped, time)
+        self._drop_families(bind, time)
         decided = bind.transactions if bind.plan else ()
         bound = Bound(bind.epoch, first, found, time, decided, bind.plan)
         ends_ms = now_ms + max(0, min(bind.keep_ms, KEEP_MS_MAX))
         self.queries.put(bind.query, bound, ends_ms=ends_ms, now_ms=now_ms)
         return bound
+
+    def _drop_families(self, bind: Bind, time: int) -> None:
+        """Attempts of the same write that do not count, also those that its driver never heard of."""
+        if bind.families:
+            gone = set(bind.families)
+            self._drop([one for one in self.staged if family(one) in gone], time)
 
     def let_staged_expire(self) -> None:
         """All members drop what is never finished, from here on: it counts as staged now."""

@@ -1,0 +1,198 @@
+"""Rows of a DataFrame, or of a stream, on their way into a table: each once.
+
+    1. each task stages its rows          no reader sees them; what it has staged is its message
+    2. the driver commits the messages    of the attempts that count, as an epoch of the query
+What an attempt that fails, or loses, has staged is dropped with the commit; of a write that is never
+committed, after a day. A driver that dies between 1 and 2, or within 2, is followed by one with the same
+epoch: a stream has it in its checkpoint. What the first has decided stays, and what it has begun is
+ended (`lowmark.table.binding`). So a task may run any number of times, at once or again.
+
+A write that is no stream is committed once by its driver, and is a new one if the user runs it
+again; unless it has a name and a number (`txnAppId`, `txnVersion`), which is what `foreachBatch`
+has.
+
+An epoch becomes visible partition by partition.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from lowmark.client import Staged
+from lowmark.client.staging import attempt_number, drawn_family
+from lowmark.client.table_writing import SLICE_ROWS
+from lowmark.errors import LowmarkError, Rejected
+from lowmark.frames.columns import arrow_schema
+from lowmark.frames.errors import ModeRefused
+from lowmark.frames.opening import opened
+from lowmark.frames.options import Options
+
+logger = logging.getLogger(__name__)
+
+_QUERY: Final = "sql.streaming.queryId"
+_TOGETHER_BYTES: Final = 16 << 20
+
+
+class _Message(WriterCommitMessage):
+    """What a task has staged, and for which query."""
+
+    def __init__(self, query: str, staged: Staged | None) -> None:
+        self.query = query
+        self.staged = staged
+        """None: it had no rows."""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """A write of a DataFrame."""
+
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise ModeRefused
+        self._options = options
+        self._family = drawn_family()
+        _check_columns(options, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
+        """In a task."""
+        return _staged(self._options, self._family, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """In the driver, when all tasks are through."""
+        name, number = self._options.write_name, self._options.write_number
+        _commit(self._options, messages, query=f"write:{name}" if name else None, epoch=number)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """In the driver, when a task has failed for good."""
+        _discard(self._options, messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A sink of a stream: a batch is an epoch of its query."""
+
+    def __init__(self, options: Options, *, overwrite: bool) -> None:
+        if overwrite:
+            raise ModeRefused
+        self._options = options
+        self._family = drawn_family()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
+        """In a task."""
+        return _staged(self._options, self._family, iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """In the driver, when all tasks are through."""
+        queries = {one.query for one in messages if isinstance(one, _Message)}
+        if not queries:
+            return
+        [query] = queries
+        if not query:
+            raise Rejected(
+                "Spark does not say which query this is",
+                detail="Without that, a batch that is tried again would be stored twice.",
+                hint="Write in foreachBatch, by `lowmark.spark.upsert(df, table, query=NAME,"
+                " epoch=batch_id)`.",
+            )
+        _commit(self._options, messages, query=f"stream:{query}", epoch=batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """In the driver, when a task has failed for good."""
+        _discard(self._options, messages)
+
+
+def upsert(
+    df: Any,
+    table: str,
+    *,
+    path: str = "",
+    node: str = "",
+    query: str = "",
+    epoch: int | None = None,
+) -> None:
+    """Write a DataFrame into a table with a key: each row takes the place of the last one with its
+    key; with a column `_change`, `delete` deletes it.
+
+    In `foreachBatch`, give a `query` (any name that no other query has) and the batch's number as
+    its `epoch`: then a batch that Spark repeats is stored once.
+    """
+    number = "" if epoch is None else str(epoch)
+    named = {"path": path, "node": node, "table": table, "txnAppId": query, "txnVersion": number}
+    given = {name: text for name, text in named.items() if text}
+    with opened(Options.write(given)) as database:
+        if not database[table].key:
+            hint = 'Append to it: df.write.format("lowmark").mode("append").'
+            raise Rejected(f"table {table} has no key", hint=hint)
+    df.write.format("lowmark").options(**given).mode("append").save()
+
+
+def _check_columns(options: Options, schema: StructType) -> None:
+    """Refuse columns that the table does not have, before any task runs."""
+    with opened(options, writes=True) as database:
+        database[options.table].append(arrow_schema(schema).empty_table())
+
+
+def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) -> _Message:
+    context = TaskContext.get()
+    assert context is not None
+    query = context.getLocalProperty(_QUERY) or ""
+    number = attempt_number(family, context.taskAttemptId())
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None:
+        return _Message(query, None)
+    with (
+        opened(options, writes=True) as database,
+        database[options.table].stage(number=number) as stage,
+    ):
+        stage.append(_together(chain([first], batches)))
+        return _Message(query, stage.staged())
+
+
+def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches that are worth splitting over partitions: Spark gives 10,000 rows at a time."""
+    some: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        some.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= SLICE_ROWS or size >= _TOGETHER_BYTES:
+            yield pa.concat_batches(some)
+            some, rows, size = [], 0, 0
+    if some:
+        yield pa.concat_batches(some)
+
+
+def _commit(
+    options: Options,
+    messages: Sequence[WriterCommitMessage | None],
+    *,
+    query: str | None,
+    epoch: int,
+) -> None:
+    with opened(options, writes=True) as database:
+        committed = database[options.table].commit(_of(messages), query=query, epoch=epoch)
+    logger.info("an epoch is stored", extra={"epoch": epoch, "repeated": committed.repeated})
+
+
+def _discard(options: Options, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Drop what tasks have staged. What can't be dropped now goes after a day."""
+    try:
+        with opened(options, writes=True) as database:
+            database[options.table].discard(_of(messages))
+    except LowmarkError as error:
+        logger.warning("staged rows were not dropped", extra={"reason": error.message})
+
+
+def _of(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    staged = [one.staged for one in messages if isinstance(one, _Message)]
+    return [one for one in staged if one is not None]
