@@ -258,6 +258,13 @@ def test_rows_of_the_log_are_read_between_positions(spark: Any, db: Database, pl
     assert pairs(late) == [(1, "paid")]
     none = loaded(spark, place, table="orders", startingOffsets="latest")
     assert none.collect() == []
+    # and by times of partitions, of which the end does not belong to the range
+    times = json.dumps(dict.fromkeys(range(2), middle.time + 1))
+    head = loaded(spark, place, table="orders", endingOffsetsByTimestamp=times)
+    assert pairs(head) == [(number, "new") for number in range(20)]
+    latest = {"startingOffsetsByTimestampStrategy": "latest"}
+    late = loaded(spark, place, table="orders", startingOffsetsByTimestamp=times, **latest)
+    assert pairs(late) == [(1, "paid")]
     # and by more tasks than there are partitions
     many = loaded(spark, place, table="orders", startingOffsets="earliest", minPartitions=8)
     assert many.rdd.getNumPartitions() >= 8
@@ -297,6 +304,7 @@ def test_views_are_made_in_sql_and_tables_are_told_how(
         ({"table": "orders", "maxRowsPerTrigger": 1}, "is for streams"),
         ({"table": "orders", "columns": "*,id"}, "columns has id twice"),
         ({"table": "orders", "startingOffsets": '{"0": 99}'}, "is yet to come"),
+        ({"table": "orders", "startingOffsetsByTimestamp": '{"0": 99}'}, "Strategy.*latest"),
     ],
 )
 def test_what_can_not_be_read_is_refused_by_name(
