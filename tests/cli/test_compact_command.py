@@ -53,6 +53,7 @@ RUN = {
     "seconds",
     "engine",
     "where",
+    "by",
     "watermark",
     "verify",
     "trim",

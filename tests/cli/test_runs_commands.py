@@ -28,6 +28,7 @@ ROW = {
     "seconds",
     "engine",
     "where",
+    "by",
     "watermark",
     "verify",
     "trim",

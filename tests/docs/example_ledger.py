@@ -111,6 +111,7 @@ RUN = RunRecord(
     watermark=MANIFEST.watermark,
     engine="spark",
     where="local[*]",
+    by="db1:4711",
     seconds=0.4,
     partitions=(
         PartitionPlan(

@@ -68,6 +68,7 @@ def test_the_commands_work_one_after_another(folder: Path) -> None:
         "deleted",
         "shipping",
         "compacted lines",
+        "off backlogs",
         "orders",
     )
     for word in words:
@@ -89,7 +90,7 @@ def test_every_command_and_option_that_the_guide_names_is_there() -> None:
     # and all commands on tables are named
     for name in ("append", "read", "changes", "get", "delete", "explain", "watermark"):
         assert any(text.startswith(name) for text in named), name
-    for name in ("compact", "runs", "tide", "ledger show"):
+    for name in ("compact", "runs", "history", "tide", "ledger show"):
         assert any(text.startswith(name) for text in named), name
     for group in ("table", "cursor"):
         for name in root.commands[group].commands:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from lowmark.frames.errors import OptionRefused
-from lowmark.frames.options import Options
+from lowmark.frames.options import Options, Times
 
 HERE = {"path": "/data/shop", "table": "orders"}
 
@@ -38,9 +40,60 @@ def test_times_are_milliseconds_or_text() -> None:
     )
 
 
+def test_times_by_partition_are_milliseconds_as_kafkas_source_has_them() -> None:
+    text = '{"0": 1700000000123, "2": 0}'
+    found = Options.read({**HERE, "startingOffsetsByTimestamp": text})
+    assert found.start == Times({0: 1_700_000_000_123 << 16, 2: 0}, strategy="error")
+    assert found.reads_log
+    # a row's time is a time, too
+    version = 1_700_000_000_000 << 16 | 3
+    text = json.dumps({"1": version})
+    assert Options.read({**HERE, "endingOffsetsByTimestamp": text}).end == Times({1: version})
+
+
+def test_the_strategy_is_for_starts_by_time_and_an_error_by_partition_if_not_given() -> None:
+    strategy = {"startingOffsetsByTimestampStrategy": "latest"}
+    found = Options.read({**HERE, **strategy, "startingOffsetsByTimestamp": '{"0": 5}'})
+    assert found.start == Times({0: 5 << 16}, strategy="latest")
+    # a time for all partitions has none, unless it is given
+    assert Options.read({**HERE, "startingTimestamp": "1700000000123"}).start == (
+        "2023-11-14T22:13:20.123000+00:00"
+    )
+    for text in ("1700000000123", "2023-11-14T22:13:20.123Z"):
+        one = Options.read({**HERE, **strategy, "startingTimestamp": text})
+        assert one.start == Times({}, 1_700_000_000_123 << 16, "latest")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({**HERE, "startingOffsetsByTimestamp": "1700000000123"}, "Timestamp can't be '17"),
+        ({**HERE, "startingOffsetsByTimestamp": '{"0": -1}'}, "ByTimestamp can't be"),
+        ({**HERE, "startingOffsetsByTimestamp": '{"0": true}'}, "ByTimestamp can't be"),
+        ({**HERE, "startingOffsetsByTimestamp": '{"0": "now"}'}, "ByTimestamp can't be"),
+        ({**HERE, "endingOffsetsByTimestamp": '{"x": 1}'}, "ByTimestamp can't be"),
+        ({**HERE, "endingOffsetsByTimestamp": f'{{"0": {1 << 62}}}'}, "ByTimestamp can't be"),
+        (
+            {**HERE, "startingOffsetsByTimestamp": '{"0": 1}', "startingOffsets": "latest"},
+            "exclude each other",
+        ),
+        (
+            {**HERE, "endingOffsetsByTimestamp": '{"0": 1}', "versionAsOf": str(1 << 60)},
+            "exclude each other",
+        ),
+        (
+            {**HERE, "startingOffsetsByTimestamp": '{"0": 1}', "readChangeFeed": "true"},
+            "not for changes",
+        ),
+        ({**HERE, "startingOffsetsByTimestampStrategy": "latest"}, "is for a start by time"),
+        (
+            {
+                **HERE,
+                "startingOffsetsByTimestampStrategy": "earliest",
+                "startingTimestamp": "1",
+            },
+            "Strategy can't be 'earliest'",
+        ),
         ({}, "CREATE TABLE"),
         ({"option.table": "orders", "provider": "lowmark"}, "CREATE TABLE"),
         ({"table": "orders"}, "one directory, or one server"),
@@ -74,5 +127,7 @@ def test_a_read_has_no_trigger_and_a_stream_no_end_and_no_time() -> None:
         Options.read({**HERE, "maxRowsPerTrigger": "1"}).for_read()
     with pytest.raises(OptionRefused, match="no end"):
         Options.read({**HERE, "endingOffsets": "latest"}).for_stream()
+    with pytest.raises(OptionRefused, match="no end"):
+        Options.read({**HERE, "endingOffsetsByTimestamp": '{"0": 1}'}).for_stream()
     with pytest.raises(OptionRefused, match="not of one time"):
         Options.read({**HERE, "versionAsOf": str(1 << 60)}).for_stream()

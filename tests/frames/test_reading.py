@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import math
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import lowmark
+from frames.every import EVERY, ROW
 from lowmark.client import Database, Table
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -102,46 +102,6 @@ def test_columns_are_chosen_by_option_and_by_schema(spark: Any, db: Database, pl
         reader.schema("id int").load().collect()
     with pytest.raises(Exception, match="nothing"):
         loaded(spark, place, table="orders", columns="nothing").collect()
-
-
-EVERY = {
-    "id": "int64",
-    "flag": "bool",
-    "tiny": "int8",
-    "small": "int16",
-    "whole": "int32",
-    "single": "float32",
-    "double": "float64",
-    "text": "string",
-    "data": "binary",
-    "number": "decimal(20,3)",
-    "day": "date",
-    "moment": "timestamp",
-    "local": "timestamp_ntz",
-    "uid": "uuid",
-    "tags": "list<string>",
-    "counts": "map<string,int64>",
-    "place": "struct<street:string,number:int32>",
-}
-ROW = {
-    "id": 1,
-    "flag": True,
-    "tiny": -128,
-    "small": 32_767,
-    "whole": -5,
-    "single": 0.5,
-    "double": math.pi,
-    "text": "ä",
-    "data": b"\x00\xff",
-    "number": Decimal("12345678901234567.891"),
-    "day": dt.date(1969, 12, 31),
-    "moment": dt.datetime(2026, 1, 31, 12, 0, 0, 123_456, tzinfo=dt.UTC),
-    "local": dt.datetime.fromisoformat("2026-01-31T12:00:00.123456"),
-    "uid": uuid.UUID(int=7),
-    "tags": ["a", None],
-    "counts": {"x": 1},
-    "place": {"street": "s", "number": 3},
-}
 
 
 def test_every_type_comes_as_spark_has_it(spark: Any, db: Database, place: str) -> None:
@@ -298,6 +258,13 @@ def test_rows_of_the_log_are_read_between_positions(spark: Any, db: Database, pl
     assert pairs(late) == [(1, "paid")]
     none = loaded(spark, place, table="orders", startingOffsets="latest")
     assert none.collect() == []
+    # and by times of partitions, of which the end does not belong to the range
+    times = json.dumps(dict.fromkeys(range(2), middle.time + 1))
+    head = loaded(spark, place, table="orders", endingOffsetsByTimestamp=times)
+    assert pairs(head) == [(number, "new") for number in range(20)]
+    latest = {"startingOffsetsByTimestampStrategy": "latest"}
+    late = loaded(spark, place, table="orders", startingOffsetsByTimestamp=times, **latest)
+    assert pairs(late) == [(1, "paid")]
     # and by more tasks than there are partitions
     many = loaded(spark, place, table="orders", startingOffsets="earliest", minPartitions=8)
     assert many.rdd.getNumPartitions() >= 8
@@ -337,6 +304,7 @@ def test_views_are_made_in_sql_and_tables_are_told_how(
         ({"table": "orders", "maxRowsPerTrigger": 1}, "is for streams"),
         ({"table": "orders", "columns": "*,id"}, "columns has id twice"),
         ({"table": "orders", "startingOffsets": '{"0": 99}'}, "is yet to come"),
+        ({"table": "orders", "startingOffsetsByTimestamp": '{"0": 99}'}, "Strategy.*latest"),
     ],
 )
 def test_what_can_not_be_read_is_refused_by_name(

@@ -93,6 +93,41 @@ def test_a_new_stream_begins_with_what_comes_then(
     assert query.rows() == expected
 
 
+def test_a_new_stream_begins_at_times_by_partition(
+    spark: Any, orders: Table, place: str, tmp_path: Path
+) -> None:
+    appended(orders, range(10))
+    middle = orders.snapshot().time + 1
+    expected = appended(orders, range(10, 40))
+    later = orders.snapshot().time + 1
+    # when a query begins in one partition with the later rows, and in another one with what comes
+    strategy = {"startingOffsetsByTimestampStrategy": "latest"}
+    times = json.dumps({0: middle, 1: later, 2: middle})
+    query = Query(spark, place, tmp_path, startingOffsetsByTimestamp=times, **strategy)
+    query.run()
+    # then it has these, and no more
+    there = orders.read(columns=["id", "_partition"], start=middle).to_pylist()
+    second = {row["id"] for row in there if row["_partition"] == 1}
+    assert second
+    assert query.rows() == [one for one in expected if one[0] not in second]
+    # and goes on from its checkpoint, whatever the option says
+    expected += appended(orders, range(40, 70))
+    query.run()
+    assert query.rows() == [one for one in expected if one[0] not in second]
+
+
+def test_a_stream_that_would_begin_behind_all_rows_is_refused_by_name(
+    spark: Any, orders: Table, place: str, tmp_path: Path
+) -> None:
+    appended(orders, range(10))
+    times = json.dumps({0: orders.snapshot().time + 1})
+    query = Query(spark, place, tmp_path, startingOffsetsByTimestamp=times)
+    with pytest.raises(Exception, match="partition 0 of table orders has no row of"):
+        query.run()
+    # and it leaves no cursor
+    assert orders.cursors.list() == []
+
+
 def test_a_stream_has_one_cursor_that_holds_what_it_has_not_done(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ COMMANDS = {
     "watermark": "watermark",
     "compact": "compact",
     "runs": "runs",
+    "history": "history",
     "worker": "worker",
     "ledger": "ledger",
     "catalog": "catalog",

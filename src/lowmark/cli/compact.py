@@ -244,7 +244,7 @@ def compact(
 
     With --json, one object: run, table, state (done; nothing, if no row is new; too young, if all
     new rows are later than held_until says; planned, if it is a dry run, or waits for a worker),
-    trigger, began, ended, seconds, engine (spark or local), where, watermark, verify, trim,
+    trigger, began, ended, seconds, engine (spark or local), where, by, watermark, verify, trim,
     rewrite, read (auto, segments or flight), read_rate, write_rate, resumed, error; of all
     partitions rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read, bytes_written,
     ledger_bytes, trimmed_bytes, too_young_rows, held_until; and partitions, each with these and its

@@ -53,11 +53,11 @@ def runs(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False)
     The last 50 of a table are kept. One that was interrupted can be resumed, or cancelled.
 
     With --json, a list: run, table, state (planned, if it waits for a worker; running, done,
-    failed, cancelled or interrupted), trigger, began, ended, seconds, engine, where, watermark,
-    verify, trim, rewrite, read, read_rate, write_rate, resumed, error, and of all partitions
-    rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read, bytes_written,
-    ledger_bytes, trimmed_bytes, too_young_rows, held_until. rows_live does not count deletes;
-    bytes_read counts the backlog once for each pass over it.
+    failed, cancelled or interrupted), trigger, began, ended, seconds, engine, where, by (its
+    process), watermark, verify, trim, rewrite, read, read_rate, write_rate, resumed, error, and of
+    all partitions rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read,
+    bytes_written, ledger_bytes, trimmed_bytes, too_young_rows, held_until. rows_live does not count
+    deletes; bytes_read counts the backlog once for each pass over it.
 
     Example: lowmark runs orders --data ./shop
     """

@@ -50,6 +50,7 @@ from lowmark.client.explaining import (
     PartitionExplanation,
     TableExplanation,
 )
+from lowmark.client.history import HistoryLine
 from lowmark.client.lookup import IndexSize
 from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
@@ -105,6 +106,7 @@ __all__ = [
     "Forked",
     "Gap",
     "GapFound",
+    "HistoryLine",
     "Holder",
     "HolderTotal",
     "IndexSize",

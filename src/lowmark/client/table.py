@@ -44,6 +44,7 @@ from lowmark.client.explaining import (
     explain_key,
     explain_table,
 )
+from lowmark.client.history import HistoryLine, table_history
 from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader
@@ -681,6 +682,16 @@ class Table:
     def runs(self) -> list[RunRecord]:
         """The runs of this table that are known, the newest first."""
         return self._compactor.runs(self._current().id)
+
+    def history(self) -> list[HistoryLine]:
+        """What became of the table: schema versions and other changes of it, runs of compaction,
+        and what was cut, each with its time and who did it; the newest first.
+
+        A line has None where that is noted nowhere, and lines without a time come last. The times
+        of changes are kept as long as the catalog's versions are; of runs, the last 50.
+        """
+        table = self._current()
+        return table_history(self._backend, table, self._compactor.runs(table.id))
 
     def cancel_run(self, run: str) -> RunRecord:
         """End a run that goes on, or give up one that was interrupted."""

@@ -133,7 +133,7 @@ class Claims:
         """Step 1; None if another process was quicker, or if its holder has renewed it, or if its
         run was asked to end since it was seen: this would remove the word unheard.
         """
-        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        holder = f"{this_process()}:{secrets.token_hex(4)}"
         claim = Claim(run=run, holder=holder, lease_ms=lease_ms, detached=detached)
         held, prefix = HeldClaim(table, claim, seen), claim_prefix(table)
         operations: list[Operation] = [
@@ -262,6 +262,11 @@ class ClaimWatch:
             if known == seen and began_s - since_s >= seen.claim.lease_ms / 1_000:
                 free[table] = seen
         return free, set(self._since) - set(free)
+
+
+def this_process() -> str:
+    """This process as people know it: its machine and its number."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _as_seen(table: int, seen: SeenClaim) -> tuple[Condition, ...]:

@@ -38,6 +38,7 @@ import msgspec
 from lowmark.backend.errors import Cancelled, PlanOutdated
 from lowmark.catalog import Table
 from lowmark.catalog.errors import VersionCompacted
+from lowmark.compaction.claims import this_process
 from lowmark.compaction.context import Progress, RunContext
 from lowmark.compaction.holds import RunHolds
 from lowmark.compaction.plan import PlanInput, catalog_then, plan_input, plan_partition
@@ -239,6 +240,7 @@ class Run:
             write_rate=options.write_rate or 0,
             engine=options.engine,
             where=options.where,
+            by=this_process(),
             partitions=tuple(plans),
         )
 
@@ -281,7 +283,11 @@ class Run:
         """
         options = self._options
         record = msgspec.structs.replace(
-            record, state="running", engine=options.engine, where=options.where
+            record,
+            state="running",
+            engine=options.engine,
+            where=options.where,
+            by=this_process(),
         )
         planned = record
         try:

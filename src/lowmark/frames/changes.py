@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lowmark.client.changes import FEED_COLUMNS
+from lowmark.convert.pythonic import convert_rows, converts_of
 from lowmark.frames.columns import arrow_schema, fitted
 from lowmark.frames.errors import OptionRefused
 from lowmark.frames.opening import opened
@@ -40,15 +42,7 @@ class ChangesReader(DataSourceReader):
         with opened(options) as database:
             table = database[options.table]
             checked_reader(table, options, self._schema).close()
-            for where in (options.start, options.end):
-                if isinstance(where, Mapping) and any(at < 0 for at in where.values()):
-                    raise OptionRefused(
-                        "changes begin and end at offsets from 0 on, not at -1 or -2",
-                        hint="Use startingVersion and endingVersion: earliest, latest, a version.",
-                    )
-            start = "earliest" if options.start is None else options.start
-            end = None if options.end == "latest" else options.end
-            with table.changes(start, end) as reader:
+            with table.changes(*_places(options)) as reader:
                 starts, ends = reader.starts, reader.position
             return [
                 Range(number, starts[number], ends[number])
@@ -68,8 +62,44 @@ class ChangesReader(DataSourceReader):
                 {number: partition.end},
                 preimages=options.preimages,
                 net=options.net,
-                columns=[name for name in self._wanted.names if name not in FEED_COLUMNS],
+                columns=_own_columns(self._wanted),
                 partitions=[number],
             ) as reader,
         ):
             yield from fitted(reader, self._wanted)
+
+
+def changed_rows(options: Options, schema: StructType) -> Iterator[tuple[Any, ...]]:
+    """All changes of a range, one after the other, in values that Spark pickles."""
+    wanted = arrow_schema(schema)
+    converts = converts_of(wanted)
+    with opened(options) as database:
+        table = database[options.table]
+        checked_reader(table, options, schema).close()
+        with table.changes(
+            *_places(options),
+            preimages=options.preimages,
+            net=options.net,
+            columns=_own_columns(wanted),
+        ) as reader:
+            for batch in fitted(reader, wanted):
+                rows = batch.to_pylist()
+                convert_rows(rows, converts)
+                yield from (tuple(row.values()) for row in rows)
+
+
+def _own_columns(wanted: pa.Schema) -> list[str]:
+    """Without those that say what changed: every feed has these."""
+    return [name for name in wanted.names if name not in FEED_COLUMNS]
+
+
+def _places(options: Options) -> tuple[Any, Any]:
+    """Where changes begin and end, as `Table.changes` takes it."""
+    for where in (options.start, options.end):
+        if isinstance(where, Mapping) and any(at < 0 for at in where.values()):
+            raise OptionRefused(
+                "changes begin and end at offsets from 0 on, not at -1 or -2",
+                hint="Use startingVersion and endingVersion: earliest, latest, a version.",
+            )
+    start = "earliest" if options.start is None else options.start
+    return start, None if options.end == "latest" else options.end

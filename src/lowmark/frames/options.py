@@ -13,6 +13,13 @@ formats, where these have one.
     endingOffsets, endingTimestamp
                         where a read of the log ends: before this offset, and with the last row of
                         this time
+    startingOffsetsByTimestamp, endingOffsetsByTimestamp
+                        the same by partition, as Kafka's source has it: {"0": 1700000000000}. It
+                        begins with the first row of that time or behind it, and ends before it
+    startingOffsetsByTimestampStrategy
+                        what a start by time does if no row has that time or a later one: `error`,
+                        or `latest`. If not given, a start by partition is an error, as with Kafka,
+                        and startingTimestamp begins with what comes
     maxRowsPerTrigger, maxBytesPerTrigger
                         how much a micro-batch has at most; rows of one append are not taken apart
                         by bytes
@@ -40,10 +47,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
-from lowmark.convert.times import is_hybrid
+from lowmark.convert.times import is_hybrid, parse_time
 from lowmark.frames.errors import OptionRefused
+from lowmark.runtime import COUNTER_BITS
 
-Position: TypeAlias = Literal["earliest", "latest"] | Mapping[int, int]
+Strategy: TypeAlias = Literal["error", "latest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A place by times: in each partition, the first row of a time or behind it."""
+
+    by_partition: Mapping[int, int]
+    everywhere: int | None = None
+    """Of partitions that are not named; None: these begin at the earliest, and end with the
+    latest."""
+    strategy: Strategy = "error"
+    """What a start does where there is no such row. An end is the latest then."""
+
+
+Position: TypeAlias = Literal["earliest", "latest"] | Mapping[int, int] | Times
 
 _KNOWN: Final = {
     "path": "path",
@@ -56,6 +79,9 @@ _KNOWN: Final = {
     "startingtimestamp": "startingTimestamp",
     "endingoffsets": "endingOffsets",
     "endingtimestamp": "endingTimestamp",
+    "startingoffsetsbytimestamp": "startingOffsetsByTimestamp",
+    "endingoffsetsbytimestamp": "endingOffsetsByTimestamp",
+    "startingoffsetsbytimestampstrategy": "startingOffsetsByTimestampStrategy",
     "maxrowspertrigger": "maxRowsPerTrigger",
     "maxoffsetspertrigger": "maxRowsPerTrigger",
     "maxbytespertrigger": "maxBytesPerTrigger",
@@ -74,7 +100,12 @@ _KNOWN: Final = {
 }
 _OF_PLACE = ("path", "node", "table")
 _OF_WRITE = ("txnAppId", "txnVersion")
-_OF_LOG = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp")
+_STRATEGY: Final = "startingOffsetsByTimestampStrategy"
+_BY_PARTITION = ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", _STRATEGY)
+_OF_LOG = (
+    *("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
+    *_BY_PARTITION,
+)
 _OF_FEED = ("startingVersion", "endingVersion", "preimages", "net")
 _OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,6 +113,8 @@ _OF_CREATE = ("option.", "provider", "location", "owner")
 """What Spark gives a source when a table is created with it."""
 EARLIEST: Final = -2
 LATEST: Final = -1
+_NEVER: Final = (1 << 62) - 1
+"""A time behind all others: of `now`, no row is there yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +171,12 @@ class Options:
             if name in named and not feed:
                 raise OptionRefused(
                     f"{name} is for changes", hint='Say so: .option("readChangeFeed", "true").'
+                )
+        for name in _BY_PARTITION:
+            if name in named and feed:
+                raise OptionRefused(
+                    f"{name} is for rows of the log, not for changes",
+                    hint="Use startingTimestamp and endingTimestamp.",
                 )
         if feed and as_of is not None:
             raise OptionRefused(f"changes have no {as_of}", hint="Give a start and an end.")
@@ -299,10 +338,22 @@ def _version(name: str, text: str) -> int:
 
 def _position(named: Mapping[str, str], which: str) -> Position | str | int | None:
     offsets, timestamp, version = f"{which}Offsets", f"{which}Timestamp", f"{which}Version"
-    name = _one_of(named, offsets, timestamp, version)
+    times = f"{offsets}ByTimestamp"
+    name = _one_of(named, offsets, timestamp, times, version)
+    strategy = _strategy(named) if which == "starting" else None
+    if strategy is not None and name not in {timestamp, times}:
+        raise OptionRefused(
+            f"{_STRATEGY} is for a start by time",
+            hint=f"Give {timestamp} or {times}, or leave it out.",
+        )
     if name is None:
         return None
     text = named[name]
+    if name == times:
+        return Times(_times(name, text), strategy=strategy or "error")
+    if name == timestamp and strategy is not None:
+        last = parse_time(_time(name, text), now=_NEVER)
+        return Times({}, last >> COUNTER_BITS << COUNTER_BITS, strategy)
     if name == version and text not in {"earliest", "latest"}:
         return _version(name, text)
     if name == timestamp:
@@ -323,6 +374,37 @@ def _offsets(name: str, text: str | None) -> dict[int, int] | None:
             f"{name} can't be {text!r}",
             hint='Give earliest, latest, or offsets by partition: {"0": 17, "1": -2}.',
         ) from error
+
+
+def _times(name: str, text: str) -> dict[int, int]:
+    """Times by partition: of a millisecond the first one."""
+    try:
+        found = json.loads(text)
+        given = {int(number): _natural(at) for number, at in found.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise OptionRefused(
+            f"{name} can't be {text!r}",
+            hint='Give milliseconds since 1970 by partition: {"0": 1700000000000}.',
+        ) from error
+    return {number: at if is_hybrid(at) else at << COUNTER_BITS for number, at in given.items()}
+
+
+def _natural(at: object) -> int:
+    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= _NEVER:
+        raise ValueError(at)
+    return at
+
+
+def _strategy(named: Mapping[str, str]) -> Strategy | None:
+    match named.get(_STRATEGY):
+        case None:
+            return None
+        case "error":
+            return "error"
+        case "latest":
+            return "latest"
+        case other:
+            raise OptionRefused(f"{_STRATEGY} can't be {other!r}", hint="Give error or latest.")
 
 
 def _offset(at: object) -> int:

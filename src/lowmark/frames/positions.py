@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pyspark.sql.datasource import InputPartition
 
 from lowmark.client import Database, Table
+from lowmark.convert.times import time_text
 from lowmark.frames.errors import OptionRefused
-from lowmark.frames.options import EARLIEST, LATEST, Position
+from lowmark.frames.options import EARLIEST, LATEST, Position, Times
 from lowmark.table import View
 
 
@@ -33,6 +34,8 @@ def offsets_of(
     """Offsets that a position stands for, of every partition. One that is not named begins at the
     earliest, and ends with the latest.
     """
+    if isinstance(where, Times):
+        return _offsets_of_times(where, table, views, end=end)
     if not isinstance(where, Mapping):
         return table.offsets(where, end=end)
     table.offsets({number: max(at, 0) for number, at in where.items()}, end=end)  # it checks them
@@ -45,6 +48,27 @@ def offsets_of(
             )
     special = {number: {EARLIEST: view.start, LATEST: view.end} for number, view in views.items()}
     return {number: special[number].get(at, at) for number, at in given.items()}
+
+
+def _offsets_of_times(
+    where: Times, table: Table, views: Mapping[int, View], *, end: bool
+) -> dict[int, int]:
+    table.offsets(dict.fromkeys(where.by_partition, 0), end=end)  # it checks the numbers
+    found: dict[int, int] = {}
+    for number, view in views.items():
+        time = where.by_partition.get(number, where.everywhere)
+        if time is None:
+            found[number] = view.end if end else view.start
+            continue
+        found[number] = view.offset_from(time)
+        if found[number] == view.end and not end and where.strategy == "error":
+            raise OptionRefused(
+                f"partition {number} of table {table.name} has no row of {time_text(time)} or"
+                " later",
+                hint='Use .option("startingOffsetsByTimestampStrategy", "latest") to begin there'
+                " with what comes, or give an earlier time.",
+            )
+    return found
 
 
 def stretches(

@@ -2,10 +2,11 @@
 
     1. each task stages its rows          no reader sees them; what it has staged is its message
     2. the driver commits the messages    of the attempts that count, as an epoch of the query
-What an attempt that fails, or loses, has staged is dropped with the commit; of a write that is never
-committed, after a day. A driver that dies between 1 and 2, or within 2, is followed by one with the same
-epoch: a stream has it in its checkpoint. What the first has decided stays, and what it has begun is
-ended (`lowmark.table.binding`). So a task may run any number of times, at once or again.
+What an attempt that fails, or loses, has staged is dropped with the commit; of a write that is
+never committed, after a day. A driver that dies between 1 and 2, or within 2, is followed by one
+with the same epoch: a stream has it in its checkpoint. What the first has decided stays, and what
+it has begun is ended (`lowmark.table.binding`). So a task may run any number of times, at once or
+again.
 
 A write that is no stream is committed once by its driver, and is a new one if the user runs it
 again; unless it has a name and a number (`txnAppId`, `txnVersion`), which is what `foreachBatch`

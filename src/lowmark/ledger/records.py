@@ -136,6 +136,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What carries the work out: Spark, or the process itself."""
     where: str = ""
     """On which Spark, or in which process; for people."""
+    by: str = ""
+    """The process that carries it out, or that has planned it: its machine and its number. Empty:
+    a release noted the run that did not know this field."""
     resumed: int = 0
     seconds: float = 0.0
     error: str = ""

@@ -366,7 +366,9 @@ class State:
         return bound
 
     def _drop_families(self, bind: Bind, time: int) -> None:
-        """Attempts of the same write that do not count, also those that its driver never heard of."""
+        """Attempts of the same writes that do not count, also those that their driver does not
+        know of.
+        """
         if bind.families:
             gone = set(bind.families)
             self._drop([one for one in self.staged if family(one) in gone], time)

@@ -1,0 +1,48 @@
+"""`lowmark history`: what became of a table, line by line."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from lowmark.cli.database import DatabaseOption, TableArgument, opened_database
+from lowmark.cli.output import Cell, Json, show_json, show_table
+from lowmark.client import HistoryLine
+from lowmark.formatting import time_text
+
+
+def history(
+    ctx: typer.Context, table: TableArgument, data: DatabaseOption = None, as_json: Json = False
+) -> None:
+    """Show what became of a table: its schema versions, runs of compaction, and what was cut, with
+    times and who did it; the newest first.
+
+    A change of the table is by the node that carried it out, a run by its process (machine:pid). A
+    dash says that it is noted nowhere: of retention, of cuts by hand, and of changes that are older
+    than the catalog's versions (`lowmark catalog log`). Lines without a time come last.
+
+    With --json, a list: at, kind (schema, table, run, cut), operation, by, what, schema_version,
+    catalog_version, run, rows, bytes, offsets (by partition, where a backlog begins since).
+
+    Example: lowmark history orders --data ./shop
+    """
+    with opened_database(ctx, data) as database:
+        found = database.table(table).history()
+    if as_json:
+        show_json([_facts(one) for one in found])
+        return
+    rows: list[dict[str, Cell]] = [
+        {"at": _at(one), "operation": one.operation, "by": one.by, "what": one.what}
+        for one in found
+    ]
+    show_table(rows, columns=("at", "operation", "by", "what"), as_json=False)
+
+
+def _at(line: HistoryLine) -> str | None:
+    return None if line.at is None else time_text(round(line.at.timestamp() * 1_000))
+
+
+def _facts(line: HistoryLine) -> dict[str, Any]:
+    return asdict(line) | {"at": _at(line)}
