@@ -50,6 +50,7 @@ from lowmark.client.explaining import (
     PartitionExplanation,
     TableExplanation,
 )
+from lowmark.client.exporting import Exported, ExportProgress
 from lowmark.client.lookup import IndexSize
 from lowmark.client.producer import Producer
 from lowmark.client.reading import Gap, GapFound, Reader
@@ -100,6 +101,8 @@ __all__ = [
     "Ended",
     "Engine",
     "Explanation",
+    "ExportProgress",
+    "Exported",
     "Forked",
     "Gap",
     "GapFound",
