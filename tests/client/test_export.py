@@ -14,16 +14,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 import lowmark
 from inside import on_loop, partition_of, proposed
-from lowmark.client import Database, Exported, ExportProgress, Table
+from lowmark.client import Database, Exported, ExportProgress, Table, parse_time
 from lowmark.errors import (
     BelowWatermark,
     ColumnUnfit,
     DestinationRefused,
     GapFound,
     LowmarkError,
+    PackageMissing,
     Rejected,
 )
 from lowmark.export import files as export_files
@@ -82,9 +84,16 @@ def read_parquet(path: Path) -> pa.Table:
     return pq.read_table(path)
 
 
-READ: dict[str, Callable[[Path], pa.Table]] = {"parquet": read_parquet}
+def read_delta(path: Path) -> pa.Table:
+    table = DeltaTable(path)
+    assert table.version() == 0  # one commit
+    return table.to_pyarrow_table()
+
+
+READ: dict[str, Callable[[Path], pa.Table]] = {"parquet": read_parquet, "delta": read_delta}
 """How a program that knows nothing of Lowmark reads each format."""
 
+NEEDS = {"delta": "deltalake"}
 formats = pytest.mark.parametrize("form", sorted(READ))
 
 
@@ -499,6 +508,57 @@ def test_progress_counts_bytes_and_partitions(orders: Table, tmp_path: Path) -> 
     counted = [one.bytes_done for one in told]
     assert counted == sorted(counted)
     assert 0 < counted[-1] <= done.bytes
+
+
+# -- Delta ----------------------------------------------------------------------------------------
+
+
+def test_a_delta_table_says_what_it_is_of_and_may_be_moved(orders: Table, tmp_path: Path) -> None:
+    # given
+    changed(orders)
+    done = orders.export(tmp_path / "out", format="delta")
+    # when its directory is renamed
+    (tmp_path / "out").rename(tmp_path / "moved")
+    # then Delta's own engine reads all of it
+    table = DeltaTable(tmp_path / "moved")
+    counted = QueryBuilder().register("t", table).execute("select count(*) as n from t")
+    assert pa.table(counted)["n"].to_pylist() == [150]
+    # and it knows its name and its time
+    assert table.metadata().name == "orders"
+    [commit] = table.history()
+    assert commit["lowmark.table"] == "orders"
+    assert parse_time(commit["lowmark.asOf"], now=done.time) >> 16 == done.time >> 16
+
+
+def test_a_package_that_is_not_installed_is_named_before_anything_is_written(
+    orders: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for form, package in NEEDS.items():
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, package, None)  # as Python notes what is not there
+            without.delitem(sys.modules, f"lowmark.export.{form}", raising=False)
+            with pytest.raises(PackageMissing, match=f"needs the package {package}") as refused:
+                orders.export(tmp_path / "out", format=form)
+        assert f"pip install {package}" in refused.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"id": "int64", "a b": "int64"}, {"id": "int64", "s": "struct<`x;y`: list<string>>"}],
+)
+def test_a_name_that_delta_can_not_have_is_refused_and_may_be_left_out(
+    columns: dict[str, str], db: Database, tmp_path: Path
+) -> None:
+    table = db.create_table("t", columns, key="id")
+    table.append([{"id": 1}])
+    bad = list(columns)[-1]
+    with pytest.raises(
+        ColumnUnfit, match=f"column {bad} can't be exported: names of a Delta table"
+    ):
+        table.export(tmp_path / "out", format="delta")
+    assert left_over(tmp_path) == []
+    assert table.export(tmp_path / "out", format="delta", columns=["id"]).rows == 1
 
 
 # -- files -----------------------------------------------------------------------------------------

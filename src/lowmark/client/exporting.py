@@ -20,7 +20,7 @@ from lowmark.catalog import DEFAULT_SCHEMA, Table
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.reading import Gap, Reader
 from lowmark.compaction.runner import Runners
-from lowmark.convert.times import datetime_of
+from lowmark.convert.times import datetime_of, time_text
 from lowmark.export import (
     DataFile,
     Format,
@@ -94,7 +94,12 @@ def export_table(
         assert isinstance(reader, AsOfReader)
         time, table = reader.time, reader.shape.table
         name = backend.catalog_at(time).name_of(table).removeprefix(f"{DEFAULT_SCHEMA}.")
-        target = target_for(kind, _with_required(reader.schema, table))
+        target = target_for(
+            kind,
+            _with_required(reader.schema, table),
+            name=name,
+            notes={"lowmark.table": name, "lowmark.asOf": time_text(time)},
+        )
         with staged(path) as stage:
             names = reader.schema.names
             told = _Told(progress or (lambda _: None), len(partitions))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias, get_args
 
 import pyarrow as pa
 
+from lowmark.backend.errors import PackageMissing
 from lowmark.errors import Rejected
 from lowmark.export.columns import columns_in
 from lowmark.export.files import DataFile, write_empty
 
-Format: TypeAlias = Literal["parquet"]
+Format: TypeAlias = Literal["parquet", "delta"]
 
 
 class Target(Protocol):
@@ -47,11 +48,26 @@ def check_format(wanted: str) -> Format:
         if wanted == known:
             found: Format = known
             return found
-    raise Rejected(f"format can't be {wanted!r}", hint="Use parquet.")
+    raise Rejected(f"format can't be {wanted!r}", hint="Use parquet or delta.")
 
 
-def target_for(wanted: Format, schema: pa.Schema) -> Target:
-    """The table to be."""
+def target_for(wanted: Format, schema: pa.Schema, *, name: str, notes: Mapping[str, str]) -> Target:
+    """The table to be; `notes` say where its rows are from. Refused, if the package is not
+    installed that a format needs.
+    """
     match wanted:
         case "parquet":
             return ParquetTarget(schema)
+        case "delta":
+            try:
+                from lowmark.export.delta import DeltaTarget  # noqa: PLC0415 (it is optional)
+            except ImportError as error:
+                raise _missing("deltalake", wanted, error) from error
+            return DeltaTarget(schema, name=name, notes=notes)
+
+
+def _missing(package: str, wanted: Format, error: ImportError) -> ImportError | PackageMissing:
+    """The error for a package that is not there; any other failure of an import as it is."""
+    if (error.name or "").partition(".")[0] != package:
+        return error
+    return PackageMissing(package, needed_for=f"an export to {wanted}")
