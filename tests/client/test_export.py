@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from pyiceberg.table import StaticTable
 
 import lowmark
 from inside import on_loop, partition_of, proposed
@@ -90,10 +91,20 @@ def read_delta(path: Path) -> pa.Table:
     return table.to_pyarrow_table()
 
 
-READ: dict[str, Callable[[Path], pa.Table]] = {"parquet": read_parquet, "delta": read_delta}
+def read_iceberg(path: Path) -> pa.Table:
+    table = StaticTable.from_metadata(str(path))
+    assert len(table.snapshots()) == 1  # one commit
+    return table.scan().to_arrow()
+
+
+READ: dict[str, Callable[[Path], pa.Table]] = {
+    "parquet": read_parquet,
+    "delta": read_delta,
+    "iceberg": read_iceberg,
+}
 """How a program that knows nothing of Lowmark reads each format."""
 
-NEEDS = {"delta": "deltalake"}
+NEEDS = {"delta": "deltalake", "iceberg": "pyiceberg"}
 formats = pytest.mark.parametrize("form", sorted(READ))
 
 
@@ -535,7 +546,8 @@ def test_a_package_that_is_not_installed_is_named_before_anything_is_written(
 ) -> None:
     for form, package in NEEDS.items():
         with monkeypatch.context() as without:
-            without.setitem(sys.modules, package, None)  # as Python notes what is not there
+            for name in [one for one in sys.modules if one.partition(".")[0] == package]:
+                without.setitem(sys.modules, name, None)  # as Python notes what is not there
             without.delitem(sys.modules, f"lowmark.export.{form}", raising=False)
             with pytest.raises(PackageMissing, match=f"needs the package {package}") as refused:
                 orders.export(tmp_path / "out", format=form)
@@ -559,6 +571,51 @@ def test_a_name_that_delta_can_not_have_is_refused_and_may_be_left_out(
         table.export(tmp_path / "out", format="delta")
     assert left_over(tmp_path) == []
     assert table.export(tmp_path / "out", format="delta", columns=["id"]).rows == 1
+
+
+# -- Iceberg --------------------------------------------------------------------------------------
+
+
+def test_an_iceberg_table_is_opened_by_its_metadata_and_pruned_by_statistics(
+    orders: Table, tmp_path: Path
+) -> None:
+    # given
+    changed(orders)
+    done = orders.export(tmp_path / "out", format="iceberg")
+    # when it is opened by the file that a catalog would register
+    table = StaticTable.from_metadata(str(tmp_path / "out" / "metadata" / "v1.metadata.json"))
+    # then it has its ids, its statistics and its origin
+    [snapshot] = table.snapshots()
+    assert snapshot.summary is not None
+    assert snapshot.summary["total-records"] == str(done.rows)
+    assert table.properties["lowmark.table"] == "orders"
+    [one] = table.scan(row_filter="id == 'o-7'").to_arrow().to_pylist()
+    assert one == {"id": "o-7", "status": "new", "amount": 7}
+    assert not list(table.scan(row_filter="id == 'zzz'").plan_files())
+    # and all paths that it names are those of the directory, not of what was aside
+    for task in table.scan().plan_files():
+        assert Path(task.file.file_path.removeprefix("file://")).parent == tmp_path / "out" / "data"
+
+
+@pytest.mark.parametrize("column", ["_pos", "_FILE", "_partition"])
+def test_a_column_that_iceberg_has_by_itself_is_refused(
+    column: str, db: Database, tmp_path: Path
+) -> None:
+    own = {} if column == "_partition" else {column: "string"}
+    table = db.create_table("t", {"id": "int64"} | own, key="id")
+    with pytest.raises(ColumnUnfit, match=f"column {column} can't be exported"):
+        table.export(tmp_path / "out", format="iceberg", columns=["id", column])
+    assert left_over(tmp_path) == []
+
+
+def test_a_path_that_is_no_url_is_refused_for_iceberg_alone(orders: Table, tmp_path: Path) -> None:
+    with pytest.raises(DestinationRefused, match="its path has a '#'"):
+        orders.export(tmp_path / "a#b", format="iceberg")
+    for form in ("parquet", "delta"):
+        assert orders.export(tmp_path / f"a#b %c {form}", format=form).rows == 0
+    orders.append([{"id": "a"}])
+    orders.export(tmp_path / "with space", format="iceberg")
+    assert READ["iceberg"](tmp_path / "with space").num_rows == 1
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def export(
         str, typer.Option(metavar="DIR", help="A directory that is not there yet, or is empty.")
     ],
     format: Annotated[  # noqa: A002
-        str, typer.Option(metavar="parquet|delta", help="What it is written as.")
+        str, typer.Option(metavar="parquet|delta|iceberg", help="What it is written as.")
     ] = "parquet",
     as_of: Annotated[
         str | None,
@@ -56,7 +56,7 @@ def export(
     Example: lowmark export orders --to ./orders --columns id,status --data ./shop
     """
     if format not in get_args(Format):
-        raise WrongUse(f"--format can't be {format!r}", hint="Use parquet or delta.")
+        raise WrongUse(f"--format can't be {format!r}", hint="Use parquet, delta or iceberg.")
     if on_gap not in {"raise", "skip"}:
         raise WrongUse(f"--on-gap is raise or skip, not {on_gap!r}")
     if columns is not None and not listed(columns):

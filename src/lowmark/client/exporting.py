@@ -97,6 +97,7 @@ def export_table(
         target = target_for(
             kind,
             _with_required(reader.schema, table),
+            path=path,
             name=name,
             notes={"lowmark.table": name, "lowmark.asOf": time_text(time)},
         )

@@ -1,9 +1,9 @@
-"""Rows of a table into a directory that other programs read: Parquet.
+"""Rows of a table into a directory that other programs read: Parquet, Delta Lake, Apache Iceberg.
 
     columns      what each column becomes in a format; what can't be there is refused by name
     files        Parquet files, written in batches, each of a bounded size
     destination  the directory: written aside, published last
-    formats      what makes files a table: nothing for Parquet
+    formats      what makes files a table: nothing for Parquet, one commit for `delta` and `iceberg`
 
 What always holds
     1. The directory is there as a whole or not at all: everything is written into a hidden one

@@ -12,7 +12,7 @@ from lowmark.errors import Rejected
 from lowmark.export.columns import columns_in
 from lowmark.export.files import DataFile, write_empty
 
-Format: TypeAlias = Literal["parquet", "delta"]
+Format: TypeAlias = Literal["parquet", "delta", "iceberg"]
 
 
 class Target(Protocol):
@@ -48,12 +48,14 @@ def check_format(wanted: str) -> Format:
         if wanted == known:
             found: Format = known
             return found
-    raise Rejected(f"format can't be {wanted!r}", hint="Use parquet or delta.")
+    raise Rejected(f"format can't be {wanted!r}", hint="Use parquet, delta or iceberg.")
 
 
-def target_for(wanted: Format, schema: pa.Schema, *, name: str, notes: Mapping[str, str]) -> Target:
-    """The table to be; `notes` say where its rows are from. Refused, if the package is not
-    installed that a format needs.
+def target_for(
+    wanted: Format, schema: pa.Schema, *, path: str, name: str, notes: Mapping[str, str]
+) -> Target:
+    """The table to be, at a path; `notes` say where its rows are from. Refused, if the format
+    needs a package that is not installed.
     """
     match wanted:
         case "parquet":
@@ -64,6 +66,12 @@ def target_for(wanted: Format, schema: pa.Schema, *, name: str, notes: Mapping[s
             except ImportError as error:
                 raise _missing("deltalake", wanted, error) from error
             return DeltaTarget(schema, name=name, notes=notes)
+        case "iceberg":
+            try:
+                from lowmark.export.iceberg import IcebergTarget  # noqa: PLC0415 (it is optional)
+            except ImportError as error:
+                raise _missing("pyiceberg", wanted, error) from error
+            return IcebergTarget(schema, path=path, name=name, notes=notes)
 
 
 def _missing(package: str, wanted: Format, error: ImportError) -> ImportError | PackageMissing:
