@@ -20,7 +20,7 @@ What always holds
 This package knows neither tables nor databases: it is given batches (`lowmark.client.exporting`).
 """
 
-from lowmark.export.destination import Stage, destination_of, staged
+from lowmark.export.destination import Stage, destination_of, not_shared, staged
 from lowmark.export.errors import ColumnUnfit, DestinationRefused
 from lowmark.export.files import FILE_BYTES, DataFile, write_files
 from lowmark.export.formats import Format, Target, check_format, target_for
@@ -35,6 +35,7 @@ __all__ = [
     "Target",
     "check_format",
     "destination_of",
+    "not_shared",
     "staged",
     "target_for",
     "write_files",
