@@ -130,6 +130,7 @@ _DEFINED_IN = {
     "lowmark.access.directory": "NoOwner",
     "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
     "lowmark.client": "ChangesGone GapFound",
+    "lowmark.export.errors": "ColumnUnfit DestinationRefused",
     "lowmark.frames.errors": "ModeRefused OptionRefused OtherTable SchemaRefused WorkerMissing",
     "lowmark.spark.errors": (
         "JavaMissing JavaTooOld MasterNotReached NoExecutors SessionRefused SparkGone"

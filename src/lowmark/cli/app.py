@@ -33,6 +33,7 @@ COMMANDS = {
     "append": "append",
     "read": "read",
     "changes": "changes",
+    "export": "export",
     "get": "get",
     "delete": "get",
     "cursor": "cursor",

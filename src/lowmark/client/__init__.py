@@ -50,6 +50,7 @@ from lowmark.client.explaining import (
     PartitionExplanation,
     TableExplanation,
 )
+from lowmark.client.exporting import Exported, ExportProgress
 from lowmark.client.history import HistoryLine
 from lowmark.client.lookup import IndexSize
 from lowmark.client.producer import Producer
@@ -103,6 +104,8 @@ __all__ = [
     "Ended",
     "Engine",
     "Explanation",
+    "ExportProgress",
+    "Exported",
     "Forked",
     "Gap",
     "GapFound",

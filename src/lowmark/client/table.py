@@ -44,6 +44,7 @@ from lowmark.client.explaining import (
     explain_key,
     explain_table,
 )
+from lowmark.client.exporting import Exported, ExportProgress, export_table
 from lowmark.client.history import HistoryLine, table_history
 from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
@@ -438,6 +439,67 @@ class Table:
         """Where every partition ends at one moment: all rows up to its time, and no other."""
         self._current()
         return self._readers.snapshot(range(self.partitions))
+
+    def export(
+        self,
+        to: str | os.PathLike[str],
+        *,
+        format: str = "parquet",  # noqa: A002
+        as_of: TimeLike | None = None,
+        columns: Sequence[str] | None = None,
+        on_gap: Literal["raise", "skip"] = "raise",
+        spark: object = None,
+        master: str | None = None,
+        spark_config: Mapping[str, str] | None = None,
+        engine: Engine | None = None,
+        progress: Callable[[ExportProgress], None] | None = None,
+    ) -> Exported:
+        """Write the table as it is now, or was at a time, into a directory for other programs.
+
+        All partitions are as of one time, with the columns of then: of each key its last row, and
+        no deletes; without a key, all rows. `format` is `"parquet"`, files in the directory;
+        `"delta"`, a Delta table (by the package deltalake); or `"iceberg"`, an Iceberg table
+        without a catalog (by pyiceberg), which stays where it is, because Iceberg names files by
+        whole paths.
+
+        The directory must not be there yet, or be empty (`DestinationRefused`). It is written aside
+        and renamed at the end: if the export fails, it is not there. The answer says the time,
+        rows, files and bytes. Times, columns and `on_gap` are as for `read`. A column whose name
+        or type the format can't have is refused (`ColumnUnfit`) before anything is written.
+
+        It runs in this process, or on Spark if a session of yours (`spark`), a `master` or
+        `engine="spark"` is given, as for `compact`: then each partition is a task, and all machines
+        must see the directory under the same path. The files are the same.
+        """
+        self._backend.check()
+        if on_gap not in {"raise", "skip"}:
+            raise Rejected(f"on_gap can't be {on_gap!r}", hint="Use 'raise' or 'skip'.")
+        asked: TimeLike = "now" if as_of is None else as_of
+        elsewhere = spark is not None or master is not None or bool(spark_config)
+
+        def read(
+            partitions: Sequence[int], names: Sequence[str] | None, time: int | None
+        ) -> Reader:
+            at = asked if time is None else time
+            return self._readers.as_of(at, names, partitions, on_gap=on_gap)
+
+        return export_table(
+            self._backend,
+            read,
+            columns=columns,
+            partitions=self._wanted(),
+            to=to,
+            wanted=format,
+            on_gap=on_gap,
+            runners=Runners(
+                self._compactor.spark,
+                session=spark,
+                master=master,
+                config=spark_config,
+                engine=engine or ("spark" if elsewhere else "local"),
+            ),
+            progress=progress,
+        )
 
     def _wanted(self, numbers: Sequence[int] | None = None) -> list[int]:
         """Numbers of partitions, all of them if none are given."""

@@ -82,6 +82,7 @@ _FOUND_IN = {
     "WorkersUnfit": "lowmark.spark.errors",
     "archive_path": "lowmark.spark.archive",
     "close_session": "lowmark.spark.session",
+    "export_part": "lowmark.frames.exporting",
     "make_archive": "lowmark.spark.archive",
     "open_session": "lowmark.spark.session",
     "register": "lowmark.frames.functions",
