@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lowmark
+from lowmark.frames.change_stream import fewer_versions
 from lowmark.frames.positions import stretches, views_of
 from lowmark.frames.stream import fewer_bytes, fewer_rows
+from lowmark.table import Backlog
 
 counts = st.lists(st.integers(0, 1_000), min_size=1, max_size=6)
 
@@ -34,6 +36,36 @@ def test_tasks_read_each_offset_once(rows: list[int], tasks_min: int) -> None:
     assert all(one.end > one.first for one in found)
     # and there are at least as many tasks as asked for, if there are rows for them
     assert len(found) >= min(tasks_min, sum(rows))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 40), max_size=8), min_size=1, max_size=4), st.integers(1, 90)
+)
+def test_a_batch_of_changes_has_whole_versions(turns: list[list[int]], most: int) -> None:
+    # given partitions whose batches have some times in common
+    views, backlogs = {}, []
+    for number, rows in enumerate(turns):
+        backlog = Backlog()
+        for at, count in enumerate(rows):
+            backlog.add(at + 1, rows=count, time=10 * at + number % 2, schema=1, size=1, change=0)
+        backlog.publish(1_000)
+        backlogs.append(backlog)
+        views[number] = backlog.view
+    starts = dict.fromkeys(views, 0)
+    last, given_rows = -1, 0
+    while any(views[number].end > starts[number] for number in views):
+        # when batches follow each other
+        until = fewer_versions(starts, views, 1_000, most, by="rows")
+        ends = {number: view.offset_after(until) for number, view in views.items()}
+        count = sum(ends.values()) - sum(starts.values())
+        times = {time for view in views.values() for time in view.time.tolist()}
+        inside = [time for time in times if last < time <= until]
+        # then each has something, no more than it may unless it is one version, and goes on
+        assert count > 0
+        assert until > last
+        assert count <= most or len(inside) == 1
+        starts, last, given_rows = ends, until, given_rows + count
+    assert given_rows == sum(map(sum, turns))
 
 
 def test_bytes_are_counted_in_whole_appends_and_the_earliest_come_first(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class ChangesReader(DataSourceReader):
         with opened(options) as database:
             table = database[options.table]
             checked_reader(table, options, self._schema).close()
-            with table.changes(*_places(options)) as reader:
+            with table.changes(*places_of(options)) as reader:
                 starts, ends = reader.starts, reader.position
             return [
                 Range(number, starts[number], ends[number])
@@ -52,21 +52,25 @@ class ChangesReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The changes of one partition."""
-        if not isinstance(partition, Range):
-            return
-        options, number = self._options, partition.number
-        with (
-            opened(options) as database,
-            database[options.table].changes(
-                {number: partition.first},
-                {number: partition.end},
-                preimages=options.preimages,
-                net=options.net,
-                columns=_own_columns(self._wanted),
-                partitions=[number],
-            ) as reader,
-        ):
-            yield from fitted(reader, self._wanted)
+        if isinstance(partition, Range):
+            yield from changed_batches(self._options, self._wanted, partition)
+
+
+def changed_batches(options: Options, wanted: pa.Schema, some: Range) -> Iterator[pa.RecordBatch]:
+    """The changes of a range of one partition."""
+    number = some.number
+    with (
+        opened(options) as database,
+        database[options.table].changes(
+            {number: some.first},
+            {number: some.end},
+            preimages=options.preimages,
+            net=options.net,
+            columns=_own_columns(wanted),
+            partitions=[number],
+        ) as reader,
+    ):
+        yield from fitted(reader, wanted)
 
 
 def changed_rows(options: Options, schema: StructType) -> Iterator[tuple[Any, ...]]:
@@ -77,7 +81,7 @@ def changed_rows(options: Options, schema: StructType) -> Iterator[tuple[Any, ..
         table = database[options.table]
         checked_reader(table, options, schema).close()
         with table.changes(
-            *_places(options),
+            *places_of(options),
             preimages=options.preimages,
             net=options.net,
             columns=_own_columns(wanted),
@@ -93,7 +97,7 @@ def _own_columns(wanted: pa.Schema) -> list[str]:
     return [name for name in wanted.names if name not in FEED_COLUMNS]
 
 
-def _places(options: Options) -> tuple[Any, Any]:
+def places_of(options: Options) -> tuple[Any, Any]:
     """Where changes begin and end, as `Table.changes` takes it."""
     for where in (options.start, options.end):
         if isinstance(where, Mapping) and any(at < 0 for at in where.values()):

@@ -240,13 +240,6 @@ class Options:
 
     def for_stream(self) -> Options:
         """As a stream has them."""
-        if self.feed:
-            raise OptionRefused(
-                "changes can't be streamed yet",
-                detail="What keys were before is kept for a time, not for a query.",
-                hint="Stream the log, with _change among the columns; or read changes again and"
-                " again, from the last endingVersion and 1 on.",
-            )
         if self.as_of is not None:
             raise OptionRefused(
                 "a stream is not of one time",

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from lowmark.frames.change_stream import ChangeStreamReader
 from lowmark.frames.changes import ChangesReader
 from lowmark.frames.columns import spark_schema
 from lowmark.frames.options import Options
@@ -47,7 +48,9 @@ class LowmarkSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of the log, in micro-batches."""
-        return StreamReader(Options.read(self.options).for_stream(), schema)
+        options = Options.read(self.options).for_stream()
+        kind = ChangeStreamReader if options.feed else StreamReader
+        return kind(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer of a DataFrame."""

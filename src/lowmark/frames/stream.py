@@ -94,7 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends."""
         self._check(start)
-        views, starts = self._views(), _offsets(start)
+        views, starts = self._views(), offsets_in(start)
         # A partition that its copies lead from elsewhere by now has all that was acknowledged. And
         # whatever it has: a batch never ends before it begins.
         ends = {number: max(view.end, starts.get(number, 0)) for number, view in views.items()}
@@ -118,8 +118,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check(end)
         checked_reader(self._table(), self._options, self._schema).close()
         starts = self._starts_again(end[CURSOR]) if end[CURSOR] != start[CURSOR] else None
-        starts = _offsets(start) if starts is None else starts
-        return stretches(starts, _offsets(end), tasks_min=self._options.tasks_min)
+        starts = offsets_in(start) if starts is None else starts
+        return stretches(starts, offsets_in(end), tasks_min=self._options.tasks_min)
 
     def _starts_again(self, cursor: str) -> dict[int, int]:
         """Where the first batch of a query begins, which is read again: its process was ended
@@ -137,7 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """What lies before the end of a batch is needed no more."""
-        table, cursor, offsets = self._table(), end[CURSOR], _offsets(end)
+        table, cursor, offsets = self._table(), end[CURSOR], offsets_in(end)
         try:
             table.cursors.commit(cursor, offsets)
         except CursorUnknown:  # an operator has deleted it; what is left is held from here on
@@ -191,7 +191,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
 
 
-def _offsets(offset: Mapping[str, Any]) -> dict[int, int]:
+def offsets_in(offset: Mapping[str, Any]) -> dict[int, int]:
+    """The offsets of a place."""
     return {int(number): at for number, at in offset[OFFSETS].items()}
 
 
