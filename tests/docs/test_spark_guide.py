@@ -27,6 +27,7 @@ def test_the_examples_of_the_guide_run(tmp_path: Path, shared: SparkRunner) -> N
         release_frames()
         shared._session.catalog.dropTempView("shop")
         shared._session.conf.unset("spark.sql.python.filterPushdown.enabled")
+        shared._session.conf.unset("spark.sql.shuffle.partitions")
         if "db" in given:
             given["db"].close()
 

@@ -233,9 +233,16 @@ def test_a_stream_goes_on_from_its_checkpoint_and_stores_each_row_once(
 
 
 def test_results_that_change_are_upserted_and_never_replace_the_table(
-    spark: Any, place: str, tmp_path: Path, table: Table, source: Table
+    spark: Any,
+    place: str,
+    tmp_path: Path,
+    table: Table,
+    source: Table,
+    request: pytest.FixtureRequest,
 ) -> None:
     # given counts by key, over two batches
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    request.addfinalizer(lambda: spark.conf.unset("spark.sql.shuffle.partitions"))
     frame = spark.readStream.format("lowmark").options(
         path=place, table="source", startingOffsets="earliest"
     )

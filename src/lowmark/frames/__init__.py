@@ -1,7 +1,7 @@
-"""Tables as Spark has them: `spark.read.format("lowmark")` and `readStream`.
+"""Tables as Spark has them: `format("lowmark")` to read, write and stream.
 
 Spark calls a source in processes of its own: one asks for columns, one plans, one follows a stream,
-and tasks read. None of them is the process of the user, so none has a database that was opened
+one commits what was written, and tasks read and write. None of them is the process of the user, so none has a database that was opened
 there: each opens it anew, by `path` or `node`. A directory is read through the process that has it
 open; while there is none, as its files were.
 
@@ -9,7 +9,8 @@ open; while there is none, as its files were.
     TableReader   the table now, or as of a time: a task for each partition of the table
     LogReader     rows of the log between two positions: a task for each partition, or for parts
     StreamReader  the log, in micro-batches; its place is in the checkpoint, and a cursor holds what
-                  is to come
+                  is to come. ChangeStreamReader: what changed, key by key
+    sink          rows that tasks stage and the driver commits
 
 What holds
     1. All tasks of a read see the table as of one time, which the plan says. A task that runs
@@ -19,7 +20,9 @@ What holds
        go back.
     4. What a stream has not committed is held by its cursor, from before its first batch is
        planned. The cursor's name is in the checkpoint.
-    5. Columns keep the types that they had when the query began. A column that is gone, or a value
+    5. A write is stored once: tasks stage under numbers of one family, the driver commits those of
+       the attempts that count as an epoch of its query, and a repeat adds nothing.
+    6. Columns keep the types that they had when the query began. A column that is gone, or a value
        that does not fit any more, ends it by name.
 """
 
