@@ -271,6 +271,30 @@ def test_rows_of_the_log_are_read_between_positions(spark: Any, db: Database, pl
     assert sorted(pairs(many)) == sorted(pairs(plain))
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_partition_is_split_over_tasks(spark: Any, db: Database, place: str, keyed: bool) -> None:
+    # given partitions of which a ledger has most, with later rows and deletes in the backlog
+    table = db.create_table("orders", COLUMNS, partitions=2, key="id" if keyed else None)
+    for turn in range(6):
+        table.append([{"id": number, "status": f"{turn}"} for number in range(0, 300, turn + 1)])
+    if keyed:
+        db.advance_watermark("now")
+        assert table.compact(engine="local").state == "done"
+        table.delete(list(range(0, 300, 7)))
+    table.append([{"id": number, "status": "late"} for number in range(250, 320)])
+    # when it is read by more tasks than it has partitions
+    split = loaded(spark, place, table="orders", minPartitions=9)
+    # then each row comes once
+    assert split.rdd.getNumPartitions() >= 9
+    expected = table.read(as_of="now").to_pylist()
+    assert sorted(pairs(split)) == sorted((row["id"], row["status"]) for row in expected)
+    # and so it does from files on the disk, and with a filter
+    assert split.where("id >= 250").count() == sum(row["id"] >= 250 for row in expected)
+    db.close()
+    closed = loaded(spark, place, table="orders", minPartitions=9)
+    assert sorted(pairs(closed)) == sorted((row["id"], row["status"]) for row in expected)
+
+
 def test_a_directory_that_no_process_has_open_is_read_as_it_is_on_disk(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -313,11 +337,3 @@ def test_what_can_not_be_read_is_refused_by_name(
     db.create_table("orders", COLUMNS, key="id")
     with pytest.raises(Exception, match=said):
         loaded(spark, place, **options).collect()
-
-
-def test_a_write_is_refused_by_name(spark: Any, db: Database, place: str) -> None:
-    db.create_table("orders", COLUMNS, key="id")
-    for mode in ("append", "overwrite"):
-        write = spark.range(3).write.format("lowmark").option("path", place)
-        with pytest.raises(Exception, match="can't write to tables of Lowmark yet"):
-            write.option("table", "orders").mode(mode).save()

@@ -1,9 +1,9 @@
 """Tables as Spark has them: `format("lowmark")` to read, write and stream.
 
 Spark calls a source in processes of its own: one asks for columns, one plans, one follows a stream,
-one commits what was written, and tasks read and write. None of them is the process of the user, so none has a database that was opened
-there: each opens it anew, by `path` or `node`. A directory is read through the process that has it
-open; while there is none, as its files were.
+one commits what was written, and tasks read and write. None of them is the process of the user, so
+none has a database that was opened there: each opens it anew, by `path` or `node`. A directory is
+read through the process that has it open; while there is none, as its files were.
 
     Source        what a user asked for by options, and its columns in Spark's types
     TableReader   the table now, or as of a time: a task for each partition of the table

@@ -30,7 +30,7 @@ formats, where these have one.
                         of changes: where they begin and end, both included
     preimages           of changes: whether updates come with what was before; true, if not given
     net                 of changes: one for each key
-    minPartitions       how many tasks a read of the log has at least
+    minPartitions       how many tasks a read has at least
     fromOffsets         of a table as of a time, only rows from these offsets on, and no other
                         partitions: {"0": 17}; this is how `table` reads what is in no ledger
     cursor              the name of a stream's cursor; drawn, if not given. A new query begins where

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +24,9 @@ from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.table import OFFSET
 
 logger = logging.getLogger(__name__)
+
+SPLIT_ROWS: Final = 4_000_000
+"""A task reads about this many rows of a table at most."""
 
 
 def schema_of(options: Options) -> pa.Schema:
@@ -67,11 +70,12 @@ def checked_reader(table: Table, options: Options, schema: StructType) -> Reader
 
 @dataclass
 class Whole(InputPartition):
-    """One partition of a table as of a time: rows from an offset on."""
+    """One partition of a table as of a time, or rows of it from an offset on, up to another."""
 
     number: int
     time: int
     first: int = 0
+    end: int | None = None
 
 
 class TableReader(DataSourceReader):
@@ -93,18 +97,20 @@ class TableReader(DataSourceReader):
                 time = reader.time
             if options.as_of is None:
                 time = table.snapshot().time
-            firsts = options.firsts or {}
-            wanted = firsts if options.firsts is not None else range(table.partitions)
-            return [Whole(number, time, firsts.get(number, 0)) for number in wanted]
+            if options.firsts is not None:
+                return [Whole(number, time, first) for number, first in options.firsts.items()]
+            ends = {number: view.end for number, view in views_of(database, table).items()}
+            if max(ends.values()) <= SPLIT_ROWS and options.tasks_min <= len(ends):
+                return [Whole(number, time) for number in ends]
+            return _split(table, time, options.tasks_min)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         if not isinstance(partition, Whole):
             return  # where there is no partition to read, Spark makes one of its own
         options, columns, where = self._options, self._wanted.names, self._where
-        if partition.first:
-            later = pc.field(OFFSET) >= partition.first
-            where = later if where is None else where & later
+        for some in _of_offsets(partition):
+            where = some if where is None else where & some
         with (
             opened(options) as database,
             database[options.table].read(
@@ -115,6 +121,48 @@ class TableReader(DataSourceReader):
             ) as reader,
         ):
             yield from fitted(reader, self._wanted)
+
+
+def _of_offsets(part: Whole) -> Iterator[pc.Expression]:
+    """What the rows of a part have in common. Ledgers are in the order of offsets, so of their
+    files each part reads its own.
+    """
+    if part.first:
+        yield pc.field(OFFSET) >= part.first
+    if part.end is not None:
+        yield pc.field(OFFSET) < part.end
+
+
+def _split(table: Table, time: int, tasks_min: int) -> list[Whole]:
+    """Parts of partitions that are too large for one task, or of which more are wanted."""
+    explained = table.explain().partitions
+    sizes = {
+        one.partition: (
+            (one.ledger.rows or 0) if one.ledger is not None else 0,
+            one.end - max(one.start, one.horizon),
+        )
+        for one in explained
+    }
+    total = sum(map(sum, sizes.values()))
+    most = max(1, min(SPLIT_ROWS, total // tasks_min))
+    parts = []
+    for one in explained:
+        compacted, later = sizes[one.partition]
+        cuts = {
+            *_cuts(0, one.horizon, -(-compacted // most)),
+            *_cuts(max(one.start, one.horizon), one.end, -(-later // most)),
+        }
+        edges = [0, *sorted(cut for cut in cuts if 0 < cut < one.end)]
+        ends = [*edges[1:], None]  # the last one has whatever is there
+        parts += [
+            Whole(one.partition, time, first, end) for first, end in zip(edges, ends, strict=True)
+        ]
+    return parts
+
+
+def _cuts(first: int, end: int, count: int) -> list[int]:
+    """Where this many parts of about the same length begin and end."""
+    return [first + (end - first) * part // count for part in range(count + 1)] if count else []
 
 
 class LogReader(DataSourceReader):
