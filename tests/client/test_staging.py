@@ -11,7 +11,7 @@ import lowmark
 from eventually import eventually
 from lowmark.backend.values import PartitionStatus
 from lowmark.client import Database, Staged, Table
-from lowmark.client.staging import Commit, query_id
+from lowmark.client.staging import Commit, attempt_number, drawn_family, query_id
 from lowmark.errors import Rejected, StagedRowsMissing, ValueRefused
 from lowmark.table import Finish
 from lowmark.table.binding import deciding
@@ -28,8 +28,10 @@ def table(db: Database) -> Table:
     return db.create_table("t", {"id": "int64", "v": "string"}, key="id", partitions=3)
 
 
-def stage(table: Table, first: int, count: int, value: str = "x") -> Staged:
-    with table.stage() as writer:
+def stage(
+    table: Table, first: int, count: int, value: str = "x", *, number: int | None = None
+) -> Staged:
+    with table.stage(number=number) as writer:
         writer.append([{"id": key, "v": value} for key in range(first, first + count)])
         return writer.staged()
 
@@ -104,6 +106,22 @@ def test_a_driver_that_dies_while_it_commits_is_followed_by_one_that_ends_it(
     assert table.read().to_arrow().num_rows == len(expected)
     # and of the other nothing waits, but for what no later driver knows of
     assert staged_rows(table) == (0 if bound else 60)
+
+
+def test_what_has_lost_goes_also_if_another_driver_ends_the_commit(table: Table) -> None:
+    # given two attempts of one task, and a driver that has decided on one of them, and no more
+    write = drawn_family()
+    lost, won = (stage(table, 0, 60, number=attempt_number(write, one)) for one in range(2))
+    commit = Commit(table._backend, table.descriptor, [won], query=query_id("q"), epoch=0)
+    at = deciding(query_id("q"), 3)
+    commit._bound({at: commit._bind(commit._transactions, commit._plan, at, 10_000)})
+    assert staged_rows(table) == 2 * (60 - won.rows[at])
+    assert lost.rows == won.rows
+    # when another one ends it
+    table.commit([stage(table, 0, 60, "y")], query="q", epoch=0)
+    # then nothing waits of the other attempt, which the second driver never knew of
+    assert staged_rows(table) == 0
+    assert values(table) == dict.fromkeys(range(60), "x")
 
 
 def test_rows_that_were_dropped_before_all_partitions_had_them_come_from_the_repeat(
@@ -184,6 +202,45 @@ def test_rows_are_committed_after_their_table_was_altered(table: Table) -> None:
     table.alter(add={"n": "int32"})
     table.commit([staged])
     assert {row["n"] for row in table.read(as_of="now").to_pylist()} == {None}
+
+
+def test_staged_rows_get_a_time_above_the_watermark_that_passed_them(
+    db: Database, table: Table
+) -> None:
+    # given rows that are staged, and a low watermark and a compaction that came later
+    db.set_history("0 s")
+    table.append([{"id": key, "v": "old"} for key in range(30)])
+    staged = stage(table, 0, 20, "new")
+    table.append([{"id": key, "v": "older"} for key in range(10, 40)])
+    while table.compact(dry_run=True).too_young_rows:
+        db.advance_watermark()
+    assert table.compact(engine="local").state == "done"
+    assert staged_rows(table) == 20
+    db.set_history("1 h")
+    watermark = db.watermark().value
+    before = table._backend.now(table.descriptor.id).time
+    # when they are committed
+    committed = table.commit([staged], query="q", epoch=0)
+    # then they come behind all that, and win
+    assert {one.time > max(watermark, before) for one in committed.parts} == {True}
+    expected = {
+        **dict.fromkeys(range(10), "old"),
+        **dict.fromkeys(range(10, 40), "older"),
+    }
+    now = expected | dict.fromkeys(range(20), "new")
+    assert values(table) == now
+    assert {key: table.get(key)["v"] for key in range(40)} == now  # type: ignore[index]
+    # and a read as of a time before sees none of them
+    assert {row["id"]: row["v"] for row in table.read(as_of=before).to_pylist()} == expected
+    # and each is one change
+    after = table.changes(before + 1).to_pylist()
+    assert sorted(row["id"] for row in after) == list(range(20))
+    # and they are compacted like others
+    db.set_history("0 s")
+    while table.compact(dry_run=True).too_young_rows:
+        db.advance_watermark()
+    assert table.compact(engine="local").state == "done"
+    assert values(table) == now
 
 
 def test_staged_rows_survive_a_restart(tmp_path: Path) -> None:

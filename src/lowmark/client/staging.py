@@ -150,7 +150,7 @@ class Commit:
         self._query = query
         self._epoch = epoch
         self._transactions = tuple(one.transaction for one in staged)
-        self._families = tuple(sorted({family(one) for one in self._transactions}))
+        self._families = set(map(family, self._transactions))
         nothing = (0,) * table.partitions
         self._plan = tuple(map(sum, zip(nothing, *(one.rows for one in staged), strict=True)))
 
@@ -159,6 +159,8 @@ class Commit:
         at = deciding(self._query, self._table.partitions)
         first = self._bound({at: self._bind(self._transactions, self._plan, at, keep_ms)})[at]
         repeated = set(first.transactions) != set(self._transactions)
+        # Attempts that have lost are dropped, also those of the driver that was first.
+        self._families.update(map(family, first.transactions))
         wanted = {
             number: self._bind(first.transactions, first.plan, number, keep_ms)
             for number, rows in enumerate(first.plan)
@@ -199,7 +201,7 @@ class Commit:
             self._epoch,
             transactions,
             plan[number],
-            families=self._families,
+            families=tuple(sorted(self._families)),
             plan=plan if decides else (),
             keep_ms=keep_ms,
         )
