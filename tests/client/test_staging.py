@@ -11,10 +11,9 @@ import lowmark
 from eventually import eventually
 from lowmark.backend.values import PartitionStatus
 from lowmark.client import Database, Staged, Table
-from lowmark.client.staging import Commit, attempt_number, drawn_family, query_id
-from lowmark.errors import Rejected, StagedRowsMissing, ValueRefused
+from lowmark.client.staging import Commit, attempt_number, drawn_family
+from lowmark.errors import EpochHalfBound, Rejected, ValueRefused
 from lowmark.table import Finish
-from lowmark.table.binding import deciding
 
 
 @pytest.fixture
@@ -93,8 +92,8 @@ def test_a_driver_that_dies_while_it_commits_is_followed_by_one_that_ends_it(
 ) -> None:
     # given a commit that ended after this many of its three partitions
     staged = stage(table, 0, 60)
-    commit = Commit(table._backend, table.descriptor, [staged], query=query_id("q"), epoch=0)
-    at = deciding(query_id("q"), 3)
+    commit = Commit(table._backend, table.descriptor, [staged], query="q", epoch=0)
+    at = commit._at
     for number in [at, *(one for one in range(3) if one != at)][:bound]:
         commit._bound({number: commit._bind(commit._transactions, commit._plan, number, 10_000)})
     # when another driver comes with rows that are split in another way
@@ -112,8 +111,8 @@ def test_what_has_lost_goes_also_if_another_driver_ends_the_commit(table: Table)
     # given two attempts of one task, and a driver that has decided on one of them, and no more
     write = drawn_family()
     lost, won = (stage(table, 0, 60, number=attempt_number(write, one)) for one in range(2))
-    commit = Commit(table._backend, table.descriptor, [won], query=query_id("q"), epoch=0)
-    at = deciding(query_id("q"), 3)
+    commit = Commit(table._backend, table.descriptor, [won], query="q", epoch=0)
+    at = commit._at
     commit._bound({at: commit._bind(commit._transactions, commit._plan, at, 10_000)})
     assert staged_rows(table) == 2 * (60 - won.rows[at])
     assert lost.rows == won.rows
@@ -129,16 +128,16 @@ def test_rows_that_were_dropped_before_all_partitions_had_them_come_from_the_rep
 ) -> None:
     # given a commit that was decided, and then waited until the rest was dropped
     staged = stage(table, 0, 60)
-    commit = Commit(table._backend, table.descriptor, [staged], query=query_id("q"), epoch=0)
-    at = deciding(query_id("q"), 3)
+    commit = Commit(table._backend, table.descriptor, [staged], query="q", epoch=0)
+    at = commit._at
     commit._bound({at: commit._bind(commit._transactions, commit._plan, at, 10_000)})
     drop = Finish(staged.transaction, commit=False)
     table._backend.propose(table.descriptor.id, {one: drop for one in range(3) if one != at})
     # when its own driver goes on, or one with other rows comes, then that is an error
-    with pytest.raises(StagedRowsMissing):
-        table.commit([staged], query="q", epoch=0)
-    with pytest.raises(StagedRowsMissing):
-        table.commit([stage(table, 0, 61)], query="q", epoch=0)
+    for rows in ([staged], [stage(table, 0, 61)]):
+        with pytest.raises(EpochHalfBound) as caught:
+            table.commit(rows, query="q", epoch=0)
+        assert (caught.value.bound, len(caught.value.missing)) == ((at,), 2)
     # and one with the same rows ends it
     table.commit([stage(table, 0, 60)], query="q", epoch=0)
     assert values(table) == dict.fromkeys(range(60), "x")
@@ -159,11 +158,41 @@ def test_what_is_refused_leaves_nothing(table: Table) -> None:
     table.discard([stage(table, 0, 10)])
     assert staged_rows(table) == 0
     assert table.count() == 0
-    # and what was committed stays
+    # and what was committed stays; the same, once more, is a repeat
     staged = stage(table, 0, 10)
-    table.commit([staged])
-    table.discard([staged])
+    first = table.commit([staged])
+    assert not table.discard([staged])
+    assert table.commit([staged]).parts == first.parts
     assert table.count() == 10
+
+
+@pytest.mark.parametrize("bound", range(4))
+def test_what_is_decided_is_not_discarded(table: Table, bound: int) -> None:
+    # given a commit that ended after this many of its three partitions, as a node was away
+    staged = stage(table, 0, 60)
+    commit = Commit(table._backend, table.descriptor, [staged], query="q", epoch=0)
+    for number in [commit._at, *(one for one in range(3) if one != commit._at)][:bound]:
+        commit._bound({number: commit._bind(commit._transactions, commit._plan, number, 10_000)})
+    # when its driver gives up, then only what was not decided is dropped
+    assert table.discard([staged], query="q", epoch=0) == (bound == 0)
+    assert (staged_rows(table) == 0) == (bound in {0, 3})
+    # and the next driver ends it, with other rows
+    table.commit([stage(table, 0, 61, "y")], query="q", epoch=0)
+    expected = dict.fromkeys(range(60), "x") if bound else dict.fromkeys(range(61), "y")
+    assert values(table) == expected
+    # while what another attempt has staged goes
+    assert table.discard([stage(table, 100, 5)], query="q", epoch=0)
+    assert staged_rows(table) == 0
+
+
+def test_writers_of_rows_without_a_key_use_all_partitions(db: Database) -> None:
+    table = db.create_table("keyless", {"id": "int64", "v": "string"}, partitions=3)
+    staged = []
+    for number in range(6):
+        with table.stage(number=7 << 20 | number) as writer:
+            writer.append([{"id": 1, "v": "x"}])
+            staged.append(writer.staged())
+    assert [sum(column) for column in zip(*(one.rows for one in staged), strict=True)] == [2, 2, 2]
 
 
 def test_deletes_are_staged_too(table: Table) -> None:

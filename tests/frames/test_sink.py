@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+import lowmark
 import lowmark.spark
 from eventually import eventually
 from lowmark.client import Database, Table
@@ -180,6 +181,16 @@ def test_every_type_comes_back_as_it_was_written(spark: Any, db: Database, place
     assert back.select(names).exceptAll(frame.select(names)).count() == 0
     assert back.count() == 40
     assert {row["m"]["k"] for row in back.collect()} == set(range(40))
+
+
+def test_a_directory_that_no_process_has_open_is_refused_before_any_task_runs(
+    spark: Any, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "closed")
+    with lowmark.open(place) as db:
+        db.create_table("t", COLUMNS, key="id")
+    with pytest.raises(Exception, match="NoOwner"):
+        write(rows(spark, 0, 10), place)
 
 
 # -- streams --------------------------------------------------------------------------------------

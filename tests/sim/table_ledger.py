@@ -36,7 +36,7 @@ from lowmark.table import (
     decode_rows,
     encode_rows,
 )
-from lowmark.table.commands import Batch, Begin, Bind, Control, KeepSchemas, decode
+from lowmark.table.commands import Batch, Begin, Bind, Control, Drop, KeepSchemas, decode
 from lowmark.table.state import Outcome
 from sim.cluster_ledger import confirm
 
@@ -356,6 +356,12 @@ class TableModel:
                 return ("SchemasKept", self.schemas_from, least)
             case Bind():
                 return self._bind(command, time)
+            case Drop():
+                bound = self._bound.get((command.query, command.epoch))
+                if bound is None:
+                    lost = [one for one in self._staged if one >> 20 in command.families]
+                    self._forget(lost, time)
+                return bound or ("None",)
 
     def _adopt(self, wanted: Adopt, time: int) -> Shown:
         fields = msgspec.structs.astuple(wanted)

@@ -12,11 +12,14 @@ from lowmark.table import (
     Bind,
     Bound,
     CommandRefused,
+    Drop,
     EpochPassed,
     Finish,
     PartitionMachine,
     StagedRowsMissing,
     Tick,
+    TooMany,
+    state,
 )
 from lowmark.table.binding import EPOCHS_KEPT, QUERIES_KEPT
 from table.one_log import Log, is_a
@@ -155,6 +158,41 @@ def test_tasks_do_not_take_the_place_of_other_producers(log: Log) -> None:
     assert isinstance(log.append(1, producer=b"3" * 16, sequence=3), Appended)
     for number, producer in ((1, b"1" * 16), (LOST, b"2" * 16)):
         assert is_a(log.append(1, transaction=number, producer=producer), BatchRefused)
+
+
+def test_what_is_staged_is_dropped_unless_its_epoch_is_bound(log: Log) -> None:
+    # given attempts of two writes
+    log.append(1, transaction=5 << 20)
+    log.append(1, transaction=5 << 20 | 1)
+    log.append(1, transaction=6 << 20)
+    # when the first is given up before its epoch is bound, then its rows go
+    assert log.ask(Drop(QUERY, 0, (5,))) is None
+    assert staged(log) == [6 << 20]
+    # and when it is bound, nothing goes, and the answer says so
+    bound = log.ask(bind(0, 6 << 20, rows=1, plan=(1,)))
+    log.append(1, transaction=7 << 20)
+    assert log.ask(Drop(QUERY, 0, (7,))) == bound
+    assert staged(log) == [7 << 20]
+    # and an epoch that came too late leaves nothing
+    log.ask(bind(9, rows=0))
+    assert is_a(log.ask(bind(3, rows=1, families=(7,))), EpochPassed)
+    assert staged(log) == []
+
+
+def test_there_is_room_for_new_rows_where_old_ones_were_left(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given as many batches as there may be, of drivers that died
+    monkeypatch.setattr(state, "STAGED_MAX", 3)
+    for number in (1, 2, 3):
+        log.append(1, transaction=number)
+    assert is_a(log.append(1, transaction=4), TooMany)
+    # when they are more than an hour old, then they make room
+    log.ms += 3_600_000
+    assert isinstance(log.append(1, transaction=4), Appended)
+    assert staged(log) == [4]
+    restart(log)
+    assert log.machine.state.staged_batches == 1
 
 
 def test_rows_that_no_task_finishes_go_after_a_day(log: Log) -> None:

@@ -86,6 +86,7 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
         "CreateCursor",
         "Cursor",
         "DeleteCursor",
+        "Drop",
         "Fence",
         "Finish",
         "Finished",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected, Unavailable
 from lowmark.group import NotLeader as _NotLeader
 from lowmark.group import OutcomeUnknown as _OutcomeUnknown
+from lowmark.group import Superseded as _Superseded
 from lowmark.runtime import by_name
 from lowmark.table.errors import BatchRefused
 
@@ -15,6 +16,8 @@ OutcomeUnknown = _OutcomeUnknown
 """What was asked may have been done: look before you ask again. It is the group's error."""
 NotLeader = _NotLeader
 """Another node leads, or none does for a moment. It is the group's error, too."""
+Superseded = _Superseded
+"""Another leader came, and what was asked was not done. It is the group's error, too."""
 
 
 class Closed(Rejected):

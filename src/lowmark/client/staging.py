@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,17 +18,25 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, cast
 
-from lowmark.backend.errors import NotLeader
+from lowmark.backend.errors import Ended, NotLeader, Superseded
 from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.client.appending import Part, Parts, Result, TableAppender
 from lowmark.errors import LowmarkError, Rejected, Unavailable
-from lowmark.table import QUERY_BYTES, Bind, Bound, Finish, StagedRowsMissing
+from lowmark.table import (
+    QUERY_BYTES,
+    Bind,
+    Bound,
+    Drop,
+    EpochHalfBound,
+    Finish,
+    StagedRowsMissing,
+)
 from lowmark.table.binding import ATTEMPT_BITS, deciding, family
 
 STREAM_MS: Final = 90 * 24 * 3_600 * 1_000
-"""A query is known for so long after its last epoch: one that rests for longer may be started again
-with its checkpoint, but an epoch that was half bound before would be bound again."""
+"""A query is known for so long after its last epoch: if one that rests for longer is started again,
+an epoch that it had not noted as done is stored again."""
 ONCE_MS: Final = 3_600 * 1_000
 _ABORT_S: Final = 5.0
 _RETRY_S: Final = 0.2
@@ -69,26 +78,35 @@ class Stage:
         table: Table,
         parts: Callable[[object], Iterator[Parts]],
         *,
-        number: int | None = None,
+        number: int,
     ) -> None:
         self._backend = backend
         self._table = table
         self._parts = parts
-        self._transaction = secrets.randbits(63) | 1 if number is None else number
+        self._transaction = number
         self._appender = TableAppender(backend, table.id, table.name)
         self._rows = [0] * table.partitions
+        self._sent: set[int] = set()
 
     def append(self, rows: object) -> Result:
         """Stage rows, as `Table.append` takes them; done when they are durable. They have no
         offsets yet.
         """
-        result = self._appender.append(
-            [(number, out._replace(transaction=self._transaction)) for number, out in parts]
-            for parts in self._parts(rows)
-        )
+        if not self._sent:
+            self._check()
+        result = self._appender.append(map(self._numbered, self._parts(rows)))
         for part in result.parts:
             self._rows[part.partition] += part.rows
         return result
+
+    def _check(self) -> None:
+        """Refuse to stage what could not be committed: if not all nodes know how, this fails."""
+        number = self._transaction % self._table.partitions
+        self._backend.propose(self._table.id, {number: Drop(bytes(QUERY_BYTES), 0, ())})
+
+    def _numbered(self, parts: Parts) -> Parts:
+        self._sent.update(number for number, _ in parts)
+        return [(number, out._replace(transaction=self._transaction)) for number, out in parts]
 
     def staged(self) -> Staged:
         """All that was staged so far, for the process that commits it."""
@@ -96,8 +114,7 @@ class Stage:
 
     def abort(self) -> None:
         """Drop what was staged. What can't be dropped soon goes after a day."""
-        finish = Finish(self._transaction, commit=False)
-        wanted = dict.fromkeys(range(self._table.partitions), finish)
+        wanted = dict.fromkeys(sorted(self._sent), Finish(self._transaction, commit=False))
         with contextlib.suppress(LowmarkError):
             self._backend.propose(self._table.id, wanted, timeout_s=_ABORT_S)
 
@@ -114,6 +131,11 @@ class Stage:
             self.abort()
 
 
+def drawn_number() -> int:
+    """The number of a writer that has nothing in common with others."""
+    return secrets.randbits(63) | 1
+
+
 def attempt_number(family: int, attempt: int) -> int:
     """The number of a writer that is an attempt of a write: see `lowmark.table.binding`."""
     return family << ATTEMPT_BITS | attempt % (1 << ATTEMPT_BITS)
@@ -124,18 +146,28 @@ def drawn_family() -> int:
     return secrets.randbits(63 - ATTEMPT_BITS) | 1
 
 
-def query_id(query: str) -> bytes:
-    """The id of a query, by its name."""
-    if not query:
+def query_id(query: str | None, staged: Sequence[Staged]) -> bytes:
+    """The id of a query by its name; without one, it is a query of its own by what was staged: to
+    commit the same again is a repeat.
+    """
+    if query == "":
         raise Rejected("a query has no name", hint="Give it one that no other query has.")
-    return hashlib.blake2b(query.encode(), digest_size=QUERY_BYTES, person=b"query").digest()
+    numbers = sorted(one.transaction for one in staged)
+    text = f"query:{query}" if query is not None else f"staged:{numbers or os.urandom(16).hex()}"
+    return hashlib.blake2b(text.encode(), digest_size=QUERY_BYTES, person=b"query").digest()
 
 
 class Commit:
-    """Binds an epoch, step by step."""
+    """An epoch of a query: bound step by step, or given up."""
 
     def __init__(
-        self, backend: Backend, table: Table, staged: Sequence[Staged], *, query: bytes, epoch: int
+        self,
+        backend: Backend,
+        table: Table,
+        staged: Sequence[Staged],
+        *,
+        query: str | None,
+        epoch: int,
     ) -> None:
         for one in staged:
             if one.table != table.id:
@@ -147,7 +179,8 @@ class Commit:
             raise Rejected(f"an epoch can't be {epoch}", hint="Use 0 or more.")
         self._backend = backend
         self._table = table
-        self._query = query
+        self._query = query_id(query, staged)
+        self._at = deciding(self._query, table.partitions)
         self._epoch = epoch
         self._transactions = tuple(one.transaction for one in staged)
         self._families = set(map(family, self._transactions))
@@ -156,8 +189,12 @@ class Commit:
 
     def run(self, keep_ms: int) -> Committed:
         """Have it decided, then have the rows read everywhere."""
-        at = deciding(self._query, self._table.partitions)
+        at = self._at
         first = self._bound({at: self._bind(self._transactions, self._plan, at, keep_ms)})[at]
+        if not first.plan:  # a later epoch is bound, so all partitions have this one
+            self.give_up()
+            parts = [Part(at, first.first, first.rows, first.time)] if first.rows else []
+            return Committed(tuple(parts), repeated=True)
         repeated = set(first.transactions) != set(self._transactions)
         # Attempts that have lost are dropped, also those of the driver that was first.
         self._families.update(map(family, first.transactions))
@@ -169,40 +206,64 @@ class Commit:
         try:
             bound = self._bound(wanted)
         except StagedRowsMissing:
-            # What the first attempt has staged was dropped before it was bound everywhere. The
-            # same rows are here once more, if the query gives the same ones each time.
-            if not repeated or self._plan != first.plan:
-                raise
-            bound = {number: self._late(number, one, keep_ms) for number, one in wanted.items()}
-        parts = tuple(
+            bound = self._what_is_left(first, wanted, keep_ms)
+        parts = [
             Part(number, one.first, one.rows, one.time)
             for number, one in sorted({**bound, at: first}.items())
             if one.rows
-        )
-        return Committed(parts, repeated)
+        ]
+        return Committed(tuple(parts), repeated)
 
-    def _late(self, number: int, wanted: Bind, keep_ms: int) -> Bound:
-        try:
-            return self._bound({number: wanted})[number]
-        except StagedRowsMissing:
-            own = self._bind(self._transactions, self._plan, number, keep_ms)
-            return self._bound({number: own})[number]
+    def _what_is_left(
+        self, first: Bound, wanted: Mapping[int, Bind], keep_ms: int
+    ) -> dict[int, Bound]:
+        """What the first attempt has staged was dropped before it was bound everywhere. Where a
+        repeat has the same rows, they take its place: by their keys each is in the partition where
+        it was, and there are as many. Without keys, rows may have gone anywhere.
+        """
+        table = self._table
+        same = self._plan == first.plan and self._transactions != first.transactions
+        same &= bool(table.key) and table.settings.keyless_rows != "keep"
+        bound: dict[int, Bound] = {}
+        missing: list[int] = []
+        for number, one in wanted.items():
+            try:
+                bound.update(self._bound({number: one}))
+            except StagedRowsMissing:
+                if not same:
+                    missing.append(number)
+                    continue
+                own = self._bind(self._transactions, self._plan, number, keep_ms)
+                bound.update(self._bound({number: own}))
+        if missing:
+            raise EpochHalfBound(self._epoch, bound=sorted([self._at, *bound]), missing=missing)
+        return bound
+
+    def give_up(self) -> bool:
+        """Drop what was staged, unless the epoch is decided with it: then a driver that comes later
+        ends it, and nothing changes. Says whether it was dropped.
+        """
+        drop = Drop(self._query, self._epoch, tuple(sorted(self._families)))
+        propose, table = self._backend.propose, self._table.id
+        known = propose(table, {self._at: drop})[self._at]
+        if isinstance(known, Bound) and set(known.transactions) & set(self._transactions):
+            return False
+        # Of this attempt nothing is bound, whatever else is.
+        anyway = Drop(bytes(QUERY_BYTES), 0, drop.families)
+        there = [number for number, rows in enumerate(self._plan) if rows]
+        propose(table, dict.fromkeys(there, anyway))
+        return True
 
     def _bind(
-        self,
-        transactions: tuple[int, ...],
-        plan: tuple[int, ...],
-        number: int,
-        keep_ms: int,
+        self, transactions: tuple[int, ...], plan: tuple[int, ...], number: int, keep_ms: int
     ) -> Bind:
-        decides = number == deciding(self._query, self._table.partitions)
         return Bind(
             self._query,
             self._epoch,
             transactions,
             plan[number],
             families=tuple(sorted(self._families)),
-            plan=plan if decides else (),
+            plan=plan if number == self._at else (),
             keep_ms=keep_ms,
         )
 
@@ -215,7 +276,9 @@ class Commit:
             try:
                 found = self._backend.propose(self._table.id, wanted)
                 return {number: cast("Bound", one) for number, one in found.items()}
-            except (Unavailable, NotLeader):
+            except Ended:
+                raise
+            except (Unavailable, NotLeader, Superseded):
                 if self._backend.closed or time.monotonic() > ends_at:
                     raise
                 time.sleep(_RETRY_S)

@@ -57,7 +57,7 @@ from lowmark.client.staging import (
     Committed,
     Stage,
     Staged,
-    query_id,
+    drawn_number,
 )
 from lowmark.client.table_reading import Snapshot, Start, TableReaders
 from lowmark.client.table_writing import TableWriter
@@ -75,7 +75,7 @@ from lowmark.errors import Rejected
 from lowmark.formatting import counted
 from lowmark.ledger import ReadWay, RunRecord
 from lowmark.runtime import RAN_OUT
-from lowmark.table import QUERY_BYTES, Finish, KeyForm, Shape, Trim, Trimmed
+from lowmark.table import KeyForm, Shape, Trim, Trimmed
 
 MEMORY_BYTES = 1 << 30
 """What the keys of one partition may take in a task, if not told otherwise."""
@@ -261,6 +261,8 @@ class Table:
         Its `number` is drawn, if not given (`client.staging.attempt_number`).
         """
         self._backend.check()
+        number = drawn_number() if number is None else number
+        self._writer.begin_at(number)  # writers of rows without a key begin in different partitions
         parts = partial(self._writer.parts, schema_version=None)
         return Stage(self._backend, self._current(), parts, number=number)
 
@@ -277,21 +279,22 @@ class Table:
         dropped. It becomes visible partition by partition.
 
         `query` is any name; epochs of one grow. A query is known for 90 days after its last epoch,
-        or `keep_ms`. Without `query`, a call commits once what it is given.
+        or `keep_ms`. Without `query`, what was staged is its own: to commit the same again within
+        an hour is a repeat.
         """
-        known_ms = STREAM_MS if query is not None else ONCE_MS
-        identity = os.urandom(QUERY_BYTES) if query is None else query_id(query)
-        commit = Commit(self._backend, self._current(), staged, query=identity, epoch=epoch)
+        known_ms = ONCE_MS if query is None else STREAM_MS
+        commit = Commit(self._backend, self._current(), staged, query=query, epoch=epoch)
         return commit.run(known_ms if keep_ms is None else whole(keep_ms, "keep_ms", least=1))
 
-    def discard(self, staged: Sequence[Staged]) -> None:
-        """Drop what these writers have staged. What was committed stays."""
-        table = self._current()
-        for one in staged:
-            finish = Finish(one.transaction, commit=False)
-            there = [number for number, rows in enumerate(one.rows) if rows]
-            if one.table == table.id:  # else it is gone with its table
-                self._backend.propose(table.id, dict.fromkeys(there, finish))
+    def discard(
+        self, staged: Sequence[Staged], *, query: str | None = None, epoch: int = 0
+    ) -> bool:
+        """Drop what these writers have staged, unless it is committed as that epoch, or is about to
+        be: then nothing changes. Says whether it was dropped.
+        """
+        current = self._current()
+        there = [one for one in staged if one.table == current.id]  # else it is gone with its table
+        return Commit(self._backend, current, there, query=query, epoch=epoch).give_up()
 
     # -- reading --------------------------------------------------------------------------------
 

@@ -84,6 +84,10 @@ class TableWriter:
             self._appends = backend, appender
         return appender
 
+    def begin_at(self, turn: int) -> None:
+        """Put the first rows without a key into this partition, by its number modulo all."""
+        self._keyless_turn = turn
+
     def parts(self, rows: object, *, schema_version: int | None) -> Iterator[Parts]:
         """What goes to which partition; see `Table.append`. A list is checked whole before that."""
         table = self._current()

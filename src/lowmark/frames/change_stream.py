@@ -48,12 +48,12 @@ class ChangeStreamReader(StreamReader):
 
     def _begin(self, cursor: str) -> dict[int, int]:
         table, start = self._table(), self._options.start
+        self._keep(None)  # before the start is known to be one: it must stay one
         if start is None or start == "latest":
             starts = dict(table.snapshot().ends)
         else:
             with table.changes(places_of(self._options)[0]) as reader:
                 starts = dict(reader.starts)
-        self._keep(None)
         return table.cursors.create(cursor, start=starts).position
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -88,6 +88,8 @@ class ChangeStreamReader(StreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What tasks of a batch read: a partition each."""
         self._check(end)
+        if self._hold is None:  # a batch is read again: it is planned before another is looked for
+            self._keep(start.get(VERSION))
         checked_reader(self._table(), self._options, self._schema).close()
         starts = self._starts_again(end[CURSOR]) if end[CURSOR] != start[CURSOR] else None
         starts = offsets_in(start) if starts is None else starts

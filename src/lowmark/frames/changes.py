@@ -42,7 +42,9 @@ class ChangesReader(DataSourceReader):
         with opened(options) as database:
             table = database[options.table]
             checked_reader(table, options, self._schema).close()
-            with table.changes(*places_of(options)) as reader:
+            with table.changes(
+                *places_of(options), on_gap="raise" if options.fail_on_loss else "skip"
+            ) as reader:
                 starts, ends = reader.starts, reader.position
             return [
                 Range(number, starts[number], ends[number])
@@ -68,6 +70,7 @@ def changed_batches(options: Options, wanted: pa.Schema, some: Range) -> Iterato
             net=options.net,
             columns=_own_columns(wanted),
             partitions=[number],
+            on_gap="raise" if options.fail_on_loss else "skip",
         ) as reader,
     ):
         yield from fitted(reader, wanted)

@@ -18,3 +18,12 @@ def opened(options: Options, *, writes: bool = False) -> Database:
     if writes:
         return open_database(options.path, create=False)
     return open_database(options.path, read_only=True)
+
+
+def visited(options: Options) -> Database:
+    """The database, to write to. A directory must be open in another process (else `NoOwner`): what
+    tasks have staged is of no use before the driver commits it, and neither process lasts.
+    """
+    if options.node:
+        return connect(options.node)
+    return open_database(options.path, create=False, guest=True)

@@ -178,6 +178,11 @@ class Options:
                     f"{name} is for rows of the log, not for changes",
                     hint="Use startingTimestamp and endingTimestamp.",
                 )
+        if feed and "minPartitions" in named:
+            raise OptionRefused(
+                "minPartitions is not for changes",
+                detail="All changes of a key are in one task, so a partition is not split.",
+            )
         if feed and as_of is not None:
             raise OptionRefused(f"changes have no {as_of}", hint="Give a start and an end.")
         return cls(

@@ -32,12 +32,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from lowmark.client import Staged
-from lowmark.client.staging import attempt_number, drawn_family
+from lowmark.client.staging import ONCE_MS, STREAM_MS, attempt_number, drawn_family
 from lowmark.client.table_writing import SLICE_ROWS
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import ModeRefused
-from lowmark.frames.opening import opened
+from lowmark.frames.opening import opened, visited
 from lowmark.frames.options import Options
 
 logger = logging.getLogger(__name__)
@@ -71,12 +71,17 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks are through."""
-        name, number = self._options.write_name, self._options.write_number
-        _commit(self._options, messages, query=f"write:{name}" if name else None, epoch=number)
+        _commit(self._options, messages, query=self._query, epoch=self._options.write_number)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """In the driver, when a task has failed for good."""
-        _discard(self._options, messages)
+        """In the driver, when a task or the commit has failed for good."""
+        _discard(self._options, messages, query=self._query, epoch=self._options.write_number)
+
+    @property
+    def _query(self) -> str:
+        """Its own, unless it has a name."""
+        name = self._options.write_name
+        return f"write:{name}" if name else f"once:{self._family}"
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -94,10 +99,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """In the driver, when all tasks are through."""
-        queries = {one.query for one in messages if isinstance(one, _Message)}
-        if not queries:
+        query = _query_of(messages)
+        if query is None:
             return
-        [query] = queries
         if not query:
             raise Rejected(
                 "Spark does not say which query this is",
@@ -108,8 +112,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _commit(self._options, messages, query=f"stream:{query}", epoch=batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """In the driver, when a task has failed for good."""
-        _discard(self._options, messages)
+        """In the driver, when a task or the commit has failed for good."""
+        query = _query_of(messages)
+        if query:
+            _discard(self._options, messages, query=f"stream:{query}", epoch=batchId)
+
+
+def _query_of(messages: Sequence[WriterCommitMessage | None]) -> str | None:
+    """The query whose tasks have sent these; None: there are no tasks."""
+    queries = {one.query for one in messages if isinstance(one, _Message)}
+    return min(queries, default=None)
 
 
 def upsert(
@@ -139,7 +151,7 @@ def upsert(
 
 def _check_columns(options: Options, schema: StructType) -> None:
     """Refuse columns that the table does not have, before any task runs."""
-    with opened(options, writes=True) as database:
+    with visited(options) as database:
         database[options.table].append(arrow_schema(schema).empty_table())
 
 
@@ -152,7 +164,7 @@ def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) ->
     if first is None:
         return _Message(query, None)
     with (
-        opened(options, writes=True) as database,
+        visited(options) as database,
         database[options.table].stage(number=number) as stage,
     ):
         stage.append(_together(chain([first], batches)))
@@ -177,19 +189,35 @@ def _commit(
     options: Options,
     messages: Sequence[WriterCommitMessage | None],
     *,
-    query: str | None,
+    query: str,
     epoch: int,
 ) -> None:
-    with opened(options, writes=True) as database:
-        committed = database[options.table].commit(_of(messages), query=query, epoch=epoch)
-    logger.info("an epoch is stored", extra={"epoch": epoch, "repeated": committed.repeated})
+    staged = _of(messages)
+    keep_ms = ONCE_MS if query.startswith("once:") else STREAM_MS
+    with visited(options) as database:
+        table = database[options.table]
+        committed = table.commit(staged, query=query, epoch=epoch, keep_ms=keep_ms)
+    if committed.repeated:
+        rows = sum(sum(one.rows) for one in staged)
+        logger.warning(
+            "an epoch was stored before: its rows are not stored again",
+            extra={"table": options.table, "epoch": epoch, "rows": rows},
+        )
 
 
-def _discard(options: Options, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Drop what tasks have staged. What can't be dropped now goes after a day."""
+def _discard(
+    options: Options,
+    messages: Sequence[WriterCommitMessage | None],
+    *,
+    query: str,
+    epoch: int,
+) -> None:
+    """Drop what tasks have staged, unless a commit has begun to bind it: a driver that comes later
+    ends that. What can't be dropped now goes after a day.
+    """
     try:
-        with opened(options, writes=True) as database:
-            database[options.table].discard(_of(messages))
+        with visited(options) as database:
+            database[options.table].discard(_of(messages), query=query, epoch=epoch)
     except LowmarkError as error:
         logger.warning("staged rows were not dropped", extra={"reason": error.message})
 

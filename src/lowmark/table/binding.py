@@ -29,6 +29,8 @@ import msgspec
 QUERY_BYTES: Final = 16
 EPOCHS_KEPT: Final = 4
 """Of a query: Spark repeats the last one only."""
+STAGED_SHORT_MS: Final = 3_600 * 1_000
+"""Where there is no room for more batches, rows go that were staged so long ago."""
 QUERIES_KEPT: Final = 4_096
 """Beyond, the one goes that would be forgotten next: writes that are no streams go soon."""
 STAGED_MS: Final = 24 * 3_600 * 1_000
@@ -96,14 +98,17 @@ class Queries:
         return None if there is None or there.ends_ms <= now_ms else there
 
     def put(self, query: bytes, bound: Bound, *, ends_ms: int, now_ms: int) -> None:
-        """One more epoch of a query."""
+        """One more epoch of a query. Which attempts count is known of the last one only: a driver
+        goes on with no other.
+        """
         there = self.get(query, now_ms)
         before = () if there is None else there.bound
+        older = [one._replace(transactions=(), plan=()) for one in before]
         # A query is as long there as any of its epochs has said.
         ends_ms = ends_ms if there is None else max(ends_ms, there.ends_ms)
-        kept = {one.id: one for one in self._queries.values() if one.ends_ms > now_ms}
-        kept[query] = Query(query, ends_ms, (*before, bound)[-EPOCHS_KEPT:])
-        while len(kept) > QUERIES_KEPT:
-            others = (one for one in kept.values() if one.id != query)
-            del kept[min(others, key=lambda one: (one.ends_ms, one.id)).id]
-        self._queries = kept
+        for over in [one.id for one in self._queries.values() if one.ends_ms <= now_ms]:
+            del self._queries[over]
+        self._queries[query] = Query(query, ends_ms, (*older, bound)[-EPOCHS_KEPT:])
+        while len(self._queries) > QUERIES_KEPT:
+            others = (one for one in self._queries.values() if one.id != query)
+            del self._queries[min(others, key=lambda one: (one.ends_ms, one.id)).id]

@@ -200,6 +200,18 @@ class Bind(_Control, frozen=True, tag=14):
     """How long after its last epoch the query is known here."""
 
 
+class Drop(_Control, frozen=True, tag=15):
+    """Drop what attempts of these families have staged; unless the epoch is bound here, which is
+    the answer then, and nothing changes.
+
+    Takes effect only once all members know version 4 of the machine.
+    """
+
+    query: bytes
+    epoch: int
+    families: tuple[int, ...]
+
+
 Control: TypeAlias = (
     Finish
     | CreateCursor
@@ -215,6 +227,7 @@ Control: TypeAlias = (
     | Begin
     | KeepSchemas
     | Bind
+    | Drop
 )
 Command: TypeAlias = Batch | Control
 

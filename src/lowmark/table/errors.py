@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lowmark.errors import Conflict, Corrupt, Rejected, Unavailable
 from lowmark.formatting import time_text
 from lowmark.holds import Hold
@@ -213,9 +215,27 @@ class StagedRowsMissing(Conflict):
     def __init__(self, *, wanted: int, found: int) -> None:
         super().__init__(
             f"of {wanted} rows that were staged, {found} are there",
-            detail="Rows that no writer finishes are dropped after a day. Nothing was changed.",
+            detail="Rows that no writer finishes are dropped after a day. Nothing was changed."
+            if found < wanted
+            else "A batch was stored twice, because too many writers stage at a time. Nothing was"
+            " changed.",
             hint="Write them again.",
         )
+
+
+class EpochHalfBound(Conflict):
+    """An epoch that some partitions have, and others can't have any more."""
+
+    def __init__(self, epoch: int, *, bound: Sequence[int], missing: Sequence[int]) -> None:
+        super().__init__(
+            f"epoch {epoch} is in partitions {', '.join(map(str, bound))}, and its rows for"
+            f" partitions {', '.join(map(str, missing))} are gone",
+            detail="It was decided, and its driver died before all partitions had it; what was left"
+            " was dropped after a day. The repeat has other rows, so it can't take their place.",
+            hint="Go on with another query (a new checkpoint) behind this epoch, and write its rows"
+            " for those partitions by hand.",
+        )
+        self.bound, self.missing = tuple(bound), tuple(missing)
 
 
 class EpochPassed(Conflict):
@@ -225,8 +245,9 @@ class EpochPassed(Conflict):
         super().__init__(
             f"epoch {epoch} was passed: the last one of its query is {newest}",
             detail="What became of it is not known here any more. Nothing was changed.",
-            hint="If a query was started again with an old copy of its checkpoint, start it with a"
-            " new one.",
+            hint="Epochs of a query only grow. If it was started again with an old copy of its"
+            " checkpoint, or with a new one under a name that was used before, give it a new"
+            " checkpoint, or another name.",
         )
 
 

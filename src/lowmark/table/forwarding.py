@@ -51,6 +51,7 @@ from lowmark.table.binding import Bound
 from lowmark.table.commands import (
     CONTROL,
     Bind,
+    Drop,
     KeepSchemas,
     ReleaseLease,
     RenewLease,
@@ -79,7 +80,7 @@ _UNTOUCHED = (
     PartitionNotHere,
 )
 """After these, the command was not applied and never will be."""
-_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease, KeepSchemas, Bind)
+_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease, KeepSchemas, Bind, Drop)
 _NOTHING, _REFUSED, _FAILED, _FIRST = range(4)
 """Answers: None, what the machine refused, why it was not asked; then the outcomes below."""
 

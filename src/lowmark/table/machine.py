@@ -18,7 +18,7 @@ from lowmark.runtime import Buffer
 from lowmark.table.adopting import Adopted
 from lowmark.table.backlog import Backlog
 from lowmark.table.binding import Queries, Query
-from lowmark.table.commands import Begin, Bind, KeepSchemas, decode, frees_space
+from lowmark.table.commands import Begin, Bind, Drop, KeepSchemas, decode, frees_space
 from lowmark.table.errors import CommandRefused
 from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
@@ -27,7 +27,7 @@ from lowmark.table.state import Begun, Finished, Outcome, Staged, State
 FORMAT = 4
 """The newest one. A version of the machine writes its snapshots in the format of its number."""
 _LENGTH = struct.Struct("<I")
-_NEEDED_VERSION: dict[type, int] = {Begin: 2, KeepSchemas: 3, Bind: 4}
+_NEEDED_VERSION: dict[type, int] = {Begin: 2, KeepSchemas: 3, Bind: 4, Drop: 4}
 """From which version of the machine on a command is carried out."""
 _FIELDS_OF = {1: 11, 2: 12, 3: 13, 4: 15}
 """How many fields the header has, by format."""
@@ -186,6 +186,7 @@ def _restored(data: bytes) -> State:
     state.begins = tuple(Begun(*begun) for begun in header.begins)
     state.schemas_from = header.schemas_from
     state.expires = header.format >= _NEEDED_VERSION[Bind]
+    state.staged_batches = sum(map(len, state.staged.values()))
     state.staged_since = dict(header.staged_since)
     state.queries = Queries(header.queries)
     state.put_cursors(header.cursors)

@@ -14,7 +14,15 @@ from lowmark.holds import SafePoint, safe_point
 from lowmark.runtime import HybridTime, millis_of
 from lowmark.table.adopting import Adopted, adopt, deletes_gone
 from lowmark.table.backlog import Backlog
-from lowmark.table.binding import KEEP_MS_MAX, QUERY_BYTES, STAGED_MS, Bound, Queries, family
+from lowmark.table.binding import (
+    KEEP_MS_MAX,
+    QUERY_BYTES,
+    STAGED_MS,
+    STAGED_SHORT_MS,
+    Bound,
+    Queries,
+    family,
+)
 from lowmark.table.commands import (
     NO_PRODUCER,
     Adopt,
@@ -24,6 +32,7 @@ from lowmark.table.commands import (
     Command,
     CreateCursor,
     DeleteCursor,
+    Drop,
     Fence,
     Finish,
     KeepSchemas,
@@ -155,8 +164,12 @@ class State:
         self.leases: dict[str, Lease] = {}
         self.staged: dict[int, list[Staged]] = {}
         """By transaction."""
+        self.staged_batches = 0
+        """How many these have together."""
         self.staged_since: dict[int, int] = {}
-        """When each of them began; nothing, while not all members know version 4."""
+        """When each of them began, the earliest first; nothing, while not all members know
+        version 4.
+        """
         self.expires = False
         """Whether staged rows are dropped after a time: all members know version 4."""
         self.queries = Queries()
@@ -232,6 +245,8 @@ class State:
                 return self._keep_schemas(command)
             case Bind():
                 return self._bind(command, time)
+            case Drop():
+                return self._drop_unless_bound(command, time)
             case _:
                 assert_never(command)
 
@@ -264,8 +279,11 @@ class State:
     def _stage(self, batch: Batch, index: int, time: int, size: int) -> Outcome:
         if batch.transaction in self.finished:
             return BatchRefused(f"transaction {batch.transaction} is finished")
-        if sum(map(len, self.staged.values())) >= STAGED_MAX:
+        if self.staged_batches >= STAGED_MAX and self.expires:
+            self._drop_abandoned(time, STAGED_SHORT_MS)  # of drivers that die again and again
+        if self.staged_batches >= STAGED_MAX:
             return TooMany("staged batches", STAGED_MAX)
+        self.staged_batches += 1
         if self.expires:
             self.staged_since.setdefault(batch.transaction, time)
         self.staged.setdefault(batch.transaction, []).append(
@@ -301,7 +319,9 @@ class State:
     def _unstaged(self, transaction: int) -> list[Staged]:
         """Its batches, which wait no more."""
         self.staged_since.pop(transaction, None)
-        return self.staged.pop(transaction, [])
+        staged = self.staged.pop(transaction, [])
+        self.staged_batches -= len(staged)
+        return staged
 
     def _add(self, staged: Iterable[Staged], time: int) -> int:
         """Give staged batches offsets and a time; gives how many rows they have."""
@@ -344,9 +364,11 @@ class State:
         known = None if query is None else query.known(bind.epoch)
         if known is not None:
             self._drop(bind.transactions, time)  # another attempt was first
-            self._drop_families(bind, time)
+            self._drop_families(bind.families, time)
             return known
         if query is not None and bind.epoch < query.newest:
+            self._drop(bind.transactions, time)  # it will never be bound
+            self._drop_families(bind.families, time)
             return EpochPassed(bind.epoch, newest=query.newest)
         found = sum(batch.rows for one in bind.transactions for batch in self.staged.get(one, ()))
         if found != bind.rows:
@@ -358,19 +380,26 @@ class State:
                 rows = self._add(staged, time)
                 self._forget_producers(staged)
                 self._remember(transaction, Finished(True, at, rows, time))
-        self._drop_families(bind, time)
+        self._drop_families(bind.families, time)
         decided = bind.transactions if bind.plan else ()
         bound = Bound(bind.epoch, first, found, time, decided, bind.plan)
         ends_ms = now_ms + max(0, min(bind.keep_ms, KEEP_MS_MAX))
         self.queries.put(bind.query, bound, ends_ms=ends_ms, now_ms=now_ms)
         return bound
 
-    def _drop_families(self, bind: Bind, time: int) -> None:
+    def _drop_unless_bound(self, drop: Drop, time: int) -> Outcome:
+        query = self.queries.get(drop.query, _millis(time))
+        known = None if query is None else query.known(drop.epoch)
+        if known is None:
+            self._drop_families(drop.families, time)
+        return known
+
+    def _drop_families(self, families: Iterable[int], time: int) -> None:
         """Attempts of the same writes that do not count, also those that their driver does not
         know of.
         """
-        if bind.families:
-            gone = set(bind.families)
+        gone = set(families)
+        if gone:
             self._drop([one for one in self.staged if family(one) in gone], time)
 
     def let_staged_expire(self) -> None:
@@ -379,12 +408,14 @@ class State:
             self.expires = True
             self.staged_since = dict.fromkeys(self.staged, self.closed)
 
-    def _drop_abandoned(self, time: int) -> None:
-        self._drop(self._abandoned(time), time)
+    def _drop_abandoned(self, time: int, after_ms: int = STAGED_MS) -> None:
+        while self._is_abandoned(time, after_ms):
+            self._drop([next(iter(self.staged_since))], time)
 
-    def _abandoned(self, time: int) -> list[int]:
-        before_ms = _millis(time) - STAGED_MS
-        return [one for one, since in self.staged_since.items() if _millis(since) <= before_ms]
+    def _is_abandoned(self, time: int, after_ms: int) -> bool:
+        """Whether the first that was staged is too old: those behind it are younger."""
+        first = next(iter(self.staged_since.values()), None)
+        return first is not None and _millis(first) <= _millis(time) - after_ms
 
     def _fence(self, fence: Fence) -> Outcome:
         if len(fence.producer) != len(NO_PRODUCER) or not 0 <= fence.epoch <= EPOCH_MAX:
@@ -498,7 +529,7 @@ class State:
         """Whether by that time a cursor would be overdue that is not marked yet, or staged rows
         are to go.
         """
-        if self.staged_since and self._abandoned(time):
+        if self._is_abandoned(time, STAGED_MS):
             return True
         return self._limited and any(
             not cursor.overdue and self._is_overdue(cursor, time)
