@@ -142,6 +142,14 @@ def open_database(
     return database
 
 
+def check_owned(data: str | os.PathLike[str]) -> None:
+    """Refuse a directory that no process has open (`NoOwner`), as a task of Spark's would."""
+    path = data_path(data)
+    check_directory(path, create=False)
+    if not Directory(path, None).has_owner():
+        raise NoOwner(path)
+
+
 def _check_there(path: str) -> None:
     try:
         check_directory(path, create=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowmark.access import connect, open_database
+from lowmark.access import check_owned, connect, open_database
 from lowmark.client import Database
 from lowmark.frames.options import Options
 
@@ -18,3 +18,9 @@ def opened(options: Options, *, writes: bool = False) -> Database:
     if writes:
         return open_database(options.path, create=False)
     return open_database(options.path, read_only=True)
+
+
+def check_writable(options: Options) -> None:
+    """Refuse a directory that no process has open: tasks would, one after the other."""
+    if options.path:
+        check_owned(options.path)

@@ -37,7 +37,7 @@ from lowmark.client.table_writing import SLICE_ROWS
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import ModeRefused
-from lowmark.frames.opening import opened
+from lowmark.frames.opening import check_writable, opened
 from lowmark.frames.options import Options
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class BatchWriter(DataSourceArrowWriter):
             raise ModeRefused
         self._options = options
         self._family = drawn_family()
+        check_writable(options)
         _check_columns(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
@@ -87,6 +88,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise ModeRefused
         self._options = options
         self._family = drawn_family()
+        check_writable(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
         """In a task."""
