@@ -168,7 +168,7 @@ class HeldWriter(StreamWriter):
             steps.reach("half", os.getpid())
             return bound(commit, wanted)
 
-        Commit._bound = by_steps  # type: ignore[method-assign]
+        Commit._bound = by_steps  # type: ignore[method-assign,assignment]
         try:
             super().commit(messages, batchId)
         finally:
