@@ -183,14 +183,37 @@ def test_every_type_comes_back_as_it_was_written(spark: Any, db: Database, place
     assert {row["m"]["k"] for row in back.collect()} == set(range(40))
 
 
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 def test_a_directory_that_no_process_has_open_is_refused_before_any_task_runs(
     spark: Any, tmp_path: Path
 ) -> None:
-    place = str(tmp_path / "closed")
-    with lowmark.open(place) as db:
-        db.create_table("t", COLUMNS, key="id")
-    with pytest.raises(Exception, match="NoOwner"):
-        write(rows(spark, 0, 10), place)
+    # given a table whose database is closed
+    path = str(tmp_path / "closed")
+    with lowmark.open(path) as database:
+        for name in ("t", "source"):
+            database.create_table(name, COLUMNS, key="id", partitions=3)
+        database["source"].append([{"id": key, "v": "x"} for key in range(100)])
+    ran = tmp_path / "ran"
+
+    def noted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        ran.touch()
+        yield from batches
+
+    # when a frame and a stream are written, then both say why not, and no task has run
+    with pytest.raises(Exception, match=r"no process has .* open"):
+        write(rows(spark, 0, 10).mapInArrow(noted, "id long, v string"), path)
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    writer = rate.selectExpr("value AS id", "'x' AS v").mapInArrow(noted, "id long, v string")
+    writer = writer.writeStream.format("lowmark").options(path=path, table="t")
+    query = writer.option("checkpointLocation", str(tmp_path / "rate")).start()
+    with pytest.raises(Exception, match=r"no process has .* open"):
+        query.awaitTermination()
+    assert not ran.exists()
+    # and a stream that reads the same database has it open itself, for its tasks
+    stream(spark, path, tmp_path / "checkpoint", maxRowsPerTrigger="30")
+    with lowmark.open(path) as database:
+        assert values(database["t"]) == dict.fromkeys(range(100), "x")
+        assert (changes(database["t"]), waiting(database["t"])) == (100, 0)
 
 
 # -- streams --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ PARTITIONS = 6
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    with standalone(tmp_path_factory.mktemp("spark"), workers=2) as started:
+    with standalone(tmp_path_factory.mktemp("spark"), workers=2, apart=True) as started:
         yield started
 
 

@@ -25,6 +25,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
+import lowmark
 from lowmark.client.staging import Commit
 from lowmark.client.table_writing import SLICE_ROWS
 from lowmark.frames.options import Options
@@ -109,7 +110,8 @@ class Driver:
         self._process.wait()
 
 
-_PATH = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+_PATH = os.pathsep.join([str(TESTS), str(Path(lowmark.__file__).parents[1])])
+"""Executors work in folders of their own, and must not find another Lowmark there."""
 
 
 # -- in the driver --------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ class HeldWriter(StreamWriter):
             steps.reach("half", os.getpid())
             return bound(commit, wanted)
 
-        Commit._bound = by_steps  # type: ignore[method-assign]
+        Commit._bound = by_steps  # type: ignore[method-assign,assignment]
         try:
             super().commit(messages, batchId)
         finally:

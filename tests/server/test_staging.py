@@ -121,7 +121,7 @@ class Query:
 
 
 def test_staged_rows_outlive_their_leaders_and_come_with_snapshots(tmp_path: Path) -> None:
-    with Nodes(tmp_path, 3, **SMALL) as nodes:
+    with Nodes(tmp_path, 3, started=None, **SMALL) as nodes:
         # given rows that several writers have staged
         dbs = [nodes.connect(number) for number in range(3)]
         table = table_of(dbs[0], "events", replicas=3, partitions=4)
@@ -188,7 +188,7 @@ def test_a_query_commits_while_leaders_are_killed(tmp_path: Path) -> None:
 
 @pytest.mark.release
 def test_staged_rows_move_with_their_partitions(tmp_path: Path) -> None:
-    with Nodes(tmp_path, 3, **SMALL) as nodes, nodes.connect(0) as db:
+    with Nodes(tmp_path, 3, started=None, **SMALL) as nodes, nodes.connect(0) as db:
         # given rows that are staged, and a query that goes on
         table = table_of(db, "events", replicas=1, partitions=4)
         query = Query(table_of(db, "others", replicas=1, partitions=4))

@@ -50,8 +50,14 @@ class Standalone:
 
 
 @contextmanager
-def standalone(folder: Path, *, workers: int = 2, cores: int = 1) -> Iterator[Standalone]:
-    """A master and so many workers; all are registered when the context begins."""
+def standalone(
+    folder: Path, *, workers: int = 2, cores: int = 1, apart: bool = False
+) -> Iterator[Standalone]:
+    """A master and so many workers; all are registered when the context begins.
+
+    With `apart`, workers are of different hosts by their addresses: Spark never starts a second
+    attempt at the host of the first one.
+    """
     started: list[tuple[subprocess.Popen[bytes], Path]] = []
 
     def start(name: str, *arguments: str) -> Path:
@@ -85,7 +91,8 @@ def standalone(folder: Path, *, workers: int = 2, cores: int = 1) -> Iterator[St
             start(
                 f"worker-{number}",
                 "org.apache.spark.deploy.worker.Worker",
-                *(*_AT, "--port", "0", "--cores", str(cores), "--memory", "1g"),
+                *("--host", f"127.0.0.{1 + number if apart else 1}", "--webui-port", "0"),
+                *("--port", "0", "--cores", str(cores), "--memory", "1g"),
                 *("--work-dir", str(folder / f"work-{number}"), found.group(1)),
             )
         for _, log in started[1:]:

@@ -19,6 +19,6 @@ What holds
     6. `Locked` means that the owner can't be reached, or that the caller insists on owning.
 """
 
-from lowmark.access.opening import connect, open_database
+from lowmark.access.opening import check_owned, connect, open_database
 
-__all__ = ["connect", "open_database"]
+__all__ = ["check_owned", "connect", "open_database"]

@@ -50,7 +50,6 @@ def open_database(
     create: bool = True,
     owner: bool = False,
     read_only: bool = False,
-    guest: bool = False,
     settings: Settings | None = None,
     watermark_availability_ms: int | None = None,
     spark: object = None,
@@ -74,10 +73,6 @@ def open_database(
     through that one; else it is what was on disk when it was opened, and `DirectoryChanged` says
     that a process has opened it since and what is needed is gone. What would change the database
     is refused (`ReadOnly`).
-
-    With `guest=True` this process never owns the directory, and uses it through the process that
-    does: while there is none, it gets `NoOwner`. A task of Spark's is such a guest, whatever it
-    says.
 
     Settings come from `lowmark.toml` and the environment, unless given. The owner's count: settings
     that are given, and are not the owner's, are refused. How long history stays exact
@@ -130,7 +125,7 @@ def open_database(
     try:
         if read_only:
             return _to_read(path, there, settings, check, given)
-        if (guest or _in_spark_task()) and not owner:
+        if _in_spark_task() and not owner:
             return _as_guest(path, Directory(there, None), check, given)
         try:
             database = own(first=True, spark=spark, engine=engine)
@@ -145,6 +140,14 @@ def open_database(
     except BaseException as error:
         raise_by_name(error, data)
     return database
+
+
+def check_owned(data: str | os.PathLike[str]) -> None:
+    """Refuse a directory that no process has open (`NoOwner`), as a task of Spark's would."""
+    path = data_path(data)
+    check_directory(path, create=False)
+    if not Directory(path, None).has_owner():
+        raise NoOwner(path)
 
 
 def _check_there(path: str) -> None:

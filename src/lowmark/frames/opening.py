@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowmark.access import connect, open_database
+from lowmark.access import check_owned, connect, open_database
 from lowmark.client import Database
 from lowmark.frames.options import Options
 
@@ -20,10 +20,7 @@ def opened(options: Options, *, writes: bool = False) -> Database:
     return open_database(options.path, read_only=True)
 
 
-def visited(options: Options) -> Database:
-    """The database, to write to. A directory must be open in another process (else `NoOwner`): what
-    tasks have staged is of no use before the driver commits it, and neither process lasts.
-    """
-    if options.node:
-        return connect(options.node)
-    return open_database(options.path, create=False, guest=True)
+def check_writable(options: Options) -> None:
+    """Refuse a directory that no process has open: tasks would, one after the other."""
+    if options.path:
+        check_owned(options.path)

@@ -37,7 +37,7 @@ from lowmark.client.table_writing import SLICE_ROWS
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import ModeRefused
-from lowmark.frames.opening import opened, visited
+from lowmark.frames.opening import check_writable, opened
 from lowmark.frames.options import Options
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class BatchWriter(DataSourceArrowWriter):
             raise ModeRefused
         self._options = options
         self._family = drawn_family()
+        check_writable(options)
         _check_columns(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
@@ -92,6 +93,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise ModeRefused
         self._options = options
         self._family = drawn_family()
+        check_writable(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
         """In a task."""
@@ -151,7 +153,7 @@ def upsert(
 
 def _check_columns(options: Options, schema: StructType) -> None:
     """Refuse columns that the table does not have, before any task runs."""
-    with visited(options) as database:
+    with opened(options, writes=True) as database:
         database[options.table].append(arrow_schema(schema).empty_table())
 
 
@@ -164,7 +166,7 @@ def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) ->
     if first is None:
         return _Message(query, None)
     with (
-        visited(options) as database,
+        opened(options, writes=True) as database,
         database[options.table].stage(number=number) as stage,
     ):
         stage.append(_together(chain([first], batches)))
@@ -194,7 +196,7 @@ def _commit(
 ) -> None:
     staged = _of(messages)
     keep_ms = ONCE_MS if query.startswith("once:") else STREAM_MS
-    with visited(options) as database:
+    with opened(options, writes=True) as database:
         table = database[options.table]
         committed = table.commit(staged, query=query, epoch=epoch, keep_ms=keep_ms)
     if committed.repeated:
@@ -216,7 +218,7 @@ def _discard(
     ends that. What can't be dropped now goes after a day.
     """
     try:
-        with visited(options) as database:
+        with opened(options, writes=True) as database:
             database[options.table].discard(_of(messages), query=query, epoch=epoch)
     except LowmarkError as error:
         logger.warning("staged rows were not dropped", extra={"reason": error.message})
