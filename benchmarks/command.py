@@ -77,7 +77,7 @@ COMMANDS = {
     ),
     "spark": (
         150,
-        "tables in Spark: reads beside plain Parquet; a run whose workers must be started first.",
+        "tables in Spark: reads beside plain Parquet, writes beside appends.",
         "It needs PySpark and Java.",
     ),
     "cluster": (

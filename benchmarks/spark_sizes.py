@@ -25,6 +25,9 @@ class SparkSizes:
     scan_runs: int
     scan_rows: int
     """Of a table that is read."""
+    write_runs: int
+    write_rows: int
+    """Of a DataFrame that is written."""
     idle_seconds: float
     """How long a session rests before a run; 0: it is told to end its workers now."""
 
@@ -39,6 +42,8 @@ class SparkSizes:
             large_rows=20_000_000,
             scan_runs=7,
             scan_rows=10_000_000,
+            write_runs=7,
+            write_rows=4_000_000,
             idle_seconds=90.0,
         )
 
@@ -53,6 +58,8 @@ class SparkSizes:
             large_rows=20_000_000,
             scan_runs=3,
             scan_rows=4_000_000,
+            write_runs=3,
+            write_rows=2_000_000,
             idle_seconds=0.0,
         )
 
@@ -67,6 +74,8 @@ class SparkSizes:
             large_rows=40_000,
             scan_runs=1,
             scan_rows=2_000,
+            write_runs=1,
+            write_rows=2_000,
             idle_seconds=0.0,
         )
 

@@ -30,6 +30,7 @@ from benchmarks.server_sizes import ServerSizes
 from benchmarks.spark_scans import scans
 from benchmarks.spark_sizes import SparkSizes
 from benchmarks.spark_workers import cold_run
+from benchmarks.spark_writes import writes
 from benchmarks.table_peers import postgres_version
 from benchmarks.table_sizes import TableSizes
 from benchmarks.upkeep_history import memory_after_cut, start_after_cut
@@ -119,7 +120,7 @@ SUITES: Mapping[str, Suite] = {
     ),
     "spark": Suite(
         sizes=SparkSizes,
-        measurements=[cold_run, scans],
+        measurements=[cold_run, scans, writes],
         versions=["pyarrow", "numpy", "pyspark"],
     ),
     "cluster": Suite(

@@ -129,7 +129,11 @@ def test_every_figure_of_spark_can_be_measured(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     check("spark", report)
-    assert set(report["details"]["cold_vs_warm_run"]["variants"]) == {"large"}
+    details, skipped = report["details"], report["skipped"]
+    assert not skipped
+    assert set(details["cold_vs_warm_run"]["variants"]) == {"large"}
+    sink = details["sink_vs_append"]["variants"]
+    assert set(sink) == {"in_one_call", "dropped_rows_vs_append"}
     assert list(here.iterdir()) == []
 
 
