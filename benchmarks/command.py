@@ -77,8 +77,8 @@ COMMANDS = {
     ),
     "spark": (
         150,
-        "tables in Spark: reads beside plain Parquet, writes beside appends.",
-        "It needs PySpark and Java.",
+        "tables in Spark: reads beside plain Parquet, writes beside appends, upserts beside Delta.",
+        "It needs PySpark and Java; figures against Delta Lake need what `bench` names.",
     ),
     "cluster": (
         120,

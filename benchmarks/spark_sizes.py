@@ -28,6 +28,9 @@ class SparkSizes:
     write_runs: int
     write_rows: int
     """Of a DataFrame that is written."""
+    upsert_runs: int
+    upsert_keys: int
+    """Of a table some keys of which get new values."""
     idle_seconds: float
     """How long a session rests before a run; 0: it is told to end its workers now."""
 
@@ -44,6 +47,8 @@ class SparkSizes:
             scan_rows=10_000_000,
             write_runs=7,
             write_rows=4_000_000,
+            upsert_runs=5,
+            upsert_keys=10_000_000,
             idle_seconds=90.0,
         )
 
@@ -60,6 +65,8 @@ class SparkSizes:
             scan_rows=4_000_000,
             write_runs=3,
             write_rows=2_000_000,
+            upsert_runs=3,
+            upsert_keys=1_000_000,
             idle_seconds=0.0,
         )
 
@@ -76,6 +83,8 @@ class SparkSizes:
             scan_rows=2_000,
             write_runs=1,
             write_rows=2_000,
+            upsert_runs=1,
+            upsert_keys=2_000,
             idle_seconds=0.0,
         )
 
@@ -84,4 +93,7 @@ class SparkSizes:
         """What is on the disk at one time, with some room."""
         rows = self.rows + (self.large_rows if self.variants else 0)
         compacted = rows * 2 * ROW_BYTES * 5 // 4
-        return max(compacted, self.scan_rows * 10 * ROW_BYTES) + 512 * MIB
+        scanned = self.scan_rows * 10 * ROW_BYTES
+        # Delta Lake keeps the files of every version.
+        upserted = self.upsert_keys * (self.upsert_runs + 4) * ROW_BYTES
+        return max(compacted, scanned, upserted) + 512 * MIB
