@@ -77,8 +77,8 @@ COMMANDS = {
     ),
     "spark": (
         150,
-        "tables in Spark: reads beside plain Parquet, writes beside appends, upserts beside Delta.",
-        "It needs PySpark and Java; figures against Delta Lake need what `bench` names.",
+        "tables in Spark: reads, writes, upserts, streams; beside Parquet, appends, Delta, Kafka.",
+        "It needs PySpark and Java; see the guide for Delta and Kafka.",
     ),
     "cluster": (
         120,

@@ -31,6 +31,9 @@ class SparkSizes:
     upsert_runs: int
     upsert_keys: int
     """Of a table some keys of which get new values."""
+    stream_runs: int
+    stream_rows: int
+    """That a stream has before it."""
     idle_seconds: float
     """How long a session rests before a run; 0: it is told to end its workers now."""
 
@@ -49,6 +52,8 @@ class SparkSizes:
             write_rows=4_000_000,
             upsert_runs=5,
             upsert_keys=10_000_000,
+            stream_runs=5,
+            stream_rows=3_000_000,
             idle_seconds=90.0,
         )
 
@@ -64,9 +69,11 @@ class SparkSizes:
             scan_runs=3,
             scan_rows=4_000_000,
             write_runs=3,
-            write_rows=2_000_000,
+            write_rows=1_000_000,
             upsert_runs=3,
             upsert_keys=1_000_000,
+            stream_runs=2,
+            stream_rows=600_000,
             idle_seconds=0.0,
         )
 
@@ -85,6 +92,8 @@ class SparkSizes:
             write_rows=2_000,
             upsert_runs=1,
             upsert_keys=2_000,
+            stream_runs=1,
+            stream_rows=2_000,
             idle_seconds=0.0,
         )
 

@@ -77,13 +77,12 @@ def upserts(bench: Bench[SparkSizes]) -> Iterator[Plan]:
     keys = bench.sizes.upsert_keys
     with bench.fresh_folder() as root, Children(root) as children:
         bench.say(f"preparing two tables of {keys:,} keys")
-        sides = []
-        for name in SIDES:
-            child = children.start(
-                "benchmarks.spark_upserts", name, str(root / name), str(keys), name=name
-            )
+        sides = [
+            children.start("benchmarks.spark_upserts", name, str(root / name), str(keys), name=name)
+            for name in SIDES
+        ]
+        for child in sides:
             child.receive(bool, deadline_s=DEADLINE_S)
-            sides.append(child)
         yield Plan(turns=[_Rounds(bench, keys, *sides).turn], compared=_compared(keys))
 
 

@@ -29,6 +29,7 @@ from benchmarks.server_peers import nats_version, redis_version
 from benchmarks.server_sizes import ServerSizes
 from benchmarks.spark_scans import scans
 from benchmarks.spark_sizes import SparkSizes
+from benchmarks.spark_streams import streams
 from benchmarks.spark_upserts import upserts
 from benchmarks.spark_workers import cold_run
 from benchmarks.spark_writes import writes
@@ -121,7 +122,7 @@ SUITES: Mapping[str, Suite] = {
     ),
     "spark": Suite(
         sizes=SparkSizes,
-        measurements=[cold_run, scans, writes, upserts],
+        measurements=[cold_run, scans, writes, upserts, streams],
         versions=["pyarrow", "numpy", "pyspark", "deltalake"],
     ),
     "cluster": Suite(

@@ -130,12 +130,14 @@ def test_every_figure_of_spark_can_be_measured(here: Path) -> None:
     report = json.loads(done.stdout)
     check("spark", report)
     details, skipped = report["details"], report["skipped"]
-    assert skipped.keys() <= {"upsert_vs_delta", "upsert_memory_vs_delta"}
+    assert skipped.keys() <= {"upsert_vs_delta", "upsert_memory_vs_delta", "stream_vs_kafka"}
     assert set(details["cold_vs_warm_run"]["variants"]) == {"large"}
     sink = details["sink_vs_append"]["variants"]
     assert set(sink) == {"in_one_call", "dropped_rows_vs_append"}
     if "upsert_vs_delta" not in skipped:
         assert set(details["upsert_vs_delta"]["variants"]) == {"with_a_run", "with_a_reader"}
+    if "stream_vs_kafka" not in skipped:
+        assert set(details["stream_vs_kafka"]["variants"]) == {"columns_of_json"}
     assert list(here.iterdir()) == []
 
 
