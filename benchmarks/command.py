@@ -77,8 +77,8 @@ COMMANDS = {
     ),
     "spark": (
         150,
-        "tables in Spark: reads beside plain Parquet; a run whose workers must be started first.",
-        "It needs PySpark and Java.",
+        "tables in Spark: reads, writes, upserts, streams; beside Parquet, appends, Delta, Kafka.",
+        "It needs PySpark and Java; see the guide for Delta and Kafka.",
     ),
     "cluster": (
         120,

@@ -12,14 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-
 import lowmark
 from benchmarks.compact_session import MASTER, opened_session
 from benchmarks.figure import Compared, Figure, Round, Side, Target, rates
 from benchmarks.runner import Bench, Plan, measures
 from benchmarks.spark_sizes import SparkSizes
+from benchmarks.spark_workload import COLUMNS, pieces_of, rows_of
 from benchmarks.stopwatch import Stopwatch
 from lowmark.client import Database, Table
 from lowmark.errors import invariant
@@ -32,9 +30,7 @@ SCAN = Figure("scan_vs_parquet", Target(1.3, at_least=False), "rows/s")
 DEAD = Figure("scan_with_dead_vs_parquet", Target(2.0, at_least=False), "rows/s")
 ONE = Figure("scan_one_column_vs_parquet", Target(1.6, at_least=False), "rows/s")
 SOURCE = Figure("source_vs_parquet", Target(3.0, at_least=False), "rows/s")
-COLUMNS = {"id": "int64", "name": "string", "count": "int64", "share": "float64", "note": "string"}
 PARTITIONS = 2
-PIECE = 500_000
 DEAD_SHARE = 10
 """One key of this many is changed."""
 
@@ -49,8 +45,8 @@ def scans(bench: Bench[SparkSizes]) -> Iterator[Plan]:
             bench.say(f"preparing two tables of {rows:,} rows")
             _made(database, "whole", rows)
             changed = _made(database, "changed", rows)
-            for part in _pieces(range(0, rows, DEAD_SHARE)):
-                changed.upsert(_rows(part, seed=2))
+            for part in pieces_of(range(0, rows, DEAD_SHARE)):
+                changed.upsert(rows_of(part, seed=2))
             _compact(database, changed)
             frames = {
                 "whole": table(session, "whole", path=place),
@@ -110,8 +106,8 @@ def _turn(rows: int, side: str, frame: Any, _: Path) -> Round:
 
 def _made(database: Database, name: str, rows: int) -> Table:
     made = database.create_table(name, COLUMNS, key="id", partitions=PARTITIONS)
-    for part in _pieces(range(rows)):
-        made.append(_rows(part, seed=1))
+    for part in pieces_of(range(rows)):
+        made.append(rows_of(part, seed=1))
     _compact(database, made)
     return made
 
@@ -120,21 +116,3 @@ def _compact(database: Database, made: Table) -> None:
     database.advance_watermark(made.snapshot().time)
     run = made.compact(engine="local")
     invariant(run.state == "done", f"the run is {run.state}")
-
-
-def _pieces(keys: range) -> Iterator[range]:
-    for at in range(0, len(keys), PIECE):
-        yield keys[at : at + PIECE]
-
-
-def _rows(keys: range, *, seed: int) -> pa.Table:
-    dice, ids = np.random.default_rng([seed, keys.start]), np.array(keys, np.int64)
-    return pa.table(
-        {
-            "id": ids,
-            "name": np.char.add("name-", (ids % 1_000).astype(str)),
-            "count": dice.integers(0, 1 << 40, len(ids)),
-            "share": dice.random(len(ids)),
-            "note": np.char.add("note ", dice.integers(0, 10**6, len(ids)).astype(str)),
-        }
-    )

@@ -29,7 +29,10 @@ from benchmarks.server_peers import nats_version, redis_version
 from benchmarks.server_sizes import ServerSizes
 from benchmarks.spark_scans import scans
 from benchmarks.spark_sizes import SparkSizes
+from benchmarks.spark_streams import streams
+from benchmarks.spark_upserts import upserts
 from benchmarks.spark_workers import cold_run
+from benchmarks.spark_writes import writes
 from benchmarks.table_peers import postgres_version
 from benchmarks.table_sizes import TableSizes
 from benchmarks.upkeep_history import memory_after_cut, start_after_cut
@@ -119,8 +122,8 @@ SUITES: Mapping[str, Suite] = {
     ),
     "spark": Suite(
         sizes=SparkSizes,
-        measurements=[cold_run, scans],
-        versions=["pyarrow", "numpy", "pyspark"],
+        measurements=[cold_run, scans, writes, upserts, streams],
+        versions=["pyarrow", "numpy", "pyspark", "deltalake"],
     ),
     "cluster": Suite(
         sizes=ClusterSizes,

@@ -81,11 +81,16 @@ class Children:
         self.kill_all()
 
     def start(
-        self, module: str, *args: str, name: str, env: Mapping[str, str] | None = None
+        self,
+        module: str,
+        *args: str,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> Child:
         """Start `python -m module`, which makes itself a `Parent` to talk to."""
         env = _own_path() if env is None else env
-        return self._add(Child, [sys.executable, "-m", module, *args], name=name, env=env)
+        return self._add(Child, [python, "-m", module, *args], name=name, env=env)
 
     def start_program(
         self, command: Sequence[str], *, name: str, env: Mapping[str, str] | None = None
