@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,6 @@ from lowmark.client import Database, Staged, Table
 from lowmark.client.staging import Commit, attempt_number, drawn_family
 from lowmark.errors import EpochHalfBound, Rejected, ValueRefused
 from lowmark.table import Finish
-
-
-@pytest.fixture
-def db(tmp_path: Path) -> Iterator[Database]:
-    with lowmark.open(tmp_path / "db") as database:
-        yield database
 
 
 @pytest.fixture
