@@ -12,7 +12,7 @@ from eventually import eventually
 from lowmark.backend.values import PartitionStatus
 from lowmark.client import Database, Staged, Table
 from lowmark.client.staging import Commit, attempt_number, drawn_family
-from lowmark.errors import EpochHalfBound, Rejected, ValueRefused
+from lowmark.errors import EpochHalfBound, Rejected, StagedRowsMissing, ValueRefused
 from lowmark.table import Finish
 
 
@@ -160,6 +160,23 @@ def test_what_is_refused_leaves_nothing(table: Table) -> None:
     assert table.count() == 10
 
 
+@pytest.mark.parametrize("key", ["id", None])
+@pytest.mark.parametrize("query", list("abcdef"))
+def test_of_rows_that_are_not_all_there_nothing_is_seen(
+    db: Database, query: str, key: str | None
+) -> None:
+    # given what two writers have staged, one of which was given up
+    table = db.create_table("gone", {"id": "int64", "v": "string"}, key=key, partitions=3)
+    first, second = stage(table, 0, 1), stage(table, 1, 50)
+    table.discard([first])
+    # when it is committed, wherever it is decided, then it is refused, and nothing is there
+    with pytest.raises(StagedRowsMissing):
+        table.commit([first, second], query=query, epoch=1)
+    assert table.count() == 0
+    # and the same epoch can be committed with rows that are there
+    assert table.commit([second], query=query, epoch=1).rows == 50
+
+
 @pytest.mark.parametrize("bound", range(4))
 def test_what_is_decided_is_not_discarded(table: Table, bound: int) -> None:
     # given a commit that ended after this many of its three partitions, as a node was away
@@ -209,11 +226,17 @@ def test_a_commit_of_nothing_is_one(table: Table) -> None:
 def test_wrong_uses_are_refused_by_name(db: Database, table: Table) -> None:
     other = db.create_table("other", {"id": "int64", "v": "string"}, key="id", partitions=3)
     staged = stage(other, 0, 5)
+    done = table.stage()
+    done.staged()
     wrongs: list[Callable[[], object]] = [
         lambda: table.commit([staged]),
         lambda: table.commit([], query="q", epoch=-1),
         lambda: table.commit([], query=""),
         lambda: table.commit([], query="q", keep_ms=0),
+        lambda: table.commit([], query="q", epoch=1 << 63),
+        lambda: table.commit([], query="q", epoch=1.5),  # type: ignore[arg-type]
+        lambda: table.commit([stage(table, 0, 1)] * 2),
+        lambda: done.append([{"id": 1, "v": "x"}]),
     ]
     for wrong in wrongs:
         with pytest.raises(Rejected):

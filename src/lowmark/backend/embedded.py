@@ -882,6 +882,7 @@ def _staging(state: State) -> Staging:
         sum(batch.rows for batch in batches),
         sum(batch.size for batch in batches),
         None if since is None else millis_of(HybridTime(since)),
+        {number: sum(one.rows for one in some) for number, some in state.staged.items()},
     )
 
 

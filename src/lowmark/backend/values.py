@@ -6,7 +6,7 @@ A `View` is one, too (`lowmark.table`): columns of numbers that only grow at the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -114,6 +114,12 @@ class Staging:
     bytes: int
     since_ms: int | None
     """When the first of them was staged; None: that is not known."""
+    by_transaction: Mapping[int, int] = field(default_factory=dict)
+    """How many rows each has."""
+
+    def rows_in(self, transactions: Collection[int]) -> int:
+        """How many rows these have together."""
+        return sum(self.by_transaction.get(one, 0) for one in transactions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +27,10 @@ from lowmark.client.looking_back import AsOfReader
 from lowmark.client.reading import Gap, Reader
 from lowmark.compaction.runner import Runner, Runners
 from lowmark.convert.times import datetime_of, time_text
+from lowmark.errors import Rejected
 from lowmark.export import (
     DataFile,
+    DestinationRefused,
     Format,
     Stage,
     Target,
@@ -124,7 +127,17 @@ def export_table(
 ) -> Exported:
     """Export what `read` gives."""
     kind = check_format(wanted)
+    if columns is not None and (not columns or len(set(columns)) < len(columns)):
+        raise Rejected(
+            "an export has at least one column, and each once", hint="Give other columns, or none."
+        )
     path = destination_of(to, apart_from=backend.info.data_path)
+    if kind == "delta" and re.search("%[0-9A-Fa-f]{2}", path):
+        raise DestinationRefused(
+            f"a Delta table can't be in {path}: its path has a '%' with two digits",
+            detail="Its library takes that for a part of a URL, and looks elsewhere.",
+            hint="Name another directory.",
+        )
     with read(partitions, columns, None) as reader:
         assert isinstance(reader, AsOfReader)
         time, table = reader.time, reader.shape.table

@@ -15,8 +15,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, Self, TypeVar, cast
 
 from lowmark.backend.errors import Ended, NotLeader, Superseded
 from lowmark.backend.port import Backend
@@ -34,10 +35,12 @@ from lowmark.table import (
 )
 from lowmark.table.binding import ATTEMPT_BITS, deciding, family
 
+T = TypeVar("T")
 STREAM_MS: Final = 90 * 24 * 3_600 * 1_000
 """A query is known for so long after its last epoch: if one that rests for longer is started again,
 an epoch that it had not noted as done is stored again."""
 ONCE_MS: Final = 3_600 * 1_000
+EPOCH_MAX: Final = (1 << 63) - 1
 _ABORT_S: Final = 5.0
 _RETRY_S: Final = 0.2
 _PATIENCE_S: Final = 60.0
@@ -87,11 +90,17 @@ class Stage:
         self._appender = TableAppender(backend, table.id, table.name)
         self._rows = [0] * table.partitions
         self._sent: set[int] = set()
+        self._done = False
 
     def append(self, rows: object) -> Result:
         """Stage rows, as `Table.append` takes them; done when they are durable. They have no
         offsets yet.
         """
+        if self._done:
+            raise Rejected(
+                "this writer was asked what it has staged, and stages no more",
+                hint="Use another one for other rows: table.stage().",
+            )
         if not self._sent:
             self._check()
         result = self._appender.append(map(self._numbered, self._parts(rows)))
@@ -109,7 +118,8 @@ class Stage:
         return [(number, out._replace(transaction=self._transaction)) for number, out in parts]
 
     def staged(self) -> Staged:
-        """All that was staged so far, for the process that commits it."""
+        """All that was staged, for the process that commits it; no more is taken after it."""
+        self._done = True
         return Staged(self._table.id, self._transaction, tuple(self._rows))
 
     def abort(self) -> None:
@@ -175,8 +185,12 @@ class Commit:
                     f"rows were staged for another table than {table.name}",
                     hint="If it was dropped and made again meanwhile, stage them again.",
                 )
-        if epoch < 0:
-            raise Rejected(f"an epoch can't be {epoch}", hint="Use 0 or more.")
+            if len(one.rows) != table.partitions:
+                raise Rejected("what was staged does not say how many rows each partition has")
+        if len({one.transaction for one in staged}) < len(staged):
+            raise Rejected("what one writer has staged is given twice", hint="Give it once.")
+        if type(epoch) is not int or not 0 <= epoch <= EPOCH_MAX:
+            raise Rejected(f"an epoch can't be {epoch!r}", hint="Use a whole number from 0 on.")
         self._backend = backend
         self._table = table
         self._query = query_id(query, staged)
@@ -190,6 +204,7 @@ class Commit:
     def run(self, keep_ms: int) -> Committed:
         """Have it decided, then have the rows read everywhere."""
         at = self._at
+        self._check_there()
         first = self._bound({at: self._bind(self._transactions, self._plan, at, keep_ms)})[at]
         if not first.plan:  # a later epoch is bound, so all partitions have this one
             self.give_up()
@@ -213,6 +228,23 @@ class Commit:
             if one.rows
         ]
         return Committed(tuple(parts), repeated)
+
+    def _check_there(self) -> None:
+        """Refuse an epoch of which rows were dropped before it is decided: nothing is seen then."""
+        there = [number for number, rows in enumerate(self._plan) if rows]
+        if not there:
+            return
+        found = self._patiently(lambda: self._backend.status(self._table.id, there))
+        staged = {
+            number: 0 if one.staging is None else one.staging.rows_in(self._transactions)
+            for number, one in found.items()
+        }
+        if all(staged[number] == self._plan[number] for number in there):
+            return
+        asked = Drop(self._query, self._epoch, ())
+        ask = partial(self._backend.propose, self._table.id, {self._at: asked})
+        if self._patiently(ask)[self._at] is None:
+            raise StagedRowsMissing(wanted=sum(self._plan), found=sum(staged.values()))
 
     def _what_is_left(
         self, first: Bound, wanted: Mapping[int, Bind], keep_ms: int
@@ -268,14 +300,18 @@ class Commit:
         )
 
     def _bound(self, wanted: Mapping[int, Bind]) -> dict[int, Bound]:
-        """Their answers; asked again for as long as partitions may have no leader."""
+        """Their answers."""
         if not wanted:
             return {}
+        found = self._patiently(lambda: self._backend.propose(self._table.id, wanted))
+        return {number: cast("Bound", one) for number, one in found.items()}
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask again for as long as partitions may have no leader: nothing is done twice."""
         ends_at = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                found = self._backend.propose(self._table.id, wanted)
-                return {number: cast("Bound", one) for number, one in found.items()}
+                return ask()
             except Ended:
                 raise
             except (Unavailable, NotLeader, Superseded):

@@ -47,6 +47,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
+from lowmark.client.staging import EPOCH_MAX
 from lowmark.convert.times import is_hybrid, parse_time
 from lowmark.frames.errors import OptionRefused
 from lowmark.runtime import COUNTER_BITS
@@ -148,13 +149,6 @@ class Options:
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Options:
         """The options of a read, or of a stream: Spark asks for columns before it says which."""
-        if not given or any(key.lower().startswith(_OF_CREATE) for key in given):
-            raise OptionRefused(
-                "CREATE TABLE can't be used with lowmark",
-                detail="Spark does not hand the options of such a table on to a source that is"
-                " written in Python, so its rows would not be found.",
-                hint="Use CREATE TEMPORARY VIEW v USING lowmark OPTIONS (path '...', table '...').",
-            )
         named = _placed(given)
         for name in _OF_WRITE:
             if name in named:
@@ -222,7 +216,7 @@ class Options:
         if ("txnAppId" in named) != ("txnVersion" in named):
             raise OptionRefused("txnAppId and txnVersion go together", hint="Give both.")
         number = _whole("txnVersion", named.get("txnVersion", "0"))
-        if number < 0 or named.get("txnAppId") == "":
+        if not 0 <= number <= EPOCH_MAX or not named.get("txnAppId", "once").strip():
             raise OptionRefused("what a write is stored once by is a name, and a number from 0 on")
         return cls(
             path=named.get("path", ""),
@@ -269,12 +263,19 @@ def _named(given: Mapping[str, str]) -> dict[str, str]:
             )
         if name in named:
             raise OptionRefused(f"{name} is given twice", hint="Leave one of both out.")
-        named[name] = text.strip()
+        named[name] = text if name == "txnAppId" else text.strip()
     return named
 
 
 def _placed(given: Mapping[str, str]) -> dict[str, str]:
     """Options by name; they say which table of which database."""
+    if not given or any(key.lower().startswith(_OF_CREATE) for key in given):
+        raise OptionRefused(
+            "CREATE TABLE can't be used with lowmark",
+            detail="Spark does not hand the options of such a table on to a source that is"
+            " written in Python, so its rows would not be found.",
+            hint="Use CREATE TEMPORARY VIEW v USING lowmark OPTIONS (path '...', table '...').",
+        )
     named = _named(given)
     if ("path" in named) == ("node" in named):
         raise OptionRefused(
