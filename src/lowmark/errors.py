@@ -146,9 +146,9 @@ _DEFINED_IN = {
     ),
     "lowmark.table.errors": (
         "BatchRefused BelowWatermark CursorExists CursorMovesBack CursorOverdue CursorUnknown"
-        " DeletesGone DeletesHeld EpochHalfBound EpochPassed LeaseExpired OffsetExpired"
-        " OffsetToCome OutOfSequence PartitionNotHere ProducerFenced ProducerForgotten"
-        " SchemaNotInForce StagedRowsMissing TimeInFuture TooMany"
+        " DeletesGone DeletesHeld EpochHalfBound EpochPassed LeaseExpired MembersBehind"
+        " OffsetExpired OffsetToCome OutOfSequence PartitionNotHere ProducerFenced"
+        " ProducerForgotten SchemaNotInForce StagedRowsMissing TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
         "CatalogBusy CatalogRefused CatalogTooNew CatalogUnreadable IndexNotBuildable NotInForce"

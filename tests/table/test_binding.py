@@ -15,6 +15,7 @@ from lowmark.table import (
     Drop,
     EpochPassed,
     Finish,
+    MembersBehind,
     PartitionMachine,
     StagedRowsMissing,
     Tick,
@@ -222,7 +223,7 @@ def test_nothing_is_dropped_and_bound_until_all_members_know_how(log: Log) -> No
     log.append(1, transaction=1)
     log.ms += 2 * STAGED_MS
     log.ask(Tick())
-    assert is_a(log.ask(bind(0, 1, rows=1)), CommandRefused)
+    assert is_a(log.ask(bind(0, 1, rows=1)), MembersBehind)
     log.restart(3)
     assert staged(log) == [1]
     # when all know it, then time begins to count

@@ -31,6 +31,7 @@ from lowmark.table import (
     Drop,
     EpochHalfBound,
     Finish,
+    MembersBehind,
     StagedRowsMissing,
 )
 from lowmark.table.binding import ATTEMPT_BITS, deciding, family
@@ -42,6 +43,8 @@ an epoch that it had not noted as done is stored again."""
 ONCE_MS: Final = 3_600 * 1_000
 EPOCH_MAX: Final = (1 << 63) - 1
 _ABORT_S: Final = 5.0
+_AGREED_S: Final = 15.0
+"""So long a writer waits until the members of a new table have agreed on how rows are staged."""
 _RETRY_S: Final = 0.2
 _PATIENCE_S: Final = 60.0
 """So long a commit is tried again while partitions have no leader: it changes nothing twice."""
@@ -111,7 +114,17 @@ class Stage:
     def _check(self) -> None:
         """Refuse to stage what could not be committed: if not all nodes know how, this fails."""
         number = self._transaction % self._table.partitions
-        self._backend.propose(self._table.id, {number: Drop(bytes(QUERY_BYTES), 0, ())})
+        asked = {number: Drop(bytes(QUERY_BYTES), 0, ())}
+        ends_at = time.monotonic() + _AGREED_S
+        while True:
+            try:
+                self._backend.propose(self._table.id, asked)
+            except MembersBehind:
+                if time.monotonic() > ends_at:
+                    raise
+                time.sleep(_RETRY_S)
+            else:
+                return
 
     def _numbered(self, parts: Parts) -> Parts:
         self._sent.update(number for number, _ in parts)

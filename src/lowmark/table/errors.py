@@ -209,6 +209,18 @@ class TransactionUnknown(Conflict):
         super().__init__(f"transaction {transaction} has staged nothing in this partition")
 
 
+class MembersBehind(Unavailable):
+    """Not all members of a partition know yet how rows are staged and bound."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "not all members of a partition know how rows are staged and committed",
+            detail="They agree on that a moment after a table was made; but not while a node runs"
+            " an earlier release.",
+            hint="Have all nodes run the same release.",
+        )
+
+
 class StagedRowsMissing(Conflict):
     """Of what an epoch has staged, some is not there any more: it waited for too long."""
 

@@ -19,7 +19,7 @@ from lowmark.table.adopting import Adopted
 from lowmark.table.backlog import Backlog
 from lowmark.table.binding import Queries, Query
 from lowmark.table.commands import Begin, Bind, Drop, KeepSchemas, decode, frees_space
-from lowmark.table.errors import CommandRefused
+from lowmark.table.errors import CommandRefused, MembersBehind
 from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
 from lowmark.table.state import Begun, Finished, Outcome, Staged, State
@@ -80,6 +80,8 @@ class PartitionMachine:
             return error
         if self._version < _NEEDED_VERSION.get(type(wanted), 1):
             # A member of an older release can't read it, and changes nothing, either.
+            if isinstance(wanted, Bind | Drop):
+                return MembersBehind()
             return CommandRefused(
                 f"not all members of this partition know the command {type(wanted).__name__}",
                 hint="Have all nodes run the same release.",
