@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from clusters.ports import free_ports
 from clusters.processes import Child, Children
 from lowmark.errors import LowmarkError, invariant
 from lowmark.node import NodeClient, Status
@@ -32,8 +33,11 @@ class ServedCluster:
         self._folder = folder
         self._children = Children(folder)
         self._lives: dict[str, int] = {}
-        self._listens: dict[str, str] = {}
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
+        # Ports that no other process is given while a node is down, and starts again there.
+        ports = [f"127.0.0.1:{port}" for port in free_ports(2 * nodes)]
+        self._listens = dict(zip(self.names, ports[:nodes], strict=True))
+        self._peers = dict(zip(self.names, ports[nodes:], strict=True))
         self.nodes: dict[str, Child] = {}
         """Those that are up."""
         self.numbers: dict[str, int] = {}
@@ -65,8 +69,8 @@ class ServedCluster:
     def launch(self, name: str, *, join: str = "") -> None:
         """The same, without waiting until it is ready."""
         life = self._lives[name] = self._lives.get(name, 0) + 1
-        listen = self._listens.get(name, "127.0.0.1:0")
-        words = ["serve", "--data", str(self._folder / name), "--name", name, "--listen", listen]
+        words = ["serve", "--data", str(self._folder / name), "--name", name]
+        words += ["--listen", self._listens[name], "--peers", self._peers[name]]
         self.nodes[name] = self._children.start(
             "lowmark", *words, "--json", *(["--join", join] if join else []), name=f"{name}-{life}"
         )
@@ -74,7 +78,7 @@ class ServedCluster:
     def wait_ready(self, name: str) -> None:
         """Until it says that it is ready."""
         said = self.nodes[name].receive(dict[str, Any], deadline_s=DEADLINE_S)
-        self._listens[name], self.numbers[name] = said["listen"], said["number"]
+        self.numbers[name] = said["number"]
 
     def kill(self, name: str) -> None:
         """With -9."""
