@@ -236,6 +236,8 @@ def test_wrong_uses_are_refused_by_name(db: Database, table: Table) -> None:
         lambda: table.commit([], query="q", epoch=1 << 63),
         lambda: table.commit([], query="q", epoch=1.5),  # type: ignore[arg-type]
         lambda: table.commit([stage(table, 0, 1)] * 2),
+        lambda: table.commit([], query=7),  # type: ignore[arg-type]
+        lambda: table.commit(["x"]),  # type: ignore[list-item]
         lambda: done.append([{"id": 1, "v": "x"}]),
     ]
     for wrong in wrongs:

@@ -192,7 +192,13 @@ class Commit:
         query: str | None,
         epoch: int,
     ) -> None:
+        if query is not None and not isinstance(query, str):
+            raise Rejected(f"a query can't be named {query!r}", hint="Give a text.")
         for one in staged:
+            if not isinstance(one, Staged):
+                raise Rejected(
+                    f"{one!r} is not what a writer has staged", hint="Give what staged() gives."
+                )
             if one.table != table.id:
                 raise Rejected(
                     f"rows were staged for another table than {table.name}",
