@@ -23,6 +23,11 @@ def sparse(count: int = 4, *, live_of_ten: int = 1, size: int = 0, **limits: Any
     return world
 
 
+def fill(world: World, *, left: int) -> None:
+    """Let another program use the disk, so that this much is free."""
+    world.disk.capacity_bytes = world.disk._used_bytes + left
+
+
 # -- the triggers -------------------------------------------------------------------------------
 
 
@@ -73,6 +78,100 @@ def test_a_low_disk_starts_a_run() -> None:
     world.roll()
     [run] = world.group.runs
     assert (run.trigger, run.result) == ("low disk", "done")
+
+
+def test_a_disk_that_another_program_fills_starts_a_run_though_nothing_is_written() -> None:
+    # given a log at rest, with plenty of space
+    world = sparse(disk_low_bytes=100_000, disk_check_interval_ms=10_000)
+    world.loop.run_for(60_000)
+    assert world.group.runs == []
+    # when the disk is filled up to a few bytes above the limit, then nothing runs
+    fill(world, left=100_000)
+    world.loop.run_for(11_000)
+    assert world.group.runs == []
+    # and below it, it does by the next look
+    fill(world, left=99_999)
+    world.loop.run_for(11_000)
+    world.settle()
+    [run] = world.group.runs
+    assert (run.trigger, run.result) == ("low disk", "done")
+
+
+def test_a_flush_that_leaves_little_starts_a_run() -> None:
+    # given a WAL that was rolled over while enough was free, and no timer
+    world = sparse(disk_low_bytes=100_000, disk_check_interval_ms=0)
+    fill(world, left=150_000)
+    world.append(41, 42)
+    # when less is free by the time that it is in segments
+    world.before("unlink", ".wal", lambda: fill(world, left=50_000))
+    world.roll()
+    [run] = world.group.runs
+    assert (run.trigger, run.result) == ("low disk", "done")
+
+
+def test_while_the_disk_is_low_a_snapshot_starts_a_run_whatever_share_is_dead() -> None:
+    # given a low disk on which there was nothing to free
+    world = World(disk_low_bytes=100_000)
+    for k in range(4):
+        world.segment(10 * k + 1, 10 * k + 10)
+    fill(world, left=50_000)
+    world.loop.run_for(11_000)
+    assert world.log.idle
+    # when a snapshot gives something up
+    world.snapshot(30, [1, 11, 21])
+    [run] = world.group.runs
+    assert (run.trigger, run.sources) == ("low disk", 3)
+    # and with enough free again, the dead ratio counts as ever
+    fill(world, left=200_000)
+    world.loop.run_for(11_000)
+    world.segment(41, 50)
+    world.snapshot(40, [1, 11, 21, 31])
+    assert len(world.group.runs) == 1
+
+
+def test_a_disk_that_is_found_low_during_a_run_is_not_forgotten() -> None:
+    # given a run that will find too little dead to merge anything
+    world = sparse(live_of_ten=4, compaction_dead_ratio=0.7, disk_low_bytes=100_000)
+    assert world.group.runs == []
+    assert world.log.compactor.request(world.group.state, "dead ratio")
+    # when the disk is found low before it has ended
+    fill(world, left=50_000)
+    world.log._disk_watch.look()
+    world.settle()
+    # then another one follows it
+    assert [(run.trigger, run.result) for run in world.group.runs] == [("low disk", "done")]
+
+
+def test_a_disk_that_stays_low_costs_a_log_at_rest_no_more_than_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+
+    def count_looks(world: World) -> None:
+        ask = world.disk.free_bytes
+
+        def asked() -> int:
+            looks.append(ask())
+            return looks[-1]
+
+        monkeypatch.setattr(world.disk, "free_bytes", asked)
+
+    # given a low disk, on which phase 3 has freed what it can
+    world = sparse(disk_low_bytes=100_000, disk_check_interval_ms=10_000)
+    fill(world, left=50_000)
+    world.loop.run_for(90_000)  # the links of the run that this starts are gone, too
+    assert len(world.group.runs) == 1
+    # when nothing happens for an hour
+    count_looks(world)
+    with world.calls() as calls:
+        world.loop.run_for(3_600_000)
+    # then the disk was asked every ten seconds how much is free, and nothing else
+    assert (len(looks), calls) == (360, [])
+    # and a log without a limit never asks
+    quiet = sparse()
+    count_looks(quiet)
+    quiet.loop.run_for(3_600_000)
+    assert len(looks) == 360
 
 
 def test_being_asked_starts_a_run_and_is_always_on_record() -> None:

@@ -248,7 +248,7 @@ def test_gap_a_lost_live_set_is_not_an_empty_one(how: str) -> None:
 def test_an_empty_live_file_is_a_lost_one() -> None:
     world = with_lost_live_set("empty")
     assert not world.group.row.known
-    assert world.group.row.smallest_live == 0
+    assert world.group.row.counts(1)
 
 
 def test_a_live_set_that_is_not_lost_is_not_restored() -> None:

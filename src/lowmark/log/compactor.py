@@ -3,7 +3,8 @@
 Phase 1 runs after every snapshot and whenever the segment writer hands segments over. References go
 first, files later, so nobody finds a file in the index that is gone. Phase 3 has five triggers: a
 share of dead entries or bytes after phase 1, many small segments there, a timer, low disk, and
-being asked. One run at a time per group; a request during a run is dropped and counted. While
+being asked. While the disk is low, what phase 1 and the timer start has that trigger, whatever share
+is dead, and takes only merges that free much. One run at a time per group; a request during a run is dropped and counted. While
 appends are running, phase 3 steps back: it takes a set share of the time.
 """
 
@@ -63,6 +64,7 @@ class Compactor:
         *,
         cache: ReaderCache,
         appended_bytes: Callable[[], int],
+        disk_is_low: Callable[[], bool],
         on_damage: Callable[[GroupState, Corrupt], None],
     ) -> None:
         self._loop = runtime.loop
@@ -71,6 +73,7 @@ class Compactor:
         self._config = config
         self._cache = cache
         self._appended_bytes = appended_bytes
+        self._disk_is_low = disk_is_low
         self._on_damage = on_damage
         self._tasks = 0
         self.closed = False
@@ -157,6 +160,8 @@ class Compactor:
             return False
         if state.compacting is not None:
             state.requests_dropped += 1
+            # This run may merge nothing, or what frees nothing: phase 1 looks again after it.
+            state.phase1_again |= trigger == "low disk"
             return False
         run = CompactionRun(trigger=trigger, started_ms=self._loop.wall_ms())
         if state.holds.expire(run.started_ms):
@@ -167,7 +172,7 @@ class Compactor:
     def _consider_phase3(self, state: GroupState) -> None:
         section = compaction_plan.eligible(state.segments, state.row)
         if section and state.compacting is None:
-            self.request(state, "dead ratio")
+            self.request(state, "low disk" if self._disk_is_low() else "dead ratio")
 
     def _start(
         self,

@@ -27,6 +27,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "link_grace_ms": (0, 1 << 40),
     "disk_reserved_bytes": (0, 1 << 50),
     "disk_low_bytes": (0, 1 << 50),
+    "disk_check_interval_ms": (0, 1 << 40),
     "retry_ms": (1, 1 << 40),
 }
 
@@ -70,7 +71,9 @@ class LogConfig:
     disk_reserved_bytes: int = 64 * MIB
     """Appends that would leave less than this free are refused; what frees space may use it."""
     disk_low_bytes: int = 1 * GIB
-    """Phase 3 runs when less than this is free."""
+    """Phase 3 runs when less than this is free; 0 never looks."""
+    disk_check_interval_ms: int = 10_000
+    """The node looks this often how much is free, and after each flush; 0 turns the timer off."""
     retry_ms: int = 1_000
     """A WAL that was stopped by its disk tries again after this time."""
 

@@ -16,6 +16,7 @@ from lowmark.ids import group_id
 from lowmark.log import files, identity
 from lowmark.log.compactor import Compactor
 from lowmark.log.config import LogConfig
+from lowmark.log.disk_watch import DiskWatch
 from lowmark.log.drivers import Installs, Snapshotter
 from lowmark.log.entries import Entry, Run
 from lowmark.log.errors import (
@@ -118,6 +119,12 @@ class Log:
         and what the WAL has of them stays there."""
         self._roster = Roster(runtime.disk)
         self._found: dict[int, ClosedFile] = {}
+        self._disk_watch = DiskWatch(
+            runtime.disk,
+            config,
+            tasks=self._tasks,
+            on_low=lambda: self._compact_all("low disk"),
+        )
         self.wal_folder = SharedFolder(files.WAL)
         self.wal = Wal(
             runtime,
@@ -127,6 +134,7 @@ class Log:
             on_written=self._written,
             on_closed=self._wal_closed,
             on_low_disk=lambda: self._compact_all("low disk"),
+            on_free=self._disk_watch.found,
             on_broken=self._writes_dropped,
             on_room=self._tell_writable,
             flush_error=lambda: self.segment_writer.stuck,
@@ -148,6 +156,7 @@ class Log:
             config,
             cache=self.cache,
             appended_bytes=lambda: self.wal.bytes_written,
+            disk_is_low=lambda: self._disk_watch.is_low,
             on_damage=self.quarantine,
         )
         self._snapshotter = Snapshotter(
@@ -404,6 +413,7 @@ class Log:
             if state.links:
                 self.compactor.watch_links(state)
         self._plan_timer()
+        self._disk_watch.plan()
 
     def _make_durable(self, file: WalFile) -> None:
         """A killed process may have left bytes that were written but never synced.
@@ -476,6 +486,7 @@ class Log:
 
     def _wal_gone(self, number: int) -> None:
         self.wal.flushed(number)
+        self._disk_watch.look()  # segments take space before the WAL file gives it back
         self._remove_marks(number)
 
     def _remove_marks(self, number: int) -> None:
@@ -516,7 +527,7 @@ class Log:
 
     def _timer(self) -> None:
         if not self._closed:
-            self._compact_all("timer")
+            self._compact_all("low disk" if self._disk_watch.is_low else "timer")
             self._plan_timer()
 
     # -- damage ---------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ class LiveRow:
     """The one row that says what of a group's log still counts.
 
     Up to `snapshot_index` only `live` counts; everything after it does. The row is replaced whole,
-    never changed, so all that read it see one moment: the WAL to drop writes that are not needed,
-    the segment writer to leave out what is dead, compaction to choose.
+    never changed, so all that read it see one moment: the segment writer to leave out what is dead,
+    compaction to choose.
     """
 
     snapshot_index: int = 0
@@ -51,13 +51,6 @@ class LiveRow:
     live: BitMap64 = field(default_factory=BitMap64)
     known: bool = True
     """False while the live set is lost and not yet rebuilt: then everything counts as live."""
-
-    @property
-    def smallest_live(self) -> int:
-        """Nothing below this index is needed."""
-        if not self.known:
-            return 0
-        return self.live.min() if self.live else self.snapshot_index + 1
 
     def counts(self, index: int) -> bool:
         """Whether an entry at this index still counts."""

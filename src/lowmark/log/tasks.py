@@ -55,6 +55,10 @@ class Tasks:
 
         self._lane.submit(step, done)
 
+    def now_and_then(self, delay_ms: float, act: Callable[[], None]) -> None:
+        """The same as `later`, but a log that waits for it and nothing else is idle."""
+        self._loop.call_later(delay_ms, lambda: None if self.closed else act())
+
     def later(self, delay_ms: float, act: Callable[[], None]) -> None:
         """Do something after a while, unless the log is closed by then."""
         self._count += 1

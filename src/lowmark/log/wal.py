@@ -17,6 +17,11 @@ When `wal_files_waiting_max` closed files wait for the segment writer, the WAL w
 the segment writer waits for is a disk that fails, appends are refused with that error, too: who
 waited for a failed disk in silence could not tell why.
 
+What waits here is never below a group's snapshot, so the WAL need not compare it with the smallest
+live index: a snapshot is taken only of entries that are written (`GroupLog.take_snapshot`), appends
+leave out what it covers, and one that is installed empties the memtable, after which the runs that
+still wait count no entry (`kept`).
+
 A part of the disk is reserved (`disk_reserved_bytes`), so that a disk full of rows locks no one
 out. The caller says whether the entries may use it. What may not is refused at once (`shortage`)
 when it would leave less than that free, counting what was taken before it. What was taken is
@@ -146,6 +151,7 @@ class Wal:
         on_written: Callable[[list[Write]], None],
         on_closed: Callable[[int], None],
         on_low_disk: Callable[[], None],
+        on_free: Callable[[int], None],
         on_broken: Callable[[GroupState, LowmarkError, list[Write]], None],
         on_room: Callable[[], None],
         flush_error: Callable[[], LowmarkError | None],
@@ -179,6 +185,7 @@ class Wal:
         self._on_written = on_written
         self._on_closed = on_closed
         self._on_low_disk = on_low_disk
+        self._on_free = on_free
         self._queue: deque[Write] = deque()
         self._handles = _Handles(runtime.disk, folder)
         self._writers: dict[bytes, int] = {}
@@ -448,14 +455,12 @@ class Wal:
             match write:
                 case RunWrite(state=state, run=run):
                     if run.kept == 0:
-                        continue  # overwritten before it was ever written
-                    # What a snapshot overtook, and does not need, counts as written without it.
-                    if run.first + run.count > state.row.smallest_live:
-                        if run.count == 1 and len(run.payload) >= large_bytes_min:
-                            self._place_large(batch, state, run)
-                        state.memtable.stored(run, self.number)
-                        record = wal_format.run_record(self._writer(batch, state), run)
-                        batch.records.append(record)
+                        continue  # overwritten, or overtaken by an installed snapshot
+                    if run.count == 1 and len(run.payload) >= large_bytes_min:
+                        self._place_large(batch, state, run)
+                    state.memtable.stored(run, self.number)
+                    record = wal_format.run_record(self._writer(batch, state), run)
+                    batch.records.append(record)
                 case MetaWrite(state=state, data=data):
                     record = wal_format.meta_record(self._writer(batch, state), data)
                     batch.records.append(record)
@@ -631,8 +636,7 @@ class Wal:
             self.files_waiting += 1
             self._on_closed(closed)
         self.look_for_room()
-        if free < self._config.disk_low_bytes:
-            self._on_low_disk()
+        self._on_free(free)
 
     def _stop(self, error: Exception, *, counts: bool = True) -> None:
         """Write nothing until a new file works; `counts`: it may be trouble of all groups."""
