@@ -339,7 +339,7 @@ def test_an_empty_table_has_nothing_to_do(tmp_path: Path) -> None:
         (
             ("orders", "--engine", "local", "--spark-master", "local"),
             2,
-            "a run is made in one place",
+            "--engine local runs without Spark",
         ),
         (("orders", "--engine", "local", "--resume", "nobody"), 1, "there is no run nobody"),
         (

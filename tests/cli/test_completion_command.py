@@ -71,7 +71,10 @@ def test_zsh_and_fish_get_all_commands_too() -> None:
     fish = script("fish")
     for name in COMMANDS:
         assert f"__lowmark_at ''\" -f -a {name} " in fish
-    assert "__lowmark_at ' table alter'\" -l widen -r -d 'To a type that holds more.'" in fish
+    assert (
+        "__lowmark_at ' table alter'\" -l widen -r -d 'Give a column a type that holds more.'"
+        in fish
+    )
 
 
 def test_another_shell_is_refused() -> None:

@@ -155,7 +155,7 @@ def test_the_watermark_is_shown_and_moved(shop: Shop) -> None:
     # and without a time it goes where it should be
     assert shop.json("watermark", "advance")["after"] > moved["after"]
     assert "Nothing held it back." in shop.run("watermark", "advance")
-    assert "is yet to come" in shop.refused("watermark", "advance", "--to", "2999-01-01")
+    assert "is in the future" in shop.refused("watermark", "advance", "--to", "2999-01-01")
     assert "is not a time" in shop.refused("watermark", "advance", "--to", "noon")
 
 

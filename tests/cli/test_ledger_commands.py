@@ -132,7 +132,7 @@ def test_verify_fails_and_names_the_file(shop: Shop) -> None:
     done = shop.invoke("ledger", "verify", "orders")
     assert done.exit_code == 1
     assert path in done.stdout
-    assert "1 ledger of 2 can't be relied on" in done.stdout
+    assert "1 ledger of 2 can't be trusted: missing or damaged" in done.stdout
     # and the other partition alone is fine
     assert _verified(shop, "--partition", "1")[0] == 0
 

@@ -156,7 +156,7 @@ def test_errors_of_a_node_are_shown_as_they_are(place: Place) -> None:
         (["serve", "--data", "d", "--listen", "0.0.0.0:6570"], 2, "not a loopback address"),
         (["serve", "--data", "d", "--peers", "10.0.0.1:6570"], 2, "not a loopback address"),
         (["serve", "--data", "d", "--join", "10.0.0.1:6570"], 2, "not a loopback address"),
-        (["serve", "--data", "d", "--attribute", "ssd"], 2, "is no attribute"),
+        (["serve", "--data", "d", "--attribute", "ssd"], 2, "is not an attribute"),
         (["serve"], 2, "--data"),
     ],
 )

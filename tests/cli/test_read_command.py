@@ -246,7 +246,7 @@ def test_a_table_is_read_as_it_was(shop: Shop) -> None:
 
 
 def test_a_time_without_a_table_is_refused(shop: Shop) -> None:
-    assert "is yet to come" in shop.refused("read", "orders", "--as-of", "2999-01-01")
+    assert "in the future" in shop.refused("read", "orders", "--as-of", "2999-01-01")
     assert shop.invoke("read", "orders", "--as-of", "1999-01-01").exit_code == 1
 
 
@@ -550,7 +550,9 @@ def test_rows_are_read_by_a_condition(shop: Shop, where: str, left: list[int] | 
     rows = "o-1,new,1\no-2,paid,9.50\no-3,it's,12\no-4,new,\n"
     shop.run("append", "orders", "-", stdin=f"id,status,amount\n{rows}")
     if left is None:
-        assert "which is not there" in shop.refused("read", "orders", "--where", where, code=2)
+        assert "which the table does not have" in shop.refused(
+            "read", "orders", "--where", where, code=2
+        )
         return
     for more in ((), ("--as-of", "now")):
         found = shop.lines("orders", "--columns", "id", "--where", where, *more)

@@ -261,7 +261,7 @@ def test_a_drain_of_a_zone_s_only_node_says_so_and_what_to_do(world: World) -> N
 def test_paused_moves_wait_and_go_on(world: World) -> None:
     node = world.names[2]
     # given moves that are paused
-    assert "moves are paused" in world.run("rebalance", "pause")
+    assert "moves: paused" in world.run("rebalance", "pause")
     # when a node is drained
     said = world.run("node", "drain", node, "--no-wait")
     assert f"node {node} is being drained: 2 partitions left" in said
@@ -273,7 +273,7 @@ def test_paused_moves_wait_and_go_on(world: World) -> None:
     assert "paused" in status
     assert "2 partitions to move" in status
     # when they go on, then it is drained
-    assert "moves go on" in world.run("rebalance", "resume")
+    assert "moves: running" in world.run("rebalance", "resume")
     looks = [
         json.loads(line)
         for line in world.run("rebalance", "status", "--watch", "--json").splitlines()
@@ -356,7 +356,11 @@ def test_a_limit_counts_until_it_is_lifted(world: World) -> None:
         (("rebalance", "cancel", "orders", "x"), 2, "Invalid value for"),
         (("zone", "baseline", "nope"), 1, "there is no zone nope"),
         (("zone", "baseline", "default", "nope"), 1, "there is no node nope"),
-        (("zone", "baseline", "default", "auto", "n1"), 2, "auto stands beside names"),
+        (
+            ("zone", "baseline", "default", "auto", "n1"),
+            2,
+            "auto and names of nodes are both given",
+        ),
     ],
 )
 def test_what_can_t_be_done_is_told(

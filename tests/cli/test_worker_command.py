@@ -46,5 +46,5 @@ def test_a_worker_makes_the_runs_that_are_left_to_it_and_says_so(shop: Shop) -> 
 def test_what_a_worker_cannot_do_is_refused_by_name(shop: Shop) -> None:
     assert "--lease can't be 0.5" in shop.refused("worker", "--lease", "0.5", code=2)
     wrong = shop.refused("compact", "orders", "--detach", "--dry-run", code=2)
-    assert "a dry run is made here" in wrong
+    assert "--dry-run and --detach exclude each other" in wrong
     assert "takes no engine" in shop.refused("compact", "orders", "--detach", "--engine", "local")

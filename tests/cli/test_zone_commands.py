@@ -179,7 +179,7 @@ def test_a_zone_that_survives_no_loss_is_warned_of(shop: Shop, replicas: str, wo
         (("create", "near", "--scale-down", "5"), "a number and a unit"),
         (("create", "near", "--node-filter", "rack >"), "rack >"),
         (("create", "near", "--replicas", "99"), "99 replicas"),
-        (("alter", "default"), "nothing is to be changed"),
+        (("alter", "default"), "no change is given"),
         (("alter", "default", "--scale-down", "when hell freezes over"), "freezes"),
         (("rename", "default", "a.b"), "can't name a zone"),
     ],

@@ -282,7 +282,7 @@ def test_an_engine_that_is_none_is_refused_by_name(history: Table) -> None:
         ({"engine": "here"}, "'local' is what was called 'here'"),
         ({"spark": "here"}, "'local' is what was called 'here'"),
         ({"here": True}, "engine='local'"),
-        ({"engine": "local", "master": "local[2]"}, "made in one place"),
+        ({"engine": "local", "master": "local[2]"}, "runs without Spark"),
     ):
         with pytest.raises(Rejected, match=said):
             history.compact(dry_run=True, **how)

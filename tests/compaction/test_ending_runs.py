@@ -163,8 +163,8 @@ def test_one_ledger_that_can_not_be_read_does_not_stop_the_sweep_of_the_others(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"spark": 42}, "is no Spark session"),
-        ({"spark": "local[2]", "engine": "local"}, "made in one place"),
+        ({"spark": 42}, "is not a Spark session"),
+        ({"spark": "local[2]", "engine": "local"}, "runs without Spark"),
         ({"engine": "local", "partitions": []}, "no partition is named"),
         ({"engine": "local", "spark_config": {"spark.ui.port": "1"}}, "spark_config"),
     ],

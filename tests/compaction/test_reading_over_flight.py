@@ -96,7 +96,7 @@ def test_without_a_server_rows_can_t_be_read_over_flight(
     written(world)
     world.settle()
     seen_elsewhere(world, monkeypatch, addresses=())
-    with pytest.raises(SegmentsElsewhere, match="no server gives this database out") as refused:
+    with pytest.raises(SegmentsElsewhere, match="no server has this database") as refused:
         world.compact(read="flight")
     assert "--read flight" in refused.value.hint
     # but there is another way

@@ -202,7 +202,7 @@ def test_a_bad_value_of_csv_is_named_by_line_and_column(kind: str, text: str, wh
 @pytest.mark.usefixtures("block_bytes")
 def test_a_null_where_none_may_be_is_named_by_its_line() -> None:
     error = refused("id,qty\na,1\n,2\n", key=KEY)
-    assert str(error).startswith("in.csv, line 3, column id: null can't stand here")
+    assert str(error).startswith("in.csv, line 3, column id: null is not allowed")
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_what_a_line_lacks_is_its_default_or_null() -> None:
         ('{"id": "b", "qty": "x"}', "qty", "'x' is of type str"),
         ('{"id": "b", "qty": 1.5}', "qty", "1.5"),
         ('{"id": "b", "amount": 9.505}', "amount", "2 digits behind the point"),
-        ('{"id": null}', "id", "null can't stand here"),
+        ('{"id": null}', "id", "null is not allowed"),
         ('{"id": "b", "amuont": 1}', "amuont", "the table has no column amuont"),
         ('{"id": "b"', None, "this is not a JSON object"),
         ('{"id": "b"} {"id": "c"}', None, "this is not a JSON object"),

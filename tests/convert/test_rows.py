@@ -271,7 +271,7 @@ def test_a_row_without_the_columns_of_its_key() -> None:
 def test_a_part_of_a_key_is_refused(
     a: list[int | None], b: list[str | None], row: int, column: str
 ) -> None:
-    with pytest.raises(ValueRefused, match="a key is there as a whole") as refused:
+    with pytest.raises(ValueRefused, match="either all columns of the key have a value") as refused:
         coerced(pair(a, b), PAIR, key=PAIR_KEY, keyless_ok=True)
     assert (refused.value.row, refused.value.column) == (row, column)
 
@@ -282,7 +282,7 @@ def test_a_null_in_a_required_column_is_named_with_its_row() -> None:
         coerced(table, PAIR, key=PAIR_KEY)
     assert (refused.value.row, refused.value.column) == (1, "note")
     assert refused.value.message == (
-        "row 1, column note: None can't stand here: the column is required"
+        "row 1, column note: None is not allowed: the column is required"
     )
 
 

@@ -186,7 +186,7 @@ def test_a_task_that_does_not_see_the_directory_says_so(
 
 
 def test_a_place_is_named_once(orders: Table, tmp_path: Path) -> None:
-    with pytest.raises(Rejected, match="a run is made in one place"):
+    with pytest.raises(Rejected, match="runs without Spark"):
         orders.export(tmp_path / "out", engine="local", master="local[2]")
     with pytest.raises(Rejected, match="engine can't be 'flink'"):
         orders.export(tmp_path / "out", engine="flink")  # type: ignore[arg-type]

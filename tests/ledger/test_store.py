@@ -76,7 +76,7 @@ def test_others_open_a_file_by_its_url(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_place_that_arrow_does_not_know_is_refused() -> None:
-    with pytest.raises(Rejected, match="no place that Arrow can reach"):
+    with pytest.raises(Rejected, match="not a place that Arrow can reach"):
         Store("nowhere://bucket/prefix")
 
 

@@ -25,7 +25,7 @@ def test_every_other_voter_must_be_named_and_no_other_node() -> None:
     check_lost("./n1", {2, 3}, [3, 2], NAMES)
     assert "add --lost n3." in refused({2, 3}, [2])
     assert "--lost n2 --lost n3" in refused({2, 3}, [])
-    assert "no voter of the metastore: n4" in refused({2, 3}, [2, 3, 4])
+    assert "not a voter of the metastore: n4" in refused({2, 3}, [2, 3, 4])
     assert "nothing to reset" in refused(set(), [])
 
 

@@ -157,7 +157,7 @@ def test_the_metastore_is_reset_from_the_directory_of_the_node_that_is_left(
         _, said = command(*words, "--lost", "n0", code=1)
         assert "--lost n2" in said
         _, said = command(*words, *lost, "--lost", "n1", code=1)
-        assert "no voter of the metastore: n1" in said
+        assert "not a voter of the metastore: n1" in said
         found, _ = command(*words, *lost, "--dry-run")
         assert not found["done"]
         assert found["revision"] > 0

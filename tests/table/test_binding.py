@@ -96,7 +96,7 @@ def test_rows_that_were_dropped_are_missed(log: Log) -> None:
     # when all of their rows are asked for, then nothing changes
     refused = log.ask(bind(0, 7, 8, rows=4, families=(5,)))
     assert is_a(refused, StagedRowsMissing)
-    assert "of 4 rows that were staged, 2 are there" in str(refused)
+    assert "expected 4 staged rows, found 2" in str(refused)
     assert (staged(log), log.offsets()) == ([7, LOST], (0, 0))
     # and what is there can be bound; a task that has nothing here does not matter
     assert isinstance(log.ask(bind(0, 7, 8, rows=2, families=(5,))), Bound)

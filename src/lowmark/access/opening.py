@@ -325,12 +325,12 @@ def _check_settled(backend: Backend, availability_ms: int | None, location: str)
         raise Rejected(
             f"the ledgers of {info.name} are in {ledgers or 'its own directory'},"
             f" not in {location}",
-            detail="That was settled when it was made.",
+            detail="It was set when the database was made.",
             hint="Leave ledger.location out.",
         )
     if availability_ms is not None and availability_ms != (settled := history_ms(backend)):
         raise Rejected(
             f"the database {info.name} keeps history exact for {settled} ms, not {availability_ms}",
-            detail="That was said when it was made, or altered since.",
+            detail="It was set when the database was made, or altered since.",
             hint="Leave watermark_availability_ms out, and call db.set_history.",
         )

@@ -225,7 +225,9 @@ class Connection:
         """Flight's way to the server; to the next one, if the last is away."""
         if self._away and (self._locate is not None or self._others()):
             if not self._finding.acquire(timeout=left_s):  # another thread looks for it
-                raise NodeUnreachable(self.address, why="It was looked for in vain.")
+                raise NodeUnreachable(
+                    self.address, why="The client looked for another address and found none."
+                )
             try:
                 if self._away:
                     if self._locate is not None:
@@ -272,7 +274,7 @@ class Connection:
             try:
                 welcome = _asked_hello(client, limit_s)
                 if welcome.cluster != self.cluster:
-                    raise NodeUnreachable(address, why="Another database is there now.")
+                    raise NodeUnreachable(address, why="Another database answers there now.")
             except (*_FLIGHT_ERRORS, LowmarkError):
                 if client is not self._flight:
                     client.close()

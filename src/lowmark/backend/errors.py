@@ -36,7 +36,7 @@ class Ended(Unavailable):
         why = "was closed" if failure is None else f"has failed ({said})"
         super().__init__(
             f"the database {path} {why} before the answer was there",
-            detail="What was asked may have been done all the same.",
+            detail="The request may have been carried out all the same.",
             hint="Open it again, and look whether it happened.",
         )
         self.failed = failure is not None
@@ -54,7 +54,10 @@ class ReaderEnded(Rejected):
 
     def __init__(self, *, read: bool) -> None:
         if read:
-            what, detail = "this reader was read to its end already", "It gives its rows once."
+            what, detail = (
+                "this reader was read to its end already",
+                "A reader gives its rows once.",
+            )
         else:
             what = "this reader ended before all of its rows were read"
             detail = "It was closed, by `with` or close(), or an error ended it."
@@ -145,7 +148,7 @@ class AppendFailed(Conflict):
         cause: LowmarkError,
     ) -> None:
         super().__init__(
-            f"rows for table {table} were not all stored: {cause.message}",
+            f"not all rows for table {table} were stored: {cause.message}",
             detail=f"Partitions that have theirs: {_listed(stored)}; that refused theirs:"
             f" {_listed(refused)}; whose outcome is unknown: {_listed(unknown)}.",
             hint="Read what is there before you append again. With a key, appending the same rows"
@@ -200,7 +203,7 @@ class SegmentsElsewhere(Rejected):
 
     def __init__(self, table: str, partition: int, *, here: bool = False) -> None:
         if here:
-            detail = "It was to be read from a server, and no server gives this database out."
+            detail = "The run reads from a server (read='flight'), and no server has this database."
             hint = "Leave read='flight' (--read flight) out, or serve the database."
         else:
             detail = "The task does not see the directory in which the segments of its node are."
@@ -220,9 +223,8 @@ class HoldUnknown(Conflict):
 
     def __init__(self, number: int) -> None:
         super().__init__(
-            f"the database knows no hold {number}",
-            detail="It was released, or the database was opened again since: what it kept may be"
-            " gone.",
+            f"hold {number} was released or is no longer known",
+            detail="The database may have been opened again since. What the hold kept may be gone.",
             hint="Read again from the start.",
         )
 
@@ -281,7 +283,7 @@ class RowMisplaced(BatchRefused):
 
     def __init__(self, table: str, *, partition: int, row: int, belongs: int) -> None:
         super().__init__(
-            f"row {row} of a batch for partition {partition} of table {table} belongs into"
+            f"row {row} of a batch for partition {partition} of table {table} belongs to"
             f" partition {belongs}",
             detail="Rows go by the hash of their key. Nothing of the batch was stored.",
             hint="Have Lowmark's client split the rows, or send them whole, without a partition.",
@@ -295,7 +297,7 @@ class RowsLost(LowmarkError):
 
 NOT_HELD = (
     "A hold does not outlive the process that keeps it, nor a client that is silent for too long."
-    " If no process was started again meanwhile, please report this as a mistake of Lowmark's."
+    " If no process was started again meanwhile, please report this as a bug of Lowmark."
 )
 """Why rows may be gone that a reader had held."""
 

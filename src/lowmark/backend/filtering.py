@@ -67,7 +67,7 @@ class Filter:
             unknown = "No match for FieldRef" in str(error)
             known = ", ".join(schema.names)
             raise Rejected(
-                f"where is no condition on table {self._table.name}: {self._expression}",
+                f"where is not a condition on table {self._table.name}: {self._expression}",
                 detail=str(error).splitlines()[0].removesuffix(f" in {schema.names[0]}"),
                 hint=f"It has the columns {known}." if unknown else _HINT,
             ) from error

@@ -73,9 +73,9 @@ class CopiesAway(Unavailable):
     def __init__(self, nodes: Nodes, *, why: str) -> None:
         names = ", ".join(map(str, nodes))
         super().__init__(
-            f"no node answers that holds what was asked for (nodes {names})",
+            f"none of the nodes that hold the requested rows answers (nodes {names})",
             detail=why,
-            hint="Start one of them, or wait until it is back.",
+            hint="Start one of these nodes, or wait until one is back.",
         )
 
 

@@ -158,7 +158,7 @@ class CatalogToCome(Rejected):
 
     def __init__(self, *, ahead_ms: int, max_skew_ms: int) -> None:
         super().__init__(
-            f"a time {ahead_ms} ms ahead of this node's clock is yet to come",
+            f"the requested time is {ahead_ms} ms in the future (by this node's clock)",
             detail="Until then, the catalog may change."
             f" Clocks differ by at most {max_skew_ms} ms (clock.max_skew_ms).",
             hint="Ask for the present, or for the latest version.",
@@ -193,7 +193,7 @@ class CatalogBusy(Conflict):
 
     def __init__(self, attempts: int) -> None:
         super().__init__(
-            f"the catalog changed {attempts} times while a command was to be written",
+            f"the catalog changed {attempts} times while a command was being written",
             hint="Retry; or send commands that belong together as one list.",
         )
 

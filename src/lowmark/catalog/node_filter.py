@@ -191,7 +191,7 @@ class _Parser:
 def _refused(text: str, why: str) -> CatalogRefused:
     shown = text if len(text) <= 60 else f"{text[:60]}…"
     return CatalogRefused(
-        f"{shown!r} is no node filter: {why}",
+        f"{shown!r} is not a node filter: {why}",
         reason=Reason.FILTER,
         about=("node filter", shown),
         hint="Join by `and`: `rack = r1`, `rack != r1`, `disk in (ssd, nvme)`, `gpu exists`.",

@@ -321,7 +321,7 @@ class _Parser:
 
     def end(self) -> None:
         if self._text[self._at :].strip():
-            raise self._error(f"nothing should stand behind character {self._at}")
+            raise self._error(f"unexpected text after character {self._at}")
 
     def _decimal(self) -> DecimalOf:
         self._sign("(")

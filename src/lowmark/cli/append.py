@@ -31,19 +31,25 @@ def append(
     ],
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; else found out."),
+        typer.Option(
+            "--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}; default: by the file."
+        ),
     ] = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(metavar="SIGN", help="Of CSV.", show_default="a comma, for .tsv a tab"),
+        typer.Option(
+            metavar="SIGN",
+            help="What is between two fields of CSV.",
+            show_default="a comma, for .tsv a tab",
+        ),
     ] = None,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
     """Append the rows of a file to a table, batch by batch.
 
-    A value that its column can't hold is refused with its line and column; nothing of its batch
-    is stored, and it is said how many rows before it were. A column `_change` may say of each
+    A value that its column can't hold is refused with its line and column: nothing of its batch
+    is stored, and the error says how many rows before it were. A column `_change` may say of each
     row whether it is an upsert or a delete.
 
     With --json, one object: table, rows, batches, bytes, seconds, rows_per_s, complete.

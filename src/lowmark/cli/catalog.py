@@ -42,7 +42,7 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def catalog(ctx: typer.Context) -> None:
-    """Look at the catalog, version by version, change it, and cut its history."""
+    """Show the catalog version by version, change it, and cut its history."""
     help_if_bare(ctx)
 
 
@@ -126,16 +126,16 @@ def _time(time: int) -> str:
 def log_(
     ctx: typer.Context,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the newest this many.")
+        int | None, typer.Option(min=1, metavar="N", help="Show only the newest N.")
     ] = None,
     rounds: Annotated[
-        bool, typer.Option("--rounds", help="Only how history was cut, or was not.")
+        bool, typer.Option("--rounds", help="Show only the rounds that cut history.")
     ] = False,
     node: NodeOption = None,
     data: DataOption = None,
     as_json: Json = False,
 ) -> None:
-    """List versions: when each came into force, who made it, and what it changed; then the last
+    """List versions: when each came into force, its author, and what it changed; then the last
     rounds that cut history, or that other holders than before kept from it.
 
     With --json, a list: version, active_from, written, author, revision, changes. With --json
@@ -154,7 +154,7 @@ def log_(
     rows: list[dict[str, Cell]] = []
     for each in versions:
         row = _version_row(each)
-        for place, line in enumerate(each.changes or ["nothing that can be seen"]):
+        for place, line in enumerate(each.changes or ["no visible change"]):
             shown: dict[str, Cell] = dict.fromkeys(row, "") if place else dict(row)
             rows.append(shown | {"changes": line})
     columns = ("version", "active_from", "author", "revision", "changes")
@@ -190,16 +190,20 @@ def _version_row(each: _Version) -> dict[str, Cell]:
 @app.command()
 def show(
     ctx: typer.Context,
-    version: Annotated[int | None, typer.Option(min=0, metavar="N", help="This version.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Show this version.")
+    ] = None,
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="TIME", help="The one in force then: 2026-07-01T12:00:00Z."),
+        typer.Option(
+            "--at", metavar="TIME", help="Show the version in force then: 2026-07-01T12:00:00Z."
+        ),
     ] = None,
     node: NodeOption = None,
     data: DataOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show one version of the catalog; without a choice, the newest.
+    """Show one version of the catalog; by default the newest.
 
     With --json, one object: version, time, activates_at, default_zone, zones, schemas, tables,
     indexes.
@@ -210,7 +214,7 @@ def show(
         raise WrongUse("--version and --at can't be given together", hint="Leave one of them out.")
     time = parse_time(at) if at is not None else None
     if time is not None and time > _now():
-        raise WrongUse(f"{at} is yet to come", hint="Until then, the catalog may change.")
+        raise WrongUse(f"{at} is in the future", hint="Until then, the catalog may change.")
     log = _read(ctx, node, data)
     history, until = log.history, log.known_until
     if time is not None and until is not None and time > until:
@@ -304,16 +308,16 @@ def _cell(value: Any) -> Cell:
 def apply(
     file: Annotated[
         typer.FileBinaryRead,
-        typer.Argument(metavar="FILE", help="JSON: a command, or a list; - is stdin."),
+        typer.Argument(metavar="FILE", help="JSON: a command, or a list of commands; - is stdin."),
     ],
     node: NodeOption = None,
     as_json: Json = False,
 ) -> None:
-    """Carry commands out: all of them, in one version, or none.
+    """Run schema commands: all of them in one version, or none.
 
     A command is an object with one key, its name: {"create_table": {"name": "orders", "key":
-    ["id"], "columns": [{"name": "id", "type": "int64", "required": true}]}}. It is done when the
-    version is in force on every node.
+    ["id"], "columns": [{"name": "id", "type": "int64", "required": true}]}}. The command
+    returns when the version is in force on every node.
 
     With --json, one object: version, active_from_ms, applied.
 
@@ -322,7 +326,7 @@ def apply(
     try:
         wishes = msgspec.json.decode(file.read())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WrongUse(f"what was given is not JSON: {error}") from error
+        raise WrongUse(f"the input is not JSON: {error}") from error
     read_commands(wishes)  # what is wrong on its face is said before a node is asked
     with node_client(node) as client:
         done = client.execute(wishes if isinstance(wishes, list) else [wishes])
@@ -339,13 +343,13 @@ def apply(
 @app.command("diff")
 def diff_(
     ctx: typer.Context,
-    old: Annotated[int, typer.Argument(min=0, metavar="A", help="A version.")],
-    new: Annotated[int, typer.Argument(min=0, metavar="B", help="Another one.")],
+    old: Annotated[int, typer.Argument(min=0, metavar="A", help="The first version.")],
+    new: Annotated[int, typer.Argument(min=0, metavar="B", help="The second version.")],
     node: NodeOption = None,
     data: DataOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is not the same in two versions.
+    """Show the differences between two versions.
 
     With --json, a list: object_kind, object_id, name, change, text.
 

@@ -28,44 +28,47 @@ def changes(
     start: Annotated[
         str,
         typer.Option(
-            metavar="PLACE", help="earliest, latest, a time, or offsets by partition: 0:17,1:4."
+            metavar="PLACE",
+            help="Where to begin: earliest, latest, a time, or offsets by partition: 0:17,1:4.",
         ),
     ] = "earliest",
     end: Annotated[
         str | None,
-        typer.Option(metavar="PLACE", help="The same; up to there.", show_default="latest"),
+        typer.Option(
+            metavar="PLACE", help="Where to end, in the same forms.", show_default="latest"
+        ),
     ] = None,
     preimages: Annotated[
-        bool, typer.Option("--preimages", help="Also what updates and deletes have replaced.")
+        bool, typer.Option("--preimages", help="Also show the rows before updates and deletes.")
     ] = False,
-    net: Annotated[bool, typer.Option("--net", help="One change for each key.")] = False,
+    net: Annotated[bool, typer.Option("--net", help="Show one change for each key.")] = False,
     columns: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Only these, with commas between them.")
+        str | None, typer.Option(metavar="NAMES", help="Only these columns: id,status.")
     ] = None,
     partition: Annotated[
         list[int] | None,
-        typer.Option(min=0, metavar="N", help="Only this one; may be given several times."),
+        typer.Option(min=0, metavar="N", help="Only this partition; repeatable."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help=f"Show more than {SHOWN_ROWS} rows.")
     ] = False,
     on_gap: Annotated[
-        str, typer.Option(metavar="HOW", help="raise or skip, where retention removed rows.")
+        str, typer.Option(metavar="HOW", help="Where retention removed rows: raise or skip.")
     ] = "raise",
     data: DatabaseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Show what changed from one place to another: inserts, updates and deletes, key by key.
 
-    Behind the table's columns come _change_type (insert, update_postimage, delete; with --preimages
+    After the table's columns come _change_type (insert, update_postimage, delete; with --preimages
     update_preimage, too), _commit_version and _commit_timestamp. A time is ISO 8601, or a
     _commit_version; both ends belong to the range. By offsets, the end does not.
 
-    With --net, what a key was at the start is held against what it is at the end.
+    With --net, each key has one change: from what it was at the start to what it is at the end.
 
-    At its end, the position is on stderr: --start takes it, to go on from there.
+    At the end the command prints its position on stderr. Give it to --start to go on from there.
 
-    Shown to people are the first 100 rows, unless --all says otherwise; with --json all rows.
+    Without --all, the command shows the first 100 rows; with --json it prints all rows.
 
     Example: lowmark changes orders --start 2026-07-01T12:00:00Z --data ./shop
     """

@@ -32,7 +32,7 @@ MasterOption = Annotated[
     typer.Option(
         "--spark-master",
         metavar="MASTER",
-        help="Where the work is done: local[N], or the URL of a master.",
+        help="The Spark master: local[N], or its URL.",
         show_default="local[*]",
     ),
 ]
@@ -50,7 +50,7 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         metavar="auto|spark|local",
-        help="What does the work: Spark; or this process, without Spark, which is quicker for less"
+        help="What does the work: Spark, or this process, without Spark, which is quicker for less"
         " than a million rows. auto is Spark where PySpark and Java are installed, else this"
         " process; for a run that is resumed, what it had.",
     ),
@@ -65,10 +65,12 @@ ReadOption = Annotated[
         show_default="auto",
     ),
 ]
-_RATE = "Bytes a second, for all tasks together: 50MiB; else as fast as it goes."
-ReadRateOption = Annotated[str | None, typer.Option("--read-rate", metavar="SIZE", help=_RATE)]
+_RATE = "at most this much a second, all tasks together: 50MiB; default: no limit."
+ReadRateOption = Annotated[
+    str | None, typer.Option("--read-rate", metavar="SIZE", help=f"Read {_RATE}")
+]
 WriteRateOption = Annotated[
-    str | None, typer.Option("--write-rate", metavar="SIZE", help="The same.")
+    str | None, typer.Option("--write-rate", metavar="SIZE", help=f"Write {_RATE}")
 ]
 _WORK = "carry out the work"
 """The step in which Spark is started, and the rows are read."""
@@ -83,8 +85,8 @@ def place_of(
     if engine not in get_args(Engine):
         raise WrongUse(f"--engine can't be {engine!r}", hint="Use auto, spark or local.")
     if engine == "local" and (master is not None or conf):
-        words = "Leave --engine local, or --spark-master and --spark-conf, out."
-        raise WrongUse("a run is made in one place", hint=words)
+        words = "Leave --engine out, or --spark-master and --spark-conf."
+        raise WrongUse("--engine local runs without Spark", hint=words)
     config = {}
     for one in conf or ():
         name, mark, value = one.partition("=")
@@ -193,20 +195,24 @@ def compact(
     ctx: typer.Context,
     table: TableArgument,
     partitions: Annotated[
-        str | None, typer.Option(metavar="NUMBERS", help="Only these: 0,3.", show_default="all")
+        str | None,
+        typer.Option(
+            metavar="NUMBERS", help="Compact only these partitions: 0,3.", show_default="all"
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what a run would do; change nothing.")
     ] = False,
     verify: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Check the survivors of all keys by a second way, not of a sample."
+            "--verify",
+            help="Verify every key with a second algorithm (default: a sample of 1 in 16).",
         ),
     ] = False,
-    no_trim: Annotated[bool, typer.Option("--no-trim", help="Leave the backlog as it is.")] = False,
+    no_trim: Annotated[bool, typer.Option("--no-trim", help="Do not cut the backlog.")] = False,
     rewrite: Annotated[
-        bool, typer.Option("--rewrite", help="Write every file of the ledgers anew.")
+        bool, typer.Option("--rewrite", help="Rewrite every file of the ledgers.")
     ] = False,
     engine: EngineOption = "auto",
     spark_master: MasterOption = None,
@@ -218,15 +224,13 @@ def compact(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="What the keys of one partition may take in a task.",
+            help="Memory that the keys of one partition may take in a task.",
             show_default="1GiB",
         ),
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option(
-            metavar="RUN", help="Go on with a run that was interrupted, or has failed, as it was."
-        ),
+        typer.Option(metavar="RUN", help="Resume this run, which was interrupted or has failed."),
     ] = None,
     detach: Annotated[
         bool,
@@ -237,9 +241,9 @@ def compact(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Compact a table: of each key the last row goes into a ledger, up to the low watermark.
+    """Compact a table: write the last row of each key to a ledger, up to the low watermark.
 
-    Then the run cuts the backlog up to there, as far as no reader holds it; it names those that do.
+    Then the run cuts the backlog up to there, as far as no reader holds it, and names the holders.
     Ctrl-C cancels the run, and leaves nothing behind; what was published by then stays.
 
     With --json, one object: run, table, state (done; nothing, if no row is new; too young, if all
@@ -264,7 +268,7 @@ def compact(
             hint="Leave --dry-run, --partitions, --verify, --no-trim and --rewrite out.",
         )
     if detach and dry_run:
-        raise WrongUse("a dry run is made here", hint="Leave --detach or --dry-run out.")
+        raise WrongUse("--dry-run and --detach exclude each other", hint="Leave one of them out.")
     options: dict[str, Any] = {
         "detach": detach,
         "partitions": _numbers(partitions),

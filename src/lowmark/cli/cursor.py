@@ -35,7 +35,7 @@ ToOption = Annotated[str, typer.Option("--to", metavar="PLACE", help=f"Where to:
 
 @app.callback()
 def cursor(ctx: typer.Context) -> None:
-    """Have named readers of a table: each has its place, and what it has not seen is kept."""
+    """Manage cursors: named readers of a table, for which the rows that they have not read stay."""
     help_if_bare(ctx)
 
 
@@ -43,7 +43,7 @@ def cursor(ctx: typer.Context) -> None:
 def list_(
     ctx: typer.Context, table: TableArgument, data: DatabaseOption = None, as_json: Json = False
 ) -> None:
-    """List a table's cursors: how far behind each is, and what is kept for it.
+    """List a table's cursors: how far behind each is, and how much it keeps.
 
     With --json, a list: cursor, kind, lag_rows, pinned_bytes, moved, age_ms, overdue,
     max_lag_rows, max_lag_ms, position, warning.
@@ -147,7 +147,8 @@ def create(
     table: TableArgument,
     name: NameArgument,
     kind: Annotated[
-        str, typer.Option(metavar="KIND", help="raw sees every change; compacted the last ones.")
+        str,
+        typer.Option(metavar="KIND", help="raw: every change; compacted: the last of each key."),
     ] = "raw",
     start: Annotated[
         str, typer.Option(metavar="PLACE", help=f"Where it begins: {_PLACE}")
@@ -155,19 +156,22 @@ def create(
     max_lag_rows: Annotated[
         int,
         typer.Option(
-            min=0, max=NUMBER_MAX, metavar="N", help="Further behind, it is overdue; 0 is no limit."
+            min=0, max=NUMBER_MAX, metavar="N", help="Overdue if more rows behind; 0 is no limit."
         ),
     ] = 0,
     max_lag_ms: Annotated[
         int,
         typer.Option(
-            min=0, max=NUMBER_MAX, metavar="MS", help="The same by the age of what it has not seen."
+            min=0,
+            max=NUMBER_MAX,
+            metavar="MS",
+            help="Overdue if an unread row is older; 0 is no limit.",
         ),
     ] = 0,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Create a cursor. A raw one keeps the backlog from its place on, until it moves on.
+    """Create a cursor. A raw cursor keeps the backlog from its position on, until it moves.
 
     A cursor that falls further behind than its maximum lag is overdue: it holds nothing from then
     on, and the next command that moves it fails with an error that says so.
@@ -206,8 +210,8 @@ def commit(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Commit what was read: the cursor goes forward, and what lies behind it is not kept for it
-    any more. `move` is the older name of this command.
+    """Commit what was read: the cursor moves forward, and no longer keeps the rows behind it.
+    `move` is the older name of this command.
 
     With --json, one object: what `cursor list` shows of it.
 
@@ -230,7 +234,7 @@ def reset(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Put a cursor anywhere, also back; one that is overdue holds again.
+    """Move a cursor to any position, also back. A cursor that was overdue holds rows again.
 
     With --json, one object: what `cursor list` shows of it.
 
@@ -265,7 +269,7 @@ def delete(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Forget a cursor: nothing is kept for it any more.
+    """Delete a cursor: it no longer keeps any rows.
 
     With --json, one object: table, cursor, deleted.
 

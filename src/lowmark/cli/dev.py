@@ -115,8 +115,8 @@ class _Cluster:
         if not said:
             raise Unavailable(
                 f"node {name} did not start",
-                detail="What it said stands above.",
-                hint="Mend that, and start again.",
+                detail="See the node's output above.",
+                hint="Fix the cause, then start again.",
             )
         facts: dict[str, object] = json.loads(said)
         threading.Thread(target=self._look_after, args=(name, process), daemon=True).start()

@@ -30,17 +30,17 @@ def export(
         str, typer.Option(metavar="DIR", help="A directory that is not there yet, or is empty.")
     ],
     format: Annotated[  # noqa: A002
-        str, typer.Option(metavar="parquet|delta|iceberg", help="What it is written as.")
+        str, typer.Option(metavar="parquet|delta|iceberg", help="The format to write.")
     ] = "parquet",
     as_of: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="The table as it was then.", show_default="now"),
+        typer.Option(metavar="TIME", help="Export the table as of this time.", show_default="now"),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Only these, with commas between them.")
+        str | None, typer.Option(metavar="NAMES", help="Only these columns: id,status.")
     ] = None,
     on_gap: Annotated[
-        str, typer.Option(metavar="HOW", help="raise or skip, where retention removed rows.")
+        str, typer.Option(metavar="HOW", help="Where retention removed rows: raise or skip.")
     ] = "raise",
     engine: Annotated[
         str | None,
@@ -56,14 +56,14 @@ def export(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Write a table into a directory for other programs: of each key the last row, as of one time.
+    """Write a table to a directory for other programs: the last row of each key, as of one time.
 
     The format parquet is files in the directory; delta is a Delta table (by the package deltalake);
     iceberg is an Iceberg table (by pyiceberg), without a catalog: readers open the directory, or
     metadata/v1.metadata.json in it. An Iceberg table can't be moved: it names its files by whole
     paths.
 
-    The directory comes into being when all of it is written: an export that fails leaves none. On
+    The directory appears when all of it is written: an export that fails leaves none. On
     Spark each partition is a task, and all machines must see the directory under the same path. A
     time is ISO 8601, such as 2026-07-01T12:00:00Z, `now`, or a row's _time. Columns may be system
     columns, too: _partition, _offset, _time.

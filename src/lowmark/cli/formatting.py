@@ -352,7 +352,7 @@ def show_verdicts(found: Sequence[LedgerVerdict]) -> None:
     bad = sum(not one.sound for one in found)
     there = sum(one.epoch is not None for one in found)
     if bad:
-        print(f"{counted(bad, 'ledger')} of {there:,} can't be relied on")
+        print(f"{counted(bad, 'ledger')} of {there:,} can't be trusted: missing or damaged")
     elif there:
         print(f"{counted(there, 'ledger')}: every byte is as it was written")
     else:

@@ -36,12 +36,12 @@ def explain(
     table: TableArgument,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="K", help="What became of this key; once for each of its columns."),
+        typer.Option(metavar="K", help="Explain this key; once for each column of the key."),
     ] = None,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Say what is kept of a table, who still needs it, and why; or what became of a key.
+    """Show what is kept of a table, which readers need it, and why; or the history of a key.
 
     `lowmark explain catalog` says it of the catalog's versions (`lowmark catalog explain`), unless
     there is a table of that name.
@@ -193,7 +193,7 @@ def get(
 ) -> None:
     """Show the latest row of a key. Exit code 1 if there is none; a line says why.
 
-    A key that begins with a dash stands behind --.
+    Put -- before a key that begins with a dash.
 
     With --json, the row as one object, as `lowmark read --json` has it; null if there is none.
 
@@ -246,10 +246,10 @@ def delete(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Delete rows by their keys: all of them, or none if a key can't be one.
+    """Delete rows by their keys: all of them, or none if a key is not valid.
 
     A delete is a change like any other: it has an offset, and readers see it. A key that was
-    never there can be deleted, too. A key that begins with a dash stands behind --.
+    never there can be deleted, too. Put -- before a key that begins with a dash.
 
     With --json, one object: table, deletes.
 

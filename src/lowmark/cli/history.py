@@ -16,11 +16,11 @@ from lowmark.formatting import time_text
 def history(
     ctx: typer.Context, table: TableArgument, data: DatabaseOption = None, as_json: Json = False
 ) -> None:
-    """Show what became of a table: its schema versions, runs of compaction, and what was cut, with
-    times and who did it; the newest first.
+    """Show the history of a table, newest first: schema versions, runs of compaction, and cuts,
+    each with its time and author.
 
-    A change of the table is by the node that carried it out, a run by its process (machine:pid). A
-    dash says that it is noted nowhere: of retention, of cuts by hand, and of changes that are older
+    The author of a change is the node that carried it out, that of a run its process (machine:pid).
+    A dash means that the author is unknown: for retention, cuts by hand, and changes that are older
     than the catalog's versions (`lowmark catalog log`). Lines without a time come last.
 
     With --json, a list: at, kind (schema, table, run, cut), operation, by, what, schema_version,

@@ -34,13 +34,13 @@ app = typer.Typer(invoke_without_command=True)
 
 PartitionOption = Annotated[
     list[int] | None,
-    typer.Option(min=0, metavar="N", help="Only this one; may be given several times."),
+    typer.Option(min=0, metavar="N", help="Only this partition; repeatable."),
 ]
 
 
 @app.callback()
 def ledger(ctx: typer.Context) -> None:
-    """Look at ledgers, check them, and make them again: what compaction has made of a table."""
+    """Show, verify and rebuild ledgers, the compacted form of a table."""
     help_if_bare(ctx)
 
 
@@ -52,11 +52,11 @@ def show(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show the ledger of each partition: up to where it goes, its files, who made it and when.
+    """Show the ledger of each partition: its horizon, its files, and the run that made it.
 
-    Reads go by what the partition has adopted; what was published may be ahead of that. The
-    manifest and the files can be opened by other programs. Ledgers that were replaced are listed
-    until their files go, with what they wait for.
+    Readers use the ledger that the partition has adopted; a newer one may be published already.
+    Other programs can open the manifest and the files. Ledgers that were replaced are listed until
+    their files are removed, with what they wait for.
 
     With --json, a list: partition, epoch, published_epoch, horizon, deletes_below, manifest,
     digest, rows, live_rows, deletes, bytes, made_by, made_at, release, problem, lost (first, last,
@@ -86,11 +86,11 @@ def verify(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Read all of the ledgers, and see whether they are as they were written.
+    """Read all ledgers, and check that they are as they were written.
 
-    Every checksum is made again: of manifests, of files, of their footers and columns, of indexes
-    of keys; and the digest of the rows that count. The exit code is 1 if a ledger is not sound;
-    `lowmark ledger rebuild` makes it again.
+    The command computes every checksum: of manifests, of files, of their footers and columns, of
+    indexes of keys; and the digest of the rows that count. The exit code is 1 if a ledger is not
+    sound; `lowmark ledger rebuild` makes it again.
 
     With --json, a list: partition, epoch (null without a ledger), horizon, manifest, sound, files,
     rows, live_rows, bytes, lost (first, last, rows, stale), problems (path, what: manifest, rows or
@@ -117,7 +117,7 @@ def rebuild(
     table: TableArgument,
     partition: PartitionOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")
+        bool, typer.Option("--dry-run", help="Show what it would do; change nothing.")
     ] = False,
     accept_loss: Annotated[
         bool,
@@ -126,7 +126,7 @@ def rebuild(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Make ledgers again that are missing or damaged; sound ones are left alone.
+    """Rebuild ledgers that are missing or damaged; sound ones are left alone.
 
     Rows come from the sound files of the ledger, from the backlog, or from a ledger that was
     replaced and is still there. If some can't be brought back, nothing is changed, and the error
@@ -185,7 +185,7 @@ def sweep(
     ctx: typer.Context,
     table: TableArgument,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would go, and remove nothing.")
+        bool, typer.Option("--dry-run", help="List the files; remove nothing.")
     ] = False,
     data: DatabaseOption = None,
     as_json: Json = False,

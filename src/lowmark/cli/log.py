@@ -45,7 +45,7 @@ GroupName = Annotated[str | None, typer.Option("--group", metavar="G", help="Onl
 
 @app.callback()
 def log(ctx: typer.Context) -> None:
-    """Look into the log of a node, and compact it."""
+    """Show, verify and compact the log of a node."""
     help_if_bare(ctx)
 
 
@@ -96,10 +96,10 @@ def _verdict(path: Path, findings: list[Finding], total_bytes: int) -> str:
 def explain(
     ctx: typer.Context, path: DataPath, group: GroupName = None, as_json: Json = False
 ) -> None:
-    """Say per segment what is live in it, why it is kept, and what would be freed.
+    """Show for each segment what is live in it, why it is kept, and what would be freed.
 
-    Also per group: its snapshot, who holds what, and the last compactions with what started them,
-    what they cost and what came of them. Nothing is changed.
+    Also for each group: its snapshot, its holders, and the last compactions with their trigger,
+    cost and result. Nothing is changed.
 
     With --json, one object: path, groups (each with segments, merges, holds, runs), unreadable.
 
@@ -134,7 +134,7 @@ def dump(
     data: Annotated[bool, typer.Option("--data", help="Show the first bytes of each.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Print what is there: WAL records, snapshots, segments and their entries.
+    """Print the content of the log: WAL records, snapshots, segments and their entries.
 
     Dead and overwritten entries are printed like the rest. A bad piece gives a line with its
     problem, and the exit code is 1.
@@ -328,7 +328,7 @@ def rewrite(
     node: NodeOption = None,
     as_json: Json = False,
 ) -> None:
-    """Write scattered live entries of a table's log again, side by side at its end (phase 4).
+    """Rewrite scattered live entries of a table's log, side by side at its end (phase 4).
 
     A few live entries in each of many segments keep all of these segments. The leader of each
     partition proposes copies of such entries, in chunks, while it serves; then it takes a snapshot

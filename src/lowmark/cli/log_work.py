@@ -79,7 +79,7 @@ def _show_compacted(found: list[CompactedRow], freed: int, *, dry_run: bool) -> 
     if wal:
         print(f"{bytes_text(wal)} in the WAL, not in segments yet")
     if any("quarantine" in row.result for row in found):
-        print("`lowmark partition rebuild` makes a copy in quarantine anew")
+        print("`lowmark partition rebuild` rebuilds a copy in quarantine")
 
 
 # -- phase 4 ------------------------------------------------------------------------------------

@@ -25,16 +25,16 @@ KeyArgument = Annotated[
     str, typer.Argument(metavar="KEY", help="As text, or 0x and hex for any bytes.")
 ]
 PrefixArgument = Annotated[
-    str, typer.Argument(metavar="[PREFIX]", help="Keys that begin so; without it, all.")
+    str, typer.Argument(metavar="[PREFIX]", help="Keys with this prefix; default: all keys.")
 ]
 AtOption = Annotated[
-    int | None, typer.Option("--at", min=0, metavar="REV", help="As of this revision.")
+    int | None, typer.Option("--at", min=0, metavar="REV", help="Read as of this revision.")
 ]
 
 
 @app.callback()
 def meta(ctx: typer.Context) -> None:
-    """Look into the metastore: keys with revisions, and what became of them. Reset it."""
+    """Show keys of the metastore, with their revisions and history; or reset the metastore."""
     help_if_bare(ctx)
 
 
@@ -129,7 +129,7 @@ def watch(
     from_revision: Annotated[
         int | None,
         typer.Option(
-            "--from", min=1, metavar="REV", help="Begin with this one; else with the next."
+            "--from", min=1, metavar="REV", help="The first revision; default: the next one."
         ),
     ] = None,
     count: Annotated[
@@ -141,7 +141,7 @@ def watch(
 ) -> None:
     """Print changes as they happen: every revision once, in order. Until Ctrl-C, or --count.
 
-    In a data directory nothing happens any more: what its node knew is printed, from --from on.
+    With --data, the command prints what the node of that directory knew, from --from on.
 
     With --json, one object a line: first {"from_revision"}, then revision, time, changes.
 
@@ -200,20 +200,20 @@ def reset(
     ],
     lost: Annotated[
         list[str] | None,
-        typer.Option("--lost", metavar="NODE", help="A voter that is lost; name each of them."),
+        typer.Option("--lost", metavar="NODE", help="A voter that is lost; repeat it for each."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what may be lost.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Have one copy of the metastore go on alone: the majority of its voters is lost for good.
+    """Let one copy of the metastore go on alone, when most of its voters are lost for good.
 
     What only the lost voters had acknowledged is gone after that: tables that were just created, or
     moves of partitions. Stop the node of the directory first. Of several nodes that are left, take
     the one with the highest revision. Every other voter must be named by --lost, and must not
     answer at its endpoint. Then start the node with `lowmark serve`: it leads the metastore alone.
     Other nodes that are up throw their copies away and follow it. The lost voters are drained.
-    Without --yes it asks first, if it runs in a terminal.
+    On a terminal, the command asks first, unless --yes is given.
 
     With --json, one object: data, node, lost, revision, uncertain_entries, done, last_index,
     committed, term.

@@ -34,12 +34,12 @@ LOOK_S = 0.5
 _PATIENCE_S = 30.0
 """How long a node that is asked may be away while a drain is waited for."""
 
-NameArgument = Annotated[str, typer.Argument(metavar="NODE", help="Its name, or its number.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's name or number.")]
 
 
 @app.callback()
 def node(ctx: typer.Context) -> None:
-    """The nodes of a cluster: list them, drain one, take one out.
+    """List, drain and remove the nodes of a cluster.
 
     To take a node out for good: drain it, remove it, stop its process.
     """
@@ -87,15 +87,15 @@ def _rows(found: Status) -> list[dict[str, Cell]]:
 def drain(
     name: NameArgument,
     stop: Annotated[
-        bool, typer.Option("--stop", help="End the drain: it may have partitions again.")
+        bool, typer.Option("--stop", help="End the drain: the node may get partitions again.")
     ] = False,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Begin it, and do not wait for its end.")
+        bool, typer.Option("--no-wait", help="Start the drain, and do not wait for its end.")
     ] = False,
     node: NodeOption = None,
     as_json: Json = False,
 ) -> None:
-    """Have all partitions leave a node, and wait until nothing is left on it.
+    """Move all partitions off a node, and wait until nothing is left on it.
 
     The node stays in the cluster and serves what it still has; it gets no new partitions. The
     drain stands until it is ended (--stop) or the node is removed, also over restarts. Ctrl-C only
@@ -209,10 +209,10 @@ def _said() -> Iterator[Callable[[str], None]]:
 def remove(name: NameArgument, node: NodeOption = None, as_json: Json = False) -> None:
     """Take a node out of the cluster, for good, whether it is up or not.
 
-    It is refused while a partition has its only copy there, or would be without a majority of nodes
-    that are up: drain the node first. Copies of dropped tables do not move, and count until the low
-    watermark has passed the drop. A node that is lost with its disk is removed like this, too; the
-    others make new replicas of what it held.
+    The command is refused while a partition has its only copy there, or would be without a majority
+    of nodes that are up: drain the node first. Copies of dropped tables do not move, and count
+    until the low watermark has passed the drop. Remove a node that is lost with its disk like this,
+    too; the others make new replicas of what it held.
 
     With --json, one object: node, number, keep (a folder in its directory that the cluster needs).
 

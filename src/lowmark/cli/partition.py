@@ -29,14 +29,14 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def partition(ctx: typer.Context) -> None:
-    """Partitions: which nodes hold them, which one leads; resets and new copies after a loss."""
+    """List partitions with their nodes and leaders; reset or rebuild copies after a loss."""
     help_if_bare(ctx)
 
 
 @app.command("list")
 def list_(
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="Only this table's.")
+        str | None, typer.Argument(metavar="[TABLE]", help="Only partitions of this table.")
     ] = None,
     node: NodeOption = None,
     as_json: Json = False,
@@ -85,14 +85,14 @@ def reset(
     ],
     lost: Annotated[
         list[str] | None,
-        typer.Option("--lost", metavar="NODE", help="A node that is lost; name each of them."),
+        typer.Option("--lost", metavar="NODE", help="A node that is lost; repeat it for each."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what may be lost.")] = False,
     node: NodeOption = None,
     as_json: Json = False,
 ) -> None:
-    """Have one copy of a partition go on alone: the majority of its nodes is lost for good.
+    """Let one copy of a partition go on alone, when most of its nodes are lost for good.
 
     Rows that only the lost nodes had acknowledged are gone after that. Of several copies,
     choose the one with the highest last term, then last index; --dry-run shows them. Every
@@ -148,13 +148,15 @@ def rebuild(
     number: Annotated[int, typer.Argument(metavar="N", min=0, help="The number of the partition.")],
     on: Annotated[
         str | None,
-        typer.Option("--on", metavar="NODE", help="The node of the copy; else the one asked."),
+        typer.Option(
+            "--on", metavar="NODE", help="The node of the copy; default: the one that you ask."
+        ),
     ] = None,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Begin it, and do not wait for its end.")
+        bool, typer.Option("--no-wait", help="Start it, and do not wait for its end.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only check, and say what would be done.")
+        bool, typer.Option("--dry-run", help="Show what it would do; change nothing.")
     ] = False,
     node: NodeOption = None,
     as_json: Json = False,
@@ -209,9 +211,9 @@ def _say_rebuild(row: RebuildRow) -> None:
     print(f"  {row.cause}")
     others = ", ".join(row.others)
     if row.stage == "planned":
-        print(f"It would be thrown away, and made anew from {others}.")
+        print(f"It would delete this copy, and rebuild it from {others}.")
     else:
-        print(f"It is thrown away, and made anew from {others}.", flush=True)
+        print(f"It deletes this copy, and rebuilds it from {others}.", flush=True)
 
 
 def _show(before: ResetReply) -> None:

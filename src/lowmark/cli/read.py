@@ -55,20 +55,20 @@ class _Wanted:
             raise WrongUse(f"--on-gap is raise or skip, not {self.on_gap!r}")
         if self.as_of is not None and (self.start or self.end or self.follow):
             raise WrongUse(
-                "a table as of a time has no start, no end and no tail",
+                "--as-of and --start, --end or --follow exclude each other",
                 hint="Leave --start, --end and --follow out, or --as-of.",
             )
         if self.as_of is not None and (self.compacted or self.cursor is not None):
             raise WrongUse(
-                "a table as of a time is the last row of each key already",
+                "--as-of and --compacted or --cursor exclude each other",
                 hint="Leave --compacted and --cursor out, or --as-of.",
             )
         if self.cursor is not None and self.start is not None:
-            raise WrongUse("a reader has one start", hint="Leave --start or --cursor out.")
+            raise WrongUse("--start and --cursor exclude each other", hint="Leave one of them out.")
         if self.commit and self.cursor is None:
-            raise WrongUse("--commit moves a cursor, and none is named", hint="Say --cursor NAME.")
+            raise WrongUse("--commit needs a cursor", hint="Add --cursor NAME.")
         if self.follow and self.end is not None:
-            raise WrongUse("a reader that follows has no end", hint="Leave --follow or --end out.")
+            raise WrongUse("--follow and --end exclude each other", hint="Leave one of them out.")
         if self.columns is not None and not listed(self.columns):
             raise WrongUse("--columns names no column", hint="Leave it out for all of them.")
 
@@ -199,22 +199,27 @@ def read(
         str | None,
         typer.Option(
             metavar="PLACE",
-            help="earliest, latest, a time, or offsets by partition: 0:17,1:4.",
+            help="Where to begin: earliest, latest, a time, or offsets by partition: 0:17,1:4.",
             show_default="earliest",
         ),
     ] = None,
     end: Annotated[
         str | None,
-        typer.Option(metavar="PLACE", help="The same; up to there.", show_default="latest"),
+        typer.Option(
+            metavar="PLACE", help="Where to end, in the same forms.", show_default="latest"
+        ),
     ] = None,
     as_of: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="The table as it was then: the last row of each key."),
+        typer.Option(
+            metavar="TIME", help="Read the table as of this time: the last row of each key."
+        ),
     ] = None,
     compacted: Annotated[
         bool,
         typer.Option(
-            "--compacted", help="Of what is in the ledger the last row of each key; then the rest."
+            "--compacted",
+            help="Begin with the last row of each key in the ledger; then all changes.",
         ),
     ] = False,
     cursor: Annotated[
@@ -222,14 +227,16 @@ def read(
         typer.Option(metavar="NAME", help="Begin where this cursor stands."),
     ] = None,
     commit: Annotated[
-        bool, typer.Option("--commit", help="Move the cursor behind what was written.")
+        bool, typer.Option("--commit", help="Move the cursor behind the rows that were written.")
     ] = False,
     where: Annotated[
         str | None,
-        typer.Option(metavar="CONDITION", help="Only rows like \"status = 'new' and n > 5\"."),
+        typer.Option(
+            metavar="CONDITION", help="Only rows that match: \"status = 'new' and n > 5\"."
+        ),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Only these, with commas between them.")
+        str | None, typer.Option(metavar="NAMES", help="Only these columns: id,status.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="At most this many rows.")
@@ -239,12 +246,12 @@ def read(
     ] = False,
     partition: Annotated[
         list[int] | None,
-        typer.Option(min=0, metavar="N", help="Only this one; may be given several times."),
+        typer.Option(min=0, metavar="N", help="Only this partition; repeatable."),
     ] = None,
     on_gap: Annotated[
         str | None,
         typer.Option(
-            metavar="HOW", help="raise or skip, where rows are gone.", show_default="raise"
+            metavar="HOW", help="Where rows are gone: raise or skip.", show_default="raise"
         ),
     ] = None,
     parquet: Annotated[
@@ -269,13 +276,14 @@ def read(
     Rows that a run has compacted and cut from the backlog are gone for readers of every change;
     with --compacted the ledger gives the last one of each key, and the backlog goes on from there.
 
-    With --cursor and --commit rows are consumed: when they are out, the cursor moves behind them;
-    with --follow, batch by batch. A reader that is interrupted before that gets them again.
+    With --cursor and --commit the command consumes rows: when it has written them, it moves the
+    cursor behind them; with --follow, batch by batch. If it is interrupted before that, the next
+    reader of the cursor gets them again.
 
-    At its end, the position is on stderr: --start takes it, to go on from there.
+    At the end the command prints its position on stderr. Give it to --start to go on from there.
 
-    Shown to people are the first 100 rows, unless --limit or --all says otherwise. With --json,
-    one object a line, all rows: decimals are text, times ISO 8601, bytes hexadecimal digits.
+    Without --limit and --all, the command shows the first 100 rows. With --json it prints all rows,
+    one object a line: decimals are text, times ISO 8601, bytes hexadecimal digits.
 
     Example: lowmark read orders --columns id,_offset --follow --data ./shop
     """
@@ -298,11 +306,11 @@ def read(
     kinds: dict[FileKind, str | None] = {"parquet": parquet, "arrow": arrow, "csv": csv}
     files = [(kind, path) for kind, path in kinds.items() if path is not None]
     if len(files) + as_json > 1:
-        raise WrongUse("rows are given in one form", hint="Leave all but one of the forms out.")
-    if files and follow:
         raise WrongUse(
-            "a file that is written has an end", hint="Leave --follow out, or use --json."
+            "--parquet, --arrow, --csv and --json exclude each other", hint="Leave all but one out."
         )
+    if files and follow:
+        raise WrongUse("--follow can't write a file", hint="Leave --follow out, or use --json.")
     with opened_database(ctx, data) as database:
         if files:
             [(kind, path)] = files

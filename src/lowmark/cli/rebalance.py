@@ -37,7 +37,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 @app.callback()
 def rebalance(ctx: typer.Context) -> None:
-    """Moves of partitions between nodes: see them, plan them, pause them, limit them.
+    """Show, plan, pause, limit and cancel moves of partitions between nodes.
 
     Partitions move by themselves when nodes join, leave or are drained, and when a zone gets other
     replicas. A partition serves while it moves.
@@ -111,7 +111,7 @@ def _totals(moves: Sequence[MoveRow]) -> dict[str, Any]:
 
 def _show(found: RebalanceReply) -> None:
     facts: dict[str, Cell] = {
-        "moves": "paused" if found.settings.paused else "go on",
+        "moves": "paused" if found.settings.paused else "running",
         "limit": limit_text(found.settings),
     }
     if found.draining:
@@ -188,17 +188,15 @@ def limit_text(settings: RebalanceSettings) -> str:
 def plan(
     add_node: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME[:RACK]", help="If this node joined; may be given several times."
-        ),
+        typer.Option(metavar="NAME[:RACK]", help="Plan as if this node had joined; repeatable."),
     ] = None,
     remove_node: Annotated[
         list[str] | None,
-        typer.Option(metavar="NODE", help="If this node left; may be given several times."),
+        typer.Option(metavar="NODE", help="Plan as if this node had left; repeatable."),
     ] = None,
     replicas: Annotated[
         list[str] | None,
-        typer.Option(metavar="ZONE=N", help="If the zone had N replicas; as often as you like."),
+        typer.Option(metavar="ZONE=N", help="Plan as if the zone had N replicas; repeatable."),
     ] = None,
     node: NodeOption = None,
     as_json: Json = False,
@@ -260,10 +258,10 @@ def _zone_and_number(text: str) -> tuple[str, int]:
 
 @app.command()
 def pause(node: NodeOption = None, as_json: Json = False) -> None:
-    """Begin no move, and stop those that still copy rows, until they are resumed.
+    """Pause moves: none begins, and those that still copy rows stop, until you resume them.
 
-    What is to move stays noted, also over restarts. A move that is switching to its new nodes is
-    finished. New events go on being decided on.
+    Planned moves are kept, also over restarts. A move that is switching to its new nodes is
+    finished. The cluster still plans moves for new events.
 
     With --json, one object: paused, bytes_per_s (0 is no limit, null is what settings say).
 
@@ -274,7 +272,7 @@ def pause(node: NodeOption = None, as_json: Json = False) -> None:
 
 @app.command()
 def resume(node: NodeOption = None, as_json: Json = False) -> None:
-    """Let moves go on that were paused. They copy from where they were.
+    """Resume moves that were paused. They copy on from where they were.
 
     With --json, one object: paused, bytes_per_s (0 is no limit, null is what settings say).
 
@@ -293,7 +291,7 @@ def throttle(
 ) -> None:
     """Limit what each node sends for moves, at once and over restarts.
 
-    It counts for all nodes, and instead of what their settings say (group.install_bytes_per_s).
+    The limit applies to all nodes, and replaces their setting group.install_bytes_per_s.
     Copies that serve are not slowed down.
 
     With --json, one object: paused, bytes_per_s (0 is no limit).
@@ -315,25 +313,26 @@ def _change(node: str | None, asked: ChangeAsk, *, as_json: bool) -> None:
     if as_json:
         show_json(msgspec.to_builtins(settings))
         return
-    print("moves are paused" if settings.paused else "moves go on")
+    print(f"moves: {'paused' if settings.paused else 'running'}")
     print(f"limit: {limit_text(settings)}")
 
 
 @app.command()
 def cancel(
     table: Annotated[
-        str | None, typer.Argument(metavar="TABLE", help="Only those of this table.")
+        str | None, typer.Argument(metavar="TABLE", help="Cancel only moves of this table.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Argument(metavar="PARTITION", min=0, help="Only this partition of it.")
+        int | None,
+        typer.Argument(metavar="PARTITION", min=0, help="Cancel only the move of this partition."),
     ] = None,
     node: NodeOption = None,
     as_json: Json = False,
 ) -> None:
-    """Have partitions stay where they are: all that move, those of a table, or one.
+    """Cancel moves, so that partitions stay where they are: all, those of a table, or one.
 
     A move that is switching to its new nodes is not cancelled: it is listed as too late. The next
-    change of the cluster (a node that comes or goes, other replicas) decides anew. To have moves
+    change of the cluster (a node that joins or leaves, other replicas) decides anew. To make moves
     wait instead, pause them.
 
     With --json, one object: cancelled and too_late, lists of table and partition.
@@ -346,8 +345,9 @@ def cancel(
     if as_json:
         show_json(msgspec.to_builtins(done))
         return
-    for words, some in (("stays where it is", done.cancelled), ("is too far", done.too_late)):
-        for one in some:
-            print(f"partition {one.partition} of {one.table} {words}")
+    for one in done.cancelled:
+        print(f"partition {one.partition} of {one.table} stays where it is")
+    for one in done.too_late:
+        print(f"partition {one.partition} of {one.table}: too late to cancel, already switching")
     if not done.cancelled and not done.too_late:
         print("nothing moves there")

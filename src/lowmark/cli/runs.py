@@ -29,7 +29,9 @@ from lowmark.client import Database, Locked, RunRecord, Table
 from lowmark.compaction.context import ask_to_cancel, cancel_path, runs_begun
 from lowmark.errors import Rejected
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Its name, as listed.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's name, from `lowmark runs`.")
+]
 
 
 class _Runs(TyperGroup):
@@ -122,11 +124,11 @@ def show(
 def cancel(
     ctx: typer.Context, run: RunArgument, data: DatabaseOption = None, as_json: Json = False
 ) -> None:
-    """Cancel a run that goes on or waits for a worker, or give up one that was interrupted; its
-    files go.
+    """Cancel a run that goes on or waits for a worker, or give up one that was interrupted; remove
+    its files.
 
-    If the run goes on in another process, that one is asked to end it, which it does within
-    seconds, also on another machine. What was published stays.
+    If the run goes on in another process, also on another machine, the command asks that process
+    to end it, which takes seconds. What was published stays.
 
     With --json, one object: run, state (cancelled, or asked), word (the file that asks for it).
 

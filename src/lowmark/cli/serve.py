@@ -40,17 +40,19 @@ def serve(
         str,
         typer.Option(metavar="ADDR", help="Join the cluster of the node that listens there."),
     ] = "",
-    name: Annotated[
-        str, typer.Option(help="For people; no two nodes of a cluster share one.")
-    ] = "",
+    name: Annotated[str, typer.Option(help="A name for this node, unique in the cluster.")] = "",
     rack: Annotated[
         str | None,
-        typer.Option(help="What fails together with this node.", show_default="the last one"),
+        typer.Option(
+            help="The rack: nodes of one rack fail together.", show_default="the last one"
+        ),
     ] = None,
     attribute: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="May be given several times.", show_default="the last ones"
+            metavar="KEY=VALUE",
+            help="For filters of zones; repeatable.",
+            show_default="the last ones",
         ),
     ] = None,
     dev: Annotated[
@@ -140,7 +142,7 @@ def _attributes(words: list[str]) -> dict[str, str]:
         key, equals, value = word.partition("=")
         with wrong_use():
             if not equals or not key:
-                raise Rejected(f"{word!r} is no attribute", hint="Write --attribute key=value.")
+                raise Rejected(f"{word!r} is not an attribute", hint="Write --attribute key=value.")
         found[key] = value
     return found
 

@@ -173,7 +173,7 @@ T = TypeVar("T")
 
 @app.callback()
 def table(ctx: typer.Context) -> None:
-    """Make tables, look at them, change them."""
+    """Create, show, change and drop tables."""
     help_if_bare(ctx)
 
 
@@ -190,7 +190,9 @@ def create(
     ] = None,
     schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Take them from a .parquet, .arrow or .json file."),
+        typer.Option(
+            metavar="FILE", help="Take the columns from a .parquet, .arrow or .json file."
+        ),
     ] = None,
     key: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Columns of the key: id, or order,line.")
@@ -202,10 +204,11 @@ def create(
         str | None, typer.Option(metavar="ZONE", show_default="the default zone")
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="May be given several times.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of the table; repeatable."),
     ] = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="It is fine if it is there.")
+        bool, typer.Option("--if-not-exists", help="Do not fail if the table exists.")
     ] = False,
     data: DatabaseOption = None,
     as_json: Json = False,
@@ -311,7 +314,7 @@ def list_(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False
     """List tables, with what they hold.
 
     With --json, a list: table, key, columns, partitions, rows, bytes, cursors. Of a table of whose
-    partitions no copy answers, the last three are null, and why is said on stderr.
+    partitions no copy answers, the last three are null, and stderr says why.
 
     Example: lowmark table list --data ./shop
     """
@@ -459,23 +462,24 @@ def alter(
     drop: Annotated[list[str] | None, typer.Option(metavar="COLUMN")] = None,
     rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW")] = None,
     widen: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN=TYPE", help="To a type that holds more.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN=TYPE", help="Give a column a type that holds more."),
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="OPTION=VALUE")] = None,
     unset: Annotated[
-        list[str] | None, typer.Option(metavar="OPTION", help="Back to its default.")
+        list[str] | None, typer.Option(metavar="OPTION", help="Set an option back to its default.")
     ] = None,
     partitions: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Refused: says how to get another number."),
+        typer.Option(min=1, metavar="N", help="Refused: the error says how to copy the table."),
     ] = None,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Change a table's columns and options: all of it, in one version of the catalog, or nothing.
+    """Change a table's columns and options: all changes in one version of the catalog, or none.
 
-    Each option may be given several times. Columns are named as they are called before; what is
-    added comes last, so a name that was dropped or given away may be used again. The number of
+    Each option may be given several times. Use the names that columns have before the change; what
+    is added comes last, so a name that was dropped or given away may be used again. The number of
     partitions never changes.
 
     With --json, one object: table, version, schema_version, changes.
@@ -491,7 +495,7 @@ def alter(
             fixed = AlterTable(name=plain, schema=schema, partitions=partitions)
         commands.insert(0, fixed)
     if not commands:
-        raise WrongUse("nothing is to be changed", hint="See `lowmark table alter --help`.")
+        raise WrongUse("no change is given", hint="See `lowmark table alter --help`.")
     with opened_database(ctx, data) as database:
         one = database.table(name)  # an unknown name gets a better answer here
         before = database.catalog
@@ -556,7 +560,7 @@ def schemas(
     ctx: typer.Context,
     name: TableArgument,
     trim: Annotated[
-        bool, typer.Option("--trim", help="Forget those that nothing needs any more.")
+        bool, typer.Option("--trim", help="Forget the versions that nothing needs any more.")
     ] = False,
     data: DatabaseOption = None,
     as_json: Json = False,
@@ -592,15 +596,15 @@ def drop(
     ctx: typer.Context,
     name: TableArgument,
     if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="It is fine if it is not there.")
+        bool, typer.Option("--if-exists", help="Do not fail if there is no such table.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Drop a table. As of earlier times it can be read until the low watermark passes the drop.
+    """Drop a table. You can read it as of earlier times until the low watermark passes the drop.
 
-    Without --yes it asks first, if it runs in a terminal.
+    On a terminal, the command asks first, unless --yes is given.
 
     With --json, one object: table, dropped.
 

@@ -38,7 +38,7 @@ def tide(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Draw a table's tide: ledger, horizon, backlog, low watermark, and who reads, by offset.
+    """Draw a table's tide: ledger, horizon, backlog, low watermark, and readers, by offset.
 
     A bar is a partition from offset 0 to its end: above, how many rows are left in the ledger;
     below, the backlog, by why it is kept. --png needs matplotlib and no display.

@@ -20,7 +20,7 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def watermark(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False) -> None:
-    """Show the low watermark, where it would be, and who holds it; or move it.
+    """Show the low watermark, its goal, and its holders; or move it.
 
     History at or after it is exact. With --json, one object: watermark (null if it was never
     moved), moved_at, goal, holders (holder, time, age_ms, why), the earliest first.
@@ -49,12 +49,12 @@ def advance(
     ctx: typer.Context,
     to: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Up to here; else to where it should be by now."),
+        typer.Option(metavar="TIME", help="Move it up to this time; default: its goal."),
     ] = None,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Move the low watermark as far as its holders allow, and say who held it back.
+    """Move the low watermark as far as its holders allow, and name those that held it back.
 
     With --json, one object: before, after, wanted, held_by (holder, time, age_ms, why).
 
@@ -83,7 +83,7 @@ def history(
     ctx: typer.Context,
     length: Annotated[
         str | None,
-        typer.Argument(metavar="[LENGTH]", help="Such as '1 day' or '90 minutes'."),
+        typer.Argument(metavar="[LENGTH]", help="How long: '1 day' or '90 minutes'."),
     ] = None,
     data: DatabaseOption = None,
     as_json: Json = False,

@@ -67,7 +67,7 @@ def parse_where(text: str, schema: pa.Schema) -> pc.Expression:
     parser = _Parser(text, schema)
     found = parser.any_of(0)
     if parser.token is not None:
-        raise parser.refused(f"{parser.token.text} can't stand here")
+        raise parser.refused(f"unexpected {parser.token.text} after the condition")
     return found
 
 
@@ -89,7 +89,9 @@ class _Parser:
         while at < len(text):
             found = _TOKEN.match(text, at)
             if found is None or found.lastgroup is None:
-                raise self.refused(f"what begins with {text[at:].strip()[:20]!r} is no part of one")
+                raise self.refused(
+                    f"what begins with {text[at:].strip()[:20]!r} is not part of a condition"
+                )
             tokens.append(_Token(found.lastgroup, found[found.lastgroup]))
             at = found.end()
         return tokens
@@ -113,8 +115,8 @@ class _Parser:
 
     def _must(self, word: str) -> None:
         if not self._takes(word):
-            there = "it ends" if self.token is None else f"{self.token.text} stands"
-            raise self.refused(f"{there} where {word} is missing")
+            found = "its end" if self.token is None else self.token.text
+            raise self.refused(f"expected {word}, found {found}")
 
     # -- conditions -----------------------------------------------------------------------------
 
@@ -133,7 +135,7 @@ class _Parser:
 
     def _one(self, depth: int) -> pc.Expression:
         if depth == DEPTH_MAX:
-            raise self.refused(f"more than {DEPTH_MAX} conditions stand inside each other")
+            raise self.refused(f"its conditions are nested more than {DEPTH_MAX} deep")
         if self._takes("not"):
             return ~self._one(depth + 1)
         if self._takes("("):
@@ -155,7 +157,7 @@ class _Parser:
             return self._among(name, kind)
         token = self.token
         if token is None or token.text not in _COMPARES:
-            raise self.refused(f"{name} is compared with nothing")
+            raise self.refused(f"expected a comparison after {name}")
         self._at += 1
         return _COMPARES[token.text](column, pc.scalar(self._value(name, kind)))
 
@@ -173,9 +175,9 @@ class _Parser:
     def _column(self) -> tuple[str, ColumnType]:
         token = self.token
         if token is None:
-            raise self.refused("a column is missing at its end")
+            raise self.refused("expected a column, found its end")
         if token.kind not in {"word", "quoted"}:
-            raise self.refused(f"{token.text} stands where a column is missing")
+            raise self.refused(f"expected a column, found {token.text}")
         self._at += 1
         name = token.text
         if token.kind == "quoted":
@@ -184,13 +186,15 @@ class _Parser:
             return name, _SYSTEM[name]
         if name not in self._schema.names:
             known = ", ".join([*self._schema.names, *_SYSTEM])
-            raise WrongUse(f"--where names column {name}, which is not there", hint=f"Use {known}.")
+            raise WrongUse(
+                f"--where names column {name}, which the table does not have", hint=f"Use {known}."
+            )
         return name, from_arrow(self._schema.field(name).type)
 
     def _value(self, name: str, kind: ColumnType) -> pa.Scalar:
         token = self.token
         if token is None:
-            raise self.refused("a value is missing at its end")
+            raise self.refused("expected a value, found its end")
         self._at += 1
         match token.kind:
             case "text":
@@ -200,7 +204,7 @@ class _Parser:
             case "word" if token.text.lower() in {"true", "false"}:
                 text = token.text.lower()
             case _:
-                raise self.refused(f"{token.text} stands where a value is missing")
+                raise self.refused(f"expected a value, found {token.text}")
         try:
             return from_text(kind, pa.array([text], pa.string()))[0]
         except (Misfit, UnicodeEncodeError) as error:

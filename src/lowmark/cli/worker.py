@@ -50,16 +50,16 @@ def worker(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="If this worker dies, others go on with its run after this time.",
+            help="If this worker dies, another one goes on with its run after this time.",
         ),
     ] = _LEASE_S,
     once: Annotated[
-        bool, typer.Option("--once", help="Make the runs that are to be made now, and end.")
+        bool, typer.Option("--once", help="Make the runs that are due now, then exit.")
     ] = False,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Compact tables by themselves, until Ctrl-C or SIGTERM.
+    """Compact tables when they are due, until Ctrl-C or SIGTERM.
 
     The worker looks every few seconds. It compacts tables with the option compaction=auto when
     they are due, makes runs that were left to a worker (lowmark compact --detach), and goes on with

@@ -27,13 +27,13 @@ from lowmark.formatting import counted
 
 app = typer.Typer(invoke_without_command=True)
 
-ZoneArgument = Annotated[str, typer.Argument(metavar="ZONE", help="Its name.")]
+ZoneArgument = Annotated[str, typer.Argument(metavar="ZONE", help="The zone's name.")]
 _Replicas = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="How many nodes hold each partition.")
 ]
 _Partitions = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Of new tables that don't say; others keep theirs."),
+    typer.Option(min=1, metavar="N", help="Partitions of a new table, unless it says how many."),
 ]
 _NodeFilter = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Which nodes: 'rack = r1'; '' is all nodes.")
@@ -50,7 +50,7 @@ _ScaleDown = Annotated[
 
 @app.callback()
 def zone(ctx: typer.Context) -> None:
-    """Zones: on which nodes partitions live, how many replicas they have, how soon they move.
+    """Manage zones: the nodes of partitions, how many replicas they have, how soon they move.
 
     Every table is in a zone; one that names none is in the default zone.
     """
@@ -162,7 +162,7 @@ def create(
     scale_up: _ScaleUp = None,
     scale_down: _ScaleDown = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="It is fine if it is there.")
+        bool, typer.Option("--if-not-exists", help="Do not fail if the zone exists.")
     ] = False,
     data: DatabaseOption = None,
     as_json: Json = False,
@@ -209,7 +209,7 @@ def alter(
     Example: lowmark zone alter default --scale-down never --data ./shop
     """
     if all(one is None for one in (replicas, partitions, node_filter, scale_up, scale_down)):
-        raise WrongUse("nothing is to be changed", hint="See `lowmark zone alter --help`.")
+        raise WrongUse("no change is given", hint="See `lowmark zone alter --help`.")
     with wrong_use():
         command = alteration(
             name,
@@ -281,7 +281,7 @@ def baseline(
     Example: lowmark zone baseline default n1 n2 n3 --node 127.0.0.1:6570
     """
     if nodes and "auto" in nodes and len(nodes) > 1:
-        raise WrongUse("auto stands beside names of nodes", hint="Write either of them.")
+        raise WrongUse("auto and names of nodes are both given", hint="Give one of them.")
     with opened_database(ctx, data) as database:
         wanted = "auto" if nodes == ["auto"] else nodes or None
         found = database.cluster.baseline(name, wanted)
@@ -306,7 +306,7 @@ def drop(
     ctx: typer.Context,
     name: ZoneArgument,
     if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="It is fine if it is not there.")
+        bool, typer.Option("--if-exists", help="Do not fail if there is no such zone.")
     ] = False,
     data: DatabaseOption = None,
     as_json: Json = False,

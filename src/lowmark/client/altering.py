@@ -56,8 +56,8 @@ def alterations(
         commands.append(SetTableOptions(table=name, schema=schema, options=wanted))
     if not commands:
         raise Rejected(
-            f"nothing of table {table.name} is to be changed",
-            hint='Say what: alter(add={"note": str}), drop=, rename=, widen= or options=.',
+            f"no change to table {table.name} is given",
+            hint='Give one: alter(add={"note": str}), drop=, rename=, widen= or options=.',
         )
     return commands
 

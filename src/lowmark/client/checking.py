@@ -86,11 +86,11 @@ def check_values(batch: pa.RecordBatch, before: int = 0) -> None:
                 first_is_sound = _is_sound(column.slice(low, half - low))
                 low, high = (half, high) if first_is_sound else (low, half)
             raise ValueRefused(
-                f"is no {field.type}",
+                f"is not a valid {field.type}",
                 row=before + low,
                 column=field.name,
                 value=_shown(column.slice(low, 1)),
-                hint="Check where it comes from: its bytes are not what its type says.",
+                hint="Check its source: the bytes do not fit the type.",
             )
 
 

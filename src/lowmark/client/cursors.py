@@ -111,7 +111,7 @@ class Cursors:
             missing = sorted(set(self._partitions) - start.keys())
             if missing:
                 raise Rejected(
-                    f"the start of cursor {name!r} says nothing of partition {missing[0]}",
+                    f"the start of cursor {name!r} has no offset for partition {missing[0]}",
                     hint="Give an offset for every partition.",
                 )
             start = check_offsets(start, "start", partitions=len(self._partitions))

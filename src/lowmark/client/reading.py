@@ -103,8 +103,8 @@ class GapFound(Conflict):
                 hint += f" {skip}"
             case "deleted":
                 what = f"deletes at {where} may be gone"
-                detail = "Every known reader had passed them. Keys that you know from before may"
-                detail += " have been deleted without your hearing of it."
+                detail = "Every known reader had passed them. Keys that this reader knows from"
+                detail += " before may be deleted, and it can't be given the deletes."
                 hint = "Begin again with an empty state: read(compacted=True) (--compacted). A"
                 hint += ' cursor of kind="compacted" holds deletes until you have read them.'
                 hint += f" {skip}"

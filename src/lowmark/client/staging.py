@@ -101,7 +101,7 @@ class Stage:
         """
         if self._done:
             raise Rejected(
-                "this writer was asked what it has staged, and stages no more",
+                "this writer takes no more rows: staged() was called",
                 hint="Use another one for other rows: table.stage().",
             )
         if not self._sent:

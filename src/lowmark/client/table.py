@@ -360,7 +360,7 @@ class Table:
         if as_of is not None:
             if follow or (start is not None and start != "earliest") or end is not None:
                 raise Rejected(
-                    "a table as of a time has no start, no end and no tail",
+                    "as_of and start, end or follow exclude each other",
                     hint="Leave start, end and follow out, or as_of.",
                 )
             return self._readers.as_of(
@@ -705,7 +705,7 @@ class Table:
         """
         if here is not None:
             raise Rejected(
-                "compact has no here any more",
+                "compact no longer has the argument here",
                 hint="Say engine='local' for this process; engine='spark' for Spark.",
             )
         table = self._current()

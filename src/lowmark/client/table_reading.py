@@ -95,14 +95,14 @@ class TableReaders:
     ) -> Reader:
         """Every change in the order of its offset; see `Table.read`."""
         if follow and end is not None:
-            raise Rejected("a reader that follows has no end", hint="Leave one of both out.")
+            raise Rejected("follow and end exclude each other", hint="Leave one of them out.")
         shape = Shape(self._current(), columns, newest=self._current)
         chosen = None if where is None else Where(where, shape)
         whole_table = start is None and cursor is None and not compacted
         start = "earliest" if start is None else start
         if cursor is not None:
             if start != "earliest":
-                raise Rejected("a reader has one start", hint="Leave start or cursor out.")
+                raise Rejected("start and cursor exclude each other", hint="Leave one of them out.")
             stands = self._cursors().get(cursor)
             if stands.overdue:
                 raise CursorOverdue(cursor)

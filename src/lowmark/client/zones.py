@@ -83,7 +83,7 @@ def _millis(zone: str, what: str, given: object, *, more: str = "") -> int:
     millis = parse_duration(given)
     if millis is None:
         raise CatalogRefused(
-            f"zone {zone} can't have {given!r} as {what}: it is no length of time",
+            f"zone {zone} can't have {given!r} as {what}: it is not a length of time",
             reason=Reason.LIMIT,
             about=("zone", zone),
             hint=f"Give {DURATION_TAKES}{more}.",

@@ -199,7 +199,7 @@ class Compactor:
                 raise Rejected(f"run {run} is {record.state}", hint="Begin another one.")
             if record.trigger == REBUILD:
                 raise Rejected(
-                    f"run {run} was to rebuild ledgers, not to compact",
+                    f"run {run} rebuilds ledgers and is not a compaction",
                     hint="Run `lowmark ledger rebuild` again: it goes on from what is there.",
                 )
             again = msgspec.structs.replace(

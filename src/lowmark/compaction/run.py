@@ -363,8 +363,8 @@ class Run:
             if one.partition in self._short:
                 raise self._short[one.partition]
         raise Conflict(
-            f"table {self.table.name} could not be compacted: something came in between each time",
-            detail="Readers came that need deletes which the new ledger would lack, or segments of"
+            f"table {self.table.name} could not be compacted: each attempt was overtaken",
+            detail="New readers need deletes that the new ledger would lack, or segments of"
             " the log were merged while they were read.",
             hint="Run it again.",
         )

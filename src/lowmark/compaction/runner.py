@@ -208,7 +208,7 @@ class OwnSpark:
     def _check_free(self) -> None:
         if any(runner.busy for runner in self._given):
             raise Conflict(
-                f"another run goes on, on {self._asked[0]}, and a process has one Spark at a time",
+                f"another run is using {self._asked[0]}, and a process has one Spark at a time",
                 hint="Name the same master with the same settings, or wait until it has ended.",
             )
 
@@ -299,16 +299,15 @@ def _check_place(
             hint=f"It is 'spark', 'local' for this process, or 'auto' for either.{words}",
         )
     if session is not None and master is not None:
-        raise Rejected("a run is made in one place", hint="Give a session, or a master.")
+        raise Rejected("spark and master are both given", hint="Leave one of them out.")
     if engine == "local" and (session is not None or master is not None or config):
         raise Rejected(
-            "a run is made in one place",
-            detail="engine='local' is this process, without Spark.",
-            hint="Leave it out, or leave spark, master and spark_config out.",
+            "engine='local' runs without Spark, and a setting of Spark is given",
+            hint="Leave engine out, or leave spark, master and spark_config out.",
         )
     if session is not None and not hasattr(session, "sparkContext"):
         raise Rejected(
-            f"{session!r} is no Spark session",
+            f"{session!r} is not a Spark session",
             hint="Give a SparkSession, or the name of a master such as local[2].",
         )
     if config and session is not None:

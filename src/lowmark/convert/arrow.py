@@ -117,7 +117,7 @@ def struct_of(
             bare = array.is_null() if nulls is None else pc.and_not(array.is_null(), nulls)
             at = pc.index(bare, value=True).as_py()
             if at >= 0:
-                raise Misfit(at, None, "can't stand here: the field is required", within)
+                raise Misfit(at, None, "is not allowed: the field is required", within)
         arrays.append(array)
     return pa.StructArray.from_arrays(arrays, fields=list(arrow_of(kind)), mask=nulls)
 

@@ -295,7 +295,7 @@ class Coercion:
                 bare = pc.and_not(bare, deletes)
             row = _first(bare)
             if row is not None:
-                yield place, Misfit(row, None, "can't stand here: the column is required")
+                yield place, Misfit(row, None, "is not allowed: the column is required")
         if self._keyless_ok:
             yield from self._key_misfits(arrays, deletes)
 
@@ -318,11 +318,11 @@ class Coercion:
         for place, each in nulls:
             row = _first(pc.and_not(each, absent))
             if row is not None:
-                why = "can't stand here: a key is there as a whole, or not at all"
+                why = "is not allowed: either all columns of the key have a value, or none has"
                 yield place, Misfit(row, None, why)
         row = _first(pc.and_(absent, deletes)) if deletes is not None else None
         if row is not None:
-            yield nulls[0][0], Misfit(row, None, "can't stand here: a delete names its key")
+            yield nulls[0][0], Misfit(row, None, "is not allowed: a delete needs its key")
 
 
 def _all_nullable(schema: pa.Schema) -> pa.Schema:
@@ -365,7 +365,7 @@ def _read_change(source: Source) -> pa.Array:
 
 
 def _no_change(row: int, value: object) -> Misfit:
-    return Misfit(row, value, "is no change: it is upsert or delete, or 0 or 1")
+    return Misfit(row, value, "is not a change: use upsert or delete, or 0 or 1")
 
 
 def _refused(

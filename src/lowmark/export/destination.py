@@ -36,10 +36,12 @@ def destination_of(to: str | os.PathLike[str], *, apart_from: str = "") -> str:
     """
     given = os.fsdecode(to)
     if not given.strip() or "\0" in given:
-        raise DestinationRefused(f"{given!r} is no directory", hint="Name one: './export/orders'.")
+        raise DestinationRefused(
+            f"{given!r} is not a directory", hint="Name one: './export/orders'."
+        )
     if "://" in given:
         raise DestinationRefused(
-            f"{given} is no directory of this machine",
+            f"{given} is not a directory of this machine",
             hint="Export to a directory, and copy it from there.",
         )
     path = os.path.realpath(os.path.expanduser(given))

@@ -50,6 +50,6 @@ def fitted(batches: Iterator[pa.RecordBatch], wanted: pa.Schema) -> Iterator[pa.
         except pa.ArrowInvalid as error:
             raise Rejected(
                 f"a value does not fit the type that its column had: {error}",
-                hint="Start the query anew: it takes the columns as they are now.",
+                hint="Start the query again: it then has the columns as they are now.",
             ) from error
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)

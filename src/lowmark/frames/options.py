@@ -323,7 +323,7 @@ def _time(name: str, text: str) -> str | int:
     try:
         return (_EPOCH + timedelta(milliseconds=number)).isoformat()
     except OverflowError as error:
-        raise OptionRefused(f"{name} can't be {text!r}", hint="It is no time.") from error
+        raise OptionRefused(f"{name} can't be {text!r}", hint="It is not a time.") from error
 
 
 def _version(name: str, text: str) -> int:

@@ -43,7 +43,7 @@ def offsets_of(
     for number, at in given.items():
         if at > views[number].end:
             raise OptionRefused(
-                f"offset {at} of partition {number} is yet to come",
+                f"offset {at} of partition {number} is beyond its end",
                 hint=f"It ends at {views[number].end}; -1 is its end, wherever that is.",
             )
     special = {number: {EARLIEST: view.start, LATEST: view.end} for number, view in views.items()}

@@ -115,7 +115,7 @@ class QuarantinedHere(Unavailable):
             hint="It is the only copy: `lowmark log verify` lists the damage; restore the directory"
             " from a backup."
             if alone
-            else "Ask another member; have this copy made anew from the others: `lowmark partition"
+            else "Ask another member; rebuild this copy from the others: `lowmark partition"
             " rebuild`.",
         )
 
@@ -125,9 +125,9 @@ class CopyOutdated(Unavailable):
 
     def __init__(self, group: str, *, why: LowmarkError) -> None:
         super().__init__(
-            f"this node's copy of group {group} is none of it any more: {why.message}",
+            f"this node's copy of group {group} is no longer a member: {why.message}",
             detail=why.detail,
-            hint="Rebuild this copy from the others; until then this node has none.",
+            hint="Rebuild this copy from the others: `lowmark partition rebuild`.",
         )
 
 
@@ -154,7 +154,7 @@ class NotAMember(Rejected):
 
     def __init__(self, group: str, node: int) -> None:
         super().__init__(
-            f"node {node} is no voter of group {group}",
+            f"node {node} is not a voter of group {group}",
             hint="Look at the group's members first.",
         )
 
@@ -165,7 +165,7 @@ class MachineFailed(Unavailable):
     def __init__(self, group: str, *, what: str) -> None:
         super().__init__(
             f"the machine of group {group} failed at {what}",
-            detail="This copy goes no further; other groups of this node do.",
+            detail="This copy has stopped; other groups of this node go on.",
             hint="This is a bug of the machine: report it, with the command.",
         )
 

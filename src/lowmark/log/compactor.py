@@ -3,9 +3,10 @@
 Phase 1 runs after every snapshot and whenever the segment writer hands segments over. References go
 first, files later, so nobody finds a file in the index that is gone. Phase 3 has five triggers: a
 share of dead entries or bytes after phase 1, many small segments there, a timer, low disk, and
-being asked. While the disk is low, what phase 1 and the timer start has that trigger, whatever share
-is dead, and takes only merges that free much. One run at a time per group; a request during a run is dropped and counted. While
-appends are running, phase 3 steps back: it takes a set share of the time.
+being asked. While the disk is low, what phase 1 and the timer start has that trigger, whatever
+share is dead, and takes only merges that free much. One run at a time per group; a request during a
+run is dropped and counted. While appends are running, phase 3 steps back: it takes a set share of
+the time.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class FolderMistaken(Corrupt):
             f"the folder {folder} is not the one that this node made for group {group}",
             detail=f"Its incarnation is {found.hex()}, and {entry} says another. What the WAL holds"
             " of the group is kept, and nothing in the folder was changed.",
-            hint="Put the right folder back, then start again. If this one is to count from now on,"
+            hint="Put the right folder back, then start again. To keep the present folder instead,"
             f" remove {entry}: the next start takes the folder as it is.",
         )
         self.group = group

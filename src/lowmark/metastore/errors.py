@@ -81,7 +81,7 @@ class TimeToCome(Rejected):
 
     def __init__(self, *, ahead_ms: int) -> None:
         super().__init__(
-            f"that time is yet to come, in {ahead_ms} ms by this node's clock",
+            f"the requested time is {ahead_ms} ms in the future (by this node's clock)",
             hint="Ask for a time that has passed.",
         )
 

@@ -93,7 +93,7 @@ def _check_free(key: bytes) -> None:
         raise Rejected(
             f"key {key!r:.80} belongs to Lowmark itself",
             detail="What a client wrote there would be taken for what the cluster has decided.",
-            hint="Choose a key that does not begin so.",
+            hint="Choose a key with another beginning.",
         )
 
 

@@ -33,7 +33,7 @@ class NodeClosed(NodeClosing):
 
     def __init__(self) -> None:
         super().__init__()
-        self.detail = "What was asked may have been done all the same."
+        self.detail = "The request may have been carried out all the same."
         self.hint = "Look at another node whether it happened before you ask again."
 
 
@@ -43,7 +43,7 @@ class NodeSilent(Unavailable):
     def __init__(self, *, waited_s: float) -> None:
         super().__init__(
             f"this node gave no answer within {waited_s:.3g} seconds",
-            detail="What was asked may have been done all the same.",
+            detail="The request may have been carried out all the same.",
             hint="See what the node says on stderr; ask another node meanwhile.",
         )
 

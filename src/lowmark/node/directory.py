@@ -152,7 +152,7 @@ def check_directory(path: str, *, create: bool) -> None:
         if not create and not _has_node(path):
             raise NotADatabase(
                 f"there is no database in {path}",
-                detail="There is what a first open leaves that was interrupted.",
+                detail="It has only what an interrupted first open leaves behind.",
                 hint=_HINT_CREATE,
             )
         return

@@ -62,7 +62,7 @@ def _opened(path: str, config: LogConfig, *, read_only: bool) -> Iterator[_Opene
         if identity.renewing:
             raise Rejected(
                 f"the copy of the metastore in {path} is outdated",
-                detail="The metastore was reset on another node: this copy is none of it any more.",
+                detail="The metastore was reset on another node: this copy is no longer a member.",
                 hint="Start the node: it gets a new copy from the others.",
             )
         yield _Opened(runtime, log, identity)
@@ -90,7 +90,7 @@ def check_lost(
     strange = frozenset(lost) - frozenset(others)
     if strange:
         raise Rejected(
-            f"no voter of the metastore: {', '.join(named(strange))}",
+            f"not a voter of the metastore: {', '.join(named(strange))}",
             detail=f"The voters besides this node are {', '.join(named(others))}.",
             hint="Name only these as lost. Remove other nodes that are lost with `lowmark node"
             " remove`, when the metastore is back.",

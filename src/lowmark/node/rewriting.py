@@ -218,7 +218,7 @@ class Rewriting:
             if asked.job:
                 job = self._jobs.get(asked.job)
                 if job is None:
-                    raise Unavailable("the node was started again, and knows nothing of it")
+                    raise Unavailable("the node was restarted and no longer knows of this rewrite")
                 return job.said
             if self._tables.here(asked.table, asked.number) is None:
                 raise PartitionNotHere(asked.table, asked.number)

@@ -77,7 +77,7 @@ class NodeFailed(Unavailable):
     def __init__(self, action: str, error: Exception) -> None:
         super().__init__(
             f"the node failed to answer {action}: {type(error).__name__}",
-            detail="What was asked may have been done all the same.",
+            detail="The request may have been carried out all the same.",
             hint="See what the node says on stderr, and report it.",
         )
 

@@ -234,7 +234,7 @@ class Rebuilding:
         group, node = copy.group, self._called(self._node)
         if isinstance(group.stopped, CopyOutdated):
             raise Unavailable(
-                f"the copy of {name} at node {node} is being made anew already",
+                f"the copy of {name} at node {node} is being rebuilt already",
                 detail="The partition was reset without it.",
                 hint="`lowmark partition list` shows when it is there.",
             )
@@ -268,12 +268,12 @@ class Rebuilding:
         elif self._node not in members:
             whole.reject(
                 Unavailable(
-                    f"node {node} is no member of {asked.name} any more",
+                    f"node {node} is not a member of {asked.name} any more",
                     hint="Its copy goes by itself; `lowmark partition list` shows the others.",
                 )
             )
         elif self._tables.here(*partition) is not copy:
-            whole.reject(Unavailable(f"the copy of {asked.name} is being made anew already"))
+            whole.reject(Unavailable(f"the copy of {asked.name} is being rebuilt already"))
         else:
             above = copy.group.incarnation
             said = Rebuild(

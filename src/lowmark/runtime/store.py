@@ -58,7 +58,7 @@ class Store:
                 system, root = fs.LocalFileSystem(), os.path.abspath(location)
         except (pa.ArrowInvalid, OSError, ValueError) as error:
             raise Rejected(
-                f"{location} is no place that Arrow can reach: {error}",
+                f"{location} is not a place that Arrow can reach: {error}",
                 hint="Use a folder, or a URL such as s3://bucket/prefix.",
             ) from error
         if isinstance(system, fs.LocalFileSystem):

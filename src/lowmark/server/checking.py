@@ -116,7 +116,7 @@ def _header(table: Table, room: memoryview) -> Batch:
     except Corrupt as error:
         raise BatchRefused(f"a batch for table {table.name} can't be read: {error}") from error
     if not isinstance(header, Batch):
-        raise BatchRefused(f"what was sent for table {table.name} is no batch of rows")
+        raise BatchRefused(f"what was sent for table {table.name} is not a batch of rows")
     if not any(header.producer):
         raise BatchRefused(f"a batch for table {table.name} has no producer: it has no number")
     return header

@@ -49,7 +49,8 @@ def attach(node: Node, data: str, *, limits: Limits | None = None) -> None:
             except Exception:  # a mistake of ours: clients hear of it, and it may pass
                 logger.exception("this node gives no rows to clients")
                 node.server.no_data = Unavailable(
-                    "this node gives no rows, by a mistake of its own", hint="See the node's log."
+                    "this node gives no rows because of an internal error",
+                    hint="See the node's log.",
                 )
             if not loop.is_alive():
                 return

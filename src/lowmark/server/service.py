@@ -69,7 +69,7 @@ class ServerFailed(Unavailable):
     def __init__(self, call: str, error: Exception) -> None:
         super().__init__(
             f"the server failed to answer {call}: {type(error).__name__}",
-            detail="What was asked may have been done all the same.",
+            detail="The request may have been carried out all the same.",
             hint="See the server's log, and report it.",
         )
 
@@ -275,7 +275,7 @@ class Service:
     def _endpoint_here(self, request: Request) -> str:
         table, partition = _of_types(request, int, int)
         if not isinstance(self.backend, Spread):
-            raise RequestRefused("this server is no node of a cluster")
+            raise RequestRefused("this server is not a node of a cluster")
         return self.backend.endpoint_here(TableId(table), partition)
 
     def _now_here(self, request: Request) -> Moment:

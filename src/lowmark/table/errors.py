@@ -71,7 +71,7 @@ class ProducerForgotten(Conflict):
         super().__init__(
             f"batch {got} comes from a producer that this partition does not know",
             detail="It was idle while many others came, or it never sent its first batch.",
-            hint="Find out what was stored by reading, and go on with a new producer.",
+            hint="Read the table to find out what was stored, and go on with a new producer.",
         )
 
 
@@ -110,7 +110,7 @@ class CursorOverdue(Conflict):
         super().__init__(
             f"cursor {name!r} is overdue: it fell further behind than its maximum lag",
             detail="It holds nothing any more; rows that it did not see may be gone.",
-            hint="Reset it to where it shall go on, and take note of what it may have missed.",
+            hint="Reset it to where you want it to go on. It may have missed rows before that.",
         )
 
 
@@ -226,7 +226,7 @@ class StagedRowsMissing(Conflict):
 
     def __init__(self, *, wanted: int, found: int) -> None:
         super().__init__(
-            f"of {wanted} rows that were staged, {found} are there",
+            f"expected {wanted} staged rows, found {found}",
             detail="Rows that no writer finishes are dropped after a day. Nothing was changed."
             if found < wanted
             else "A batch was stored twice, because too many writers stage at a time. Nothing was"
@@ -255,8 +255,8 @@ class EpochPassed(Conflict):
 
     def __init__(self, epoch: int, *, newest: int) -> None:
         super().__init__(
-            f"epoch {epoch} was passed: the last one of its query is {newest}",
-            detail="What became of it is not known here any more. Nothing was changed.",
+            f"epoch {epoch} is too old: this query has already committed epoch {newest}",
+            detail=f"Lowmark no longer knows what became of epoch {epoch}. Nothing was changed.",
             hint="Epochs of a query only grow. If it was started again with an old copy of its"
             " checkpoint, or with a new one under a name that was used before, give it a new"
             " checkpoint, or another name.",
@@ -305,7 +305,7 @@ class TimeInFuture(Rejected):
 
     def __init__(self, *, time: int, now: int) -> None:
         super().__init__(
-            f"{_shown(time)} is yet to come: by this node's clock it is {_shown(now)}",
+            f"{_shown(time)} is in the future: by this node's clock it is {_shown(now)}",
             hint="Use a time that has passed, or leave it out.",
         )
         self.time, self.now = time, now
