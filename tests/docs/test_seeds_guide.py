@@ -5,6 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from lowmark.cli.app import app
+from lowmark.node import Settings
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "lowmark"
@@ -69,3 +75,19 @@ def test_a_name_that_is_said_to_be_in_a_module_is_defined_there() -> None:
         if not re.search(rf"^(class|def) {name}\b", (SOURCE / module).read_text(), re.MULTILINE)
     ]
     assert missing == []
+
+
+def test_every_command_and_setting_that_it_names_is_there() -> None:
+    # given commands, and settings of the sections that nodes have
+    root: Any = typer.main.get_command(app)
+    settings = Settings()
+    commands = re.findall(r"`lowmark ([a-z]+)(?: ([a-z]+))?", PAGE)
+    keys = re.findall(r"`(log|ledger|clock|schema_sync|watermark)\.([a-z_]+)`", PAGE)
+    assert len(commands) > 10
+    assert len(keys) > 8
+    # then each is there
+    for name, inner in commands:
+        command = root.commands[name]
+        assert not inner or inner in getattr(command, "commands", [inner]), f"{name} {inner}"
+    for section, key in keys:
+        assert hasattr(getattr(settings, section), key), f"{section}.{key}"
