@@ -129,7 +129,7 @@ def log_(
         int | None, typer.Option(min=1, metavar="N", help="Show only the newest N.")
     ] = None,
     rounds: Annotated[
-        bool, typer.Option("--rounds", help="Show only the rounds that cut history.")
+        bool, typer.Option("--rounds", help="Show only the rounds that cut history, or could not.")
     ] = False,
     node: NodeOption = None,
     data: DataOption = None,

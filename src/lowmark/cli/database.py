@@ -38,7 +38,10 @@ DatabaseOption = Annotated[
     ),
 ]
 TableArgument = Annotated[
-    str, typer.Argument(metavar="TABLE", help="Its name; outside of the default schema, s.name.")
+    str,
+    typer.Argument(
+        metavar="TABLE", help="The table's name; outside of the default schema, s.name."
+    ),
 ]
 
 _OFFSETS = re.compile(r"[0-9]+:[0-9]+(?:\s*,\s*[0-9]+:[0-9]+)*")

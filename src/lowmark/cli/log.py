@@ -314,7 +314,7 @@ def _on_disk(disk: RealDisk, group: str) -> tuple[int, int]:
 
 @app.command()
 def rewrite(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="Its name.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.")],
     number: Annotated[
         int | None, typer.Argument(metavar="N", min=0, help="Only this partition.")
     ] = None,

@@ -206,7 +206,7 @@ def reset(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what may be lost.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let one copy of the metastore go on alone, when most of its voters are lost for good.
+    """Let one copy of the metastore go on alone, after the majority of its voters is lost for good.
 
     What only the lost voters had acknowledged is gone after that: tables that were just created, or
     moves of partitions. Stop the node of the directory first. Of several nodes that are left, take

@@ -78,7 +78,7 @@ def list_(
 
 @app.command()
 def reset(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="Its name.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.")],
     number: Annotated[int, typer.Argument(metavar="N", min=0, help="The number of the partition.")],
     survivor: Annotated[
         str, typer.Option("--from", metavar="NODE", help="The node whose copy goes on.")
@@ -92,7 +92,7 @@ def reset(
     node: NodeOption = None,
     as_json: Json = False,
 ) -> None:
-    """Let one copy of a partition go on alone, when most of its nodes are lost for good.
+    """Let one copy of a partition go on alone, after the majority of its nodes is lost for good.
 
     Rows that only the lost nodes had acknowledged are gone after that. Of several copies,
     choose the one with the highest last term, then last index; --dry-run shows them. Every
@@ -144,7 +144,7 @@ def reset(
 
 @app.command()
 def rebuild(
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="Its name.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table's name.")],
     number: Annotated[int, typer.Argument(metavar="N", min=0, help="The number of the partition.")],
     on: Annotated[
         str | None,

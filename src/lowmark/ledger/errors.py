@@ -13,7 +13,7 @@ class LedgerLost(Corrupt):
     def __init__(self, what: str) -> None:
         super().__init__(
             f"a ledger can't be read: {what} is missing",
-            detail="Nothing is given instead: the backlog alone would be a part of the answer.",
+            detail="The reader gets no rows: the backlog alone is only a part of the answer.",
             hint=_REBUILD,
         )
         self.what = what
@@ -25,7 +25,7 @@ class LedgerDamaged(Corrupt):
     def __init__(self, what: str, why: str) -> None:
         super().__init__(
             f"a ledger can't be read: {what} is damaged: {why}",
-            detail="Nothing is given instead: the backlog alone would be a part of the answer.",
+            detail="The reader gets no rows: the backlog alone is only a part of the answer.",
             hint=_REBUILD,
         )
         self.what, self.why = what, why
@@ -38,7 +38,7 @@ class LedgerMisplaced(LedgerDamaged):
         super().__init__(what, f"it is the manifest of {found}; that of {expected} belongs there")
         self.detail = (
             "Its checksum is right, so it was put there as a whole: by a copy to the wrong name, or"
-            " from a backup of another time. Nothing is given instead."
+            " from a backup of another time. The reader gets no rows."
         )
         self.found, self.expected = found, expected
 
