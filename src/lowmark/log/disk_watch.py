@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class DiskWatch:
-    """Looks now and then, and says once when little is free."""
+    """Looks now and then, and calls once when little is free."""
 
     def __init__(
         self, disk: Disk, config: LogConfig, *, tasks: Tasks, on_low: Callable[[], None]
@@ -63,7 +63,8 @@ class DiskWatch:
             return
         extra = {"directory": self._disk.describe(""), "free_bytes": free}
         if self.is_low:
-            logger.warning("little is free on the disk", extra=extra)
+            # No warning: nothing is refused yet, and each command on a small disk would print one.
+            logger.info("little is free on the disk", extra=extra)
             self._on_low()
         else:
             logger.info("enough is free on the disk again", extra=extra)
