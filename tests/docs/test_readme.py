@@ -241,12 +241,12 @@ def has_no_page(db: Database, orders: Table) -> None:
 
 
 LIMITS: dict[str, Callable[[Database, Table], None] | None] = {
-    "Leave the machine.": stays_on_this_machine,
+    "More than one machine.": stays_on_this_machine,
     "Transactions.": has_no_transactions,
     "Secondary indexes.": has_no_secondary_indexes,
-    "More partitions, later.": keeps_its_partitions,
-    "Overwrite, or SQL of its own.": None,  # above, where Spark runs
-    "A web page or metrics.": has_no_page,
+    "Another number of partitions, later.": keeps_its_partitions,
+    "Overwriting, and SQL.": None,  # above, where Spark runs
+    "A web page, metrics, a release on PyPI.": has_no_page,
 }
 
 
