@@ -255,3 +255,21 @@ def test_what_it_can_t_do_is_refused_by_name(
         if refused is not None:
             refused(shop["db"], shop["orders"])
     assert not (tmp_path / "n1").exists()
+
+
+# -- what is new ----------------------------------------------------------------------------------
+
+
+def test_the_changes_to_come_are_sorted_said_once_and_name_what_is_there() -> None:
+    # given what was not released yet
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    [text] = re.findall(r"^## Unreleased\n(.*?)(?=^## )", changes, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^### (.*)", text, re.MULTILINE) == ["Added", "Changed", "Fixed"]
+    # then no entry begins as another one does
+    beginnings = [entry[:40] for entry in re.findall(r"^- (.*)", text, re.MULTILINE)]
+    assert len(beginnings) == len(set(beginnings)) > 20
+    # and its commands and errors are there; an error may be in the package that raises it
+    for words in re.findall(r"`lowmark ([a-z]+)", text):
+        assert command_of([words])[1] == [], words
+    for error in re.findall(r"\(`([A-Z][a-z]+[A-Z]\w+)`\)", text):
+        assert issubclass(getattr(errors, error), errors.LowmarkError)
