@@ -18,19 +18,19 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: quickstart
-quickstart: $(READY) ## See it work: the shortest tour, on your machine
+quickstart: $(READY) ## See it work: the shortest tour, on your machine; without Java, it does without Spark
 	@$(PY) examples/quickstart.py
 
 .PHONY: test
-test: lint bytecode ## Everything that CI runs: lint, types, layers, tests (20 minutes on two cores)
+test: java lint bytecode ## Everything that CI runs: lint, types, layers, tests (20 minutes on two cores)
 	$(PY) -m pytest -n auto --dist loadgroup -m "not release"
 
 .PHONY: test-all
-test-all: lint bytecode ## Before a release: the same, and the tests that take long
+test-all: java lint bytecode ## Before a release: the same, and the tests that take long
 	$(PY) -m pytest -n auto --dist loadgroup
 
 .PHONY: check
-check: lint bytecode ## About a minute: format, lint, types, layers, fast tests
+check: java lint bytecode ## About a minute: format, lint, types, layers, fast tests
 	$(PY) -m pytest -n auto --dist loadgroup -m "not slow and not release"
 
 .PHONY: lint
@@ -39,6 +39,11 @@ lint: $(READY) ## Format, lint, types and layers, without tests
 	$(PY) -m ruff check --quiet .
 	$(PY) -m mypy
 	.venv/bin/lint-imports --no-logo
+
+# Before a suite takes its minutes, and before .venv is made for it.
+.PHONY: java
+java:
+	@scripts/preflight.sh java
 
 # Tests start hundreds of processes. Where the environment forbids Python to write bytecode, each of
 # them would compile every module again: half a second of processor time each. Test files are left

@@ -4,8 +4,9 @@
 
 It opens a database, loads three million changes while a reader follows them, compacts them on
 Spark, and reads the same state in several ways that must agree. Then it looks back in time, and
-further back than it can; a cursor holds what it has not read; and a picture shows where everything
-stands. What it leaves behind is that picture, and the database if it is given a folder to keep.
+further back than it can; a cursor keeps what its reader has not read; and a picture shows where
+everything stands. What it leaves behind is that picture, and the database if you name a folder.
+Where Java or PySpark is missing it says so, and compacts in its own process, as with --no-spark.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def main() -> int:
             console.print(f"{folder} is not empty: name a folder that is, or none.")
             return 2
 
+        on_spark = not arguments.no_spark and spark_is_there()
         step("Open a folder. Nothing has to be started.")
         db = ending.enter_context(lowmark.open(folder))
         orders = db.create_table("orders", COLUMNS, key="id", partitions=4)
@@ -65,7 +67,7 @@ def main() -> int:
 
         tour = Tour(db, orders, arguments.rows)
         tour.load()
-        spark = ending.enter_context(session(wanted=not arguments.no_spark))
+        spark = ending.enter_context(session(wanted=on_spark))
         first = tour.compact_first(spark)
         tour.compare()
         tour.look_back()
@@ -357,6 +359,19 @@ class Tail:
 
 
 # -- compacting -----------------------------------------------------------------------------------
+
+
+def spark_is_there() -> bool:
+    """Whether it can be started; if not, this says what is missing."""
+    from lowmark.spark import why_not  # noqa: PLC0415
+
+    missing = why_not()
+    if missing:
+        step("Without Spark, as with --no-spark: this process does the compaction.")
+        say(f"{missing}.")
+        say("Spark takes PySpark, which make installs, and Java 17 or newer, which it does not:")
+        say("on Debian and Ubuntu, run `apt-get install openjdk-17-jre-headless`.")
+    return not missing
 
 
 @contextlib.contextmanager

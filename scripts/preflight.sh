@@ -1,5 +1,7 @@
 #!/bin/sh
 # Is everything here that Lowmark needs? Prints the Python to use, or says what is missing.
+# With `java` as its argument it looks for that instead, and prints nothing: only Spark needs it, so
+# only targets that run all tests ask.
 #
 # It runs before anything is installed, so it may use nothing but a POSIX shell. The first line
 # of an error is the whole story: what is needed, what was found, how to get it.
@@ -57,10 +59,15 @@ check_java() {
     fi
     version=$(java_version "$java")
     [ "${version:-0}" -ge "$JAVA_NEEDED" ] ||
-        fail "Java $JAVA_NEEDED or newer is needed, found ${version:-none}: install it with \`apt-get install openjdk-$JAVA_NEEDED-jre-headless\` or from your system's package manager"
+        fail "Java $JAVA_NEEDED or newer is needed for the tests on Spark, found ${version:-none}: install it with \`apt-get install openjdk-$JAVA_NEEDED-jre-headless\` or from your system's package manager"
 }
 
-python=$(find_python)
-check_venv "$python"
-check_java
-echo "$python"
+case "${1:-}" in
+    "")
+        python=$(find_python)
+        check_venv "$python"
+        echo "$python"
+        ;;
+    java) check_java ;;
+    *) fail "preflight.sh takes no argument, or java: $1 is neither" ;;
+esac

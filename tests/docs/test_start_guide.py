@@ -84,15 +84,35 @@ def test_the_commands_that_are_named_beside_those_of_others_are_there() -> None:
         assert set(re.findall(r" (--[a-z-]+)", words)) <= options, words
 
 
+def test_the_ten_words_are_defined_on_the_first_screen_with_the_words_of_others() -> None:
+    [found] = re.findall(
+        r"^\| word \| what it is \| Kafka \| Pulsar \| Delta \|\n\|[-|]+\|\n((?:\|.*\n)+)",
+        GUIDE,
+        re.MULTILINE,
+    )
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in found.splitlines()]
+    assert all(len(row) == 5 and all(row) for row in rows)
+    words = [row[0].strip("*") for row in rows]
+    assert words[:2] == ["table", "partition"]
+    assert {"backlog", "ledger", "horizon", "low watermark", "cursor"} <= set(words)
+    assert len(rows) == 10
+    assert GUIDE.index("## Ten words") < GUIDE.index("```python")
+
+
 def test_ten_minutes_of_history_are_the_default() -> None:
     assert load_settings(environment={}).watermark.availability_ms == 10 * 60 * 1_000
 
 
 def script(language: str, *, spark: bool) -> str:
-    """All blocks of a language, one behind the other; those on Spark only if they are wanted."""
+    """All blocks of a language, one behind the other; those on Spark only if they are wanted.
+
+    A cluster has a test of its own.
+    """
     found = re.findall(rf"^```{language}(.*)\n((?:.*\n)*?)```$", GUIDE, re.MULTILINE)
-    assert {info.strip() for info, _ in found} == {"", "spark"}
-    return "\n".join(text for info, text in found if spark or not info)
+    kinds = [info.strip() for info, _ in found]
+    assert {"", "spark"} <= set(kinds) <= {"", "spark", "cluster"}
+    wanted = {"", "spark"} if spark else {""}
+    return "\n".join(text for kind, (_, text) in zip(kinds, found, strict=True) if kind in wanted)
 
 
 def run(words: list[str], folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -31,9 +32,9 @@ class Machine:
     def has_java(self, version: str, *, name: str = "java") -> None:
         self.has(name, f"""echo 'openjdk version "{version}" 2025-04-15' >&2""")
 
-    def preflight(self, **environment: str) -> subprocess.CompletedProcess[str]:
+    def preflight(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [REPO / "scripts" / "preflight.sh"],
+            [REPO / "scripts" / "preflight.sh", *words],
             env={"PATH": str(self.bin), **environment},
             capture_output=True,
             text=True,
@@ -64,14 +65,37 @@ def test_a_machine_with_everything_gets_the_name_of_its_python(machine: Machine)
     result = machine.preflight()
     # then it is told which Python will be used, and nothing else
     assert (result.returncode, result.stdout, result.stderr) == (0, "python3\n", "")
+    # and of Java nothing
+    result = machine.preflight("java")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_without_java_a_venv_can_be_made(machine: Machine) -> None:
+    machine.has_python("3.11")
+    assert machine.preflight().stdout == "python3\n"
 
 
 def test_missing_java_is_named_in_the_first_line_with_the_way_to_get_it(machine: Machine) -> None:
-    machine.has_python("3.11")
-    result = machine.preflight()
+    result = machine.preflight("java")
     assert result.returncode == 1
-    assert first_line(result).startswith("lowmark: Java 17 or newer is needed, found none: install")
+    needed = "lowmark: Java 17 or newer is needed for the tests on Spark, found none: install"
+    assert first_line(result).startswith(needed)
     assert "apt-get install openjdk-17-jre-headless" in first_line(result)
+
+
+def test_all_suites_ask_for_java_before_anything_else_and_the_tour_does_not() -> None:
+    makefile = (REPO / "Makefile").read_text()
+    needs = dict(re.findall(r"^([a-z-]+):([^#=\n]*)##", makefile, re.MULTILINE))
+    for suite in ("test", "test-all", "check"):
+        assert needs[suite].split()[0] == "java"
+    assert needs["quickstart"].split() == ["$(READY)"]
+    assert re.search(r"^java:\n\t@scripts/preflight.sh java$", makefile, re.MULTILINE)
+
+
+def test_an_argument_that_is_not_known_is_refused(machine: Machine) -> None:
+    result = machine.preflight("jaba")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "jaba" in first_line(result)
 
 
 @pytest.mark.parametrize(
@@ -81,33 +105,31 @@ def test_missing_java_is_named_in_the_first_line_with_the_way_to_get_it(machine:
 def test_java_that_is_too_old_is_named_by_its_version(
     machine: Machine, version: str, named: str
 ) -> None:
-    machine.has_python("3.12")
     machine.has_java(version)
-    result = machine.preflight()
+    result = machine.preflight("java")
     assert result.returncode == 1
-    assert f"Java 17 or newer is needed, found {named}:" in first_line(result)
+    assert f"Java 17 or newer is needed for the tests on Spark, found {named}:" in first_line(
+        result
+    )
 
 
 @pytest.mark.parametrize("version", ["17", "21.0.1", "25-ea"])
 def test_newer_java_will_do(machine: Machine, version: str) -> None:
-    machine.has_python("3.12")
     machine.has_java(version)
-    assert machine.preflight().returncode == 0
+    assert machine.preflight("java").returncode == 0
 
 
 def test_java_home_comes_before_the_path(machine: Machine, tmp_path: Path) -> None:
     # given an old Java on the PATH and a new one at JAVA_HOME
-    machine.has_python("3.12")
     machine.has_java("11.0.22")
     home = tmp_path / "jdk"
     (home / "bin").mkdir(parents=True)
     Machine(home / "bin").has_java("21.0.1")
     # then the new one counts
-    assert machine.preflight(JAVA_HOME=str(home)).returncode == 0
+    assert machine.preflight("java", JAVA_HOME=str(home)).returncode == 0
 
 
 def test_missing_python_is_named_in_the_first_line_with_the_way_to_get_it(machine: Machine) -> None:
-    machine.has_java("17.0.15")
     result = machine.preflight()
     assert result.returncode == 1
     assert first_line(result).startswith("lowmark: Python 3.11 or newer is needed, found none:")
@@ -117,7 +139,6 @@ def test_missing_python_is_named_in_the_first_line_with_the_way_to_get_it(machin
 @pytest.mark.parametrize("version", ["3.10", "3.9", "2.7"])
 def test_python_that_is_too_old_is_named_by_its_version(machine: Machine, version: str) -> None:
     machine.has_python(version)
-    machine.has_java("17.0.15")
     result = machine.preflight()
     assert result.returncode == 1
     assert f"Python 3.11 or newer is needed, found {version}:" in first_line(result)
@@ -127,7 +148,6 @@ def test_a_newer_python_beside_an_old_one_is_found(machine: Machine) -> None:
     # given a python3 that is too old, and a newer one under its own name
     machine.has_python("3.9")
     machine.has_python("3.12", name="python3.12")
-    machine.has_java("17.0.15")
     # then the newer one is used
     assert machine.preflight().stdout == "python3.12\n"
 
@@ -136,7 +156,6 @@ def test_a_python_asked_for_by_name_is_refused_rather_than_replaced(machine: Mac
     # given a good python3, and a wish for an older one
     machine.has_python("3.12")
     machine.has_python("3.10", name="python3.10")
-    machine.has_java("17.0.15")
     # when we look
     result = machine.preflight(PYTHON="python3.10")
     # then the wish is refused, not quietly passed over
@@ -146,7 +165,6 @@ def test_a_python_asked_for_by_name_is_refused_rather_than_replaced(machine: Mac
 
 def test_python_without_venv_is_told_which_package_brings_it(machine: Machine) -> None:
     machine.has_python("3.11", venv=False)
-    machine.has_java("17.0.15")
     result = machine.preflight()
     assert result.returncode == 1
     assert first_line(result).startswith("lowmark: Python's venv module is needed")

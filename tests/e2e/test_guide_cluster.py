@@ -1,4 +1,4 @@
-"""The cluster that the README shows: its commands, as they stand there, on ports that are free."""
+"""The cluster that the guide shows: its commands, as they stand there, on ports that are free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from eventually import eventually
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-WORD = ".venv/bin/lowmark"
 
 
 def free_pair() -> int:
@@ -28,15 +27,12 @@ def free_pair() -> int:
 
 @pytest.fixture
 def block() -> str:
-    text = (ROOT / "README.md").read_text()
-    section = text[text.index("## A cluster on your machine") :]
-    found = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
-    assert found is not None
-    shown = found[1]
+    text = (ROOT / "docs" / "guide" / "start.md").read_text()
+    [shown] = re.findall(r"^```sh cluster\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     for port in ("6570", "6580", "6590"):
         assert port in shown
         shown = shown.replace(port, str(free_pair()))
-    return shown.replace(WORD, f"{sys.executable} -m lowmark")
+    return re.sub(r"\blowmark (?=[a-z])", f"{sys.executable} -m lowmark ", shown)
 
 
 @pytest.fixture
@@ -56,7 +52,7 @@ def serving(block: str, tmp_path: Path) -> Iterator[str]:
             process.wait(30)
 
 
-def test_the_readme_s_cluster_comes_up_and_takes_a_table(serving: str, tmp_path: Path) -> None:
+def test_the_guide_s_cluster_comes_up_and_takes_a_table(serving: str, tmp_path: Path) -> None:
     def run(script: str) -> subprocess.CompletedProcess[str]:
         words = ["sh", "-c", script]
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
