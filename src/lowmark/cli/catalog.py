@@ -26,6 +26,8 @@ from lowmark.catalog import (
 )
 from lowmark.catalog import to_builtins as catalog_builtins
 from lowmark.cli import catalog_history
+from lowmark.cli.database import DatabaseOption, opened_database
+from lowmark.cli.node_option import named_place
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, Source, node_client, opened_source
@@ -34,6 +36,7 @@ from lowmark.formatting import time_text
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 from lowmark.node import RangePage, Status
+from lowmark.node.messages import ExecutedReply
 from lowmark.runtime import COUNTER_BITS, millis_of
 from lowmark.upkeep import ROUND_PREFIX, Round, read_round
 
@@ -302,11 +305,13 @@ def _cell(value: Any) -> Cell:
 
 @app.command()
 def apply(
+    ctx: typer.Context,
     file: Annotated[
         typer.FileBinaryRead,
         typer.Argument(metavar="FILE", help="JSON: a command, or a list; - is stdin."),
     ],
     node: NodeOption = None,
+    data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
     """Carry commands out: all of them, in one version, or none.
@@ -323,9 +328,18 @@ def apply(
         wishes = msgspec.json.decode(file.read())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WrongUse(f"what was given is not JSON: {error}") from error
-    read_commands(wishes)  # what is wrong on its face is said before a node is asked
-    with node_client(node) as client:
-        done = client.execute(wishes if isinstance(wishes, list) else [wishes])
+    commands = read_commands(wishes)  # what is wrong on its face is said before a node is asked
+    if named_place(node, data).data is None:
+        with node_client(node) as client:
+            done = client.execute(wishes if isinstance(wishes, list) else [wishes])
+    else:
+        with opened_database(ctx, data) as database:
+            found = database.execute(commands)
+        done = ExecutedReply(
+            version=found.catalog.version,
+            active_from_ms=millis_of(found.catalog.activates_at),
+            applied=found.applied,
+        )
     if as_json:
         show_json(msgspec.to_builtins(done))
         return
