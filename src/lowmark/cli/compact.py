@@ -23,6 +23,7 @@ from lowmark.cli.output import Json, show_json
 from lowmark.cli.session import WrongUse
 from lowmark.client import Engine, Progress, ReadWay, RunRecord, Table, why_no_spark
 from lowmark.errors import LowmarkError
+from lowmark.formatting import counted
 
 # Makes a run of compaction in sight of a person: where, with a bar, and with a word when it is
 # interrupted.
@@ -170,7 +171,7 @@ class ProgressBar:
             self._task,
             completed=progress.bytes_done,
             total=progress.bytes_total,
-            beside=f"{progress.partitions_done} of {progress.partitions} partitions",
+            beside=f"{progress.partitions_done} of {counted(progress.partitions, 'partition')}",
         )
 
     def _say(self, words: str) -> None:

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from lowmark.cli.output import Cell, show_facts, show_table
-from lowmark.formatting import bytes_text, counted, time_text, times_text
+from lowmark.formatting import bytes_text, counted, time_text, times_text, verb
 from lowmark.holds import Hold, Span
 from lowmark.inspect import DumpEntry, DumpLine, DumpPiece, DumpWal, Finding
 from lowmark.log import Explanation, SegmentExplained
@@ -386,8 +386,8 @@ def show_rebuilt(found: Sequence[Rebuilt], *, table: str, dry_run: bool) -> None
     if not done:
         print(f"nothing to do for {table}: no ledger is missing or damaged")
     else:
-        verb = "would be" if dry_run else "was" if done == 1 else "were"
-        print(f"{counted(done, 'ledger')} of {table} {verb} rebuilt")
+        be = "would be" if dry_run else verb(done, "were")
+        print(f"{counted(done, 'ledger')} of {table} {be} rebuilt")
 
 
 def show_reconciled(found: Sequence[Reconciled], *, table: str) -> None:

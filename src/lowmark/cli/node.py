@@ -16,7 +16,7 @@ from lowmark.cli.output import Cell, Json, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import NodeOption, node_client
 from lowmark.errors import Conflict, Unavailable
-from lowmark.formatting import bytes_text, counted
+from lowmark.formatting import bytes_text, counted, verb
 from lowmark.node import NodeClient, Status
 from lowmark.node.messages import (
     DrainAsk,
@@ -182,7 +182,8 @@ def _trouble(moves: RebalanceReply, found: DrainReply) -> str:
     failing = [one for one in troubled if one.attempts or one.alarm]
     if failing:
         one = failing[0]
-        words += f"; {len(failing)} fail, such as {one.table} {one.partition}: {one.reason}"
+        words += f"; {len(failing)} {verb(len(failing), 'fail')}, such as {one.table}"
+        words += f" {one.partition}: {one.reason}"
     return words
 
 
