@@ -23,6 +23,7 @@ from lowmark.formatting import bytes_text, counted, time_text, times_text, verb
 from lowmark.holds import Hold, Span
 from lowmark.inspect import DumpEntry, DumpLine, DumpPiece, DumpWal, Finding
 from lowmark.log import Explanation, SegmentExplained
+from lowmark.node.messages import NodeRow
 from lowmark.runtime import millis_of
 
 if TYPE_CHECKING:  # `lowmark log` shows logs without the client, which takes long to import
@@ -53,6 +54,13 @@ def terminal_bar() -> Iterator[Progress | None]:
     )
     with Progress(*columns, console=console, transient=True) as bar:
         yield bar
+
+
+def up_text(node: NodeRow) -> Cell:
+    """Whether a node is up, as far as that is known: a lease outlives a node that was killed."""
+    if node.up and node.silent_ms:
+        return f"silent for {times_text(node.silent_ms)}"
+    return node.up
 
 
 def show_table_without(
