@@ -18,7 +18,7 @@ def test_one_column_may_be_named_without_a_list(orders: Table, tmp_path: Path) -
     orders.append([{"id": "o-2", "status": "new"}])
     # then every call that takes columns takes a name
     for way in ({}, {"as_of": "now"}, {"compacted": True}):
-        assert orders.read(columns="id", **way).schema.names == ["id"]  # type: ignore[arg-type]
+        assert orders.read(columns="id", **way).schema.names == ["id"]
     assert orders.changes(before, columns="id").schema.names[0] == "id"
     assert orders.export(tmp_path / "out", columns="id").rows == 2
     # and a name that is not there is refused as a whole, not letter by letter

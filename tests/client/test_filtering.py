@@ -241,8 +241,8 @@ def test_a_condition_may_be_text_as_on_the_command_line(orders: Table) -> None:
     # then text gives what the expression gives, in every way of reading
     text = "status = 'it''s' or id = 'o-0'"
     for way in ({}, {"as_of": "now"}, {"compacted": True}):
-        found = orders.read(where=text, columns="id", **way).to_pylist()  # type: ignore[arg-type]
-        assert found == orders.read(where=expression, columns="id", **way).to_pylist()  # type: ignore[arg-type]
+        found = orders.read(where=text, columns="id", **way).to_pylist()
+        assert found == orders.read(where=expression, columns="id", **way).to_pylist()
         assert {row["id"] for row in found} == {"o-0", "o-2"}
     assert orders.count(where=text) == 2
     assert orders.read(where="_offset < 0").to_pylist() == []

@@ -199,7 +199,7 @@ def test_a_node_that_is_gone_is_shown_as_silent_while_its_lease_lasts(tmp_path: 
         eventually(lambda: (row("n2").silent_ms or 0) >= 100)
         seen, own = row("n2"), row("n1")
         assert (seen.up, own.silent_ms) == (True, 0)
-        assert up_text(seen).startswith("silent for ")
+        assert str(up_text(seen)).startswith("silent for ")
         # and by its name
         assert seen.problem.startswith("node n2 ")
         shown = CliRunner().invoke(app, ["status", "--node", first.endpoint]).stdout

@@ -248,7 +248,8 @@ def compact(
     trigger, began, ended, seconds, engine (spark or local), where, by, watermark, verify, trim,
     rewrite, read (auto, segments or flight), read_rate, write_rate, resumed, error; of all
     partitions rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read, bytes_written,
-    ledger_bytes, trimmed_bytes, too_young_rows, held_until; and partitions, each with these and its
+    ledger_bytes, trimmed_bytes, too_young_rows, held_until, ready_at (from when on the first of
+    those rows is old enough), hint (what to do until then); and partitions, each with these and its
     partition, state, why, base, base_epoch, low, horizon, rows, bytes, manifest, files_written,
     rows_checked, read_from (segments, or the address of a server), trimmed_to, held_by.
 

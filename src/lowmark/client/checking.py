@@ -73,9 +73,9 @@ def column_names(columns: object) -> list[str] | None:
         return None
     if isinstance(columns, str):
         return [columns]
-    names = list(columns) if isinstance(columns, Iterable) else [columns]
-    wrong = [name for name in names if not isinstance(name, str)]
-    if wrong or isinstance(columns, bytes):
+    given = list(columns) if isinstance(columns, Iterable) else [columns]
+    names = [name for name in given if isinstance(name, str)]
+    if len(names) < len(given) or isinstance(columns, bytes):
         raise Rejected(
             f"columns can't be {columns!r:.100}",
             hint='Give a name, or a list of names: columns=["id", "status"].',

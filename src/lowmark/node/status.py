@@ -449,11 +449,12 @@ class StatusService:
                 node: one if isinstance(one, Said) else Said([], one.message)
                 for node, one in answers.items()
             }
-            silent = {
+            silent: dict[int, int | None] = {own: 0}
+            silent |= {
                 node: 0 if isinstance(one, Said) else self._groups.silent_ms(node)
                 for node, one in answers.items()
             }
-            return self._merged(said, {own: 0} | silent)
+            return self._merged(said, silent)
 
         return ask_each(self._groups, others, SERVICE, _decode).map(known)
 
