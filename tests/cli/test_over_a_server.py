@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from cli.shop import ORDERS
+from eventually import eventually
 from lowmark.cli.app import app
 from server.world import Served
 
@@ -162,3 +164,10 @@ def test_a_directory_that_the_environment_names_is_asked_by_commands_on_nodes(
     assert json.loads(log.stdout)[-1]["version"] == json.loads(done.stdout)["version"]
     status = _runner.invoke(app, ["status", "--json"])
     assert {one["name"] for one in json.loads(status.stdout)["tables"]} == {"first", "orders"}
+
+    # and a time after its end is one that it can't tell of, as if it was named by an option
+    def refused() -> bool:
+        now = datetime.now(UTC).isoformat()
+        return "can't tell" in _runner.invoke(app, ["catalog", "show", "--at", now]).stderr
+
+    eventually(refused)

@@ -71,6 +71,8 @@ class _Log:
     versions: list[_Version] = field(default_factory=list)
     known_until: int | None = None
     """The last time for which a directory can tell which version was in force."""
+    directory: str | None = None
+    """It, if no node was asked."""
 
 
 def _known_until(status: Status) -> int:
@@ -83,9 +85,9 @@ def _known_until(status: Status) -> int:
 
 def _read(ctx: typer.Context, node: str | None, data: Path | None) -> _Log:
     """Replay the update log here: the same function of the same values as on every node."""
-    log = _Log()
+    log = _Log(directory=named_place(node, None if data is None else str(data)).data)
     with opened_source(ctx, node, data) as source:
-        if data is not None:
+        if log.directory is not None:
             log.known_until = _known_until(source.status())
         names = {one.number: one.name for one in map(decode_node, _values(source, NODE_PREFIX))}
         pages = list(source.range(UPDATE_PREFIX))
@@ -218,7 +220,7 @@ def show(
     history, until = log.history, log.known_until
     if time is not None and until is not None and time > until:
         raise Unavailable(
-            f"{data} can't tell what was in force at {at}",
+            f"{log.directory} can't tell what was in force at {at}",
             detail=f"What its node knew ends at {_time(until)}.",
             hint="Ask a running node, or for an earlier time.",
         )
