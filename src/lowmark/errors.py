@@ -127,9 +127,10 @@ _DEFINED_IN = {
         " RequestRefused RowMisplaced RowsLost"
         " RowsUnrecoverable RunUnderWay SegmentsElsewhere ServerFull ServerStuck TableUnknown"
     ),
+    "lowmark.backend.condition": "ConditionRefused",
     "lowmark.access.directory": "NoOwner",
     "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
-    "lowmark.client": "ChangesGone GapFound",
+    "lowmark.client": "ArgumentRefused ChangesGone GapFound",
     "lowmark.export.errors": "ColumnUnfit DestinationRefused",
     "lowmark.frames.errors": "ModeRefused OptionRefused OtherTable SchemaRefused WorkerMissing",
     "lowmark.spark.errors": (

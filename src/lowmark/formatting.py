@@ -14,6 +14,14 @@ def counted(number: int, what: str, many: str = "") -> str:
     return f"{number:,} {what if number == 1 else many or f'{what}s'}"
 
 
+_OF_ONE = {"are": "is", "were": "was", "have": "has"}
+
+
+def verb(number: int, of_many: str) -> str:
+    """The verb behind `counted`: what it is of several, such as "are" or "wait", or of one."""
+    return of_many if number != 1 else _OF_ONE.get(of_many, f"{of_many}s")
+
+
 def bytes_text(count: int) -> str:
     """A number of bytes, for people."""
     size = float(count)

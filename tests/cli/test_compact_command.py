@@ -64,6 +64,8 @@ RUN = {
     "resumed",
     "error",
     "held_until",
+    "ready_at",
+    "hint",
 }
 NUMBERS = {
     "rows_read",
@@ -248,9 +250,13 @@ def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> 
     # then they are said: how many, and until when
     until = min(one["held_until"] for one in done["partitions"])
     assert (done["too_young_rows"], done["rows_read"]) == (30, ROWS)
+    # and from when on the first of them is old enough, and what to do meanwhile
     for said in (plan, shop.run("compact", "orders", "--engine", "local")):
-        assert "30 rows are too young" in said
-        assert f"until the low watermark has passed {until}" in said
+        assert "30 rows are too young. The first of them is old enough from " in said
+        assert "`lowmark watermark advance --to now`" in said
+        assert "`lowmark watermark history`" in said
+    assert done["ready_at"] > until
+    assert done["ready_at"] in done["hint"]
     assert "every row is later than the low watermark" in shop.run(
         "compact", "orders", "--engine", "local"
     )
@@ -266,11 +272,9 @@ def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> 
     assert shop.json("compact", "orders", "--engine", "local")["rows_read"] == 30
     # and then nothing is new
     nothing = shop.json("compact", "orders", "--engine", "local")
-    assert (nothing["state"], nothing["too_young_rows"], nothing["held_until"]) == (
-        "nothing",
-        0,
-        None,
-    )
+    assert nothing["state"] == "nothing"
+    assert nothing["too_young_rows"] == 0
+    assert {nothing[name] for name in ("held_until", "ready_at", "hint")} == {None}
 
 
 def test_whoever_keeps_the_backlog_is_named(shop: Shop) -> None:

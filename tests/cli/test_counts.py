@@ -10,11 +10,12 @@ import pytest
 import lowmark
 from cli.history import settle
 from cli.shop import Shop
-from lowmark.formatting import counted
+from lowmark.formatting import counted, verb
 
 MANY_OF_ONE = re.compile(
     r"(?<![\d,.:-])1 (live )?(rows|batches|partitions|columns|changes|values|entries|deletes|keys"
     r"|files|cursors|merges|segments|runs|tables|were|are)\b"
+    r"|(?<![\d,.:-])1 (live )?(row|entry|partition|version|node) (are|were|have|wait)\b"
 )
 
 
@@ -31,6 +32,12 @@ def shop(tmp_path: Path) -> Shop:
 )
 def test_a_count_agrees_with_its_noun(number: int, words: str) -> None:
     assert counted(number, "row") == words
+
+
+@pytest.mark.parametrize("of_many", ["are", "were", "have", "wait"])
+def test_a_verb_agrees_with_its_count(of_many: str) -> None:
+    of_one = {"are": "is", "were": "was", "have": "has", "wait": "waits"}[of_many]
+    assert [verb(number, of_many) for number in (0, 1, 2)] == [of_many, of_one, of_many]
 
 
 def test_no_command_speaks_of_1_rows(shop: Shop, tmp_path: Path) -> None:
@@ -67,6 +74,21 @@ def test_what_is_explained_in_python_does_not_speak_of_1_rows(shop: Shop) -> Non
         table = database.table("t")
         assert "table t: 1 row," in str(table.explain())
         assert repr(table) == "<lowmark.Table t, 1 partition>"
+
+
+def test_what_became_of_1_row_is_told_of_1_row(shop: Shop) -> None:
+    # given a run over one row
+    shop.run("append", "t", "-", stdin="id\na\n")
+    settle(shop)
+    shop.run("compact", "t", "--engine", "local")
+    # then its line says that one is left, and one row that waits for a commit waits
+    said = shop.run("history", "t")
+    assert "read 1 row, 1 row is left" in said
+    with lowmark.open(shop.data) as database:
+        stage = database.table("t").stage()
+        stage.append([{"id": "b"}])
+        why = [holder.why for holder in database.table("t").explain().holders]
+    assert why == ["1 row waits for a commit, and is dropped after a day without"]
 
 
 def test_status_says_that_it_counts_the_backlog_alone(shop: Shop) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,8 +61,17 @@ def test_one_command_starts_a_cluster_and_ends_it_and_it_is_there_again(tmp_path
         assert process.returncode == 0
         eventually(lambda: all(gone(node["pid"]) for node in nodes))
         # and a second start finds what was there
-        process = dev(tmp_path, "--dev", "2", "--listen", listen, "--json")
-        nodes = said(process, 2)
+        process = dev(tmp_path, "--dev", "2", "--listen", listen)
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in nodes]
+        # and says in words, too, which processes they are
+        found = [
+            re.fullmatch(r"(n\d) listens at (\S+), data in .*, process (\d+)\n", line)
+            for line in lines
+        ]
+        nodes = [{"listen": one[2], "pid": int(one[3])} for one in found if one is not None]
+        assert [gone(node["pid"]) for node in nodes] == [False, False]
+        assert "2 nodes are up" in process.stdout.readline()
         with lowmark.connect(str(nodes[0]["listen"]), timeout_s=60) as db:
             assert db["orders"].get(1) == {"id": 1}
         process.send_signal(signal.SIGTERM)

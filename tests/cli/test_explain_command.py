@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import lowmark
 from cli.history import KEYS, ROWS, copied, fill, settle, settled
 from cli.shop import Shop
 from lowmark.cli.get import explain
@@ -36,7 +37,7 @@ PARTITION = {
 }
 LEDGER = {"epoch", "horizon", "deletes_below", "rows", "deletes", "bytes", "problem"}
 DELETE_HOLDER = {"kind", "name", "partition", "offset", "age_ms", "why"}
-KEY = {"key", "state", "source", "partition", "offset", "time", "row"}
+KEY = {"key", "state", "source", "in_ledger", "partition", "offset", "time", "row"}
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,18 @@ def test_before_a_compaction_there_is_no_ledger(tmp_path: Path) -> None:
     assert "There is no ledger: nothing was compacted yet." in shop.run("explain", "orders")
     assert "Nothing holds any of it." in shop.run("explain", "orders")
     assert [one["ledger"] for one in shop.json("explain", "orders")["partitions"]] == [None, None]
+
+
+def test_a_row_that_the_backlog_keeps_for_a_reader_is_found_in_the_ledger_too(made: Shop) -> None:
+    # given rows that are compacted, and one reader that keeps the backlog from offset 100 on
+    found = {key: made.json("explain", "orders", "--key", key) for key in ("o-1", "o-3", "o-100")}
+    # then the ledger has them, also where they were found in the backlog
+    places = {key: (one["source"], one["in_ledger"]) for key, one in found.items()}
+    assert places == dict.fromkeys(found, ("backlog", True))
+    assert "ledger and backlog" in made.run("explain", "orders", "--key", "o-1")
+    with lowmark.open(made.data) as db:
+        said = str(db.table("orders").explain("o-1"))
+    assert "in the ledger and the backlog" in said
 
 
 def test_a_key_is_found_where_its_last_change_is(shop: Shop) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from cli.shop import ORDERS
+from eventually import eventually
 from lowmark.cli.app import app
 from server.world import Served
 
@@ -79,7 +81,7 @@ def test_commands_work_one_after_another(served: Served) -> None:
 
 def test_wrong_use_is_told(served: Served, tmp_path: Path) -> None:
     said = run(served, "table", "list", "--data", str(tmp_path / "data"), code=2)
-    assert "--data and --node are given" in said
+    assert "--node and --data can't be given together" in said
     done = _runner.invoke(app, ["table", "list", "--node", "nonsense"])
     assert (done.exit_code, "host:port" in done.stderr) == (2, True)
 
@@ -95,3 +97,77 @@ def test_every_command_that_opens_a_database_takes_a_node() -> None:
     assert len(offered) > 25
     # a directory's own, the directory of a stopped node, and no directory at all
     assert alone == {("serve",), ("meta", "reset"), ("log", "dump")}
+
+
+# -- which database is meant ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_tcp(tmp_path: Path) -> Iterator[Served]:
+    with Served(tmp_path / "data", "127.0.0.1:0") as one:
+        yield one
+
+
+def test_the_environment_names_the_server_for_every_command(
+    on_tcp: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(*words: str, code: int = 0) -> str:
+        done = _runner.invoke(app, list(words))
+        assert done.exit_code == code, (words, done.output, done.exception)
+        return done.stdout if code == 0 else done.stderr
+
+    monkeypatch.delenv("LOWMARK_DATA", raising=False)
+    # given a server, and another database in a directory
+    other = str(tmp_path / "other")
+    said("table", "create", "elsewhere", "--columns", "id int64", "--data", other)
+    monkeypatch.setenv("LOWMARK_NODE", on_tcp.address)
+    # then a table's commands find it by the variable
+    said("table", "create", "orders", "--columns", ORDERS, "--key", "id")
+    assert "orders" in said("table", "list")
+    for words in (("explain", "orders"), ("tide", "orders"), ("watermark",), ("runs",)):
+        said(*words)
+    # and an option of either kind comes before it
+    assert "elsewhere" in said("table", "list", "--data", other)
+    monkeypatch.setenv("LOWMARK_NODE", "127.0.0.1:1")
+    assert "orders" in said("table", "list", "--node", on_tcp.address)
+    # and of two variables none comes before the other
+    monkeypatch.setenv("LOWMARK_DATA", other)
+    assert "--node ADDR or --data DIR" in said("table", "list", code=2)
+    assert "elsewhere" in said("table", "list", "--data", other)
+    # and what is for a directory alone says which variable stands against it
+    monkeypatch.delenv("LOWMARK_DATA")
+    assert "$LOWMARK_NODE names a server" in said("table", "list", "--read-only", code=2)
+    # and with neither, both ways are named
+    monkeypatch.delenv("LOWMARK_NODE")
+    nowhere = said("table", "list", code=2)
+    assert "--node" in nowhere
+    assert "LOWMARK_NODE" in nowhere
+
+
+def test_a_directory_that_the_environment_names_is_asked_by_commands_on_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOWMARK_NODE", raising=False)
+    monkeypatch.setenv("LOWMARK_DATA", str(tmp_path / "shop"))
+    # given commands for the catalog in a file, and a database in a directory
+    tables = tmp_path / "tables.json"
+    column = {"name": "id", "type": "int64", "required": True}
+    created = {"create_table": {"name": "orders", "columns": [column], "key": ["id"]}}
+    tables.write_text(json.dumps(created))
+    _runner.invoke(app, ["table", "create", "first", "--columns", "id int64"])
+    # when they are applied to the directory
+    done = _runner.invoke(app, ["catalog", "apply", str(tables), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["applied"]) == (0, [True])
+    # then the table is there, and the catalog's log and the status are those of the directory
+    assert "orders" in _runner.invoke(app, ["table", "list"]).stdout
+    log = _runner.invoke(app, ["catalog", "log", "--json"])
+    assert json.loads(log.stdout)[-1]["version"] == json.loads(done.stdout)["version"]
+    status = _runner.invoke(app, ["status", "--json"])
+    assert {one["name"] for one in json.loads(status.stdout)["tables"]} == {"first", "orders"}
+
+    # and a time after its end is one that it can't tell of, as if it was named by an option
+    def refused() -> bool:
+        now = datetime.now(UTC).isoformat()
+        return "can't tell" in _runner.invoke(app, ["catalog", "show", "--at", now]).stderr
+
+    eventually(refused)

@@ -49,6 +49,8 @@ ROW = {
     "trimmed_bytes",
     "too_young_rows",
     "held_until",
+    "ready_at",
+    "hint",
 }
 
 

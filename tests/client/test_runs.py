@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -265,7 +266,36 @@ def test_a_run_that_found_nothing_or_only_young_rows_says_so_in_its_state(
     # then that is its state, and until when; and no run was made
     assert (young.state, young.too_young_rows) == ("too young", 1)
     assert young.held_until == max(one.held_until for one in young.partitions)
+    # and from when on it is old enough, and what to do about it
+    assert young.held_until < young.ready_at
+    assert f"It is old enough from {young.ready_at} on" in young.hint
+    assert 'db.advance_watermark("now")' in young.hint
+    assert "db.history" in young.hint
+    assert (done.ready_at, done.hint) == ("", "")
     assert [one.state for one in history.runs()] == ["done"]
+
+
+def test_rows_that_are_too_young_name_what_keeps_them(history: Table, db: Database) -> None:
+    # given rows that two options of the table keep, of which one counts for longer
+    history.alter(options={"min_lag_ms": 7_200_000})
+    young = history.compact(engine="local", dry_run=True)
+    # then that one is named, and how to do without it
+    assert young.waits_for == "min_lag_ms"
+    unset = 'table.alter(options={"min_lag_ms": None})'
+    assert f'To compact now: {unset}, then db.advance_watermark("now")' in young.hint
+    written, ready = map(datetime.fromisoformat, (young.held_until, young.ready_at))
+    assert ready - written == timedelta(hours=2)
+    # and with a history of its own that is longer, that; and who holds the low watermark
+    history.alter(options={"history": "1 day"})
+    with history.read(as_of=history.snapshot().time):
+        young = history.compact(engine="local", dry_run=True)
+    assert (young.waits_for, young.watermark_held_by) == ("history", ())
+    history.alter(options={"history": None, "min_lag_ms": None})
+    with history.read(as_of=db.watermark().value):
+        history.append([{"id": 1}])
+        young = history.compact(engine="local", dry_run=True)
+    assert young.waits_for == "db.history"
+    assert "The low watermark is held by node " in young.hint
 
 
 def test_the_backlog_counts_once_for_each_pass_in_what_a_run_has_read(history: Table) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from eventually import eventually
+from lowmark.cli.app import app
+from lowmark.cli.formatting import up_text
 from lowmark.errors import Corrupt, LowmarkError
 from lowmark.inspect import open_offline
 from lowmark.log import GroupQuarantined
@@ -20,6 +25,7 @@ from lowmark.node import (
     NodeOptions,
     Status,
 )
+from lowmark.node.messages import NodeRow
 from lowmark.runtime import DiskFailed
 from node.running import QUICK, Running
 
@@ -172,6 +178,34 @@ def test_a_damaged_member_shows_what_the_others_say(tmp_path: Path) -> None:
 
             eventually(said)  # once the other knows where this one is now
             assert problem_of(damaged.status(), "n2")
+
+
+def test_a_node_that_is_gone_is_shown_as_silent_while_its_lease_lasts(tmp_path: Path) -> None:
+    # given two nodes whose leases last for long
+    patient = replace(QUICK, metastore=replace(QUICK.metastore, lease_ms=60_000))
+    with (
+        Running(tmp_path / "1", name="n1", settings=patient) as first,
+        Running(tmp_path / "2", name="n2", join=first.endpoint, settings=patient) as second,
+    ):
+        client = first.client()
+
+        def row(name: str) -> NodeRow:
+            return next(node for node in client.status().nodes if node.name == name)
+
+        eventually(lambda: (row("n2").up, row("n2").silent_ms, row("n2").problem) == (True, 0, ""))
+        # when the second one sends nothing any more, as if it was killed
+        second.node.loop.call_from_thread(second.node.groups.transport.close)
+        # then it is still up, by its lease, and the other one says for how long it was silent
+        eventually(lambda: (row("n2").silent_ms or 0) >= 100)
+        seen, own = row("n2"), row("n1")
+        assert (seen.up, own.silent_ms) == (True, 0)
+        assert str(up_text(seen)).startswith("silent for ")
+        # and by its name
+        assert seen.problem.startswith("node n2 ")
+        shown = CliRunner().invoke(app, ["status", "--node", first.endpoint]).stdout
+        assert re.search(r"n2 +silent for \d", shown)
+        assert not re.search(r"\d{12,}", shown)  # no node by its number
+        assert "node n2" in shown
 
 
 def test_why_a_node_was_not_let_in_again_is_shown_to_whoever_asks(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_newcomer_that_dies_is_named_until_it_is_back() -> None:
     leader = world.wait_leader()
     assert leader.members is not None
     world.run_until(lambda: leader.members.problem != "")  # type: ignore[union-attr]
-    assert "members could not be changed by node 3" in leader.members.problem
+    assert "members could not be changed by node n3" in leader.members.problem
     world.wait(leader.metastore.put(b"t.k", b"v"))
     # and when it is known to be down, it only follows
     world.run_until(lambda: keys(world).heading == Assignments((1, 2), 0, (3,)))

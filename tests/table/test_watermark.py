@@ -145,7 +145,7 @@ def test_a_reader_holds_it_at_his_time_and_not_one_tick_earlier() -> None:
     assert moved.after == time < moved.wanted
     [hold] = moved.held_by
     assert (hold.holder, hold.kind, hold.pins, hold.why) == (
-        "node 1",
+        "node n1",
         "as-of reads",
         Span(time),
         "a report",

@@ -1,4 +1,5 @@
-"""Which rows a caller wants, by an Arrow expression: `pc.field("status") == "new"`.
+"""Which rows a caller wants, by an Arrow expression: `pc.field("status") == "new"`; or by text as
+SQL has it: `status = 'new'`.
 
 What it promises: a reader with a filter gives exactly the rows that its caller would have left by
 filtering what the reader without it gives. So rows are judged as they would be given, with the
@@ -22,12 +23,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lowmark.backend.condition import parse_where
 from lowmark.catalog import Table
 from lowmark.errors import Rejected
 from lowmark.ledger import OpenFile
 from lowmark.table import OFFSET, SYSTEM_COLUMNS, TIME, Mask, Shape
 
-_HINT = 'Give an Arrow expression: where=pc.field("status") == "new", with pyarrow.compute as pc.'
+_HINT = (
+    "Give text, where=\"status = 'new'\", or an Arrow expression:"
+    ' where=pc.field("status") == "new", with pyarrow.compute as pc.'
+)
 _FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
@@ -35,10 +40,14 @@ class Filter:
     """An expression, and the columns it needs. May be used on any thread."""
 
     def __init__(self, table: Table, expression: object) -> None:
+        names = [*(column.name for column in table.columns), *SYSTEM_COLUMNS]
+        schema = Shape(table, names).schema
+        if isinstance(expression, str):
+            expression = parse_where(expression, schema)
         if not isinstance(expression, pc.Expression):
             raise Rejected(
                 f"where can't be given as {type(expression).__name__}:"
-                " it is not an Arrow expression",
+                " it is neither text nor an Arrow expression",
                 hint=_HINT,
             )
         if "FieldPath(" in str(expression):
@@ -48,8 +57,6 @@ class Filter:
             )
         self._table = table
         self._expression = expression
-        names = [*(column.name for column in table.columns), *SYSTEM_COLUMNS]
-        schema = Shape(table, names).schema
         kind = self._checked(schema)
         if not pa.types.is_boolean(kind):
             raise Rejected(

@@ -20,7 +20,7 @@ from lowmark.client import AppendFailed, Table
 from lowmark.convert.files import FORMATS, read_rows
 from lowmark.convert.source import FileBatch
 from lowmark.errors import LowmarkError
-from lowmark.formatting import bytes_text, counted
+from lowmark.formatting import bytes_text, counted, verb
 
 
 def append(
@@ -104,17 +104,13 @@ def _say_stored(error: BaseException, done: _Done) -> None:
     unsure = isinstance(error, AppendFailed)
     words = (
         f"Before that, {counted(done.rows, 'row')} in"
-        f" {counted(done.batches, 'batch', 'batches')} {_were(done.rows)} stored"
+        f" {counted(done.batches, 'batch', 'batches')} {verb(done.rows, 'were')} stored"
         f"{'.' if unsure else '; nothing of the batch with it was.'}"
     )
     if isinstance(error, LowmarkError):
         error.detail = f"{error.detail} {words}".strip()
     elif isinstance(error, KeyboardInterrupt):
-        print(f"{counted(done.rows, 'row')} {_were(done.rows)} stored", file=sys.stderr)
-
-
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"
+        print(f"{counted(done.rows, 'row')} {verb(done.rows, 'were')} stored", file=sys.stderr)
 
 
 @dataclass(slots=True)

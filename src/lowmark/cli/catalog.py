@@ -26,6 +26,8 @@ from lowmark.catalog import (
 )
 from lowmark.catalog import to_builtins as catalog_builtins
 from lowmark.cli import catalog_history
+from lowmark.cli.database import DatabaseOption, opened_database
+from lowmark.cli.node_option import named_place
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import DataOption, NodeOption, Source, node_client, opened_source
@@ -34,6 +36,7 @@ from lowmark.formatting import time_text
 from lowmark.metastore import Entry
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
 from lowmark.node import RangePage, Status
+from lowmark.node.messages import ExecutedReply
 from lowmark.runtime import COUNTER_BITS, millis_of
 from lowmark.upkeep import ROUND_PREFIX, Round, read_round
 
@@ -68,6 +71,8 @@ class _Log:
     versions: list[_Version] = field(default_factory=list)
     known_until: int | None = None
     """The last time for which a directory can tell which version was in force."""
+    directory: str | None = None
+    """It, if no node was asked."""
 
 
 def _known_until(status: Status) -> int:
@@ -80,9 +85,9 @@ def _known_until(status: Status) -> int:
 
 def _read(ctx: typer.Context, node: str | None, data: Path | None) -> _Log:
     """Replay the update log here: the same function of the same values as on every node."""
-    log = _Log()
+    log = _Log(directory=named_place(node, None if data is None else str(data)).data)
     with opened_source(ctx, node, data) as source:
-        if data is not None:
+        if log.directory is not None:
             log.known_until = _known_until(source.status())
         names = {one.number: one.name for one in map(decode_node, _values(source, NODE_PREFIX))}
         pages = list(source.range(UPDATE_PREFIX))
@@ -219,7 +224,7 @@ def show(
     history, until = log.history, log.known_until
     if time is not None and until is not None and time > until:
         raise Unavailable(
-            f"{data} can't tell what was in force at {at}",
+            f"{log.directory} can't tell what was in force at {at}",
             detail=f"What its node knew ends at {_time(until)}.",
             hint="Ask a running node, or for an earlier time.",
         )
@@ -306,11 +311,13 @@ def _cell(value: Any) -> Cell:
 
 @app.command()
 def apply(
+    ctx: typer.Context,
     file: Annotated[
         typer.FileBinaryRead,
         typer.Argument(metavar="FILE", help="JSON: a command, or a list of commands; - is stdin."),
     ],
     node: NodeOption = None,
+    data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
     """Run schema commands: all of them in one version, or none.
@@ -327,9 +334,18 @@ def apply(
         wishes = msgspec.json.decode(file.read())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WrongUse(f"the input is not JSON: {error}") from error
-    read_commands(wishes)  # what is wrong on its face is said before a node is asked
-    with node_client(node) as client:
-        done = client.execute(wishes if isinstance(wishes, list) else [wishes])
+    commands = read_commands(wishes)  # what is wrong on its face is said before a node is asked
+    if named_place(node, data).data is None:
+        with node_client(node) as client:
+            done = client.execute(wishes if isinstance(wishes, list) else [wishes])
+    else:
+        with opened_database(ctx, data) as database:
+            found = database.execute(commands)
+        done = ExecutedReply(
+            version=found.catalog.version,
+            active_from_ms=millis_of(found.catalog.activates_at),
+            applied=found.applied,
+        )
     if as_json:
         show_json(msgspec.to_builtins(done))
         return

@@ -13,7 +13,7 @@ from lowmark.cli.database import DatabaseOption, opened_database
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.client.catalog import CatalogExplanation, KeptVersions
 from lowmark.client.database import Database
-from lowmark.formatting import counted, time_text, times_text
+from lowmark.formatting import counted, time_text, times_text, verb
 from lowmark.upkeep import Holder, Round
 
 
@@ -42,7 +42,7 @@ def compact(
     if as_json:
         show_json(round_facts(made))
         return
-    would = "would be" if dry_run else "were"
+    would = "would be" if dry_run else verb(made.cut, "were")
     if made.error:
         print(f"nothing was cut: {made.error}")
     elif made.cut:

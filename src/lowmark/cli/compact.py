@@ -23,6 +23,7 @@ from lowmark.cli.output import Json, show_json
 from lowmark.cli.session import WrongUse
 from lowmark.client import Engine, Progress, ReadWay, RunRecord, Table, why_no_spark
 from lowmark.errors import LowmarkError
+from lowmark.formatting import counted
 
 # Makes a run of compaction in sight of a person: where, with a bar, and with a word when it is
 # interrupted.
@@ -172,7 +173,7 @@ class ProgressBar:
             self._task,
             completed=progress.bytes_done,
             total=progress.bytes_total,
-            beside=f"{progress.partitions_done} of {progress.partitions} partitions",
+            beside=f"{progress.partitions_done} of {counted(progress.partitions, 'partition')}",
         )
 
     def _say(self, words: str) -> None:
@@ -251,7 +252,8 @@ def compact(
     trigger, began, ended, seconds, engine (spark or local), where, by, watermark, verify, trim,
     rewrite, read (auto, segments or flight), read_rate, write_rate, resumed, error; of all
     partitions rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read, bytes_written,
-    ledger_bytes, trimmed_bytes, too_young_rows, held_until; and partitions, each with these and its
+    ledger_bytes, trimmed_bytes, too_young_rows, held_until, ready_at (from when on the first of
+    those rows is old enough), hint (what to do until then); and partitions, each with these and its
     partition, state, why, base, base_epoch, low, horizon, rows, bytes, manifest, files_written,
     rows_checked, read_from (segments, or the address of a server), trimmed_to, held_by.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,14 @@ from lowmark.access import connect, open_database
 from lowmark.backend.connection import location_of
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
-from lowmark.cli.node_option import NODE_KEY, READ_ONLY_KEY
+from lowmark.cli.node_option import (
+    DATA_VARIABLE,
+    NODE_KEY,
+    NODE_VARIABLE,
+    READ_ONLY_KEY,
+    named_place,
+    variable,
+)
 from lowmark.cli.session import WrongUse, settings_of, wrong_use
 from lowmark.client import Database, Table
 from lowmark.client.table_reading import Start
@@ -28,8 +34,6 @@ from lowmark.formatting import bytes_text, counted
 from lowmark.node import NotADatabase, data_path
 from lowmark.node.directory import log_disk
 from lowmark.node.settings import from_text as setting_from_text
-
-DATA_VARIABLE = "LOWMARK_DATA"
 
 DatabaseOption = Annotated[
     str | None,
@@ -56,24 +60,24 @@ _HYBRID_DIGITS = 12
 def opened_database(
     ctx: typer.Context, data: str | None, *, create: bool = False
 ) -> Iterator[Database]:
-    """Open the directory that the command line names; make one only if that is asked for. With
-    --node, connect to the server there.
+    """Open the directory, or connect to the server, that the command line or the environment names.
+    Make a directory only if that is asked for.
     """
-    node, read_only = ctx.meta.get(NODE_KEY), READ_ONLY_KEY in ctx.meta
-    if node is not None:
+    given = ctx.meta.get(NODE_KEY)
+    place = named_place(given, data)
+    read_only = READ_ONLY_KEY in ctx.meta
+    if place.node is not None:
         if read_only:
+            named = "--node" if given is not None else f"${NODE_VARIABLE}"
             raise WrongUse(
-                "--read-only and --node are given", hint="It is for a directory: leave one out."
-            )
-        if data is not None:
-            raise WrongUse(
-                "--data and --node are given", hint="A command works on one of both: leave one out."
+                f"--read-only is for a directory, and {named} names a server",
+                hint="Leave --read-only out, or name the directory by --data.",
             )
         with wrong_use():
-            location_of(node)
-        database = connect(node)
+            location_of(place.node)
+        database = connect(place.node)
     else:
-        named = directory_of(data)
+        named = directory_of(place.data)
         if not create:
             hint = "`lowmark table create` makes a new database."
             with wrong_use():
@@ -92,10 +96,12 @@ def opened_database(
 
 def directory_of(data: str | None) -> str:
     """The directory that the command line names, or the environment."""
-    named = os.environ.get(DATA_VARIABLE, "") if data is None else data
-    if not named.strip():
+    named = variable(DATA_VARIABLE) if data is None else data
+    if named is None or not named.strip():
         raise WrongUse(
-            "no directory is named", hint=f"Write --data ./shop, or set {DATA_VARIABLE}."
+            "no database is named",
+            hint="Write --data ./shop for a directory, or --node 127.0.0.1:6570 for a server; or"
+            f" set {DATA_VARIABLE} or {NODE_VARIABLE}.",
         )
     with wrong_use():
         return data_path(named)

@@ -20,6 +20,7 @@ from typing import Final
 
 from lowmark.cli.session import wrong_use
 from lowmark.errors import Rejected, Unavailable
+from lowmark.formatting import counted, verb
 from lowmark.runtime import host_and_port
 
 NODES_MAX: Final = 9
@@ -58,8 +59,8 @@ def serve_dev(count: int, data: str, listen: str, *, as_json: bool) -> None:
             _say(facts, as_json=as_json)
         else:
             if not as_json:
-                said = f"{count} nodes are up. Ctrl-C ends them. Try: lowmark status --node {first}"
-                print(said, flush=True)
+                up = f"{counted(count, 'node')} {verb(count, 'are')} up. Ctrl-C ends all of them."
+                print(f"{up} Try: lowmark status --node {first}", flush=True)
         cluster.wait()
     finally:
         cluster.stop()
@@ -82,7 +83,8 @@ def _say(facts: dict[str, object], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, ensure_ascii=False), flush=True)
     else:
-        print(f"{facts['name']} listens at {facts['listen']}, data in {facts['data']}", flush=True)
+        where = f"{facts['name']} listens at {facts['listen']}, data in {facts['data']}"
+        print(f"{where}, process {facts['pid']}", flush=True)
 
 
 class _Cluster:

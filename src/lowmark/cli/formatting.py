@@ -19,10 +19,12 @@ from rich.progress import (
 )
 
 from lowmark.cli.output import Cell, show_facts, show_table
-from lowmark.formatting import bytes_text, counted, time_text, times_text
+from lowmark.formatting import bytes_text, counted, time_text, times_text, verb
 from lowmark.holds import Hold, Span
 from lowmark.inspect import DumpEntry, DumpLine, DumpPiece, DumpWal, Finding
+from lowmark.ledger import young_hint
 from lowmark.log import Explanation, SegmentExplained
+from lowmark.node.messages import NodeRow
 from lowmark.runtime import millis_of
 
 if TYPE_CHECKING:  # `lowmark log` shows logs without the client, which takes long to import
@@ -53,6 +55,13 @@ def terminal_bar() -> Iterator[Progress | None]:
     )
     with Progress(*columns, console=console, transient=True) as bar:
         yield bar
+
+
+def up_text(node: NodeRow) -> Cell:
+    """Whether a node is up, as far as that is known: a lease outlives a node that was killed."""
+    if node.up and node.silent_ms:
+        return f"silent for {times_text(node.silent_ms)}"
+    return node.up
 
 
 def show_table_without(
@@ -95,6 +104,8 @@ def run_row(record: RunRecord) -> dict[str, Any]:
         "error": record.error or None,
         **totals,
         "held_until": record.held_until or None,
+        "ready_at": record.ready_at or None,
+        "hint": _what_to_do(record) or None,
     }
 
 
@@ -224,13 +235,18 @@ def _nothing(record: RunRecord) -> str:
 
 def _show_young(record: RunRecord) -> None:
     rows = record.too_young_rows
-    if not rows:
-        return
-    verb = "is" if rows == 1 else "are"
-    print(
-        f"{counted(rows, 'row')} {verb} too young: the first of them waits until the"
-        f" low watermark has passed {record.held_until} (`lowmark watermark`), or for the table's"
-        " history or min_lag_ms, if it has one"
+    if rows:
+        print(f"{counted(rows, 'row')} {verb(rows, 'are')} too young. {_what_to_do(record)}")
+
+
+def _what_to_do(record: RunRecord) -> str:
+    """About rows that are too young, on a command line."""
+    history = "`lowmark watermark history`"
+    return young_hint(
+        record,
+        advance="`lowmark watermark advance --to now`",
+        unset=f"`lowmark table alter {record.table_name} --unset {{}}`",
+        setting=(history, f'{history[:-1]} "1 minute"`'),
     )
 
 
@@ -386,8 +402,8 @@ def show_rebuilt(found: Sequence[Rebuilt], *, table: str, dry_run: bool) -> None
     if not done:
         print(f"nothing to do for {table}: no ledger is missing or damaged")
     else:
-        verb = "would be" if dry_run else "was" if done == 1 else "were"
-        print(f"{counted(done, 'ledger')} of {table} {verb} rebuilt")
+        be = "would be" if dry_run else verb(done, "were")
+        print(f"{counted(done, 'ledger')} of {table} {be} rebuilt")
 
 
 def show_reconciled(found: Sequence[Reconciled], *, table: str) -> None:

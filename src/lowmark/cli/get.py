@@ -50,8 +50,9 @@ def explain(
     ledger_bytes, partitions (partition, start, end, rows, batches, bytes, horizon, closed, and
     ledger: epoch, horizon, deletes_below, rows, deletes, bytes, problem), holders (of the backlog:
     kind, name, partition, offset, age_ms, why, keeps_bytes), delete_holders (the same without
-    keeps_bytes); of a key: key, state (live, deleted or unknown), source (ledger or backlog),
-    partition, offset, time, row.
+    keeps_bytes); of a key: key, state (live, deleted or unknown), source (backlog, or ledger if
+    the backlog does not have it any more), in_ledger (whether the ledger has it), partition,
+    offset, time, row.
 
     Example: lowmark explain orders --key o-1 --data ./shop
     """
@@ -75,7 +76,7 @@ def _show_key(table: Table, found: KeyExplanation, *, as_json: bool) -> None:
     shown: dict[str, Cell] = {
         "key": ", ".join(cell_of("", value) for value in facts["key"].values()),
         "state": facts["state"],
-        "found_in": facts["source"],
+        "found_in": " and ".join(found.places) or None,
         "partition": facts["partition"],
         "offset": facts["offset"],
         "time": facts["time"],
@@ -97,6 +98,7 @@ def key_facts(table: Table, found: KeyExplanation) -> dict[str, Any]:
         "key": json_row(schema, dict(zip(table.key, found.key, strict=True))),
         "state": found.state,
         "source": found.source or None,
+        "in_ledger": found.in_ledger,
         "partition": found.partition,
         "offset": found.offset,
         "time": found.time or None,

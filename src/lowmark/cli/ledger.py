@@ -27,7 +27,7 @@ from lowmark.cli.formatting import (
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.session import FAILED, help_if_bare
 from lowmark.client import LedgerDescription
-from lowmark.formatting import bytes_text, counted, time_text
+from lowmark.formatting import bytes_text, counted, time_text, verb
 from lowmark.ledger import LedgerFile, Manifest
 
 app = typer.Typer(invoke_without_command=True)
@@ -209,8 +209,8 @@ def sweep(
     if not gone:
         print("nothing to remove")
     else:
-        verb = "would be" if dry_run else "was" if len(gone) == 1 else "were"
-        print(f"{counted(len(gone), 'file')} {verb} removed")
+        be = "would be" if dry_run else verb(len(gone), "were")
+        print(f"{counted(len(gone), 'file')} {be} removed")
 
 
 def _facts(one: LedgerDescription) -> dict[str, Any]:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
+from lowmark.cli.formatting import up_text
 from lowmark.cli.output import Cell, Json, show_json, show_table
 from lowmark.cli.session import WrongUse, help_if_bare
 from lowmark.cli.source import NodeOption, node_client
 from lowmark.errors import Conflict, Unavailable
-from lowmark.formatting import bytes_text, counted
+from lowmark.formatting import bytes_text, counted, verb
 from lowmark.node import NodeClient, Status
 from lowmark.node.messages import (
     DrainAsk,
     DrainReply,
     NodeReply,
+    NodeRow,
     Nothing,
     RebalanceReply,
     RemoveNodeAsk,
@@ -50,28 +52,35 @@ def node(ctx: typer.Context) -> None:
 def list_(node: NodeOption = None, as_json: Json = False) -> None:
     """List the nodes of the cluster, with how many partitions each holds and leads.
 
-    With --json, a list: node, number, up (null: unknown), rack, draining, partitions, leads,
-    endpoint, problem.
+    With --json, a list: node, number, up (null: unknown), silent_ms (since it was last heard, if it
+    did not answer), rack, draining, partitions, leads, endpoint, problem.
 
     Example: lowmark node list --node 127.0.0.1:6572
     """
     with node_client(node) as client:
-        rows = _rows(client.status())
+        found = client.status()
+    nodes = sorted(found.nodes, key=lambda one: one.name)
+    rows = _rows(found, nodes)
     if as_json:
         show_json(rows)
         return
-    shown = [row | {"rack": row["rack"] or None, "problem": row["problem"] or None} for row in rows]
-    columns = [name for name in shown[0] if name != "number"] if shown else ["node"]
+    shown = [
+        row | {"rack": row["rack"] or None, "problem": row["problem"] or None, "up": up_text(one)}
+        for row, one in zip(rows, nodes, strict=True)
+    ]
+    left_out = {"number", "silent_ms"}
+    columns = [name for name in shown[0] if name not in left_out] if shown else ["node"]
     show_table(shown, columns=columns, as_json=False)
 
 
-def _rows(found: Status) -> list[dict[str, Cell]]:
+def _rows(found: Status, nodes: Sequence[NodeRow]) -> list[dict[str, Cell]]:
     tables = [group for group in found.groups if parse_group_name(group.group) is not None]
     return [
         {
             "node": one.name,
             "number": one.number,
             "up": one.up,
+            "silent_ms": one.silent_ms,
             "rack": one.rack,
             "draining": one.draining,
             "partitions": sum(one.number in {*each.voters, *each.learners} for each in tables),
@@ -79,7 +88,7 @@ def _rows(found: Status) -> list[dict[str, Cell]]:
             "endpoint": one.endpoint,
             "problem": one.problem,
         }
-        for one in sorted(found.nodes, key=lambda one: one.name)
+        for one in nodes
     ]
 
 
@@ -182,7 +191,8 @@ def _trouble(moves: RebalanceReply, found: DrainReply) -> str:
     failing = [one for one in troubled if one.attempts or one.alarm]
     if failing:
         one = failing[0]
-        words += f"; {len(failing)} fail, such as {one.table} {one.partition}: {one.reason}"
+        words += f"; {len(failing)} {verb(len(failing), 'fail')}, such as {one.table}"
+        words += f" {one.partition}: {one.reason}"
     return words
 
 

@@ -1,23 +1,64 @@
-"""`--node ADDR` beside `--data DIR`: every command on tables works over a server, too. And
-`--read-only`, for those that only read.
+"""Which database a command works on: `--node ADDR`, `--data DIR`, or what the environment names.
 
-The options are added here to each command that opens a database, so that no command has to pass
-them on: what was given is kept with the run, and `opened_database` looks there.
+One rule for all commands (`named_place`). An option counts before both variables, so that a shell
+in which one of them is set can still ask about another database; of two options, or two variables
+without an option, none counts before the other, and the command says so.
+
+`--node` is added here to each command that opens a database, and `--read-only` to those that only
+read, so that no command has to pass them on: what was given is kept with the run, and
+`opened_database` looks there.
 """
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
 
+from lowmark.cli.session import WrongUse
+
+NODE_VARIABLE = "LOWMARK_NODE"
+DATA_VARIABLE = "LOWMARK_DATA"
 NODE_KEY = "lowmark.node"
 READ_ONLY_KEY = "lowmark.read-only"
 _READ = frozenset({"explain", "get", "list", "read", "show", "tide"})
 """Commands that change nothing, by their last word."""
-_HELP = "Ask the server at this address instead: host:port, or unix:PATH."
+_HELP = f"Ask the server at this address: host:port, or unix:PATH; else ${NODE_VARIABLE}."
 _HELP_READ = "Never write to the directory; what no process has open is read from its files."
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The address of a server or node, or a directory; or neither, if nothing names one."""
+
+    node: str | None = None
+    data: str | None = None
+
+
+def named_place(node: str | None, data: str | None) -> Place:
+    """What these options name or, without them, the environment."""
+    if node is not None and data is not None:
+        raise WrongUse(
+            "--node and --data can't be given together",
+            hint="A command works on one of both: leave one out.",
+        )
+    if node is not None or data is not None:
+        return Place(node, data)
+    place = Place(variable(NODE_VARIABLE), variable(DATA_VARIABLE))
+    if place.node is not None and place.data is not None:
+        raise WrongUse(
+            f"${NODE_VARIABLE} ({place.node}) and ${DATA_VARIABLE} ({place.data}) are both set",
+            hint="Say which one you mean, by --node ADDR or --data DIR; or unset one of them.",
+        )
+    return place
+
+
+def variable(name: str) -> str | None:
+    """What a variable of the environment names, if anything."""
+    return os.environ.get(name, "").strip() or None
 
 
 def _keep(ctx: typer.Context, value: str | None) -> str | None:

@@ -14,7 +14,7 @@ from lowmark.cli.log_work import spinner
 from lowmark.cli.output import Cell, Json, show_json, show_table
 from lowmark.cli.session import FAILED, WrongUse, help_if_bare
 from lowmark.cli.source import NodeOption, node_client
-from lowmark.formatting import counted
+from lowmark.formatting import counted, verb
 from lowmark.node.messages import (
     PartitionsAsk,
     PartitionsReply,
@@ -132,8 +132,11 @@ def reset(
         f" offset {done.rows:,}"
     )
     if done.kept > done.committed:
-        more = counted(done.kept - done.committed, "entry", "entries")
-        print(f"{more} of them were not known to be committed, and are kept")
+        more = done.kept - done.committed
+        print(
+            f"{counted(more, 'entry', 'entries')} of them {verb(more, 'were')} not known to be"
+            f" committed, and {verb(more, 'are')} kept"
+        )
     if done.drained:
         print(
             f"drained: {', '.join(done.drained)}; remove nodes that are lost with"

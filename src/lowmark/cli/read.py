@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self, cast
 
-import pyarrow as pa
 import typer
 
+from lowmark.backend.condition import ConditionRefused
 from lowmark.cli.database import (
     DatabaseOption,
     TableArgument,
@@ -22,7 +22,6 @@ from lowmark.cli.database import (
 from lowmark.cli.files import FileKind, cells, json_lines, write_file
 from lowmark.cli.output import Cell, check_taken, show_table, write_whole
 from lowmark.cli.session import WrongUse
-from lowmark.cli.where import parse_where
 from lowmark.client import Database, Reader, Table
 from lowmark.client.table_reading import Start
 from lowmark.errors import Rejected
@@ -89,24 +88,26 @@ class _Wanted:
     def _reader(
         self, table: Table, limit: int | None, *, moment: int | str | None, start: Start | None
     ) -> Reader:
-        where = None
-        if self.where is not None:
-            where = parse_where(self.where, _columns_of(table, moment))
-        return table.read(
-            columns=listed(self.columns) or None,
-            where=where,
-            start=start,
-            end=None
-            if self.end is None
-            else check_place(parse_place(self.end, option="--end"), table, option="--end"),
-            follow=self.follow,
-            as_of=moment,
-            partitions=self._partitions(table),
-            limit=limit,
-            on_gap=cast("Literal['raise', 'skip']", self.on_gap or "raise"),
-            compacted=self.compacted,
-            cursor=self.cursor,
-        )
+        end = None
+        if self.end is not None:
+            end = check_place(parse_place(self.end, option="--end"), table, option="--end")
+        try:
+            return table.read(
+                columns=listed(self.columns) or None,
+                where=self.where,
+                start=start,
+                end=end,
+                follow=self.follow,
+                as_of=moment,
+                partitions=self._partitions(table),
+                limit=limit,
+                on_gap=cast("Literal['raise', 'skip']", self.on_gap or "raise"),
+                compacted=self.compacted,
+                cursor=self.cursor,
+            )
+        except ConditionRefused as refused:
+            words = f"--{refused.message}"
+            raise WrongUse(words, detail=refused.detail, hint=refused.hint) from refused
 
     def _start(self, table: Table) -> Start | None:
         """None: all changes are meant, and those that were compacted are a gap. Who says what is
@@ -139,14 +140,6 @@ class _Wanted:
                 hint=f"It has 0 to {table.partitions - 1}.",
             )
         return list(dict.fromkeys(self.partition))
-
-
-def _columns_of(table: Table, moment: int | str | None) -> pa.Schema:
-    """Those that the table has now, or had then."""
-    if moment is None:
-        return table.schema
-    with table.read(as_of=moment, limit=0, on_gap="skip") as reader:
-        return reader.schema
 
 
 @dataclass(slots=True)

@@ -58,8 +58,8 @@ def runs(ctx: typer.Context, data: DatabaseOption = None, as_json: Json = False)
     failed, cancelled or interrupted), trigger, began, ended, seconds, engine, where, by (its
     process), watermark, verify, trim, rewrite, read, read_rate, write_rate, resumed, error, and of
     all partitions rows_read, rows_live, rows_died, deletes, deletes_dropped, bytes_read,
-    bytes_written, ledger_bytes, trimmed_bytes, too_young_rows, held_until. rows_live does not count
-    deletes; bytes_read counts the backlog once for each pass over it.
+    bytes_written, ledger_bytes, trimmed_bytes, too_young_rows, held_until, ready_at, hint.
+    rows_live does not count deletes; bytes_read counts the backlog once for each pass over it.
 
     Example: lowmark runs orders --data ./shop
     """

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from lowmark.cli.output import show_error
-from lowmark.errors import LowmarkError, Rejected, invariant
+from lowmark.errors import LowmarkError, Rejected, Unavailable, invariant
 
 if TYPE_CHECKING:
     from lowmark.node import Settings
@@ -46,7 +46,7 @@ class CommandGroup(TyperGroup):
             outcome = super().main(words, *rest, **options | {"standalone_mode": False})
             sys.exit(outcome if isinstance(outcome, int) else 0)
         except LowmarkError as error:
-            show_error(error, as_json=as_json)
+            show_error(_for_commands(error), as_json=as_json)
             sys.exit(WRONG_USE if isinstance(error, WrongUse) else FAILED)
         except typer.TyperException as error:
             # Typer explains wrong use to people by itself; it comes here only under --json.
@@ -61,6 +61,19 @@ class CommandGroup(TyperGroup):
             # Typer turns it into exit code 130, without a word.
             print("interrupted", file=sys.stderr)
             raise
+
+
+def _for_commands(error: LowmarkError) -> LowmarkError:
+    """The error with what to do on a command line, where its own hint is for Python."""
+    if isinstance(error, Unavailable):
+        from lowmark.errors import NodeUnreachable  # noqa: PLC0415 (it is loaded, if it was raised)
+
+        if isinstance(error, NodeUnreachable):
+            error.hint = (
+                "Start one with `lowmark serve`, or name another one by --node or $LOWMARK_NODE;"
+                " --data reads the directory of a node that does not run."
+            )
+    return error
 
 
 def help_if_bare(ctx: typer.Context) -> None:

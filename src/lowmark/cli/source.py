@@ -5,7 +5,6 @@ process.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Annotated, Protocol
 import typer
 
 from lowmark.access.directory import owner_of, unreachable
-from lowmark.cli.session import WrongUse, settings_of, wrong_use
+from lowmark.cli.node_option import DATA_VARIABLE, NODE_VARIABLE, named_place, variable
+from lowmark.cli.session import settings_of, wrong_use
 from lowmark.errors import Corrupt, Rejected
 from lowmark.inspect import open_offline
 from lowmark.node import (
@@ -31,8 +31,6 @@ from lowmark.node import (
 )
 from lowmark.runtime import DiskFailed
 
-NODE_VARIABLE = "LOWMARK_NODE"
-
 NodeOption = Annotated[
     str | None,
     typer.Option(
@@ -44,7 +42,9 @@ NodeOption = Annotated[
 DataOption = Annotated[
     Path | None,
     typer.Option(
-        "--data", metavar="DIR", help="Read a data directory; of one that is open, ask its process."
+        "--data",
+        metavar="DIR",
+        help=f"Read a data directory; of one that is open, ask its process; else ${DATA_VARIABLE}.",
     ),
 ]
 
@@ -69,9 +69,11 @@ class Source(Protocol):
 
 
 def node_client(node: str | None) -> NodeClient:
-    """A client of the node that was named, or of the usual one."""
+    """A client of the node that was named, or of the usual one: for what only a node can do."""
+    if node is None:
+        node = variable(NODE_VARIABLE)
     with wrong_use():
-        return NodeClient(node or os.environ.get(NODE_VARIABLE) or DEFAULT_ENDPOINT)
+        return NodeClient(node or DEFAULT_ENDPOINT)
 
 
 @contextlib.contextmanager
@@ -79,14 +81,13 @@ def opened_source(
     ctx: typer.Context, node: str | None, data: Path | None, *, damaged_ok: bool = False
 ) -> Iterator[Source]:
     """What the command line names; a directory that can't be read whole only if that is ok."""
-    if node is not None and data is not None:
-        raise WrongUse("--node and --data can't be given together", hint="Leave one of them out.")
-    if data is None:
-        with node_client(node) as client:
+    place = named_place(node, None if data is None else str(data))
+    if place.data is None:
+        with node_client(place.node) as client:
             yield client
         return
     with wrong_use():
-        data = Path(data_path(data))
+        data = Path(data_path(place.data))
         if not data.is_dir():
             raise Rejected(f"there is no directory {data}")
     owner = owner_of(str(data))

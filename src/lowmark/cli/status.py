@@ -7,10 +7,11 @@ from collections import Counter
 import msgspec
 import typer
 
-from lowmark.cli.formatting import facts_of
+from lowmark.cli.formatting import facts_of, up_text
 from lowmark.cli.output import Cell, Json, show_facts, show_json, show_table
 from lowmark.cli.source import DataOption, NodeOption, opened_source
 from lowmark.formatting import time_text
+from lowmark.metastore.nodes import lease_of
 from lowmark.node import STATES, GroupRow, Status
 from lowmark.table import parse_group_name
 
@@ -20,8 +21,9 @@ def status(
 ) -> None:
     """Show nodes, groups, leaders, lag, tables, and where the metastore and the catalog are.
 
-    The node that you ask asks all others. With --data, the command shows what the directory's node
-    knew at the end.
+    The node that you ask asks all others. A node that was killed stays up for the rest of its lease,
+    up to 10 seconds: until then it is shown as silent, with the time since it was last heard. With
+    --data, the command shows what the directory's node knew at the end.
     Groups of tables are shown if something is wrong with them, and counted otherwise. Warnings
     name cursors that keep much, or for long, readers that hold the low watermark, tables that have
     fewer replicas than their zone asks for, and moves of partitions that fail again and again.
@@ -51,7 +53,7 @@ def _show(found: Status) -> None:
         [
             {
                 "node": node.name,
-                "up": node.up,
+                "up": up_text(node),
                 **({"draining": node.draining} if draining else {}),
                 "role": node.role or None,
                 "endpoint": node.endpoint,
@@ -167,11 +169,12 @@ def _show_cluster(found: Status) -> None:
 def _show_leases(found: Status) -> None:
     if found.metastore is None or not found.metastore.leases:
         return
+    names = {lease_of(node.number): f"node {node.name}" for node in found.nodes}
     print()
     show_table(
         [
             {
-                "lease": lease.name,
+                "lease": names.get(lease.name, lease.name),
                 "holds_from": lease.hold or None,
                 "until": time_text(lease.expires_at_ms) + (" (over)" if lease.expired else ""),
                 "why": lease.why,

@@ -42,7 +42,7 @@ from lowmark.cli.session import FAILED, WrongUse, help_if_bare, wrong_use
 from lowmark.client import Database, Table, TableExplanation, TableUnknown
 from lowmark.convert.columns import columns_of, of_column
 from lowmark.errors import Rejected, Unavailable
-from lowmark.formatting import bytes_text, counted
+from lowmark.formatting import bytes_text, counted, verb
 from lowmark.table import SYSTEM_COLUMNS
 
 # Columns as a command line has them: `id string not null, price decimal(10,2) default 0`.
@@ -587,8 +587,8 @@ def schemas(
     if not told.trimmed:
         print(f"nothing to forget: there are versions {told.first} to {told.latest}")
     else:
-        verb = "may be" if not trim else "was" if told.trimmed == 1 else "were"
-        print(f"{counted(told.trimmed, 'schema version')} {verb} forgotten")
+        be = "may be" if not trim else verb(told.trimmed, "were")
+        print(f"{counted(told.trimmed, 'schema version')} {be} forgotten")
 
 
 @app.command()

@@ -42,6 +42,7 @@ from lowmark.client.changes import ChangesGone, ChangesReader
 from lowmark.client.cluster import Cluster
 from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
 from lowmark.client.database import Database
+from lowmark.client.edges import ArgumentRefused
 from lowmark.client.explaining import (
     Explanation,
     Holder,
@@ -84,6 +85,7 @@ from lowmark.table import (
 
 __all__ = [
     "AppendFailed",
+    "ArgumentRefused",
     "BelowWatermark",
     "Cancelled",
     "ChangesGone",

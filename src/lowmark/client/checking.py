@@ -67,6 +67,22 @@ def check_offsets(offsets: object, what: str, *, partitions: int) -> dict[int, i
     return checked
 
 
+def column_names(columns: object) -> list[str] | None:
+    """One column, or several in their order; None stands for all."""
+    if columns is None:
+        return None
+    if isinstance(columns, str):
+        return [columns]
+    given = list(columns) if isinstance(columns, Iterable) else [columns]
+    names = [name for name in given if isinstance(name, str)]
+    if len(names) < len(given) or isinstance(columns, bytes):
+        raise Rejected(
+            f"columns can't be {columns!r:.100}",
+            hint='Give a name, or a list of names: columns=["id", "status"].',
+        )
+    return names
+
+
 def many(keys: object, what: str) -> Iterable[object]:
     """Several keys; one alone is refused, since text is several characters, too."""
     if isinstance(keys, pa.Array | pa.ChunkedArray):

@@ -1,4 +1,5 @@
-"""The calls of the API, where memory, threads and handles that ran out get their names.
+"""The calls of the API, where memory, threads and handles that ran out get their names, and so do
+arguments that a call does not take.
 
 They may run out on any line below, and Python's own errors (`MemoryError`, a `RuntimeError` for
 threads, an `OSError` for handles) say neither where nor what to do. What went on below is ended as
@@ -8,14 +9,21 @@ with any other error; only the name changes.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
 from lowmark.backend.port import Backend
+from lowmark.errors import Rejected
+from lowmark.formatting import near
 from lowmark.runtime import RAN_OUT, by_name
 
 T = TypeVar("T")
+
+
+class ArgumentRefused(Rejected, TypeError):
+    """An argument that a call does not take, or one that it lacks."""
 
 
 def edge(*, but: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
@@ -39,8 +47,32 @@ def _edge(function: Callable[..., Any]) -> Callable[..., Any]:
         except RAN_OUT as error:
             backend: Backend = self._backend  # type: ignore[attr-defined]
             raise_by_name(error, backend.info.name)
+        except TypeError:
+            _check_arguments(function, self, args, kwargs)
+            raise
 
     return call
+
+
+def _check_arguments(
+    function: Callable[..., Any], this: object, args: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    """Refuse by name what a function does not take; with what it takes, nothing happens."""
+    signature = inspect.signature(function)
+    takes = list(signature.parameters)[1:]
+    unknown = [name for name in named if name not in takes]
+    if unknown:
+        raise ArgumentRefused(
+            f"{function.__name__} takes no argument {unknown[0]}",
+            hint=near(unknown[0], takes, of="It takes"),
+        ) from None
+    try:
+        signature.bind(this, *args, **named)
+    except TypeError as error:
+        raise ArgumentRefused(
+            f"{function.__name__} can't be called like this: {error}",
+            hint=f"It takes {', '.join(takes)}; all but the first ones are given by name.",
+        ) from None
 
 
 def raise_by_name(error: BaseException, name: object) -> NoReturn:

@@ -8,12 +8,12 @@ from typing import Any
 
 from lowmark.backend.ledgers import Ledgers
 from lowmark.backend.port import Backend
-from lowmark.backend.values import PartitionStatus, Staging
+from lowmark.backend.values import Found, PartitionStatus, Staging
 from lowmark.catalog import Table, duration_text
 from lowmark.client.lookup import Lookup
 from lowmark.convert.times import time_text
 from lowmark.errors import LowmarkError
-from lowmark.formatting import counted
+from lowmark.formatting import counted, verb
 from lowmark.holds import Hold
 from lowmark.ledger import read_adopted
 from lowmark.runtime import HybridTime, millis_of
@@ -156,14 +156,23 @@ class KeyExplanation:
     time: str = ""
     row: Mapping[str, Any] | None = field(default=None)
     source: str = ""
-    """What has its last change: `ledger` or `backlog`; empty if nothing has."""
+    """Where its last change was found: `backlog`, or `ledger` if the backlog does not have it any
+    more; empty if nothing has it."""
+    in_ledger: bool = False
+    """Whether the ledger has that change; the backlog may have it, too, for a reader."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All that has its last change: `ledger`, `backlog`, both, or nothing."""
+        places = ("ledger",) if self.in_ledger else ()
+        return (*places, "backlog") if self.source == "backlog" else places
 
     def __str__(self) -> str:
         where = f"partition {self.partition}"
         if self.state == "unknown":
             return f"key {self.key} is unknown: {where} has no row of it"
         word = "was deleted" if self.state == "deleted" else "is there"
-        where = f"{where}, offset {self.offset}, in the {self.source}"
+        where = f"{where}, offset {self.offset}, in the {' and the '.join(self.places)}"
         return f"key {self.key} {word}: {where}, {self.time}"
 
 
@@ -187,7 +196,17 @@ def explain_key(lookup: Lookup, values: Sequence[object]) -> KeyExplanation:
         time_text(found.time),
         found.row,
         "ledger" if found.in_ledger else "backlog",
+        found.in_ledger or _has_too(lookup.backend, lookup.table, found),
     )
+
+
+def _has_too(backend: Backend, table: Table, found: Found) -> bool:
+    """Whether a ledger has a change that was found in the backlog, too."""
+    [view] = backend.views(table.id, [found.partition]).values()
+    ledger = view.readable
+    if ledger is None or found.offset >= ledger.horizon:
+        return False
+    return not found.deleted or found.offset >= ledger.deletes_below
 
 
 def explain_table(
@@ -272,7 +291,8 @@ def _staged(status: PartitionStatus, staging: Staging) -> Holder:
         status.partition,
         status.view.end,
         0 if since_ms is None else max(0, status.wall_ms - since_ms),
-        f"{counted(staging.rows, 'row')} wait for a commit, and are dropped after a day without",
+        f"{counted(staging.rows, 'row')} {verb(staging.rows, 'wait')} for a commit, and"
+        f" {verb(staging.rows, 'are')} dropped after a day without",
         staging.bytes,
     )
 

@@ -40,7 +40,7 @@ from lowmark.catalog.entries import ChangedTable, Entry, TableChange, apply
 from lowmark.catalog.errors import CatalogUnreadable
 from lowmark.catalog.history import Update
 from lowmark.convert.times import datetime_of
-from lowmark.formatting import bytes_text, counted
+from lowmark.formatting import bytes_text, counted, verb
 from lowmark.ledger import RunRecord
 from lowmark.ledger.records import REBUILD
 from lowmark.metastore.nodes import NODE_PREFIX, decode_node
@@ -245,7 +245,8 @@ def _of_run(run: RunRecord) -> Iterator[HistoryLine]:
     if run.error:
         words += f": {run.error}"
     elif run.rows_read:
-        words += f": read {counted(run.rows_read, 'row')}, {counted(run.rows_live, 'row')} are left"
+        left = f"{counted(run.rows_live, 'row')} {verb(run.rows_live, 'are')} left"
+        words += f": read {counted(run.rows_read, 'row')}, {left}"
     yield HistoryLine(
         at=at,
         kind="run",

@@ -29,6 +29,7 @@ from lowmark.client.checking import (
     check_key,
     check_offsets,
     coerced_key,
+    column_names,
     key_batches,
     key_values,
     many,
@@ -301,8 +302,8 @@ class Table:
     def read(
         self,
         *,
-        columns: Sequence[str] | None = None,
-        where: pc.Expression | None = None,
+        columns: str | Sequence[str] | None = None,
+        where: str | pc.Expression | None = None,
         start: Start | None = None,
         end: Start | Snapshot | None = None,
         follow: bool = False,
@@ -334,14 +335,17 @@ class Table:
         Without `start` all changes are meant: if some were compacted and cut, the reader raises
         `GapFound` instead of giving a part. `"earliest"` means the changes that are left.
 
-        `columns` may name system columns (`_partition`, `_offset`, `_time`, `_change`); without
-        any, all of the table's are given, and `_change` if it has a key. Deletes are returned
-        only if `_change` is selected, since they would look like rows otherwise.
+        `columns` is a name or a list of names, system columns among them (`_partition`, `_offset`,
+        `_time`, `_change`); without any, all of the table's are given, and `_change` if it has a
+        key. Deletes are returned only if `_change` is selected, since they would look like rows
+        otherwise.
 
-        `where` is an Arrow expression over the table's columns and system columns, such as
-        `pc.field("status") == "new"`: only rows of which it is true are given, exactly those that
-        filtering afterwards would leave; `limit` counts them. Columns that only `where` needs are
-        not given. Of ledgers, row groups are passed over whose statistics say that they have none.
+        `where` is a condition on the table's columns and system columns: text as SQL has it, such
+        as `"status = 'new' and amount > 5"` (comparisons with values, `in`, `is null`, `and`, `or`,
+        `not` and parentheses), or an Arrow expression, such as `pc.field("status") == "new"`. Only
+        rows of which it is true are given, exactly those that filtering afterwards would leave;
+        `limit` counts them. Columns that only `where` needs are not given. Of ledgers, row groups
+        are passed over whose statistics say that they have none.
         A delete has its key and null in all other columns; to have deletes among the rows, say so:
         `(pc.field("status") == "new") | (pc.field("_change") == "delete")`, and select `_change`.
         As of a time, the last row of each key is found first, and then has to pass.
@@ -356,7 +360,7 @@ class Table:
         lease_ms = None if lease_ms is None else whole(lease_ms, "lease_ms")
         if on_gap not in {"raise", "skip"}:
             raise Rejected(f"on_gap can't be {on_gap!r}", hint="Use 'raise' or 'skip'.")
-        wanted = self._wanted(partitions)
+        wanted, names = self._wanted(partitions), column_names(columns)
         if as_of is not None:
             if follow or (start is not None and start != "earliest") or end is not None:
                 raise Rejected(
@@ -364,11 +368,11 @@ class Table:
                     hint="Leave start, end and follow out, or as_of.",
                 )
             return self._readers.as_of(
-                as_of, columns, list(wanted), limit=limit, on_gap=on_gap, where=where
+                as_of, names, list(wanted), limit=limit, on_gap=on_gap, where=where
             )
         return self._readers.forward(
             list(wanted),
-            columns=columns,
+            columns=names,
             start=start,
             end=end,
             follow=follow,
@@ -395,7 +399,7 @@ class Table:
         *,
         preimages: bool = False,
         net: bool = False,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
         partitions: Sequence[int] | None = None,
         on_gap: Literal["raise", "skip"] = "raise",
     ) -> ChangesReader:
@@ -432,7 +436,7 @@ class Table:
             self._wanted(partitions),
             start=start,
             end=end,
-            columns=columns,
+            columns=column_names(columns),
             preimages=preimages,
             net=net,
             on_gap=on_gap,
@@ -449,7 +453,7 @@ class Table:
         *,
         format: str = "parquet",  # noqa: A002
         as_of: TimeLike | None = None,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
         on_gap: Literal["raise", "skip"] = "raise",
         spark: object = None,
         master: str | None = None,
@@ -489,7 +493,7 @@ class Table:
         return export_table(
             self._backend,
             read,
-            columns=columns,
+            columns=column_names(columns),
             partitions=self._wanted(),
             to=to,
             wanted=format,
@@ -550,7 +554,9 @@ class Table:
         number = form.bucket_one(form.one(values), table.partitions)
         return self._readers.as_of(as_of, None, [number], on_gap="skip").row_of(values)
 
-    def count(self, *, where: pc.Expression | None = None, as_of: TimeLike | None = None) -> int:
+    def count(
+        self, *, where: str | pc.Expression | None = None, as_of: TimeLike | None = None
+    ) -> int:
         """How many rows the table has now, or had at a time: of each key one, unless it was
         deleted; without a key, all that are left. It is exact. Rows in ledgers are counted by their
         manifests; of the backlog, keys and changes are read, and without a key nothing is.

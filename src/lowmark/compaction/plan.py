@@ -7,7 +7,9 @@ asked for as of an earlier time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -15,16 +17,18 @@ from lowmark.backend.port import Backend
 from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import Catalog, Table, duration_text
 from lowmark.compaction.records import SeenPointer
-from lowmark.convert.times import time_text
+from lowmark.convert.times import parse_time, time_text
 from lowmark.ledger import (
     NothingLike,
     PartitionPlan,
     Pointer,
+    WaitsFor,
     lacks_needed_deletes,
     passed_by_readers,
 )
-from lowmark.runtime import COUNTER_BITS
+from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 from lowmark.table import Adopted, View, table_mark
+from lowmark.table.watermark import WatermarkStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,31 @@ def plan_partition(
         kept = duration_text(table.settings.history_ms)
         return _skipped(plan, f"every row is within the table's history ({kept})")
     return _skipped(plan, "every row is later than the low watermark")
+
+
+def waiting(
+    table: Table, plans: Iterable[PartitionPlan], standing: WatermarkStanding, *, now_ms: int
+) -> dict[str, Any]:
+    """From when on the first row is old enough that is too young, and what keeps it until then: the
+    one of three ages that is the highest. Fields of a `RunRecord`.
+    """
+    first = min((plan.held_until for plan in plans if plan.held_until), default="")
+    if not first:
+        return {}
+    written = parse_time(first, now=HybridTime(now_ms << COUNTER_BITS))
+    written_ms = millis_of(HybridTime(written))
+    ages: dict[WaitsFor, int] = {
+        "db.history": max(0, now_ms - millis_of(HybridTime(standing.goal))),
+        "history": table.settings.history_ms or 0,
+        "min_lag_ms": table.settings.min_lag_ms,
+    }
+    waits_for = max(ages, key=lambda name: ages[name])
+    held_by = [hold.holder for hold in standing.holds if (hold.lowest() or 0) <= written]
+    return {
+        "ready_at_ms": written_ms + ages[waits_for],
+        "waits_for": waits_for,
+        "watermark_held_by": tuple(dict.fromkeys(held_by)),
+    }
 
 
 def _skipped(plan: PartitionPlan, why: str) -> PartitionPlan:

@@ -41,7 +41,7 @@ from lowmark.catalog.errors import VersionCompacted
 from lowmark.compaction.claims import this_process
 from lowmark.compaction.context import Progress, RunContext
 from lowmark.compaction.holds import RunHolds
-from lowmark.compaction.plan import PlanInput, catalog_then, plan_input, plan_partition
+from lowmark.compaction.plan import PlanInput, catalog_then, plan_input, plan_partition, waiting
 from lowmark.compaction.publish import Publisher
 from lowmark.compaction.runner import Runner, together
 from lowmark.compaction.schemas import trim_schemas
@@ -215,7 +215,8 @@ class Run:
         """Step 0: see what there is to do; dry, without any change."""
         table, options = self.table, self._options
         check_wanted(table)
-        watermark = self._watermark()
+        standing = self._backend.watermark(latest=True)
+        watermark = standing.value
         plans = []
         for number in sorted(self.context.partitions):
             given = self._sound_input(number, watermark, dry=dry)
@@ -223,13 +224,14 @@ class Run:
                 plans.append(PartitionPlan(partition=number, why=self._damaged[number].message))
             else:
                 plans.append(plan_partition(number, table, given, anyway=options.rewrite))
+        began_at_ms = self.context.now_ms()
         return RunRecord(
             run=self.name,
             table=table.id,
             table_name=table.name,
             state="planned",
             trigger=options.trigger,
-            began_at_ms=self.context.now_ms(),
+            began_at_ms=began_at_ms,
             watermark=watermark,
             catalog=catalog_then(self._backend, watermark).version,
             verify=options.verify,
@@ -242,6 +244,7 @@ class Run:
             where=options.where,
             by=this_process(),
             partitions=tuple(plans),
+            **waiting(table, plans, standing, now_ms=began_at_ms),
         )
 
     def _watermark(self) -> int:

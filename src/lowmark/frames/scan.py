@@ -66,7 +66,7 @@ def table(
     *,
     path: str = "",
     node: str = "",
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     as_of: TimeLike | None = None,
 ) -> Any:
     """A table as a DataFrame: as it is now, or as of a time.

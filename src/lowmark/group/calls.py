@@ -75,10 +75,11 @@ class _Open:
     since_ms: int
     deadline_ms: int
     future: Future[bytes]
+    name_of: Callable[[int], str]
 
     @property
     def who(self) -> str:
-        return f"node {self.node}" if self.node else f"the node at {self.address}"
+        return f"node {self.name_of(self.node)}" if self.node else f"the node at {self.address}"
 
 
 class _Lately:
@@ -116,6 +117,8 @@ class Calls:
         """Questions that one node may have open here, and that we may have open at one node."""
         self.strangers_max = strangers_max
         """Questions of strangers that are open at a time."""
+        self.name_of: Callable[[int], str] = str
+        """What people call a node; set by what knows names. A link knows numbers."""
         self._transport = transport
         self._send = send
         self._now_ms = now_ms
@@ -141,7 +144,8 @@ class Calls:
         address = self._transport.addresses.get(node)
         if address is None:
             future: Future[bytes] = Future()
-            future.reject(NotAsked(f"node {node}", why="this node does not know its address"))
+            who = f"node {self.name_of(node)}"
+            future.reject(NotAsked(who, why="this node does not know its address"))
             return future
         return self._ask(node, address, service, question, timeout_ms)
 
@@ -156,7 +160,7 @@ class Calls:
     ) -> Future[bytes]:
         now = self._now_ms()
         deadline = now + (self._timeout_ms if timeout_ms is None else timeout_ms)
-        asked = _Open(node, address, service, now, deadline, Future())
+        asked = _Open(node, address, service, now, deadline, Future(), self.name_of)
         if self._closed or self._open_at.get(address, 0) >= self.waiting_max:
             why = "this node is closing" if self._closed else "too many questions are open"
             asked.future.reject(NotAsked(asked.who, why=why))

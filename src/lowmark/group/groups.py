@@ -494,6 +494,13 @@ class Groups:
         """Which of these are down, as far as this node knows: they have been silent for long."""
         return nodes.keys() - self._present if self._ticks >= self.config.missing_ticks else _NONE
 
+    def silent_ms(self, node: int) -> int | None:
+        """For how long nothing has come from a node, by ticks: this process may have been held up.
+        None: nothing has come from it since this one started.
+        """
+        heard = self._heard_at_tick.get(node)
+        return None if heard is None else (self._ticks - heard) * self.config.tick_ms
+
     def _look_around(self) -> None:
         """Who has spoken lately."""
         since = self._ticks - self.config.missing_ticks

@@ -25,6 +25,7 @@ from lowmark.catalog import (
     replay,
 )
 from lowmark.errors import Corrupt, LowmarkError, Rejected, Unavailable, invariant
+from lowmark.formatting import counted, verb
 from lowmark.group import Command, EntryTooNew, MachineTooOld, envelope
 from lowmark.group.storage import GroupMeta, SnapshotMembers, raft_entry
 from lowmark.log import GroupLog, Log, LogConfig
@@ -146,9 +147,11 @@ class OfflineStore:
         """What is unknown here, in words; empty if there is nothing."""
         if not self.unknown_entries:
             return ""
-        if self.unknown_entries == 1:
-            return "1 more entry is not known to be committed"
-        return f"{self.unknown_entries} more entries are not known to be committed"
+        more = self.unknown_entries
+        return (
+            f"{counted(more, 'more entry', 'more entries')} {verb(more, 'are')} not known to be"
+            " committed"
+        )
 
     def damage(self, error: LowmarkError | None = None) -> LowmarkError:
         """`problem`, or what came of reading a value, as an error with advice that works: a node

@@ -61,6 +61,7 @@ from lowmark.ledger.records import (
     Pointer,
     Retired,
     RunRecord,
+    WaitsFor,
     decode_record,
     parse_retired_key,
     pointer_key,
@@ -69,6 +70,7 @@ from lowmark.ledger.records import (
     retired_prefix,
     run_key,
     run_prefix,
+    young_hint,
 )
 from lowmark.ledger.recovery import Salvage, recover_ledger
 from lowmark.ledger.rule import LAST_ROW, lacks_needed_deletes, may_go_below, passed_by_readers
@@ -113,6 +115,7 @@ __all__ = [
     "Tail",
     "TaskContext",
     "Verified",
+    "WaitsFor",
     "Work",
     "carry_out",
     "check_there",
@@ -138,4 +141,5 @@ __all__ = [
     "tail_of",
     "verify_ledger",
     "view_of",
+    "young_hint",
 ]

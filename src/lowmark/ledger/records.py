@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from lowmark.errors import Corrupt
+from lowmark.formatting import time_text
 from lowmark.metastore import RemoveRange
 from lowmark.runtime import Buffer
 
@@ -111,6 +112,11 @@ class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Who keeps the backlog from being cut up to the horizon."""
 
 
+WaitsFor = Literal["", "db.history", "history", "min_lag_ms"]
+"""What keeps rows from being compacted: how far back all tables are exact; or the table's option,
+by which it keeps its own past for longer, or leaves rows alone at first."""
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run of compaction."""
 
@@ -142,6 +148,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     resumed: int = 0
     seconds: float = 0.0
     error: str = ""
+    ready_at_ms: int = 0
+    """From when on the first of the rows is old enough that are too young; 0: there are none."""
+    waits_for: WaitsFor = ""
+    """Why not before."""
+    watermark_held_by: tuple[str, ...] = ()
+    """Who keeps the low watermark from passing that row, besides."""
     partitions: tuple[PartitionPlan, ...] = ()
 
     @property
@@ -193,6 +205,22 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         return min((one.held_until for one in self.partitions if one.held_until), default="")
 
+    @property
+    def ready_at(self) -> str:
+        """From when on the first of those is old enough; empty: there are none."""
+        return time_text(self.ready_at_ms) if self.ready_at_ms else ""
+
+    @property
+    def hint(self) -> str:
+        """What to do about rows that are too young; empty: there are none."""
+        options = 'table.alter(options={{"{}": None}})'
+        return young_hint(
+            self,
+            advance='db.advance_watermark("now")',
+            unset=options,
+            setting=("db.history", 'db.set_history("1 minute")'),
+        )
+
     def partition(self, number: int) -> PartitionPlan | None:
         """What it does to one partition."""
         return next((one for one in self.partitions if one.partition == number), None)
@@ -206,6 +234,27 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         every = {one.partition: one for one in self.partitions}
         every.update((one.partition, one) for one in plans)
         return msgspec.structs.replace(self, partitions=tuple(every[at] for at in sorted(every)))
+
+
+def young_hint(record: RunRecord, *, advance: str, unset: str, setting: tuple[str, str]) -> str:
+    """What to do about rows that are too young, by the calls or commands that do it: which moves
+    the low watermark, unsets an option, and shows and alters how far back tables are exact.
+    """
+    rows = record.too_young_rows
+    if not rows or not record.ready_at_ms:
+        return ""
+    first = "It" if rows == 1 else "The first of them"
+    shown, alter = setting
+    if record.waits_for == "db.history":
+        why = f"until then it can be asked for as of an earlier time ({shown})"
+        now = f"To compact now, give up looking back: {advance}. To wait less from now on: {alter}."
+    else:
+        why = f"until then the table's option {record.waits_for} keeps it"
+        now = f"To compact now: {unset.format(record.waits_for)}, then {advance}."
+    words = f"{first} is old enough from {record.ready_at} on: {why}. Compact again then. {now}"
+    if record.watermark_held_by:
+        words += f" The low watermark is held by {', '.join(record.watermark_held_by)}."
+    return words
 
 
 def pointer_key(table: int, partition: int) -> bytes:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from pyroaring import BitMap64
 
+from lowmark.formatting import counted, verb
 from lowmark.holds import Decision, Hold, Kept, Reason
 from lowmark.log.config import LogConfig
 from lowmark.log.segments import SegmentRef
@@ -59,13 +60,11 @@ def _reasons(
         after = ref.last - max(ref.first - 1, row.snapshot_index)
         yield Reason(
             "after the snapshot",
-            f"{after} entry follows the snapshot"
-            if after == 1
-            else f"{after} entries follow the snapshot",
+            f"{counted(after, 'entry', 'entries')} {verb(after, 'follow')} the snapshot",
         )
     live = row.live.range_cardinality(ref.first, ref.last + 1)
     if live:
-        yield Reason("live", "1 entry is live" if live == 1 else f"{live} entries are live")
+        yield Reason("live", f"{counted(live, 'entry', 'entries')} {verb(live, 'are')} live")
     for hold in holds:
         if hold.pins_any(ref.first, ref.last):
             yield Reason("held", f"{hold.holder} holds it: {hold.why}", hold)

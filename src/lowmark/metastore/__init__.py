@@ -54,6 +54,7 @@ from lowmark.metastore.commands import (
     missing,
     value_is,
 )
+from lowmark.metastore.coordinator import name_of
 from lowmark.metastore.errors import (
     ClusterRefused,
     MetastoreOutdated,
@@ -121,5 +122,6 @@ __all__ = [
     "identify",
     "load_identity",
     "missing",
+    "name_of",
     "value_is",
 ]

@@ -45,6 +45,7 @@ from lowmark.metastore.coordinator import (
     Turned,
     Welcome,
     known,
+    name_of,
     reply_of,
 )
 from lowmark.metastore.errors import (
@@ -272,6 +273,7 @@ class Cluster:
         if found is None or found.number != node.number:
             raise Rejected("a node is identified before it joins a cluster")
         self._identity = found
+        groups.calls.name_of = self._name_of
         self._on_topology: list[Callable[[Topology], None]] = []
         self._on_changed: list[Callable[[], None]] = []
         self._told = Topology()
@@ -666,6 +668,11 @@ class Cluster:
         if self.refused is not None:
             return f"it was not let in again: {self.refused.message}"
         return ""
+
+    def _name_of(self, number: int) -> str:
+        """As `name_of`, without a look into the log for nodes that are up."""
+        up = self._told.find(number)
+        return name_of(self.metastore, number) if up is None else up.name
 
     def nodes(self) -> list[NodeInfo]:
         """All that belong to the cluster, as far as this node knows, in the order they came."""

@@ -139,6 +139,15 @@ def known(metastore: Metastore) -> Known:
     )
 
 
+def name_of(metastore: Metastore, node: int) -> str:
+    """What people call a node; its number, if this node does not know it or can't read its copy."""
+    try:
+        entry = metastore.get_local(node_key(node))
+        return str(node) if entry is None else decode_node(entry.value).name
+    except LowmarkError:
+        return str(node)
+
+
 class Coordinator:
     """Does nothing while its node does not lead."""
 

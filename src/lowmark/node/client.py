@@ -83,8 +83,8 @@ class NodeUnreachable(Unavailable):
         super().__init__(
             f"no node answers at {address}",
             detail=why,
-            hint="Start one with `lowmark serve`, or name another one by --node or $LOWMARK_NODE;"
-            " --data reads the directory of a node that does not run.",
+            hint="Start one with `lowmark serve`, or give the address of another one. A directory"
+            " that no process serves is opened by its path: lowmark.open(PATH).",
         )
 
 

@@ -81,7 +81,7 @@ def _no_url(path: str) -> Rejected:
         local = unquote(urlsplit(path).path) or rest
         return Rejected(
             f"{path} is a URL, and a database is opened by its path",
-            hint=f"Write lowmark.open({local!r}), or --data {local}.",
+            hint=f"Write its path: {local}",
         )
     if scheme in _STORES:
         return Rejected(

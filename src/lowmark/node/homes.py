@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lowmark.catalog import DEFAULT_SCHEMA, Catalog, Table
 from lowmark.errors import Rejected
-from lowmark.formatting import counted, near
+from lowmark.formatting import counted, near, verb
 from lowmark.node.messages import STATES, GroupRow, WarningRow
 from lowmark.table import group_name, parse_group_name
 
@@ -95,7 +95,7 @@ def replica_warnings(homes: Iterable[Home]) -> Iterable[WarningRow]:
         text = (
             f"table {home.name} has {fewest} of {counted(home.replicas, 'replica')}: zone"
             f" {home.zone} has too few nodes, or the others are still being copied. A partition"
-            f" takes no rows while {down} {'is' if lost == 1 else 'are'} down. The table gets the"
+            f" takes no rows while {down} {verb(lost, 'are')} down. The table gets the"
             f" rest by itself when the zone has {counted(home.replicas, 'node')}; `lowmark"
             " rebalance status` shows what is under way"
         )

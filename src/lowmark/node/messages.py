@@ -473,7 +473,8 @@ class NodeRow(_Reply, frozen=True):
     number: int
     name: str
     up: bool | None
-    """None: unknown, from a data directory or at a node that can't read its copy."""
+    """Whether its lease is in force, which outlives a node that was killed for a while. None:
+    unknown, from a data directory or at a node that can't read its copy."""
     role: str
     """In the metastore: `coordinator`, `voter`, `learner`, or nothing yet."""
     endpoint: str = msgspec.field(name="door")
@@ -484,6 +485,9 @@ class NodeRow(_Reply, frozen=True):
     """Whether its partitions are to leave it."""
     problem: str = ""
     """Why it did not answer, if it is up and did not; else what it says is wrong with it."""
+    silent_ms: int | None = None
+    """For how long the node that was asked has heard nothing of it, if it did not answer; 0: it
+    did, or is the one that was asked. None: nothing is known."""
 
 
 class MemberRow(_Reply, frozen=True):

@@ -327,6 +327,8 @@ class Known:
     catalog: CatalogStatus | None = None
     problems: dict[int, str] = field(default_factory=dict)
     """What is wrong with nodes, by number: what they say themselves, or why they say nothing."""
+    silent_ms: dict[int, int] = field(default_factory=dict)
+    """For how long nothing was heard of nodes that did not answer; 0 of those that did."""
     tables: Sequence[TablePart] = ()
     """What each node leads of tables."""
     homes: Sequence[Home] = ()
@@ -447,11 +449,16 @@ class StatusService:
                 node: one if isinstance(one, Said) else Said([], one.message)
                 for node, one in answers.items()
             }
-            return self._merged(said)
+            silent: dict[int, int | None] = {own: 0}
+            silent |= {
+                node: 0 if isinstance(one, Said) else self._groups.silent_ms(node)
+                for node, one in answers.items()
+            }
+            return self._merged(said, silent)
 
         return ask_each(self._groups, others, SERVICE, _decode).map(known)
 
-    def _merged(self, said: dict[int, Said]) -> Status:
+    def _merged(self, said: dict[int, Said], silent: dict[int, int | None]) -> Status:
         trying = Trying()
         own = self._said(trying)
         known = self._known(trying)
@@ -459,7 +466,8 @@ class StatusService:
         problems[self._groups.node] = trying.problem  # with what could not be read just now
         tables = [*own.tables, *(part for each in said.values() for part in each.tables)]
         failing = [*own.failing, *(move for each in said.values() for move in each.failing)]
-        known = replace(known, problems=problems, tables=tables, failing=failing)
+        heard = {node: ms for node, ms in silent.items() if ms is not None}
+        known = replace(known, problems=problems, tables=tables, failing=failing, silent_ms=heard)
         if trying.problem and all(node.number != self._groups.node for node in known.nodes):
             # It has left, or does not know itself any more: its problem needs a place all the same.
             known = replace(known, nodes=[*known.nodes, self._cluster.node])
@@ -573,6 +581,7 @@ def _node_row(node: NodeInfo, known: Known, metastore: GroupRow | None, problem:
         attributes=node.attributes,
         draining=node.number in known.draining,
         problem=problem,
+        silent_ms=known.silent_ms.get(node.number),
     )
 
 

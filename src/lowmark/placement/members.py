@@ -43,7 +43,7 @@ from lowmark.metastore import (
     Revision,
     missing,
 )
-from lowmark.metastore.coordinator import known, voters_of
+from lowmark.metastore.coordinator import known, name_of, voters_of
 from lowmark.metastore.nodes import TOPOLOGY_KEY, encode
 from lowmark.placement import decisions
 from lowmark.placement.assignments import (
@@ -116,7 +116,7 @@ class MetastoreMembers:
                 standing = self._moves.standing(METASTORE)
         if standing is None or not (standing.attempts or standing.alarm):
             return ""
-        by = f" by node {standing.node}" if standing.node else ""
+        by = f" by node {name_of(self._metastore, standing.node)}" if standing.node else ""
         return f"the metastore's members could not be changed{by}: {standing.reason}"
 
     def _group(self) -> Group | None:

@@ -47,6 +47,7 @@ from lowmark.metastore import (
     Topology,
     Watch,
 )
+from lowmark.metastore.coordinator import name_of
 from lowmark.metastore.nodes import TOPOLOGY_KEY, decode_topology
 from lowmark.metastore.state import prefix_end
 from lowmark.placement import decisions
@@ -263,7 +264,8 @@ class Placement:
         """The moves that this node speaks for, and that a person should look at."""
         return [
             f"partition {move.partition} of table {move.table} can't be moved"
-            f"{f' to node {move.node}' if move.node else ''}: {move.reason}"
+            f"{f' to node {name_of(self._metastore, move.node)}' if move.node else ''}:"
+            f" {move.reason}"
             f" ({f'{move.attempts} attempts in ' if move.attempts else ''}"
             f"{move.failing_ms // 1_000} s)"
             for move in self.progress.alarms()

@@ -219,7 +219,9 @@ class Forwarding:
         """Whatever another node was asked, it can't answer any more as a leader."""
         for asked in [*self._open.get((table, number), ())] if leader else ():
             if asked.node != leader:
-                self._unknown(asked, f"node {asked.node} does not lead any more")
+                self._unknown(
+                    asked, f"node {self._calls.name_of(asked.node)} does not lead any more"
+                )
 
     def _leader(self, asked: _Asked, copy: Partition | None) -> int:
         """Who leads, as far as this node knows; 0: it does not know."""
@@ -294,7 +296,9 @@ class Forwarding:
         try:
             outcome, failure = _decoded(done.result())
         except (Corrupt, msgspec.MsgspecError) as bad:
-            self._unknown(asked, f"node {node} gave an answer that can't be read: {bad}")
+            self._unknown(
+                asked, f"node {self._calls.name_of(node)} gave an answer that can't be read: {bad}"
+            )
             return
         if isinstance(failure, _UNTOUCHED):
             leader = getattr(failure, "leader", None)

@@ -40,7 +40,7 @@ from lowmark.catalog.arrow import to_arrow
 from lowmark.catalog.types import INTEGER_BITS
 from lowmark.catalog.values import Unfit, fit, is_missing
 from lowmark.errors import InvariantBroken, Rejected, invariant
-from lowmark.formatting import shown
+from lowmark.formatting import counted, shown, verb
 from lowmark.table.hashing import (
     U64,
     hash64_bytes,
@@ -155,8 +155,8 @@ class KeyForm:
         """
         if len(values) != len(self.types):
             raise Rejected(
-                f"a key of this table has {len(self.types)} value{'s' * (len(self.types) > 1)},"
-                f" and {len(values)} {'was' if len(values) == 1 else 'were'} given",
+                f"a key of this table has {counted(len(self.types), 'value')},"
+                f" and {len(values)} {verb(len(values), 'were')} given",
                 hint=f"Give a value for each of {', '.join(self.names)}.",
             )
         parts = [_one(*part) for part in zip(values, self.types, self.names, strict=True)]

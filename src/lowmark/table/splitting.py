@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from lowmark.formatting import counted
 from lowmark.table.batches import Compression, encode_rows
 from lowmark.table.commands import ROOM_BYTES, ROWS_MAX, Change
 from lowmark.table.errors import BatchRefused
@@ -83,7 +84,7 @@ def encoded_whole(
     if message.size > MESSAGE_BYTES_MAX:
         message = encode_rows(rows, "zstd")
     if message.size > _MESSAGE_BYTES_LIMIT:
-        raise _too_large(f"a batch of {rows.num_rows} rows", message.size)
+        raise _too_large(f"a batch of {counted(rows.num_rows, 'row')}", message.size)
     return _with_room(message, rows.num_rows, schema, change)
 
 

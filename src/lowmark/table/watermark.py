@@ -52,6 +52,7 @@ from lowmark.metastore import (
     Revision,
     RevisionCompacted,
     all_of,
+    name_of,
 )
 from lowmark.metastore.nodes import lease_of
 from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, Timer, millis_of
@@ -259,7 +260,22 @@ class LowWatermark:
         seen = self._seen(self._metastore.range_local(WATERMARK_KEY))
         value = seen.watermark
         in_force = {node for node, hold in seen.holds.items() if hold.in_force}
-        return WatermarkStanding(value.time, value.moved_at, self.goal, _holds_of(seen, in_force))
+        holds = self._holds_of(seen, in_force)
+        return WatermarkStanding(value.time, value.moved_at, self.goal, holds)
+
+    def _holds_of(self, seen: _Seen, nodes: AbstractSet[int]) -> tuple[Hold, ...]:
+        """The holds of these nodes, the earliest first."""
+        standing = [(seen.holds[node].value.time, node) for node in nodes]
+        return tuple(
+            Hold(
+                holder=f"node {name_of(self._metastore, node)}",
+                kind="as-of reads",
+                pins=Span(time),
+                since_ms=millis_of(HybridTime(seen.holds[node].value.since)),
+                why=seen.holds[node].value.why,
+            )
+            for time, node in sorted(standing)
+        )
 
     def _value(self) -> WatermarkValue:
         found = self._metastore.state.find(WATERMARK_KEY)
@@ -333,7 +349,7 @@ class LowWatermark:
             begun = seen.watermark.time if before is None else before
             gone = [node for node, hold in seen.holds.items() if not hold.in_force][:_GONE_MAX]
             # What this write does not remove counts, whether or not it is in force.
-            safe = safe_point(wanted, _holds_of(seen, seen.holds.keys() - gone))
+            safe = safe_point(wanted, self._holds_of(seen, seen.holds.keys() - gone))
             after = max(seen.watermark.time, safe.position)
             done = Advanced(begun, after, wanted, safe.held_by)
             if after == seen.watermark.time and not gone:
@@ -547,21 +563,6 @@ def _by_node(entries: Iterable[Entry]) -> Iterable[tuple[int, Entry]]:
         node = entry.key.removeprefix(HOLD_PREFIX)
         if entry.key.startswith(HOLD_PREFIX) and node.isdigit():
             yield int(node), entry
-
-
-def _holds_of(seen: _Seen, nodes: AbstractSet[int]) -> tuple[Hold, ...]:
-    """The holds of these nodes, the earliest first."""
-    standing = [(seen.holds[node].value.time, node) for node in nodes]
-    return tuple(
-        Hold(
-            holder=f"node {node}",
-            kind="as-of reads",
-            pins=Span(time),
-            since_ms=millis_of(HybridTime(seen.holds[node].value.since)),
-            why=seen.holds[node].value.why,
-        )
-        for time, node in sorted(standing)
-    )
 
 
 def read_watermark(value: bytes) -> int:

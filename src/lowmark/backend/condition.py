@@ -1,4 +1,5 @@
-"""`--where`: a condition as SQL writes it, as an Arrow expression.
+"""A condition on rows as SQL writes it, as an Arrow expression: for `where`, in Python as on the
+command line.
 
     status = 'new'
     amount >= 9.50 and (status in ('new', 'paid') or note is null)
@@ -21,9 +22,9 @@ import pyarrow.compute as pc
 
 from lowmark.catalog import ColumnType, Plain, type_text
 from lowmark.catalog.arrow import from_arrow
-from lowmark.cli.session import WrongUse
 from lowmark.convert.text import from_text
 from lowmark.convert.values import Misfit
+from lowmark.errors import Rejected
 from lowmark.table import CHANGE, OFFSET, PARTITION, TIME
 
 DEPTH_MAX = 100
@@ -54,7 +55,11 @@ _SYSTEM: dict[str, ColumnType] = {
     TIME: Plain.INT64,
     CHANGE: Plain.STRING,
 }
-_HINT = "Write it as SQL does: --where \"status = 'new' and amount > 5\"."
+_HINT = "Write it as SQL does: \"status = 'new' and amount > 5\"."
+
+
+class ConditionRefused(Rejected):
+    """A condition that can't be read, or that names what the table does not have."""
 
 
 class _Token(NamedTuple):
@@ -63,7 +68,9 @@ class _Token(NamedTuple):
 
 
 def parse_where(text: str, schema: pa.Schema) -> pc.Expression:
-    """The condition on rows with these columns, or a refusal that says where it ends."""
+    """The condition on rows with these columns, system columns among them; or a refusal that says
+    where it ends.
+    """
     parser = _Parser(text, schema)
     found = parser.any_of(0)
     if parser.token is not None:
@@ -80,9 +87,9 @@ class _Parser:
         self._tokens = self._split()
         self._at = 0
 
-    def refused(self, what: str) -> WrongUse:
+    def refused(self, what: str) -> ConditionRefused:
         """Says what is wrong with it."""
-        return WrongUse(f"--where can't be read: {what}", detail=self._text, hint=_HINT)
+        return ConditionRefused(f"where can't be read: {what}", detail=self._text, hint=_HINT)
 
     def _split(self) -> list[_Token]:
         tokens, at, text = [], 0, self._text.rstrip()
@@ -186,8 +193,8 @@ class _Parser:
             return name, _SYSTEM[name]
         if name not in self._schema.names:
             known = ", ".join([*self._schema.names, *_SYSTEM])
-            raise WrongUse(
-                f"--where names column {name}, which the table does not have", hint=f"Use {known}."
+            raise ConditionRefused(
+                f"where names column {name}, which the table does not have", hint=f"Use {known}."
             )
         return name, from_arrow(self._schema.field(name).type)
 
@@ -209,7 +216,7 @@ class _Parser:
             return from_text(kind, pa.array([text], pa.string()))[0]
         except (Misfit, UnicodeEncodeError) as error:
             why = error.why if isinstance(error, Misfit) else "is not text"
-            raise WrongUse(
-                f"--where: {text!r} can't be a value of column {name}: it {why}",
+            raise ConditionRefused(
+                f"where: {text!r} can't be a value of column {name}: it {why}",
                 hint=f"Give a value of type {type_text(kind)}.",
             ) from error
