@@ -500,16 +500,16 @@ class RemoteBackend:
         **named: Any,
     ) -> Any:
         """Ask about a hold; one that another start of the server does not know is taken again."""
-        restarts = self._restarts
         limit = limit_s if timeout_s is None else timeout_s
-        try:
-            return self._call(name, hold, *arguments, **named, timeout_s=limit)
-        except HoldUnknown:
-            with self._retaking:  # another thread may be taking it again just now
-                pass
-            if self._restarts == restarts or hold.number not in self._holds:
-                raise
-        return self._call(name, hold, *arguments, **named, timeout_s=limit)
+        while True:  # servers may come and go faster than it is held again
+            restarts = self._restarts
+            try:
+                return self._call(name, hold, *arguments, **named, timeout_s=limit)
+            except HoldUnknown:
+                with self._retaking:  # another thread may be taking it again just now
+                    pass
+                if self._restarts == restarts or hold.number not in self._holds:
+                    raise
 
     def _take_again(self, instance: int) -> None:
         """The server was started again: it keeps nothing for this client any more.

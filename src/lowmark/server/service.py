@@ -175,6 +175,11 @@ class Service:
                 value = self._value(request)
             except Closed as error:
                 raise NodeClosing from error
+            except HoldUnknown as error:
+                # The end releases all holds: this one is held again at the next server.
+                if self.closing:
+                    raise NodeClosing from error
+                value = error
             except LowmarkError as error:
                 value = error
             except Exception as error:
