@@ -108,6 +108,8 @@ class RemoteBackend:
         self._catalog: Catalog | None = None
         self._catalog_newest = 0
         """The newest version that was heard of."""
+        self._latest_time = 0
+        """No answer has shown a later one, by the clocks of the servers."""
         self._asked_at = 0.0
         self._instance = 0
         self._retaking = threading.RLock()
@@ -202,15 +204,23 @@ class RemoteBackend:
     def _heard(self, reply: Reply) -> None:
         """Every answer says how new the server, and its catalog, are."""
         self._catalog_newest = max(self._catalog_newest, reply.catalog)
+        self._latest_time = max(self._latest_time, reply.time)
         if reply.instance != self._instance:
             self._take_again(reply.instance)
 
     # -- the database itself --------------------------------------------------------------------
 
-    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
-        """See `Backend`."""
-        moment: Moment = self._call("now", table, timeout_s=timeout_s)
+    def now(
+        self, table: TableId | None = None, *, known: int = 0, timeout_s: float | None = None
+    ) -> Moment:
+        """See `Backend`. This server may be another one than that which answered before."""
+        known = max(known, self.latest_time())
+        moment: Moment = self._call("now", table, known=known, timeout_s=timeout_s)
         return moment
+
+    def latest_time(self) -> int:
+        """No answer that came here has shown a later one."""
+        return max(self._latest_time, self._appends.latest_time)
 
     def now_here(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
         """As `now`, of the partitions that have a copy at this server's node."""
