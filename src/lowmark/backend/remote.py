@@ -276,6 +276,7 @@ class RemoteBackend:
         self, to: int | None = None, *, timeout_s: float | None = None
     ) -> Advanced:
         """See `Backend`."""
+        self._run_errands(_RELEASE_S)  # readers of this client that were closed hold nothing
         moved: Advanced = self._call("advance_watermark", to, timeout_s=timeout_s)
         return moved
 
