@@ -183,9 +183,13 @@ class RemoteBackend:
         _open.discard(self)
         self._dropped.detach()
         if self._caring is not None:
+            ends_at = time.monotonic() + _CLOSE_S
             self._run_errands(_CLOSE_S)
-            with contextlib.suppress(LowmarkError):  # without it, they end with their time
-                self._call("leave", timeout_s=_RELEASE_S)
+            # Without it, they end with their time; and an owner that is new waits for this client
+            # for as long. So it has time enough to find that one.
+            with contextlib.suppress(LowmarkError):
+                left_s = max(_RELEASE_S, ends_at - time.monotonic())
+                self._call("leave", timeout_s=left_s)
         self._holds.clear()
         self._files.clear()
         self._closed = True
