@@ -71,3 +71,10 @@ def test_all_that_asks_for_now_has_what_was_appended(db: Database, table: Table)
         moved = db.advance_watermark() if count % 2 else db.advance_watermark("now")
         assert moved.after == moved.wanted
         assert not table.compact(engine="local", dry_run=True).too_young_rows
+
+
+def test_a_table_without_any_history_is_compacted_up_to_now(db: Database) -> None:
+    table = db.create_table("t", {"id": "int64"}, key="id", options={"history": "0 s"})
+    table.append([{"id": 1}])
+    db.advance_watermark("now")
+    assert not table.compact(engine="local", dry_run=True).too_young_rows
