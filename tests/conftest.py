@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from walls import STEP_MS, by_steps, wall_clock
+
 if TYPE_CHECKING:
     from lowmark.spark import SparkRunner
 
@@ -55,6 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in item.iter_markers("xdist_group"):
             if not item.nodeid.endswith(f"@{mark.args[0]}"):
                 item._id = item.id.parse(f"{item.nodeid}@{mark.args[0]}")
+
+
+@pytest.fixture(scope="session", autouse=STEP_MS > 0)
+def clock_by_steps() -> Iterator[None]:
+    """See `walls.STEP_MS`."""
+    with wall_clock(by_steps(STEP_MS)):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -12,3 +14,12 @@ def eventually(condition: Callable[[], bool], *, deadline_s: float = 30.0) -> No
     while not condition():
         assert time.monotonic() < ends_at, f"not true after {deadline_s} seconds"
         time.sleep(0.005)
+
+
+def suspend(pid: int) -> None:
+    """Send a child SIGSTOP, and return when all of it stands still: a signal is on its way for a
+    while, and until then the child's threads go on answering.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), f"process {pid} has ended"

@@ -172,9 +172,10 @@ def test_the_lock_file_says_whether_guests_hold_anything(small: Path) -> None:
 
 
 def test_a_guest_holds_at_once_what_it_had_when_there_is_another_owner(small: Path) -> None:
-    # given a guest with a reader of a ledger
+    # given a guest with a reader of a ledger, which does not take the owner's place: it looks for
+    # the owner by itself every now and then
     first = lowmark.open(small, owner=True)
-    with lowmark.open(small) as guest:
+    with lowmark.open(small, read_only=True) as guest:
         reader = guest["t"].read(compacted=True, batch_bytes=1)
         (manifest,) = first.backend.files_in_use()
         # when another process owns the directory, with a newer ledger
@@ -184,7 +185,6 @@ def test_a_guest_holds_at_once_what_it_had_when_there_is_another_owner(small: Pa
             second["t"].append([{"id": n} for n in range(10)])
             second.advance_watermark("now")
             assert second["t"].compact(engine="local").state == "done"
-            assert second.backend.files_in_use() == frozenset()
             # then any call of the guest has it hold the ledger that its reader reads
             guest["t"].count()
             assert manifest in second.backend.files_in_use()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import lowmark
-from eventually import eventually
+from eventually import eventually, suspend
 from lowmark.access import opening
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client import Database
@@ -210,7 +210,7 @@ def test_an_owner_that_does_not_answer_is_named(
     # given an owner that is suspended
     owner = Other(data)
     others.append(owner)
-    os.kill(owner.process.pid, signal.SIGSTOP)
+    suspend(owner.process.pid)
     monkeypatch.setattr(opening, "HELLO_S", 0.5)
     # when another process wants the directory
     with pytest.raises(Locked) as refused:
@@ -237,7 +237,7 @@ def test_a_guest_hears_which_owner_does_not_answer_any_more(
         backend = db.backend
         assert isinstance(backend, RemoteBackend)
         table, backend._timeout_s = db["t"], 0.3
-        os.kill(owner.process.pid, signal.SIGSTOP)
+        suspend(owner.process.pid)
         # when it asks for something, then it hears what one hears that opens the directory
         for ask in (table.explain, table.read):
             with pytest.raises(Locked) as refused:

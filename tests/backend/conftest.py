@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,27 +17,34 @@ from lowmark.node import load_settings, make_directory
 from lowmark.server import Server
 
 
-def embedded(path: Path) -> Embedded:
+def embedded(path: Path, *, availability_ms: int = 60_000) -> Embedded:
     make_directory(str(path))
-    settings = load_settings(arguments={"watermark": {"availability_ms": 60_000}})
-    return Embedded(path, settings)
+    watermark = {"availability_ms": availability_ms}
+    return Embedded(path, load_settings(arguments={"watermark": watermark}))
 
 
-@pytest.fixture(params=["embedded", "encoded", "tcp", "unix"])
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    made = embedded(tmp_path / "data")
-    match request.param:
+@contextmanager
+def served(kind: str, path: Path, *, availability_ms: int = 60_000) -> Iterator[Backend]:
+    """A database in a folder, behind one implementation of the port."""
+    made = embedded(path / "data", availability_ms=availability_ms)
+    match kind:
         case "embedded":
             yield made
         case "encoded":
             yield EncodedBackend(made)
-        case kind:
-            address = "127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/socket"
+        case _:
+            address = "127.0.0.1:0" if kind == "tcp" else f"unix:{path}/socket"
             with Server(Database(made), address) as server:
                 remote = RemoteBackend(server.address)
                 yield remote
                 remote.close()
     made.close()
+
+
+@pytest.fixture(params=["embedded", "encoded", "tcp", "unix"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    with served(request.param, tmp_path) as one:
+        yield one
 
 
 @pytest.fixture

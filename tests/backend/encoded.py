@@ -97,8 +97,10 @@ class EncodedBackend:
     def close(self) -> None:
         self._call("close")
 
-    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
-        moment: Moment = self._call("now", table, timeout_s=timeout_s)
+    def now(
+        self, table: TableId | None = None, *, known: int = 0, timeout_s: float | None = None
+    ) -> Moment:
+        moment: Moment = self._call("now", table, known=known, timeout_s=timeout_s)
         return moment
 
     def catalog(self, *, fresh: bool = False) -> Catalog:

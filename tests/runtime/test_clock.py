@@ -92,6 +92,18 @@ def test_a_peer_may_be_ahead_by_the_allowed_skew_and_not_by_one_more() -> None:
     assert clock.now() == before + 1
 
 
+def test_a_time_is_followed_unless_it_is_too_far_ahead() -> None:
+    clock = HybridClock(Wall(1_000), max_skew_ms=MAX_SKEW_MS)
+    now = clock.now()
+    clock.follow(now - 1)
+    assert clock.latest == now
+    clock.follow(at(1_000 + MAX_SKEW_MS))
+    assert clock.now() > at(1_000 + MAX_SKEW_MS)
+    latest = clock.latest
+    clock.follow(at(1_001 + MAX_SKEW_MS))
+    assert clock.latest == latest
+
+
 def test_time_fits_into_64_bits_up_to_its_last_moment() -> None:
     clock = HybridClock(Wall(LAST_MS))
     assert clock.now() == at(LAST_MS)

@@ -12,6 +12,7 @@ from typing import Self
 
 import lowmark
 from clusters.ports import free_ports
+from eventually import suspend
 from lowmark.client import Database, Table
 
 COLUMNS = {"id": "int64", "status": "string"}
@@ -79,7 +80,7 @@ class Nodes:
         process.communicate()
 
     def pause(self, number: int) -> None:
-        self._processes[number].send_signal(signal.SIGSTOP)
+        suspend(self._processes[number].pid)
 
     def resume(self, number: int) -> None:
         self._processes[number].send_signal(signal.SIGCONT)

@@ -24,8 +24,10 @@ from lowmark.backend.call_streams import STREAMS_KEPT
 from lowmark.backend.values import BatchRange
 from lowmark.client import Database, Table
 from lowmark.metastore.commands import Put
+from lowmark.runtime import COUNTER_BITS
 from lowmark.server import Server
 from server.world import COLUMNS, Served
+from walls import wall_clock
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +139,40 @@ def test_a_call_on_an_open_stream_waits_no_longer_than_it_may(
     monkeypatch.undo()
     go_on.set()
     assert db.backend.now().time
+
+
+def test_now_is_after_every_answer_of_the_server_before(tmp_path: Path) -> None:
+    wall_ms = time.time_ns() // 1_000_000
+    with (
+        wall_clock(lambda: wall_ms),
+        Served(tmp_path / "data") as served,
+        lowmark.connect(served.address) as database,
+    ):
+        # given a client that was told the time by a server, and has a row from it
+        table = database.create_table("t", {"id": "int64"})
+        table.append([{"id": 1}])
+        wall_ms += 400
+        known = database.backend.now().time
+        # when the next server's clock is behind that one's, by less than clocks may differ
+        wall_ms -= 400
+        served.restart()
+        clock = served.backend.node.runtime.clock
+        clock.alone, clock._last = False, 0  # as of another node, which knows no time of this one
+        # then it gives the client no earlier time as now, and takes none for one to come
+        assert known < database.backend.now().time
+        assert table.count(as_of=table.snapshot().time) == 1
+        moved = database.advance_watermark("now")
+        assert known < moved.after == moved.wanted
+        # nor one that another client has from the server before
+        with lowmark.connect(served.address) as other:
+            ahead = database.backend.now().time + (90 << COUNTER_BITS)
+            assert other["t"].count(as_of=ahead) == 1
+            assert other.advance_watermark(ahead).after == ahead
+            far = ahead + (600_000 << COUNTER_BITS)
+            with pytest.raises(errors.TimeInFuture):
+                other["t"].count(as_of=far)
+            with pytest.raises(errors.TimeInFuture):
+                other.advance_watermark(far)
 
 
 def test_calls_of_many_threads_have_streams_of_their_own_and_few_stay(db: Database) -> None:

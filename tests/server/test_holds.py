@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -224,6 +225,34 @@ def test_a_hold_that_is_taken_while_its_session_ends_is_let_go(
     with pytest.raises(errors.HoldUnknown):
         service._value(Request("", 7, "hold_files", (("one",),), {"hold": Hold.drawn()}))
     assert not backend.files_in_use()
+
+
+def test_a_hold_that_is_taken_while_the_server_ends_is_held_at_the_next_one(
+    served: Served, db: Database
+) -> None:
+    # given a client that is about to hold history, at a node that is busy with something else
+    time, mine = db.backend.now().time, Hold.drawn()
+    sessions = served.server.endpoint._service.sessions
+    busy, go_on = threading.Event(), threading.Event()
+
+    def be_busy() -> None:
+        busy.set()
+        go_on.wait(30)
+
+    served.backend.tell(be_busy)
+    assert busy.wait(30)
+    with ThreadPoolExecutor(2) as threads:
+        held = threads.submit(db.backend.hold_history, time, "it looks back", hold=mine)
+        eventually(lambda: any(one.holds for one in sessions._sessions.values()))
+        # when the server ends, and keeps nothing for clients any more, before it is held
+        ended = threads.submit(served.server.close)
+        eventually(lambda: not sessions._sessions)
+        go_on.set()
+        ended.result(30)
+        served.serve()
+        # then the client has it from the next server, and hears of no error
+        assert held.result(30) == mine
+    assert mine.number in served.backend._kept
 
 
 def test_which_clients_hold_anything_is_told_before_and_after() -> None:

@@ -5,6 +5,7 @@ from random import Random
 import msgspec
 import pytest
 
+from lowmark.catalog import AlterZone
 from lowmark.errors import Rejected
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.holds import Span
@@ -12,7 +13,7 @@ from lowmark.metastore import Do, Event
 from lowmark.metastore.nodes import lease_of
 from lowmark.table import BelowWatermark, TimeInFuture, write_history
 from lowmark.table.watermark import HOLD_PREFIX, WATERMARK_KEY, AsOfHold, hold_key
-from table.world import TableNode, TableWorld, ms
+from table.world import TableNode, TableWorld, log_table, ms
 
 BEHIND_MS = 1_020
 """Availability and skew of these worlds."""
@@ -30,6 +31,26 @@ def published(node: TableNode) -> dict[bytes, int]:
         entry.key: msgspec.json.decode(entry.value)["time"]
         for entry in node.metastore.range_local(HOLD_PREFIX).entries
     }
+
+
+# -- now ----------------------------------------------------------------------------------------
+
+
+def test_now_at_any_node_is_after_what_another_node_s_clock_has_stamped() -> None:
+    # given a table with a copy at each node, whose leader's clock is ahead by almost the skew
+    world = TableWorld(nodes=3)
+    world.execute(1, AlterZone(name="default", replicas=3))
+    table = world.create(1, log_table("events"))
+    ahead = world.leading(table).group.node
+    world.run_until(lambda: all(node.tables.of(table) for node in world.up))
+    world[ahead].clock.skew_ms += 15
+    # when rows come, then no node that shows them gives an earlier time as now
+    for end in range(1, 6):
+        time = world.append(table).time
+        for node in world.up:
+            (copy,) = node.tables.of(table)
+            world.run_until(lambda copy=copy, end=end: copy.view.end == end)  # type: ignore[misc]
+            assert node.run.clock.now() > time
 
 
 # -- moving -------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -51,7 +50,7 @@ from lowmark.ledger.claim import claim
 from lowmark.log import Damaged, EntryGone, ReadPlan, ReferenceExpired, files
 from lowmark.metastore import Condition, Do, Entry, Operation
 from lowmark.node import Settings
-from lowmark.runtime import Buffer, ClockSkew, HybridTime, millis_of, place_of
+from lowmark.runtime import Buffer, HybridTime, millis_of, place_of
 from lowmark.runtime.memory import Memory
 from lowmark.runtime.store import Store
 from lowmark.table import (
@@ -195,16 +194,21 @@ class Embedded(NodeThread):
         """Where clients reach the nodes of the cluster, if there are several; for a server."""
         return ()
 
-    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
+    def now(
+        self, table: TableId | None = None, *, known: int = 0, timeout_s: float | None = None
+    ) -> Moment:
         """See `Backend`."""
-        return self.now_here(table, timeout_s=timeout_s)
+        return self.now_here(table, known=known, timeout_s=timeout_s)
 
-    def now_here(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
+    def now_here(
+        self, table: TableId | None = None, *, known: int = 0, timeout_s: float | None = None
+    ) -> Moment:
         """As `now`, of the partitions that have a copy at this node."""
         ends_at = self._ends_at(timeout_s)
 
         def look(views: Sequence[View] = ()) -> Moment:
             clock = self.node.runtime.clock
+            self._follow_time(known)
             closed = max((view.closed for view in views), default=0)
             clock.catch_up(HybridTime(closed))  # by this clock, though it may be behind now
             return Moment(int(clock.now()), self.node.loop.wall_ms())
@@ -218,6 +222,18 @@ class Embedded(NodeThread):
             return when_all([one.latest() for one in sound]).map(lambda new: look([*new, *stopped]))
 
         return self.ask(latest, timeout_s=_left(ends_at))
+
+    def latest_time(self) -> int:
+        """No answer of this node has shown a later one. On any thread."""
+        return self.node.runtime.clock.latest
+
+    def _follow_time(self, time: int) -> None:
+        """On the loop: take note of a time that a caller has, which another clock may have given.
+        One that is too far ahead is yet to come, and refused as that where it counts.
+        """
+        clock = self.node.runtime.clock
+        if not clock.alone:  # else no other clock gave it
+            clock.follow(time)
 
     # -- the catalog ----------------------------------------------------------------------------
 
@@ -265,7 +281,13 @@ class Embedded(NodeThread):
         self, to: int | None = None, *, timeout_s: float | None = None
     ) -> Advanced:
         """See `Backend`."""
-        return self.ask(lambda: self.mark.advance(to), timeout_s=timeout_s)
+
+        def advance() -> Future[Advanced]:
+            if to is not None:
+                self._follow_time(to)
+            return self.mark.advance(to)
+
+        return self.ask(advance, timeout_s=timeout_s)
 
     def hold_history(
         self,
@@ -477,10 +499,7 @@ class Embedded(NodeThread):
         self, copies: Sequence[tuple[int, Partition]], time: int
     ) -> Future[list[View]]:
         """On the loop."""
-        clock = self.node.runtime.clock
-        if not clock.alone:  # else no other clock gave it
-            with suppress(ClockSkew):  # then it is yet to come, and refused as that
-                clock.observe(HybridTime(time))
+        self._follow_time(time)
         return when_all([one.closed(time) for _, one in copies])
 
     def status(

@@ -82,8 +82,14 @@ class Backend(Protocol):
     def close(self) -> None:
         """End it; whatever is under way ends with a named error. Closing twice is fine."""
 
-    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
-        """A time above every one that was given; with a table, above all of its rows."""
+    def now(
+        self, table: TableId | None = None, *, known: int = 0, timeout_s: float | None = None
+    ) -> Moment:
+        """A time above every one that this caller was given; with a table, above all of its rows.
+
+        `known`: a time that another caller was given, at another node perhaps. It is followed as
+        far as clocks may differ; one that is later than that is yet to come.
+        """
 
     # -- the catalog ----------------------------------------------------------------------------
 

@@ -118,6 +118,8 @@ class Reply(NamedTuple):
     """The newest version of the catalog: a client with an older one asks for it."""
     value: Any
     """What the call gave; or the error that it raised."""
+    time: int
+    """The server has shown no later one: the next server is told of it."""
 
 
 def encode_reply(reply: Reply) -> bytes:

@@ -108,6 +108,8 @@ class RemoteBackend:
         self._catalog: Catalog | None = None
         self._catalog_newest = 0
         """The newest version that was heard of."""
+        self._latest_time = 0
+        """No answer has shown a later one, by the clocks of the servers."""
         self._asked_at = 0.0
         self._instance = 0
         self._retaking = threading.RLock()
@@ -181,9 +183,13 @@ class RemoteBackend:
         _open.discard(self)
         self._dropped.detach()
         if self._caring is not None:
+            ends_at = time.monotonic() + _CLOSE_S
             self._run_errands(_CLOSE_S)
-            with contextlib.suppress(LowmarkError):  # without it, they end with their time
-                self._call("leave", timeout_s=_RELEASE_S)
+            # Without it, they end with their time; and an owner that is new waits for this client
+            # for as long. So it has time enough to find that one.
+            with contextlib.suppress(LowmarkError):
+                left_s = max(_RELEASE_S, ends_at - time.monotonic())
+                self._call("leave", timeout_s=left_s)
         self._holds.clear()
         self._files.clear()
         self._closed = True
@@ -202,15 +208,23 @@ class RemoteBackend:
     def _heard(self, reply: Reply) -> None:
         """Every answer says how new the server, and its catalog, are."""
         self._catalog_newest = max(self._catalog_newest, reply.catalog)
+        self._latest_time = max(self._latest_time, reply.time)
         if reply.instance != self._instance:
             self._take_again(reply.instance)
 
     # -- the database itself --------------------------------------------------------------------
 
-    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
-        """See `Backend`."""
-        moment: Moment = self._call("now", table, timeout_s=timeout_s)
+    def now(
+        self, table: TableId | None = None, *, known: int = 0, timeout_s: float | None = None
+    ) -> Moment:
+        """See `Backend`. This server may be another one than that which answered before."""
+        known = max(known, self.latest_time())
+        moment: Moment = self._call("now", table, known=known, timeout_s=timeout_s)
         return moment
+
+    def latest_time(self) -> int:
+        """No answer that came here has shown a later one."""
+        return max(self._latest_time, self._appends.latest_time)
 
     def now_here(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
         """As `now`, of the partitions that have a copy at this server's node."""
@@ -266,6 +280,7 @@ class RemoteBackend:
         self, to: int | None = None, *, timeout_s: float | None = None
     ) -> Advanced:
         """See `Backend`."""
+        self._run_errands(_RELEASE_S)  # readers of this client that were closed hold nothing
         moved: Advanced = self._call("advance_watermark", to, timeout_s=timeout_s)
         return moved
 
@@ -500,16 +515,16 @@ class RemoteBackend:
         **named: Any,
     ) -> Any:
         """Ask about a hold; one that another start of the server does not know is taken again."""
-        restarts = self._restarts
         limit = limit_s if timeout_s is None else timeout_s
-        try:
-            return self._call(name, hold, *arguments, **named, timeout_s=limit)
-        except HoldUnknown:
-            with self._retaking:  # another thread may be taking it again just now
-                pass
-            if self._restarts == restarts or hold.number not in self._holds:
-                raise
-        return self._call(name, hold, *arguments, **named, timeout_s=limit)
+        while True:  # servers may come and go faster than it is held again
+            restarts = self._restarts
+            try:
+                return self._call(name, hold, *arguments, **named, timeout_s=limit)
+            except HoldUnknown:
+                with self._retaking:  # another thread may be taking it again just now
+                    pass
+                if self._restarts == restarts or hold.number not in self._holds:
+                    raise
 
     def _take_again(self, instance: int) -> None:
         """The server was started again: it keeps nothing for this client any more.

@@ -247,6 +247,8 @@ class RemoteAppends:
         self._asking: threading.Thread | None = None
         self._elsewhere = False
         """Whether another server is to be tried."""
+        self.latest_time = 0
+        """Of the rows that were stored."""
         self._closed = False
 
     @property
@@ -437,6 +439,7 @@ class RemoteAppends:
                 if isinstance(answer, LowmarkError):
                     future.reject(answer)
                 else:
+                    self.latest_time = max(self.latest_time, answer.time)
                     future.resolve(answer)
             if not self._under_way and self._unserved_since == self._heard_at:
                 self._unserved_since = None

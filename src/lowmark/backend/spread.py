@@ -289,20 +289,27 @@ class Spread(Attached):
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def now(self, table: TableId | None = None, *, timeout_s: float | None = None) -> Moment:
+    def now(
+        self, table: TableId | None = None, *, known: int = 0, timeout_s: float | None = None
+    ) -> Moment:
         """See `Backend`."""
-        return self._rerouted(timeout_s, lambda: self._now(table, timeout_s))
+        return self._rerouted(timeout_s, lambda: self._now(table, known, timeout_s))
 
-    def _now(self, table: TableId | None, timeout_s: float | None) -> Moment:
-        latest = self.now_here(table, timeout_s=timeout_s)
-        if table is None:
-            return latest
-        _, away = self._split(table, self._all(table), timeout_s)
+    def _now(self, table: TableId | None, known: int, timeout_s: float | None) -> Moment:
+        """By the clock of this node, once it follows those of the nodes that were asked."""
+        found: list[Moment] = []
+        _, away = self._split(table, self._all(table), timeout_s) if table is not None else ((), {})
         for nodes in away:
             with self._at(nodes) as peer:
-                there = peer.now_here(table, timeout_s=timeout_s)
-            latest = max(latest, there, key=lambda moment: moment.time)
-        return latest
+                found.append(peer.now_here(table, timeout_s=timeout_s))
+        known = max(known, self.latest_time())
+        found.append(self.now_here(table, known=known, timeout_s=timeout_s))
+        return max(found, key=lambda moment: moment.time)
+
+    def latest_time(self) -> int:
+        """See `Embedded`. What nodes have answered that were asked from here is passed on."""
+        peers = list(self._peers.values())
+        return max([super().latest_time(), *(one.latest_time() for one in peers)])
 
     def fence(
         self,

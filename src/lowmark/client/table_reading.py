@@ -24,7 +24,7 @@ from lowmark.client.cursors import Cursors
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.reading import Reader, Reading, horizon_of
 from lowmark.client.session import Session
-from lowmark.convert.times import TimeLike, datetime_of, is_hybrid, parse_time, time_text
+from lowmark.convert.times import TimeLike, datetime_of, is_hybrid, known_in, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import BelowWatermark, CursorOverdue, Shape, TimeInFuture, View, table_mark
@@ -297,12 +297,12 @@ class TableReaders:
         """The offsets that a position stands for now."""
         return self._offsets(where, self._backend.views(self._id, wanted), what=what)
 
-    def _now(self) -> int:
+    def _now(self, *, known: int = 0) -> int:
         """A time above all that any partition has."""
-        return self._backend.now(self._id).time
+        return self._backend.now(self._id, known=known).time
 
     def _past(self, given: TimeLike) -> int:
-        now = self._now()
+        now = self._now(known=known_in(given))
         time = parse_time(given, now=now)
         if time > now:
             raise TimeInFuture(time=time, now=now)

@@ -20,6 +20,11 @@ def is_hybrid(number: int) -> bool:
     return number >= _MILLIS_BEFORE_HYBRID
 
 
+def known_in(given: object) -> int:
+    """The hybrid time that a caller gives: it may have it from another node. 0: it gives none."""
+    return given if isinstance(given, int) and is_hybrid(given) else 0
+
+
 def parse_time(given: TimeLike, *, now: int) -> int:
     """A hybrid time: the last one of the millisecond that a caller means, or exactly the one given.
 

@@ -108,6 +108,7 @@ class Group:
         self._storage = GroupStorage(log, meta)
         self._applier = Applier(self, log, machine, meta.founders)
         self._applier.restore()
+        self.follow_times()
         self.elapsed_us = services.elapsed_us
         self.now_ms = services.now_ms
         self._requests = Requests(self, services.random.randbytes(8))
@@ -644,6 +645,7 @@ class Group:
     def _apply(self, entries: list[Entry]) -> None:
         if not self._applier.apply(entries, self._requests.proposals.applied):
             return
+        self.follow_times()
         if self._reset_seen and self.raft.core.singleton:
             self.raft.campaign()  # there is nobody to wait for any more
         self._reset_seen = False
@@ -658,7 +660,14 @@ class Group:
         before, answer = self._applier.applied, self._requests.proposals.applied
         self._applier.replay_sound(self._storage, answer, self.config.message_bytes_max)
         if self._applier.applied > before and self.stopped is None:
+            self.follow_times()
             self._observer.on_applied()
+
+    def follow_times(self) -> None:
+        """Another node's clock stamped what was applied here, and callers are shown it from here:
+        they are given no earlier time by this one's.
+        """
+        self._services.clock.follow(self._applier.last_time)
 
     def members_changed(self, *, was_joint: bool, led: bool) -> None:
         """A change of members is in force; `led`: this member led until then."""

@@ -188,6 +188,7 @@ class Installs:
                 except LowmarkError as damage:
                     host.stop(damage)
                     return
+                host.follow_times()
                 # The observer first: whoever waits for a proposal may close this copy when told.
                 self._observer.on_restored()
                 self._proposals.skipped(self._applier.applied)

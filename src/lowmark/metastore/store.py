@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -45,7 +44,7 @@ from lowmark.metastore.identity import GROUP
 from lowmark.metastore.machine import MetastoreMachine, Outcome
 from lowmark.metastore.state import Answer, Cut, Found, Lease, LeaseAnswer, State, prefix_end
 from lowmark.metastore.watches import Entry, OnEnd, OnEvent, Values, Watch, Watches
-from lowmark.runtime import Buffer, ClockSkew, HybridTime, Runtime
+from lowmark.runtime import Buffer, Runtime
 
 # How the metastore behaves at one node.
 
@@ -543,8 +542,6 @@ class Metastore:
         self._moved_on()
 
     def _moved_on(self) -> None:
-        with contextlib.suppress(ClockSkew):  # the catalog says what that means
-            self.clock.observe(HybridTime(self.state.time))
         self._watches.moved_on()
         self._completeness.moved_on()
 

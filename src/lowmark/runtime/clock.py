@@ -12,6 +12,7 @@ clock that was put back.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import NewType
 
@@ -62,6 +63,11 @@ class HybridClock:
         """What the cluster has settled, once this node knows it."""
         self._max_skew_ms = max_skew_ms
 
+    @property
+    def latest(self) -> int:
+        """The last time that it gave, or a later one that it met; may be asked on any thread."""
+        return self._last
+
     def now(self) -> HybridTime:
         """A time above every one that this clock has given or observed."""
         # A counter that overflows carries into the milliseconds: still monotone, and 65,536 times
@@ -76,6 +82,12 @@ class HybridClock:
         if ahead_ms > self._max_skew_ms and not self.alone:
             raise ClockSkew(ahead_ms=ahead_ms, max_skew_ms=self._max_skew_ms)
         return self._advance(max(self._last, remote, (wall_ms << COUNTER_BITS) - 1) + 1)
+
+    def follow(self, time: int) -> None:
+        """Give no time at or below this one, which another clock gave; leave one too far ahead."""
+        if time > self._last:
+            with contextlib.suppress(ClockSkew):
+                self.observe(HybridTime(time))
 
     def catch_up(self, time: HybridTime) -> None:
         """Give no time at or below this one: this node's own log has it, so it was given before.

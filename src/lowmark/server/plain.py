@@ -24,7 +24,7 @@ from lowmark.backend.connection import location_of
 from lowmark.backend.errors import RequestRefused, TableUnknown
 from lowmark.backend.spread import Spread
 from lowmark.client import Database, Reader, Table
-from lowmark.convert.times import parse_time
+from lowmark.convert.times import known_in, parse_time
 from lowmark.table import SYSTEM_COLUMNS, TimeInFuture
 
 MESSAGE_BYTES: Final = 4 << 20
@@ -142,10 +142,10 @@ class PlainTables:
 
     def _table(self, wanted: Wanted) -> tuple[Table, int]:
         """A table, and the time as of which it is meant."""
-        if wanted.as_of is None:
+        if wanted.as_of is None or wanted.as_of == "now":
             table = self._db.table(wanted.table)
             return table, self._db.backend.now(table.descriptor.id).time
-        now = self._db.backend.now().time
+        now = self._db.backend.now(known=known_in(wanted.as_of)).time
         time = parse_time(wanted.as_of, now=now)
         if time > now:
             raise TimeInFuture(time=time, now=now)

@@ -175,12 +175,22 @@ class Service:
                 value = self._value(request)
             except Closed as error:
                 raise NodeClosing from error
+            except HoldUnknown as error:
+                # The end releases all holds: this one is held again at the next server.
+                if self.closing:
+                    raise NodeClosing from error
+                value = error
             except LowmarkError as error:
                 value = error
             except Exception as error:
                 logger.exception("a call failed", extra={"call": request.call})
                 value = ServerFailed(request.call, error)
-        return encode_reply(Reply(self.instance, self.backend.catalog().version, value))
+        return self._reply(value)
+
+    def _reply(self, value: object) -> bytes:
+        # The time is looked at when the value is there: nothing in it is later.
+        version, time = self.backend.catalog().version, self.backend.latest_time()
+        return encode_reply(Reply(self.instance, version, value, time))
 
     def serve(
         self,
@@ -202,8 +212,7 @@ class Service:
             try:
                 answer = self.call(chunk.app_metadata.to_pybytes())
             except LowmarkError as error:
-                version = self.backend.catalog().version
-                answer = encode_reply(Reply(self.instance, version, error))
+                answer = self._reply(error)
             with watched():
                 writer.write_metadata(pa.py_buffer(answer))
 

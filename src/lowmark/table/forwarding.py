@@ -18,7 +18,6 @@ allows: so what was given as "now" by one node can be closed by another whose cl
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +44,7 @@ from lowmark.group import (
     Superseded,
 )
 from lowmark.holds import Hold, SafePoint, Span
-from lowmark.runtime import Buffer, ClockSkew, HybridTime
+from lowmark.runtime import Buffer
 from lowmark.table.adopting import Adopted
 from lowmark.table.binding import Bound
 from lowmark.table.commands import (
@@ -323,8 +322,7 @@ class Forwarding:
             if copy is None or copy.group.stopped is not None:
                 self._leaders[key] = node
             if isinstance(outcome, Appended):  # what is asked for here next is later than that
-                with contextlib.suppress(ClockSkew):
-                    self._clock.observe(HybridTime(outcome.time))
+                self._clock.follow(outcome.time)
             asked.future.resolve(outcome)
 
     # -- at the leader ----------------------------------------------------------------------------
@@ -347,8 +345,7 @@ class Forwarding:
         elif not copy.group.leads:
             reply(_failed(_not_here(copy.group)))
         else:
-            with contextlib.suppress(ClockSkew):  # then its time is not closed here, and it is told
-                self._clock.observe(HybridTime(time))
+            self._clock.follow(time)  # else its time is not closed here, and it is told
             proposed = copy.group.propose(room, in_place=True)
             proposed.then(lambda done: reply(_encoded(done)))
 

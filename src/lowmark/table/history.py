@@ -33,6 +33,6 @@ from lowmark.runtime import COUNTER_BITS
 def table_mark(table: Table, *, watermark: int, wall_ms: int) -> int:
     """The earliest time as of which a table is exact, as far as it is up to its option."""
     history_ms = table.settings.history_ms
-    if history_ms is None:
+    if not history_ms:  # with none of its own, it is as exact as the database, to the counter
         return watermark
     return min(watermark, max(wall_ms - history_ms, 0) << COUNTER_BITS)

@@ -226,8 +226,9 @@ class LowWatermark:
     @property
     def goal(self) -> int:
         """Where it would be now without holders."""
+        # With its counter: of the millisecond of now, answers may have been given already.
         behind_ms = self.availability_ms + self._max_skew_ms
-        return max(millis_of(self._clock.now()) - behind_ms, 0) << COUNTER_BITS
+        return max(self._clock.now() - (behind_ms << COUNTER_BITS), 0)
 
     @property
     def availability_ms(self) -> int:
