@@ -17,7 +17,7 @@ from compaction.life import LIVES_IN_ALL, LIVES_IN_TEST, live
 from compaction.model import Broken
 from compaction.mutants import COMPACTION_MUTANTS
 from lowmark.errors import LowmarkError
-from sim.lives import note_seed, portions, seeds_of
+from sim.lives import first_broken, portions, seeds_of
 
 SEEDS = seeds_of(LIVES_IN_ALL)
 LIVES_PER_TEST = 4
@@ -64,25 +64,21 @@ def test_a_mutant_is_found(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     first, said = FOUND_BY[name]
-    others = [seed for seed in range(LIVES_IN_ALL) if seed != first]
-    found = next(
-        (
-            (seed, promise)
-            for seed in [first, *others]
-            if (promise := broken_promise(seed, tmp_path / str(seed), COMPACTION_MUTANTS[name]))
-        ),
-        None,
+    found = first_broken(
+        record_property,
+        name,
+        known=first,
+        lives_in_all=LIVES_IN_ALL,
+        broken=lambda seed: broken_promise(seed, tmp_path / str(seed), COMPACTION_MUTANTS[name]),
     )
-    # then some life of those in `make test-all` breaks, and for the right reason
-    assert found is not None, f"no life in {LIVES_IN_ALL} finds that compaction {name}"
-    note_seed(record_property, name, known=first, found=found[0])
-    assert any(part in found[1] for part in said), found
+    # then that life breaks, and for the right reason
+    assert any(part in found for part in said), found
 
 
 def broken_promise(
     seed: int, folder: Path, mutant: Callable[[], AbstractContextManager[None]]
-) -> str:
-    """What a life under a mutant breaks; nothing, if it does not."""
+) -> str | None:
+    """What a life under a mutant breaks, if anything."""
     try:
         with mutant():
             live(seed, folder)
@@ -90,4 +86,4 @@ def broken_promise(
         return str(broken)
     except LowmarkError as error:  # the product itself has found it
         return f"{type(error).__name__}: {error}"
-    return ""
+    return None
