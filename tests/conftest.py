@@ -6,12 +6,20 @@ that it starts would inherit that, and the tests that interrupt one would wait f
 
 And groups: from pytest 9.2 on, pytest-xdist 3.8 does not see which group a test is of, and says
 nothing (pytest-xdist issue 1386). Every process would then start a Spark session of its own.
+
+And disks: tests sync thousands of times, so their directories are in memory where there is room
+for them, and go when their test has passed. `LOWMARK_TESTS_ON=disk` (as in `make test-all`) has
+them on the disk.
+
+And bytecode: pytest rewrites each test file before it compiles it, 15 seconds of processor time in
+every worker. What it made is kept, also where the environment forbids Python to write bytecode.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +53,24 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+sys.dont_write_bytecode = False
+
+MEMORY = "/dev/shm"
+MEMORY_BYTES_MIN = 4 << 30
+
+
+def _is_roomy(folder: str) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK) and found.f_bavail * found.f_frsize >= MEMORY_BYTES_MIN
+
+
+if os.environ.get("LOWMARK_TESTS_ON", "memory") == "memory" and _is_roomy(MEMORY):
+    # Read by pytest when it makes its first directory; its workers are told where that is.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 
 @pytest.hookimpl(trylast=True)

@@ -10,8 +10,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner, Result
+
 from cli.shop import Shop
 from eventually import eventually
+from lowmark.cli.app import app
 
 __all__ = [
     "KEYS",
@@ -63,16 +67,15 @@ def files_of(shop: Shop) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def without(package: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command in a Python that does not have a package."""
-    code = f"import sys; sys.modules[{package!r}] = None; from lowmark.cli.app import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def without(package: str, *words: str) -> Result:
+    """A command as in a Python that does not have a package."""
+    loaded = [name for name in sys.modules if name.startswith(f"{package}.")]
+    with pytest.MonkeyPatch.context() as patched:
+        for name in [package, *loaded]:
+            patched.setitem(sys.modules, name, None)
+        # It imports its package at once, and may have done so in another test.
+        patched.delitem(sys.modules, "lowmark.client.tide_picture", raising=False)
+        return CliRunner().invoke(app, words)
 
 
 @contextlib.contextmanager

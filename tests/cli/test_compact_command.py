@@ -407,7 +407,7 @@ def test_without_spark_a_run_is_made_in_this_process_and_says_so(shop: Shop) -> 
     # given a Python without PySpark, when nothing is said about where
     done = without("pyspark", "compact", "orders", "--data", str(shop.data))
     # then it is done here, and that is said, and why
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "(in this process: PySpark can't be imported)" in done.stdout
     [run] = shop.json("runs")
     assert (run["state"], run["engine"]) == ("done", "local")
@@ -430,7 +430,7 @@ def test_without_spark_it_is_said_what_to_install_and_how_to_go_on(shop: Shop) -
     words = ("compact", "orders", "--engine", "spark", "--data", str(shop.data))
     done = without("pyspark", *words)
     # then it is said what is missing
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.exit_code, done.stdout) == (1, "")
     assert "Traceback" not in done.stderr
     assert "pip install 'pyspark>=4.1'" in done.stderr
     assert "--engine local" in done.stderr
@@ -566,21 +566,17 @@ def test_a_terminal_shows_a_bar_while_it_goes_on(shop: Shop) -> None:
     assert f"{KEYS:,} live" in re.sub(r"\s+", " ", shown)
 
 
-@pytest.mark.slow
 def test_without_a_terminal_nothing_is_said_on_the_way(shop: Shop) -> None:
-    with started(
-        shop, "compact", "orders", "--engine", "local", "--read-rate", "150KiB"
-    ) as process:
-        out, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (0, "")
-    assert "compacting" not in out
-    assert "\x1b" not in out
+    done = shop.invoke("compact", "orders", "--engine", "local", "--read-rate", "150KiB")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "compacting" not in done.stdout
+    assert "\x1b" not in done.stdout
 
 
 # -- on Spark -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.release  # a JVM of its own; `spark/test_compaction` does the same in the shared one
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)

@@ -196,7 +196,7 @@ def test_without_matplotlib_it_is_said_what_to_install(made: Shop, tmp_path: Pat
     path = tmp_path / "tide.png"
     words = ("tide", "orders", "--data", str(made.data), "--png", str(path))
     done = without("matplotlib", *words)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.exit_code, done.stdout) == (1, "")
     assert "a picture needs matplotlib" in done.stderr
     assert "pip install matplotlib" in done.stderr
     assert "Traceback" not in done.stderr

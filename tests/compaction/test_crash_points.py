@@ -56,17 +56,28 @@ def fill(world: World) -> None:
     world.write(("k2", None), ("k11", None), ("new", 1), ("gone", 1), ("gone", None))
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> list[World]:
+    """By the number of partitions: made once, closed, and copied for each way to end."""
+    worlds = []
+    for partitions in (1, 2):
+        path = tmp_path_factory.mktemp(f"filled-{partitions}") / "data"
+        with World(path, partitions=partitions) as world:
+            fill(world)
+            world.settle()
+        worlds.append(world)
+    return worlds
+
+
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path / "data", partitions=2) as world:
-        fill(world)
+def two(filled: list[World], tmp_path: Path) -> Iterator[World]:
+    with filled[1].copied_to(tmp_path / "data") as world:
         yield world
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path / "data") as world:
-        fill(world)
+def one(filled: list[World], tmp_path: Path) -> Iterator[World]:
+    with filled[0].copied_to(tmp_path / "data") as world:
         yield world
 
 
@@ -75,11 +86,12 @@ def check_over(world: World, run: RunRecord) -> None:
     idle = all(one.state == "skipped" for one in run.partitions)
     assert run.state == ("nothing" if idle else "done"), run.error
     assert {one.state for one in run.partitions} <= {"adopted", "skipped"}
-    for _ in range(2):
+    for opened_again in (False, True):
+        if opened_again:
+            world.reopen()
         world.check()
         check_one_ledger(world)
         world.check_tidy()
-        world.reopen()
 
 
 def check_one_ledger(world: World) -> None:
@@ -185,12 +197,20 @@ def test_a_run_that_is_killed_again_and_again_comes_to_its_end(two: World) -> No
 # -- before every call to the store ---------------------------------------------------------------
 
 
-def test_a_run_makes_calls_of_every_kind_and_always_the_same(tmp_path: Path) -> None:
-    made = []
-    for name in ("one", "two"):
-        with World(tmp_path / name / "data") as world:
-            fill(world)
-            made.append(calls_of_a_run(world))
+@pytest.fixture(scope="module")
+def calls(filled: list[World], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Those that a run makes to the store."""
+    with filled[0].copied_to(tmp_path_factory.mktemp("calls") / "data") as world:
+        return calls_of_a_run(world)
+
+
+def test_a_run_makes_calls_of_every_kind_and_always_the_same(
+    calls: list[str], tmp_path: Path
+) -> None:
+    # given another world that was filled in the same way
+    with World(tmp_path / "data") as world:
+        fill(world)
+        made = [calls, calls_of_a_run(world)]
     assert made[0] == made[1]
     kinds = Counter(made[0])
     # Rows, keys, manifest and answer: each is created, made durable and given its name.
@@ -204,14 +224,10 @@ def test_a_run_makes_calls_of_every_kind_and_always_the_same(tmp_path: Path) -> 
 @pytest.mark.parametrize("loses", [False, True], ids=["the process", "the machine"])
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_killed_before_any_call_to_the_store_a_run_is_resumed(
-    tmp_path: Path, shard: int, loses: bool
+    filled: list[World], calls: list[str], tmp_path: Path, shard: int, loses: bool
 ) -> None:
-    with World(tmp_path / "all" / "data") as world:
-        fill(world)
-        calls = calls_of_a_run(world)
     for number in range(1 + shard, len(calls) + 1, SHARDS):
-        with World(tmp_path / str(number) / "data") as world:
-            fill(world)
+        with filled[0].copied_to(tmp_path / str(number) / "data") as world:
             # given a run that was killed before a call
             assert killed_at_call(world, number, loses=loses) == calls[number - 1]
             # then all that was written is there, with what is left of the run or without

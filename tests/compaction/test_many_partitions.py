@@ -26,11 +26,18 @@ MANY = 34
 """Enough for waves of two: see `compacting._WAVES`."""
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path / "data", partitions=MANY) as one:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Made once, closed, and copied."""
+    with World(tmp_path_factory.mktemp("many") / "data", partitions=MANY) as one:
         one.write(*[(f"k{number}", number) for number in range(10 * MANY)])
         one.settle()
+    return one
+
+
+@pytest.fixture
+def world(made: World, tmp_path: Path) -> Iterator[World]:
+    with made.copied_to(tmp_path / "data") as one:
         yield one
 
 

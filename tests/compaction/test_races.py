@@ -713,14 +713,17 @@ def test_a_reader_sees_no_gap_and_no_repeat_while_ledgers_are_published_under_it
 
 
 @pytest.mark.slow
-def test_readers_are_right_while_another_thread_writes_and_compacts(world: World) -> None:
+@pytest.mark.parametrize("count", [120, pytest.param(400, marks=pytest.mark.release)])
+def test_readers_are_right_while_another_thread_writes_and_compacts(
+    world: World, count: int
+) -> None:
     # given one who writes the number of each row into it, and compacts all the time
     over = threading.Event()
     trouble: list[BaseException] = []
 
     def write() -> None:
         try:
-            for number in range(400):
+            for number in range(count):
                 world.write((f"k{number % 13}", number))
                 if number % 8 == 7:
                     world.db.advance_watermark()

@@ -61,18 +61,28 @@ SITUATIONS: dict[str, tuple[Callable[[World], None], int]] = {
 """How it comes about, and how long ledgers that were replaced stay."""
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, World]:
+    """By situation: made once, closed, and copied for each damage."""
+    worlds = {}
+    for name, (make, grace_ms) in SITUATIONS.items():
+        path = tmp_path_factory.mktemp("situation") / "data"
+        with World(path, grace_ms=grace_ms) as worlds[name]:
+            make(worlds[name])
+    return worlds
+
+
 @pytest.fixture(params=SITUATIONS)
-def situation(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, World]]:
-    make, grace_ms = SITUATIONS[request.param]
-    with World(tmp_path / "data", grace_ms=grace_ms) as world:
-        make(world)
+def situation(
+    request: pytest.FixtureRequest, made: dict[str, World], tmp_path: Path
+) -> Iterator[tuple[str, World]]:
+    with made[request.param].copied_to(tmp_path / "data") as world:
         yield request.param, world
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path / "data") as world:
-        _ledger_only(world)
+def bare(made: dict[str, World], tmp_path: Path) -> Iterator[World]:
+    with made["nothing else is there"].copied_to(tmp_path / "data") as world:
         yield world
 
 

@@ -6,6 +6,8 @@ one by one; many keys at once; and the backlog, folded, as long as nothing of it
 
 from __future__ import annotations
 
+import copy
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -77,6 +79,14 @@ class World:
         self.table = self.db.create_table(
             "t", columns, key="id", partitions=partitions, options=options
         )
+
+    def copied_to(self, path: Path) -> World:
+        """Another one that goes on where this one, which is closed, has ended."""
+        shutil.copytree(self.path, path)
+        other = copy.copy(self)
+        other.path, other.model, other.written = path, dict(self.model), set(self.written)
+        other.reopen()
+        return other
 
     def _open(self) -> Database:
         return lowmark.open(self.path, settings=self.settings)

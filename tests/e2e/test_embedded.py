@@ -239,12 +239,22 @@ def test_a_process_that_ends_without_close_ends_soon_and_well(
     check_directory(process)
 
 
+WITHIN = f"with db:\n{textwrap.indent(APPENDS, '    ')}"
+UNDER_WAY = {"append": APPENDS, "producer": PRODUCES, "follow": FOLLOWS, "with": WITHIN}
+
+
 @pytest.mark.parametrize(
-    "code",
-    [APPENDS, PRODUCES, FOLLOWS, f"with db:\n{textwrap.indent(APPENDS, '    ')}"],
-    ids=["append", "producer", "follow", "with"],
+    ("code", "number"),
+    [
+        *(pytest.param(code, signal.SIGINT, id=f"{name}-2") for name, code in UNDER_WAY.items()),
+        # No code of ours runs at SIGTERM: one of them tells.
+        pytest.param(APPENDS, signal.SIGTERM, id="append-15"),
+        *(
+            pytest.param(code, signal.SIGTERM, id=f"{name}-15", marks=pytest.mark.release)
+            for name, code in list(UNDER_WAY.items())[1:]
+        ),
+    ],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_whatever_is_under_way(
     data: Path, code: str, number: signal.Signals
 ) -> None:

@@ -24,8 +24,6 @@ SETTINGS = {
     "LOWMARK_GROUP_SNAPSHOT_AGE_MS": "500",
 }
 """History is short, and so is the time between two snapshots."""
-VERSIONS = 30
-"""So many columns are added."""
 CLOSE = 3
 DEADLINE_S = 120.0
 
@@ -109,7 +107,10 @@ def coordinator(nodes: Nodes) -> int:
     return int(name.removeprefix("n"))
 
 
-def test_history_stays_short_and_rows_stay_as_they_were_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("versions", [15, pytest.param(30, marks=pytest.mark.release)])
+def test_history_stays_short_and_rows_stay_as_they_were_written(
+    tmp_path: Path, versions: int
+) -> None:
     # given three nodes, and a table that is written to, altered and followed all the time
     with Nodes(tmp_path, 3, started=3, **SETTINGS) as nodes:
         first = coordinator(nodes)
@@ -130,8 +131,8 @@ def test_history_stays_short_and_rows_stay_as_they_were_written(tmp_path: Path) 
             return altered.columns >= columns
 
         # then history is cut meanwhile, at every node
-        eventually(lambda: passed(VERSIONS // 3), deadline_s=DEADLINE_S)
-        before = max(latest for _, latest in histories(nodes)) - VERSIONS // 3
+        eventually(lambda: passed(versions // 3), deadline_s=DEADLINE_S)
+        before = max(latest for _, latest in histories(nodes)) - versions // 3
         eventually(
             lambda: passed(0) and all(early > before for early, _ in histories(nodes)),
             deadline_s=DEADLINE_S,
@@ -139,10 +140,10 @@ def test_history_stays_short_and_rows_stay_as_they_were_written(tmp_path: Path) 
         # and when the coordinator is killed, and comes back later
         nodes.kill(first)
         killed_at = altered.columns
-        eventually(lambda: passed(killed_at + VERSIONS // 3), deadline_s=DEADLINE_S)
+        eventually(lambda: passed(killed_at + versions // 3), deadline_s=DEADLINE_S)
         nodes.start(first)
         eventually(
-            lambda: passed(max(VERSIONS, killed_at + 2 * VERSIONS // 3)), deadline_s=DEADLINE_S
+            lambda: passed(max(versions, killed_at + 2 * versions // 3)), deadline_s=DEADLINE_S
         )
         for loop in loops[:2]:
             loop.stop()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from eventually import eventually
 from lowmark.catalog import AlterZone
+from lowmark.cli.app import app
 from lowmark.client import Table
 from lowmark.node import NodeClient
 from lowmark.node.messages import PartitionRow, PartitionsAsk, PartitionsReply
@@ -27,21 +26,14 @@ PLACED_S = 120.0
 soon = partial(eventually, deadline_s=PLACED_S)
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "lowmark", *words, "--json"],
-        env=os.environ.copy(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words, "--json"])
 
 
 def command(*words: str, code: int = 0) -> tuple[Any, str]:
     """What a command with --json says, and what it says on stderr."""
     done = run(*words)
-    assert done.returncode == code, (words, done.stdout, done.stderr)
+    assert done.exit_code == code, (words, done.stdout, done.stderr)
     return json.loads(done.stdout) if done.stdout.strip() else None, done.stderr
 
 
@@ -178,8 +170,8 @@ def test_the_metastore_is_reset_from_the_directory_of_the_node_that_is_left(
             def reset(number: int = number) -> bool:
                 which = ("orders", str(number), "--from", "n1", *lost)
                 done = run("partition", "reset", *which, "--yes", "--node", nodes.address(1))
-                assert done.returncode == 0 or "not gone for long enough" in done.stderr
-                return done.returncode == 0
+                assert done.exit_code == 0 or "not gone for long enough" in done.stderr
+                return done.exit_code == 0
 
             soon(reset)
         with nodes.connect(1) as db:

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from pyarrow import flight
+from typer.testing import CliRunner
 
 from eventually import eventually
 from lowmark.backend.errors import RunUnderWay
 from lowmark.backend.spread import CopiesAway
+from lowmark.cli.app import app
 from lowmark.client import Reader, Table
 from lowmark.ledger import kernel, work
 from lowmark.node import NodeClient
@@ -353,10 +355,10 @@ def test_what_no_node_has_is_said_of_its_table_and_of_no_other(nodes: Nodes) -> 
             # then its rows can't be read, and the error names who is away
             assert raises(CopiesAway, lambda: ids(table))
             # and both commands and plain clients list all tables
-            words = [sys.executable, "-m", "lowmark", "table", "list", "--json", "--node"]
-            listed = subprocess.run(
-                [*words, nodes.address(0)], capture_output=True, text=True, check=True
+            listed = CliRunner().invoke(
+                app, ["table", "list", "--json", "--node", nodes.address(0)]
             )
+            assert listed.exit_code == 0
             found = {row["table"].rpartition(".")[2]: row for row in json.loads(listed.stdout)}
             assert found["lone"]["rows"] is None
             assert "lone" in listed.stderr

@@ -30,7 +30,7 @@ from sim.placement_world import MovingNode, MovingShape, MovingWorld
 
 __all__ = ["SEEDS_IN_ALL", "SEEDS_IN_TEST", "PlacementLife", "PlacementStory", "live"]
 
-SEEDS_IN_TEST = 20
+SEEDS_IN_TEST = 15
 """Lives in `make test`."""
 SEEDS_IN_ALL = 150
 """Lives in `make test-all`."""

@@ -17,7 +17,7 @@ import pytest
 from sim.catalog_life import SEEDS_IN_ALL, SEEDS_IN_TEST, live
 from sim.catalog_mutants import CATALOG_MUTANTS
 from sim.cluster_ledger import Broken
-from sim.lives import note_seed, portions, seeds_of
+from sim.lives import first_broken, portions, seeds_of
 
 SEEDS = seeds_of(SEEDS_IN_ALL)
 SEEDS_PER_TEST = 5
@@ -58,21 +58,16 @@ def test_a_catalog_keeps_its_promises_through_any_life(first: int) -> None:
 def test_a_mutant_of_the_catalog_is_found(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    # given the seed that is known to find it, then all others in their order
     first, said = FOUND_BY[name]
-    others = [seed for seed in range(SEEDS_IN_ALL) if seed != first]
-    found = next(
-        (
-            (seed, promise)
-            for seed in [first, *others]
-            if (promise := broken_promise(seed, CATALOG_MUTANTS[name])) is not None
-        ),
-        None,
+    found = first_broken(
+        record_property,
+        name,
+        known=first,
+        lives_in_all=SEEDS_IN_ALL,
+        broken=lambda seed: broken_promise(seed, CATALOG_MUTANTS[name]),
     )
-    # then some life of those in `make test-all` breaks, and for the right reason
-    assert found is not None, f"no life in {SEEDS_IN_ALL} finds that the catalog {name}"
-    note_seed(record_property, name, known=first, found=found[0])
-    assert any(part in found[1] for part in said), found
+    # then that life breaks, and for the right reason
+    assert any(part in found for part in said), found
 
 
 def broken_promise(seed: int, mutant: Callable[[], AbstractContextManager[None]]) -> str | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from log.life import LogLife
 from lowmark.inspect import verify_log
 from lowmark.log import Damaged
-from sim.lives import note_seed, portions, seeds_of
+from sim.lives import first_broken, portions, seeds_of
 from sim.log_mutants import MUTANTS
 
 STEPS = 150
@@ -56,14 +57,23 @@ FOUND_BY = {
 def test_a_mutant_of_the_log_is_found(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    for seed in [FOUND_BY[name], *range(SEEDS_FOR_MUTANTS)]:
-        try:
-            with MUTANTS[name]():
-                live_one_life(seed, sick=True)
-        except (AssertionError, Damaged):
-            note_seed(record_property, name, known=FOUND_BY[name], found=seed)
-            return
-    raise AssertionError(f"no life in {SEEDS_FOR_MUTANTS} finds that the log {name}")
+    first_broken(
+        record_property,
+        name,
+        known=FOUND_BY[name],
+        lives_in_all=SEEDS_FOR_MUTANTS,
+        broken=lambda seed: broken_promise(seed, MUTANTS[name]),
+    )
+
+
+def broken_promise(seed: int, mutant: Callable[[], AbstractContextManager[None]]) -> str | None:
+    """What a life under a mutant breaks, if anything."""
+    try:
+        with mutant():
+            live_one_life(seed, sick=True)
+    except (AssertionError, Damaged) as broken:
+        return str(broken)
+    return None
 
 
 def live_one_life(seed: int, *, sick: bool = False) -> None:

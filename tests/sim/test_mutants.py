@@ -13,7 +13,7 @@ import pytest
 
 from sim.cluster_ledger import Broken
 from sim.cluster_life import SEEDS_IN_ALL, live
-from sim.lives import note_seed
+from sim.lives import OUTDATED, first_broken
 from sim.mutants import MUTANTS
 
 FOUND_BY = {
@@ -34,19 +34,15 @@ FOUND_BY = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_found(name: str, record_property: Callable[[str, object], None]) -> None:
     first, said = FOUND_BY[name]
-    others = [seed for seed in range(SEEDS_IN_ALL) if seed != first]
-    found = next(
-        (
-            (seed, promise)
-            for seed in [first, *others]
-            if (promise := broken_promise(seed, MUTANTS[name])) is not None
-        ),
-        None,
+    found = first_broken(
+        record_property,
+        name,
+        known=first,
+        lives_in_all=SEEDS_IN_ALL,
+        broken=lambda seed: broken_promise(seed, MUTANTS[name]),
     )
-    # then some life of those in `make test-all` breaks, and for the right reason
-    assert found is not None, f"no life in {SEEDS_IN_ALL} finds that Lowmark {name}"
-    note_seed(record_property, name, known=first, found=found[0])
-    assert said in found[1], found
+    # then that life breaks, and for the right reason
+    assert said in found, found
 
 
 def broken_promise(seed: int, mutant: Callable[[], AbstractContextManager[None]]) -> str | None:
@@ -59,3 +55,30 @@ def broken_promise(seed: int, mutant: Callable[[], AbstractContextManager[None]]
     except AssertionError as broken:  # one of Lowmark's own invariants
         return str(broken)
     return None
+
+
+def test_a_stale_seed_is_not_searched_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOWMARK_SIM_SEEDS", raising=False)
+    notes: dict[str, object] = {}
+
+    def search(finds: int) -> tuple[str, list[int]]:
+        lived: list[int] = []
+
+        def broken(seed: int) -> str | None:
+            lived.append(seed)
+            return "a promise" if seed == finds else None
+
+        said = first_broken(notes.__setitem__, "a mutant", known=1, lives_in_all=50, broken=broken)
+        return said, lived
+
+    # given that another life finds it than the known one, then a note says so
+    assert search(2) == ("a promise", [1, 0, 2])
+    assert notes == {OUTDATED: "a mutant: seed 2 finds it, and 1 no longer does"}
+    # when none of the next few does, then it fails and says what would
+    with pytest.raises(AssertionError, match="`make sim` searches all"):
+        search(40)
+    # and that does
+    monkeypatch.setenv("LOWMARK_SIM_SEEDS", "2000")
+    assert search(40)[1][-1] == 40
+    with pytest.raises(AssertionError, match="of 50 lives none"):
+        search(50)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sim.cluster_ledger import Broken
-from sim.lives import note_seed, portions, seeds_of
+from sim.lives import first_broken, portions, seeds_of
 from sim.placement_life import SEEDS_IN_ALL, SEEDS_IN_TEST, live
 from sim.placement_mutants import PLACEMENT_MUTANTS
 
@@ -91,19 +91,15 @@ def test_one_seed_gives_one_life_in_any_process(seed: int) -> None:
 @pytest.mark.parametrize("name", PLACEMENT_MUTANTS)
 def test_a_mutant_is_found(name: str, record_property: Callable[[str, object], None]) -> None:
     first, said = FOUND_BY[name]
-    others = [seed for seed in range(SEEDS_IN_ALL) if seed != first]
-    found = next(
-        (
-            (seed, promise)
-            for seed in [first, *others]
-            if (promise := broken_promise(seed, PLACEMENT_MUTANTS[name])) is not None
-        ),
-        None,
+    found = first_broken(
+        record_property,
+        name,
+        known=first,
+        lives_in_all=SEEDS_IN_ALL,
+        broken=lambda seed: broken_promise(seed, PLACEMENT_MUTANTS[name]),
     )
-    # then some life of those in `make test-all` breaks, and for the right reason
-    assert found is not None, f"no life in {SEEDS_IN_ALL} finds that placement {name}"
-    note_seed(record_property, name, known=first, found=found[0])
-    assert any(part in found[1] for part in said), found
+    # then that life breaks, and for the right reason
+    assert any(part in found for part in said), found
 
 
 def broken_promise(seed: int, mutant: Callable[[], AbstractContextManager[None]]) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sim.cluster_ledger import Broken
-from sim.lives import note_seed, portions, seeds_of
+from sim.lives import first_broken, portions, seeds_of
 from sim.upkeep_life import SEEDS_IN_ALL, SEEDS_IN_TEST, live
 from sim.upkeep_mutants import UPKEEP_MUTANTS
 from sim.upkeep_scenes import SCENES, play
@@ -84,21 +84,16 @@ def test_each_mutant_is_to_be_found() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FOUND_BY_LIFE)
 def test_a_life_finds_a_mutant(name: str, record_property: Callable[[str, object], None]) -> None:
-    # given the seed that is known to find it, then all others in their order
     first, said = FOUND_BY_LIFE[name]
-    others = [seed for seed in range(SEEDS_IN_ALL) if seed != first]
-    found = next(
-        (
-            (seed, promise)
-            for seed in [first, *others]
-            if (promise := broken_promise(lambda s=seed: live(s), UPKEEP_MUTANTS[name])) is not None  # type: ignore[misc]
-        ),
-        None,
+    found = first_broken(
+        record_property,
+        name,
+        known=first,
+        lives_in_all=SEEDS_IN_ALL,
+        broken=lambda seed: broken_promise(lambda: live(seed), UPKEEP_MUTANTS[name]),
     )
-    # then some life of those in `make test-all` breaks, and for the right reason
-    assert found is not None, f"no life in {SEEDS_IN_ALL} finds that upkeep {name}"
-    note_seed(record_property, name, known=first, found=found[0])
-    assert said in found[1]
+    # then that life breaks, and for the right reason
+    assert said in found
 
 
 @pytest.mark.parametrize("name", FOUND_BY_SCENE)

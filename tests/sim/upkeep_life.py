@@ -42,7 +42,7 @@ from table.world import log_table
 
 __all__ = ["SEEDS_IN_ALL", "SEEDS_IN_TEST", "UpkeepLife", "UpkeepStory", "live"]
 
-SEEDS_IN_TEST = 12
+SEEDS_IN_TEST = 8
 """Lives in `make test`."""
 SEEDS_IN_ALL = 100
 """Lives in `make test-all`."""

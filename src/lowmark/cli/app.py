@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, MutableMapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -80,7 +81,9 @@ class _Commands(MutableMapping[str, Any]):
         return len(COMMANDS)
 
 
+@cache
 def _load(name: str, module: str) -> Any:
+    # Once per process: of the commands that a test runs in its own, most are the same few.
     found = importlib.import_module(f"lowmark.cli.{module}")
     loaded: Any
     if hasattr(found, "app"):

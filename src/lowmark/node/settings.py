@@ -177,6 +177,8 @@ class _Source:
     where: str
 
     def read(self, cls: type[DataclassInstance]) -> dict[str, _Given]:
+        if not self.values:
+            return {}
         kinds = get_type_hints(cls)
         known = [field.name for field in fields(cls)]
         given = {}
@@ -296,7 +298,8 @@ class Settings:
         )
 
 
-_SECTIONS = tuple(each.name for each in fields(Settings))
+# Resolved once: it takes longer than all else that opening a directory does with settings.
+_SECTIONS = get_type_hints(Settings)
 
 
 def chosen(settings: Settings) -> dict[str, str]:
@@ -330,10 +333,9 @@ def load_settings(
     found = _find_file(path, environment=environment)
     file = _read_file(found) if found else {}
 
-    kinds = get_type_hints(Settings)
     sections = {
         name: load_section(
-            kinds[name],
+            _SECTIONS[name],
             name,
             arguments=arguments.get(name, {}),
             environment=environment,
