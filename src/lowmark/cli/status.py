@@ -21,9 +21,9 @@ def status(
 ) -> None:
     """Show nodes, groups, leaders, lag, tables, and where the metastore and the catalog are.
 
-    The node that you ask asks all others. A node that was killed stays up for the rest of its lease,
-    up to 10 seconds: until then it is shown as silent, with the time since it was last heard. With
-    --data, the command shows what the directory's node knew at the end.
+    The node that you ask asks all others. A node that was killed stays up for the rest of its
+    lease, up to 10 seconds: until then it is shown as silent, with the time since it was last
+    heard. With --data, the command shows what the directory's node knew at the end.
     Groups of tables are shown if something is wrong with them, and counted otherwise. Warnings
     name cursors that keep much, or for long, readers that hold the low watermark, tables that have
     fewer replicas than their zone asks for, and moves of partitions that fail again and again.
