@@ -162,11 +162,7 @@ def root(
         typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Lowmark: a replicated, versioned table log for Python and Spark.
-
-    A command works on a directory (--data, else $LOWMARK_DATA) or asks a server (--node, else
-    $LOWMARK_NODE). An option counts before both variables.
-    """
+    """Lowmark: a replicated, versioned table log for Python and Spark."""
     help_if_bare(ctx)
     from lowmark.node import configure_logging, load_settings  # noqa: PLC0415 (see above)
 
