@@ -256,7 +256,7 @@ COLUMN_TYPES = [
         ("struct<a: int8 not>", "not"),
         ("map<list<int8>, int8>", "can't be one"),
         ("map<float32, int8>", "can't be one"),
-        ("int8 int8", "behind"),
+        ("int8 int8", "unexpected text after"),
         ("list<" * 16 + "int8" + ">" * 16, "16 deep"),
         ("int8 %", "int8 %"),
     ]

@@ -244,7 +244,7 @@ def test_a_node_that_is_silent_for_a_cause_names_it(db: Database, data: Path) ->
         with pytest.raises(DiskFailed, match="gone") as caught:
             backend_of(db).ask(lambda: nothing, timeout_s=0.05)
         check(caught.value, data)
-        assert "may have been done" in caught.value.detail
+        assert "may have been carried out" in caught.value.detail
     finally:
         wal._failures, wal.stopped = 0, None
     # and without a cause, it is the node that is silent
