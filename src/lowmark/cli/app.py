@@ -62,14 +62,14 @@ SUMMARIES = {
     "status": (
         "Show nodes, groups, leaders, lag, tables, and where the metastore and the catalog are."
     ),
-    "table": "Make tables, look at them, change them.",
+    "table": "Create, show, change and drop tables.",
     "zone": (
-        "Zones: on which nodes partitions live, how many replicas they have, how soon they move."
+        "Manage zones: the nodes of partitions, how many replicas they have, how soon they move."
     ),
-    "node": "The nodes of a cluster: list them, drain one, take one out.",
-    "rebalance": "Moves of partitions between nodes: see them, plan them, pause them, limit them.",
+    "node": "List, drain and remove the nodes of a cluster.",
+    "rebalance": "Show, plan, pause, limit and cancel moves of partitions between nodes.",
     "partition": (
-        "Partitions: which nodes hold them, which one leads; resets and new copies after a loss."
+        "List partitions with their nodes and leaders; reset or rebuild copies after a loss."
     ),
     "append": "Append the rows of a file to a table, batch by batch.",
     "read": (
@@ -79,34 +79,31 @@ SUMMARIES = {
         "Show what changed from one place to another: inserts, updates and deletes, key by key."
     ),
     "export": (
-        "Write a table into a directory for other programs: of each key the last row, as of "
-        "one time."
+        "Write a table to a directory for other programs: the last row of each key, as of one time."
     ),
     "get": "Show the latest row of a key. Exit code 1 if there is none; a line says why.",
-    "delete": "Delete rows by their keys: all of them, or none if a key can't be one.",
+    "delete": "Delete rows by their keys: all of them, or none if a key is not valid.",
     "cursor": (
-        "Have named readers of a table: each has its place, and what it has not seen is kept."
+        "Manage cursors: named readers of a table, for which the rows that they have not read stay."
     ),
-    "explain": "Say what is kept of a table, who still needs it, and why; or what became of a key.",
-    "tide": (
-        "Draw a table's tide: ledger, horizon, backlog, low watermark, and who reads, by offset."
+    "explain": (
+        "Show what is kept of a table, which readers need it, and why; or the history of a key."
     ),
-    "watermark": "Show the low watermark, where it would be, and who holds it; or move it.",
+    "tide": "Draw a table's tide: ledger, horizon, backlog, low watermark, and readers, by offset.",
+    "watermark": "Show the low watermark, its goal, and its holders; or move it.",
     "compact": (
-        "Compact a table: of each key the last row goes into a ledger, up to the low watermark."
+        "Compact a table: write the last row of each key to a ledger, up to the low watermark."
     ),
     "runs": "List runs of compaction, of one table or of all, the newest first; or look at one.",
     "history": (
-        "Show what became of a table: its schema versions, runs of compaction, and what was "
-        "cut, with times and who did it; the newest first."
+        "Show the history of a table, newest first: schema versions, runs of compaction, and "
+        "cuts, each with its time and author."
     ),
-    "worker": "Compact tables by themselves, until Ctrl-C or SIGTERM.",
-    "ledger": (
-        "Look at ledgers, check them, and make them again: what compaction has made of a table."
-    ),
-    "catalog": "Look at the catalog, version by version, change it, and cut its history.",
-    "meta": "Look into the metastore: keys with revisions, and what became of them. Reset it.",
-    "log": "Look into the log of a node, and compact it.",
+    "worker": "Compact tables when they are due, until Ctrl-C or SIGTERM.",
+    "ledger": "Show, verify and rebuild ledgers, the compacted form of a table.",
+    "catalog": "Show the catalog version by version, change it, and cut its history.",
+    "meta": "Show keys of the metastore, with their revisions and history; or reset the metastore.",
+    "log": "Show, verify and compact the log of a node.",
     "bench": "Measure Lowmark on this machine, side by side with what the machine can do.",
     "completion": "Print a script that completes commands and options in your shell.",
 }
