@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -130,8 +129,8 @@ def _is_plain(value: object) -> bool:
     return all(isinstance(each, _PLAIN) for each in values)
 
 
-@lru_cache(maxsize=256)
 def _class_of(name: str, kind: str) -> type[LowmarkError]:
+    # Looked for each time: a class that is not known yet may be by the next one.
     base = _KINDS.get(kind, Unavailable)
     # The module of one that callers catch may not be imported yet; asking for it does that.
     listed = getattr(errors, name, None)

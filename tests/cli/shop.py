@@ -77,5 +77,5 @@ class Shared:
 def shared(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
     """Commands find the database open in this process, and a test may use it meanwhile."""
     with lowmark.open(shop.data) as database, monkeypatch.context() as patched:
-        patched.setattr("lowmark.cli.database.open_database", lambda *_, **__: Shared(database))
+        patched.setattr("lowmark.access.open_database", lambda *_, **__: Shared(database))
         yield database

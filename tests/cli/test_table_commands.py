@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import lowmark
 from cli.shop import ORDERS, Shop
 from eventually import eventually
-from lowmark.catalog.describe import column_text
+from lowmark.catalog.describing import column_text
 from lowmark.cli.app import app
 from lowmark.cli.session import WrongUse
 from lowmark.cli.table import parse_columns

@@ -21,11 +21,15 @@ from eventually import eventually
 from lowmark import errors
 from lowmark.backend import forks, remote_read
 from lowmark.backend.call_streams import STREAMS_KEPT
+from lowmark.backend.protocol import CALL, HELLO, Request
 from lowmark.backend.values import BatchRange
 from lowmark.client import Database, Table
 from lowmark.metastore.commands import Put
+from lowmark.node import NodeUnreachable
+from lowmark.node.server import Server as NodeServer
 from lowmark.runtime import COUNTER_BITS
 from lowmark.server import Server
+from lowmark.server.service import Service
 from server.world import COLUMNS, Served
 from walls import wall_clock
 
@@ -375,3 +379,42 @@ def test_no_client_is_forgotten_when_threads_connect_at_a_time(
         sys.setswitchinterval(interval)
     # then a fork knows every one of them
     assert {id(ref()) for ref in forks._made} == {id(one) for one in all_of}
+
+
+def test_an_action_that_is_not_known_is_asked_for_once(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a server that counts what it is asked
+    asked: list[str] = []
+    value = Service._value
+
+    def counting(service: Service, request: Request) -> Any:
+        asked.append(request.call)
+        return value(service, request)
+
+    monkeypatch.setattr(Service, "_value", counting)
+    # when an operator's action is not there, and there is time to ask again and again
+    with pytest.raises(errors.Rejected, match="there is no action 'nope'"):
+        db.backend.operate("nope", b"{}", timeout_s=10.0)
+    # then that is an answer
+    assert asked.count("operate") == 1
+
+
+def test_a_node_that_is_starting_is_asked_again(served: Served) -> None:
+    # given a node that listens already, and has nothing to offer yet
+    node, endpoint = NodeServer("127.0.0.1:0"), served.server._endpoint
+    assert endpoint is not None
+    try:
+        # then a client that has no time left is told so
+        with pytest.raises(NodeUnreachable) as away:
+            lowmark.connect(node.address, timeout_s=0.2)
+        assert away.value.detail == "The node there is starting."
+        # and another one has its answer as soon as the node has it
+        with ThreadPoolExecutor(1) as pool:
+            connected = pool.submit(lowmark.connect, node.address, timeout_s=60.0)
+            node.actions[CALL] = lambda body, _: [endpoint.act(CALL, body)]
+            node.actions[HELLO] = lambda body, _: [endpoint.act(HELLO, body)]
+            with connected.result(60.0) as database:
+                assert isinstance(database.tables(), list)
+    finally:
+        node.close()

@@ -19,6 +19,15 @@ What holds
     6. `Locked` means that the owner can't be reached, or that the caller insists on owning.
 """
 
-from lowmark.access.opening import check_owned, connect, open_database
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.access.connecting import connect
+    from lowmark.access.directory import check_owned
+    from lowmark.access.opening import open_database
 
 __all__ = ["check_owned", "connect", "open_database"]
+
+__getattr__, __dir__ = face(__name__)

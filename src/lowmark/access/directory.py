@@ -2,102 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from lowmark.backend.embedded import Embedded
 from lowmark.backend.errors import Closed
-from lowmark.backend.forks import check_fork
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Unavailable
+from lowmark.faces import deferred
 from lowmark.log import files
-from lowmark.node import NodeUnreachable
-from lowmark.node.owner import Owner, new_address, remove_address
+from lowmark.node import NodeUnreachable, check_directory, data_path
+from lowmark.node.owner import Owner
 from lowmark.runtime import Locked, RealDisk
-from lowmark.server import HOLD_MS, OwnerNote, Server
+
+if TYPE_CHECKING:
+    from lowmark.access.owning import OwnerEndpoint, serve_others
+else:
+    (serve_others,) = deferred("lowmark.access.owning", "serve_others")
 
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.01
 _PAUSE_MAX_S = 0.1
-_LOOK_S = 1.0
-_MADE_S = 5.0
 _SILENT_S = 1.0
 """A holder of the lock that has not said within this who it is never will."""
-
-
-class OwnerEndpoint:
-    """Where the owner answers other processes of this machine."""
-
-    def __init__(self, database: Database, path: str) -> None:
-        backend = database.backend
-        assert isinstance(backend, Embedded)  # only an owner has an endpoint
-        self._server: Server | None = None
-        note = OwnerNote(backend.node, hold_ms=HOLD_MS)
-        self.address = ""
-        try:
-            check_fork(path)  # a child by fork has its database for itself
-            self.address = new_address(path)
-            self._server = Server(database, self.address, on_held=note.held)
-        except (LowmarkError, OSError) as error:
-            # The database works without: a full disk has no room for a socket's name either.
-            logger.warning(
-                "no other process can use this database while it is open here",
-                extra={"data": path, "reason": str(error)},
-            )
-            self.address = ""
-            alone = error.message if isinstance(error, LowmarkError) else str(error)
-            note.answers_at("", alone=alone)
-            return
-        note.answers_at(self.address)
-
-    def finish(self) -> None:
-        """Take no more calls, let those that are under way end, and close."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        try:
-            server.close()
-        finally:
-            remove_address(self.address)
-
-
-def serve_others(database: Database, path: str) -> OwnerEndpoint:
-    """Let other processes use a database that this one owns, until it is closed.
-
-    The endpoint is made on a thread of its own: Ctrl-C interrupts no more than the waiting, and
-    never leaves half of it behind. A database that its caller does not get is closed.
-    """
-    made: list[OwnerEndpoint] = []
-    failed: list[BaseException] = []
-    over = threading.Event()
-
-    def make() -> None:
-        try:
-            made.append(OwnerEndpoint(database, path))
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            over.set()
-
-    try:
-        threading.Thread(target=make, name="lowmark-endpoint", daemon=True).start()
-        while not over.wait(_LOOK_S):
-            pass
-        if failed:
-            raise failed[0]
-        database.finish_last(made[0])
-    except BaseException:
-        over.wait(_MADE_S)  # if it was begun
-        for endpoint in made:
-            database.finish_last(endpoint)
-        with contextlib.suppress(LowmarkError):
-            database.close()
-        raise
-    return made[0]
 
 
 class Directory:
@@ -241,3 +172,11 @@ def unreachable(path: str, owner: Owner | None, error: LowmarkError) -> Locked:
         " release can't be reached, and one that is suspended does not answer."
     )
     return locked
+
+
+def check_owned(data: str | os.PathLike[str]) -> None:
+    """Refuse a directory that no process has open (`NoOwner`), as a task of Spark's would."""
+    path = data_path(data)
+    check_directory(path, create=False)
+    if not Directory(path, None).has_owner():
+        raise NoOwner(path)

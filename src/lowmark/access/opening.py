@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from lowmark.access.directory import Directory, NoOwner, serve_others, unreachable
-from lowmark.backend.embedded import Embedded
+from lowmark.access.directory import Directory, NoOwner, unreachable
 from lowmark.backend.errors import DirectoryChanged, ProtocolRefused
 from lowmark.backend.port import Backend
-from lowmark.backend.read_only import FilesBackend, RemoteReader
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client import Database
 from lowmark.client.database import history_ms
 from lowmark.client.edges import raise_by_name
-from lowmark.compaction.runner import Engine
 from lowmark.errors import Rejected, Unavailable
+from lowmark.faces import deferred
 from lowmark.log import files
 from lowmark.node import (
     NodeUnreachable,
@@ -30,6 +29,18 @@ from lowmark.node import (
 from lowmark.node.owner import Owner
 from lowmark.node.settings import chosen
 from lowmark.runtime import DiskFull, Locked, RealDisk
+
+if TYPE_CHECKING:
+    from lowmark.access.owning import serve_others
+    from lowmark.backend.embedded import Embedded
+    from lowmark.backend.read_only import FilesBackend, RemoteReader
+    from lowmark.compaction.runner import Engine
+else:  # a guest has neither a node nor an endpoint
+    (serve_others,) = deferred("lowmark.access.owning", "serve_others")
+    (Embedded,) = deferred("lowmark.backend.embedded", "Embedded")
+    FilesBackend, RemoteReader = deferred(
+        "lowmark.backend.read_only", "FilesBackend", "RemoteReader"
+    )
 
 START_S = 60.0
 """How long an owner may take to start."""
@@ -140,14 +151,6 @@ def open_database(
     except BaseException as error:
         raise_by_name(error, data)
     return database
-
-
-def check_owned(data: str | os.PathLike[str]) -> None:
-    """Refuse a directory that no process has open (`NoOwner`), as a task of Spark's would."""
-    path = data_path(data)
-    check_directory(path, create=False)
-    if not Directory(path, None).has_owner():
-        raise NoOwner(path)
 
 
 def _check_there(path: str) -> None:
@@ -269,29 +272,6 @@ def _in_spark_task() -> bool:
     """Whether this process works on a task of Spark's: it may end, or be used for another one."""
     pyspark = sys.modules.get("pyspark")
     return pyspark is not None and pyspark.TaskContext.get() is not None
-
-
-def connect(
-    address: str,
-    *,
-    timeout_s: float = 10.0,
-    spark: object = None,
-    engine: Engine | None = None,
-) -> Database:
-    """Use a database that another process serves: the same API as `open` gives.
-
-    `address` is `host:port`, or `unix:PATH` for a socket of this machine. A server that is not
-    there yet, or is started again, is waited for: `timeout_s` here, and later for as long as each
-    call may take. Appends are numbered: what is sent again is stored once. `spark` and `engine`
-    are as for `open`: runs of compaction read the segments of the database, so they are made on
-    its machine.
-    """
-    backend = RemoteBackend(address, timeout_s=timeout_s)
-    try:
-        return Database(backend, spark=spark, engine=engine)
-    except BaseException:
-        backend.close()
-        raise
 
 
 def _no_space(path: str, full: DiskFull) -> DiskFull:

@@ -421,6 +421,10 @@ class Connection:
             return error, isinstance(error, _DONE_MAYBE)
         extra = getattr(error, "extra_info", None)
         said = decode_fault(extra) if extra else None
+        if isinstance(said, ActionUnknown):
+            # It has neither `hello` nor `call` yet. (What a call asks for by name, and is not
+            # known, is an answer like any other.)
+            return NodeUnreachable(self.address, why="The node there is starting."), False
         if said is not None:
             return said, isinstance(said, NodeSilent)
         if isinstance(error, flight.FlightTimedOutError):
@@ -528,8 +532,7 @@ def _is_full(error: flight.FlightError) -> bool:
 
 def _may_pass(error: LowmarkError) -> bool:
     """Whether it is worth asking again: the server is away, closing, or has too much to do."""
-    # A node that is not ready has no action `hello` yet.
-    return isinstance(error, (*_AWAY, ServerFull, ActionUnknown))
+    return isinstance(error, (*_AWAY, ServerFull))
 
 
 def _is_theirs(error: LowmarkError, *, safe: bool) -> bool:

@@ -35,76 +35,87 @@ Invariants
 and the rest of the package does not.
 """
 
-from lowmark.catalog.catalog import DEFAULT_SCHEMA, Catalog
-from lowmark.catalog.catalogs import Catalogs, Executed
-from lowmark.catalog.commands import Command, read_commands
-from lowmark.catalog.describe import Difference, describe, diff, time_or_never, to_builtins
-from lowmark.catalog.descriptors import (
-    SCALE_DOWN_MS,
-    SCALE_UP_MS,
-    Column,
-    ColumnId,
-    Table,
-    TableId,
-    TableSchema,
-    Zone,
-)
-from lowmark.catalog.durations import TAKES as DURATION_TAKES
-from lowmark.catalog.durations import duration_text, parse_duration
-from lowmark.catalog.entries import ChangedZone, DroppedTable, NewTable
-from lowmark.catalog.errors import (
-    CatalogRefused,
-    IndexNotBuildable,
-    NotInForce,
-    PartitionsFixed,
-    Reason,
-)
-from lowmark.catalog.history import History, Snapshot, replay
-from lowmark.catalog.index_commands import CreateIndex, DropIndex, RenameIndex
-from lowmark.catalog.lookups import find_zone
-from lowmark.catalog.options import OPTIONS
-from lowmark.catalog.schema_commands import (
-    NEVER,
-    PARTITIONS_DEFAULT,
-    REPLICAS_DEFAULT,
-    AlterZone,
-    CreateSchema,
-    CreateZone,
-    DropSchema,
-    DropZone,
-    Never,
-    RenameZone,
-    SetDefaultZone,
-)
-from lowmark.catalog.table_commands import (
-    KEEP,
-    AddColumns,
-    AlterColumn,
-    AlterTable,
-    CreateTable,
-    DropColumns,
-    DropTable,
-    Keep,
-    NewColumn,
-    RenameColumn,
-    RenameTable,
-    SetTableOptions,
-)
-from lowmark.catalog.telling import CatalogEvent
-from lowmark.catalog.types import (
-    ColumnType,
-    DecimalOf,
-    ListOf,
-    MapOf,
-    Plain,
-    StructField,
-    StructOf,
-    can_be_key,
-    parse_type,
-    type_text,
-)
-from lowmark.catalog.update_log import SNAPSHOT_KEY, UPDATE_PREFIX, VERSION_KEY, number_in, read_log
-from lowmark.catalog.values import Value, parse_value, value_text
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.catalog.catalog import DEFAULT_SCHEMA, Catalog
+    from lowmark.catalog.catalogs import Catalogs
+    from lowmark.catalog.commands import Command, Executed, read_commands
+    from lowmark.catalog.describing import Difference, describe, diff, time_or_never, to_builtins
+    from lowmark.catalog.descriptors import (
+        SCALE_DOWN_MS,
+        SCALE_UP_MS,
+        Column,
+        ColumnId,
+        Table,
+        TableId,
+        TableSchema,
+        Zone,
+    )
+    from lowmark.catalog.durations import TAKES as DURATION_TAKES
+    from lowmark.catalog.durations import duration_text, parse_duration
+    from lowmark.catalog.entries import ChangedZone, DroppedTable, NewTable
+    from lowmark.catalog.errors import (
+        CatalogRefused,
+        IndexNotBuildable,
+        NotInForce,
+        PartitionsFixed,
+        Reason,
+    )
+    from lowmark.catalog.history import History, Snapshot, replay
+    from lowmark.catalog.index_commands import CreateIndex, DropIndex, RenameIndex
+    from lowmark.catalog.lookups import find_zone
+    from lowmark.catalog.options import OPTIONS
+    from lowmark.catalog.schema_commands import (
+        NEVER,
+        PARTITIONS_DEFAULT,
+        REPLICAS_DEFAULT,
+        AlterZone,
+        CreateSchema,
+        CreateZone,
+        DropSchema,
+        DropZone,
+        Never,
+        RenameZone,
+        SetDefaultZone,
+    )
+    from lowmark.catalog.table_commands import (
+        KEEP,
+        AddColumns,
+        AlterColumn,
+        AlterTable,
+        CreateTable,
+        DropColumns,
+        DropTable,
+        Keep,
+        NewColumn,
+        RenameColumn,
+        RenameTable,
+        SetTableOptions,
+    )
+    from lowmark.catalog.telling import CatalogEvent
+    from lowmark.catalog.types import (
+        ColumnType,
+        DecimalOf,
+        ListOf,
+        MapOf,
+        Plain,
+        StructField,
+        StructOf,
+        can_be_key,
+        parse_type,
+        type_text,
+    )
+    from lowmark.catalog.update_log import (
+        SNAPSHOT_KEY,
+        UPDATE_PREFIX,
+        VERSION_KEY,
+        number_in,
+        read_log,
+    )
+    from lowmark.catalog.values import Value, parse_value, value_text
 
 __all__ = [
     "DEFAULT_SCHEMA",
@@ -188,3 +199,5 @@ __all__ = [
     "type_text",
     "value_text",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -33,7 +33,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from lowmark.catalog.catalog import Catalog, CatalogVersion
-from lowmark.catalog.commands import INITIAL_COMMANDS, Command, evaluate
+from lowmark.catalog.commands import INITIAL_COMMANDS, Command, Executed, evaluate
 from lowmark.catalog.cutting import Cutting
 from lowmark.catalog.descriptors import TableId
 from lowmark.catalog.errors import (
@@ -72,20 +72,6 @@ _FAR_MS = 60_000
 _FOUND_AGAIN_MS = 300
 _GIVE_WAY_MS = 2
 """After the first lost race; twice as long after each further one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """What became of a list of commands."""
-
-    catalog: Catalog
-    """The version in which they are done."""
-    applied: tuple[bool, ...]
-    """Which of them changed something."""
-
-    def __repr__(self) -> str:
-        # A catalog is long: in a shell, the answer to a change would fill the screen.
-        return f"Executed(version={self.catalog.version}, applied={self.applied})"
 
 
 @dataclass(slots=True)

@@ -62,6 +62,20 @@ class Evaluation:
     applied: tuple[bool, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What became of a list of commands."""
+
+    catalog: Catalog
+    """The version in which they are done."""
+    applied: tuple[bool, ...]
+    """Which of them changed something."""
+
+    def __repr__(self) -> str:
+        # A catalog is long: in a shell, the answer to a change would fill the screen.
+        return f"Executed(version={self.catalog.version}, applied={self.applied})"
+
+
 def evaluate(
     catalog: Catalog, commands: Sequence[Command], *, empty: AbstractSet[TableId] | None = None
 ) -> Evaluation:

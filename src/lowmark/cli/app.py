@@ -1,7 +1,7 @@
 """The command's root: options that hold for every command, and the list of sub-commands.
 
 A command's module is imported when that command is called, or its help is shown: one that shows the
-version, or is misspelt, must not wait for Arrow and everything above it.
+version or the list of commands, or is misspelt, must not wait for Arrow and everything above it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand
 from typer.main import get_command, get_group
 
 import lowmark
-from lowmark.cli import INTERRUPTED, raise_if_interrupted
+from lowmark.cli import INTERRUPTED, begin
 from lowmark.cli.node_option import offer_node
 from lowmark.cli.session import CommandGroup, help_if_bare, wrong_use
 
@@ -54,6 +55,60 @@ COMMANDS = {
 }
 """The commands in the order of the help text, each with its module. There it is a function of the
 command's name or, if it has commands of its own, `app`.
+"""
+
+SUMMARIES = {
+    "serve": "Run a node, until Ctrl-C or SIGTERM.",
+    "status": (
+        "Show nodes, groups, leaders, lag, tables, and where the metastore and the catalog are."
+    ),
+    "table": "Create, show, change and drop tables.",
+    "zone": (
+        "Manage zones: the nodes of partitions, how many replicas they have, how soon they move."
+    ),
+    "node": "List, drain and remove the nodes of a cluster.",
+    "rebalance": "Show, plan, pause, limit and cancel moves of partitions between nodes.",
+    "partition": (
+        "List partitions with their nodes and leaders; reset or rebuild copies after a loss."
+    ),
+    "append": "Append the rows of a file to a table, batch by batch.",
+    "read": (
+        "Read a table's changes in the order of their offsets; or the table as it was at a time."
+    ),
+    "changes": (
+        "Show what changed from one place to another: inserts, updates and deletes, key by key."
+    ),
+    "export": (
+        "Write a table to a directory for other programs: the last row of each key, as of one time."
+    ),
+    "get": "Show the latest row of a key. Exit code 1 if there is none; a line says why.",
+    "delete": "Delete rows by their keys: all of them, or none if a key is not valid.",
+    "cursor": (
+        "Manage cursors: named readers of a table, for which the rows that they have not read stay."
+    ),
+    "explain": (
+        "Show what is kept of a table, which readers need it, and why; or the history of a key."
+    ),
+    "tide": "Draw a table's tide: ledger, horizon, backlog, low watermark, and readers, by offset.",
+    "watermark": "Show the low watermark, its goal, and its holders; or move it.",
+    "compact": (
+        "Compact a table: write the last row of each key to a ledger, up to the low watermark."
+    ),
+    "runs": "List runs of compaction, of one table or of all, the newest first; or look at one.",
+    "history": (
+        "Show the history of a table, newest first: schema versions, runs of compaction, and "
+        "cuts, each with its time and author."
+    ),
+    "worker": "Compact tables when they are due, until Ctrl-C or SIGTERM.",
+    "ledger": "Show, verify and rebuild ledgers, the compacted form of a table.",
+    "catalog": "Show the catalog version by version, change it, and cut its history.",
+    "meta": "Show keys of the metastore, with their revisions and history; or reset the metastore.",
+    "log": "Show, verify and compact the log of a node.",
+    "bench": "Measure Lowmark on this machine, side by side with what the machine can do.",
+    "completion": "Print a script that completes commands and options in your shell.",
+}
+"""What the list of commands says of each: the first paragraph of its help. By this the list is
+shown without importing what all the commands need.
 """
 
 
@@ -93,7 +148,7 @@ def _load(name: str, module: str) -> Any:
         alone.command(name)(getattr(found, name))
         loaded = get_command(alone)
     loaded.name = name
-    return as_written(offer_node(loaded))
+    return take_words(as_written(offer_node(loaded)))
 
 
 class _Root(CommandGroup):
@@ -103,6 +158,17 @@ class _Root(CommandGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _taking_words(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        commands = self.commands
+        self.commands = {name: TyperCommand(name, help=SUMMARIES[name]) for name in COMMANDS}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = commands
 
 
 app = typer.Typer(
@@ -170,7 +236,48 @@ def root(
     with wrong_use():
         ctx.obj = load_settings(settings, arguments=arguments)
     configure_logging(ctx.obj.logging)
-    raise_if_interrupted()
+    begin()
+
+
+def take_words(command: Any) -> Any:
+    """Have a command, and all below it, take options that are not given, and those that are plain
+    words, as they are.
+
+    Typer converts every value by pydantic, which takes longer to import than most commands take
+    for their work. What is a number, a path or a choice, or not ASCII, is still converted so.
+    """
+    given = command.get_params  # those of the command, and --help
+    command.get_params = lambda ctx: _taking_words(given(ctx))
+    for below in getattr(command, "commands", {}).values():
+        take_words(below)
+    return command
+
+
+def _taking_words(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if not isinstance(parameter.get_runtime_param, _Words):
+            parameter.get_runtime_param = _Words(parameter)
+    return parameters
+
+
+class _Words:
+    """What stands for Typer's conversion of one option, and asks it where that is needed."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._typers = parameter.get_runtime_param
+        self._one = parameter.nargs == 1 and not parameter.multiple
+        self._kind = parameter.type_descriptor.annotation
+
+    def __call__(self) -> _Words:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value is None:
+            return None if self._one else ()
+        if self._one and type(value) is self._kind:  # a number is a default; else it were text
+            if not isinstance(value, str) or value.isascii():
+                return value
+        return self._typers().coerce(value, param=param, ctx=ctx)
 
 
 def as_written(command: Any) -> Any:

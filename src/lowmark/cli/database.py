@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from lowmark.access import connect, open_database
+from lowmark import access
 from lowmark.backend.connection import location_of
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.catalog import type_text
@@ -75,7 +76,7 @@ def opened_database(
             )
         with wrong_use():
             location_of(place.node)
-        database = connect(place.node)
+        database = access.connect(place.node)
     else:
         named = directory_of(place.data)
         if not create:
@@ -83,7 +84,7 @@ def opened_database(
             with wrong_use():
                 log_disk(str(Path(named)), missing_hint=hint, hint=hint)
         with wrong_use(NotADatabase):
-            database = open_database(named, settings=settings_of(ctx), read_only=read_only)
+            database = access.open_database(named, settings=settings_of(ctx), read_only=read_only)
     try:
         yield database
     except BaseException:
@@ -187,7 +188,7 @@ def key_of(table: TableDescriptor, words: Sequence[str]) -> tuple[object, ...]:
     values: list[object] = []
     for column, word in zip(columns, words, strict=True):
         try:
-            values.append(from_text(column.type, pa.array([word], pa.string()))[0].as_py())
+            values.append(from_text(column.type, _text(word))[0].as_py())
         except (Misfit, UnicodeEncodeError) as error:
             why = error.why if isinstance(error, Misfit) else "is not text"
             raise Rejected(
@@ -195,6 +196,13 @@ def key_of(table: TableDescriptor, words: Sequence[str]) -> tuple[object, ...]:
                 hint=f"Give a value of type {type_text(column.type)}.",
             ) from error
     return tuple(values)
+
+
+def _text(word: str) -> pa.StringArray:
+    # From buffers: `pa.array` would import pandas first, where there is one, to ask what a list is.
+    data = word.encode()
+    ends = len(data).to_bytes(4, sys.byteorder)
+    return pa.StringArray.from_buffers(1, pa.py_buffer(bytes(4) + ends), pa.py_buffer(data))
 
 
 # -- words --------------------------------------------------------------------------------------

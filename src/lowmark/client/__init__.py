@@ -23,65 +23,70 @@ Callers come from any thread; the node inside this process has one loop. Batches
 and encoded, and read and decoded, on the caller's thread; the loop only numbers and orders them.
 """
 
-from lowmark.backend.errors import (
-    AppendFailed,
-    Cancelled,
-    Closed,
-    Ended,
-    Forked,
-    PackageMissing,
-    ProducerClosed,
-    ReaderEnded,
-    RowsLost,
-    RowsUnrecoverable,
-    RunUnderWay,
-    TableUnknown,
-)
-from lowmark.client.appending import Part, Result
-from lowmark.client.changes import ChangesGone, ChangesReader
-from lowmark.client.cluster import Cluster
-from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
-from lowmark.client.database import Database
-from lowmark.client.edges import ArgumentRefused
-from lowmark.client.explaining import (
-    Explanation,
-    Holder,
-    KeyExplanation,
-    LedgerExplanation,
-    PartitionExplanation,
-    TableExplanation,
-)
-from lowmark.client.exporting import Exported, ExportProgress
-from lowmark.client.history import HistoryLine
-from lowmark.client.lookup import IndexSize
-from lowmark.client.producer import Producer
-from lowmark.client.reading import Gap, GapFound, Reader
-from lowmark.client.staging import Committed, Stage, Staged
-from lowmark.client.table import Table
-from lowmark.client.table_reading import Snapshot
-from lowmark.client.tide import HolderTotal, PartitionTide, Tide, TideHolder, TideLedger
-from lowmark.compaction.automatic import Told
-from lowmark.compaction.context import Progress
-from lowmark.compaction.description import LedgerDescription, RetiredLedger
-from lowmark.compaction.repair import Rebuilt, Reconciled
-from lowmark.compaction.runner import Engine, why_no_spark
-from lowmark.compaction.schemas import SchemaHolder, SchemasTrimmed
-from lowmark.compaction.verify import LedgerVerdict
-from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused
-from lowmark.convert.times import datetime_of, parse_time, time_text
-from lowmark.errors import NoMemory, NoThreads
-from lowmark.ledger import Lost, PartitionPlan, Problem, ReadWay, RunRecord
-from lowmark.runtime import DiskFailed, DiskFull, Locked, NoHandles
-from lowmark.table import (
-    BelowWatermark,
-    CursorExists,
-    CursorMovesBack,
-    CursorOverdue,
-    CursorUnknown,
-    LeaseExpired,
-    ProducerFenced,
-    TimeInFuture,
-)
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.backend.errors import (
+        AppendFailed,
+        Cancelled,
+        Closed,
+        Ended,
+        Forked,
+        PackageMissing,
+        ProducerClosed,
+        ReaderEnded,
+        RowsLost,
+        RowsUnrecoverable,
+        RunUnderWay,
+        TableUnknown,
+    )
+    from lowmark.client.appending import Part, Result
+    from lowmark.client.changes import ChangesGone, ChangesReader
+    from lowmark.client.cluster import Cluster
+    from lowmark.client.cursors import CursorPlace, Cursors, TableCursor
+    from lowmark.client.database import Database
+    from lowmark.client.edges import ArgumentRefused
+    from lowmark.client.explaining import (
+        Explanation,
+        Holder,
+        KeyExplanation,
+        LedgerExplanation,
+        PartitionExplanation,
+        TableExplanation,
+    )
+    from lowmark.client.exporting import Exported, ExportProgress
+    from lowmark.client.history import HistoryLine
+    from lowmark.client.lookup import IndexSize
+    from lowmark.client.producer import Producer
+    from lowmark.client.reading import Gap, GapFound, Reader
+    from lowmark.client.staging import Committed, Stage, Staged
+    from lowmark.client.table import Table
+    from lowmark.client.table_reading import Snapshot
+    from lowmark.client.tide import HolderTotal, PartitionTide, Tide, TideHolder, TideLedger
+    from lowmark.compaction.automatic import Told
+    from lowmark.compaction.context import Progress
+    from lowmark.compaction.description import LedgerDescription, RetiredLedger
+    from lowmark.compaction.repair import Rebuilt, Reconciled
+    from lowmark.compaction.runner import Engine, why_no_spark
+    from lowmark.compaction.schemas import SchemaHolder, SchemasTrimmed
+    from lowmark.compaction.verify import LedgerVerdict
+    from lowmark.convert.errors import ColumnRefused, LineRefused, ValueRefused
+    from lowmark.convert.times import datetime_of, parse_time, time_text
+    from lowmark.errors import NoMemory, NoThreads
+    from lowmark.ledger import Lost, PartitionPlan, Problem, ReadWay, RunRecord
+    from lowmark.runtime import DiskFailed, DiskFull, Locked, NoHandles
+    from lowmark.table import (
+        BelowWatermark,
+        CursorExists,
+        CursorMovesBack,
+        CursorOverdue,
+        CursorUnknown,
+        LeaseExpired,
+        ProducerFenced,
+        TimeInFuture,
+    )
 
 __all__ = [
     "AppendFailed",
@@ -167,3 +172,5 @@ __all__ = [
     "time_text",
     "why_no_spark",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -56,12 +56,6 @@ class DatabaseCatalog(Catalog):
     def _backend(self) -> Backend:
         return self._session.backend
 
-    @staticmethod
-    def of(catalog: Catalog, session: Session) -> DatabaseCatalog:
-        """A version, for the callers of a session."""
-        values = {one.name: getattr(catalog, one.name) for one in fields(Catalog)}
-        return DatabaseCatalog(**values, _session=session)
-
     def compact(self, *, dry_run: bool = False) -> CatalogRound:
         """Cut the history as far as nothing in the cluster needs it; what went, and what holds the
         rest. That happens by itself, too, whenever the low watermark has moved.
@@ -96,3 +90,9 @@ class DatabaseCatalog(Catalog):
         return CatalogExplanation(
             made.earliest, made.latest, made.cut, kept, made.holders, made.held
         )
+
+
+def catalog_of(catalog: Catalog, session: Session) -> DatabaseCatalog:
+    """A version, for the callers of a session."""
+    values = {one.name: getattr(catalog, one.name) for one in fields(Catalog)}
+    return DatabaseCatalog(**values, _session=session)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from lowmark.backend.errors import TableUnknown
 from lowmark.backend.ledgers import Ledgers
@@ -28,22 +28,31 @@ from lowmark.catalog import (
     parse_duration,
 )
 from lowmark.catalog import Table as TableDescriptor
-from lowmark.client.catalog import DatabaseCatalog
 from lowmark.client.checking import whole
-from lowmark.client.cluster import Cluster
 from lowmark.client.edges import edge
 from lowmark.client.session import Finishing, Session
 from lowmark.client.table import Table
-from lowmark.client.zones import alteration, creation
-from lowmark.compaction.automatic import Automatic, Told
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import LEASE_MS, LEASE_MS_LEAST, RunOptions
-from lowmark.compaction.runner import Engine, Runners, read_way
 from lowmark.convert.columns import ColumnsLike, columns_of
 from lowmark.convert.times import parse_time
 from lowmark.errors import Rejected, Unavailable
-from lowmark.ledger import ReadWay, RunRecord
+from lowmark.faces import deferred
 from lowmark.table import HISTORY_KEY, Advanced, WatermarkStanding, read_history, write_history
+
+if TYPE_CHECKING:
+    from lowmark.client.catalog import DatabaseCatalog, catalog_of
+    from lowmark.client.cluster import Cluster
+    from lowmark.client.zones import alteration, creation
+    from lowmark.compaction.automatic import Automatic, Told
+    from lowmark.compaction.runner import Engine, Runners, read_way
+    from lowmark.ledger import ReadWay, RunRecord
+else:
+    (catalog_of,) = deferred("lowmark.client.catalog", "catalog_of")
+    (Cluster,) = deferred("lowmark.client.cluster", "Cluster")
+    alteration, creation = deferred("lowmark.client.zones", "alteration", "creation")
+    (Automatic,) = deferred("lowmark.compaction.automatic", "Automatic")
+    Runners, read_way = deferred("lowmark.compaction.runner", "Runners", "read_way")
 
 
 @edge(but=("close",))
@@ -63,8 +72,6 @@ class Database:
         self._tables: dict[TableId, Table] = {}
         ledgers = Ledgers(backend.store)
         self._compactor = Compactor(self._session, ledgers)
-        self.cluster = Cluster(self._session)
-        """Its nodes, and the moves of partitions among them: for operators."""
         self._session.finishing.add(self._compactor)
         if not read_only:
             self._sweep_dropped()
@@ -99,7 +106,12 @@ class Database:
     def catalog(self) -> DatabaseCatalog:
         """The latest version of the catalog, and how its history is cut."""
         self._backend.check()
-        return DatabaseCatalog.of(self._backend.catalog(fresh=True), self._session)
+        return catalog_of(self._backend.catalog(fresh=True), self._session)
+
+    @property
+    def cluster(self) -> Cluster:
+        """Its nodes, and the moves of partitions among them: for operators."""
+        return Cluster(self._session)
 
     # -- tables ---------------------------------------------------------------------------------
 

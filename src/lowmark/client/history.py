@@ -35,7 +35,7 @@ from lowmark.catalog import (
     read_log,
     replay,
 )
-from lowmark.catalog.describe import column_text
+from lowmark.catalog.describing import column_text
 from lowmark.catalog.entries import ChangedTable, Entry, TableChange, apply
 from lowmark.catalog.errors import CatalogUnreadable
 from lowmark.catalog.history import Update

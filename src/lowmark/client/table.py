@@ -11,17 +11,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lowmark.backend.errors import TableUnknown
 from lowmark.backend.port import Backend, LooksUp
 from lowmark.backend.values import Found
 from lowmark.catalog import Catalog, Executed
 from lowmark.catalog import Table as TableDescriptor
-from lowmark.client.altering import alterations
 from lowmark.client.appending import Result
 from lowmark.client.changes import ChangesReader
 from lowmark.client.checking import (
@@ -38,15 +36,6 @@ from lowmark.client.checking import (
 from lowmark.client.cursors import Cursors
 from lowmark.client.distant_lookup import DistantLookup
 from lowmark.client.edges import edge, raise_by_name
-from lowmark.client.explaining import (
-    Explanation,
-    KeyExplanation,
-    TableExplanation,
-    explain_key,
-    explain_table,
-)
-from lowmark.client.exporting import Exported, ExportProgress, export_table
-from lowmark.client.history import HistoryLine, table_history
 from lowmark.client.lookup import IndexSize, Lookup
 from lowmark.client.producer import Producer
 from lowmark.client.reading import BATCH_BYTES, Reader
@@ -65,18 +54,47 @@ from lowmark.client.table_writing import TableWriter
 from lowmark.client.tide import STRETCHES, Tide, tide_of
 from lowmark.compaction.compactor import Compactor
 from lowmark.compaction.context import Progress, RunOptions
-from lowmark.compaction.description import LedgerDescription
-from lowmark.compaction.repair import Rebuilt, Reconciled, rebuild_ledgers, reconcile_ledgers
-from lowmark.compaction.runner import Engine, Runners, read_way
-from lowmark.compaction.schemas import SchemasTrimmed
-from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
 from lowmark.convert.columns import ColumnsLike
 from lowmark.convert.times import TimeLike
 from lowmark.errors import Rejected
+from lowmark.faces import deferred
 from lowmark.formatting import counted
-from lowmark.ledger import ReadWay, RunRecord
 from lowmark.runtime import RAN_OUT
 from lowmark.table import KeyForm, Shape, Trim, Trimmed
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from lowmark.client.altering import alterations
+    from lowmark.client.explaining import (
+        Explanation,
+        KeyExplanation,
+        TableExplanation,
+        explain_key,
+        explain_table,
+    )
+    from lowmark.client.exporting import Exported, ExportProgress, export_table
+    from lowmark.client.history import HistoryLine, table_history
+    from lowmark.compaction.description import LedgerDescription
+    from lowmark.compaction.repair import Rebuilt, Reconciled, rebuild_ledgers, reconcile_ledgers
+    from lowmark.compaction.runner import Engine, Runners, as_before, read_way
+    from lowmark.compaction.schemas import SchemasTrimmed
+    from lowmark.compaction.verify import LedgerVerdict, verify_ledgers
+    from lowmark.ledger import ReadWay, RunRecord
+else:
+    (alterations,) = deferred("lowmark.client.altering", "alterations")
+    explain_key, explain_table = deferred(
+        "lowmark.client.explaining", "explain_key", "explain_table"
+    )
+    (export_table,) = deferred("lowmark.client.exporting", "export_table")
+    (table_history,) = deferred("lowmark.client.history", "table_history")
+    rebuild_ledgers, reconcile_ledgers = deferred(
+        "lowmark.compaction.repair", "rebuild_ledgers", "reconcile_ledgers"
+    )
+    Runners, as_before, read_way = deferred(
+        "lowmark.compaction.runner", "Runners", "as_before", "read_way"
+    )
+    (verify_ledgers,) = deferred("lowmark.compaction.verify", "verify_ledgers")
 
 MEMORY_BYTES = 1 << 30
 """What the keys of one partition may take in a task, if not told otherwise."""
@@ -718,7 +736,7 @@ class Table:
         wanted = self._wanted(partitions)
         own = self._compactor.spark
         if resume is not None and engine == "auto" and not (spark or master or spark_config):
-            runners = Runners.as_before(own, self._compactor.run(table.id, resume))
+            runners = as_before(own, self._compactor.run(table.id, resume))
         else:
             runners = Runners(own, session=spark, master=master, config=spark_config, engine=engine)
         options = RunOptions(

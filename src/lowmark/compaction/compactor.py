@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,18 +25,28 @@ from lowmark.backend.values import Hold
 from lowmark.catalog import Table, TableId
 from lowmark.compaction.claims import Claims, HeldClaim, SeenClaim
 from lowmark.compaction.context import CancelToken, RunContext, RunOptions, leave_word
-from lowmark.compaction.description import LedgerDescription, describe_ledgers
 from lowmark.compaction.holds import release_of
 from lowmark.compaction.records import Records
-from lowmark.compaction.run import Run, check_wanted
-from lowmark.compaction.runner import OwnSpark, Runner
-from lowmark.compaction.schemas import SchemasTrimmed, look_at_schemas, trim_schemas
 from lowmark.compaction.sweep import sweep, sweep_dropped
 from lowmark.errors import Corrupt, LowmarkError, Rejected
+from lowmark.faces import deferred
 from lowmark.ledger import REBUILD, RunRecord
 from lowmark.ledger.claim import check_claim
 from lowmark.ledger.manifest import is_run, run_folder, table_folder
 from lowmark.ledger.records import UNDECIDED
+
+if TYPE_CHECKING:
+    from lowmark.compaction.description import LedgerDescription, describe_ledgers
+    from lowmark.compaction.run import Run, check_wanted
+    from lowmark.compaction.runner import OwnSpark, Runner
+    from lowmark.compaction.schemas import SchemasTrimmed, look_at_schemas, trim_schemas
+else:
+    (describe_ledgers,) = deferred("lowmark.compaction.description", "describe_ledgers")
+    Run, check_wanted = deferred("lowmark.compaction.run", "Run", "check_wanted")
+    (OwnSpark,) = deferred("lowmark.compaction.runner", "OwnSpark")
+    look_at_schemas, trim_schemas = deferred(
+        "lowmark.compaction.schemas", "look_at_schemas", "trim_schemas"
+    )
 
 _STOP_S = 20.0
 
@@ -51,7 +62,7 @@ class Compactor:
         self.ledgers = ledgers
         self.records = Records(session)
         self.claims = Claims(session)
-        self.spark = OwnSpark()
+        self._spark: OwnSpark | None = None
         self._lock = threading.Lock()
         self._active: dict[int, Run] = {}
         self._held: dict[int, HeldClaim] = {}
@@ -63,6 +74,14 @@ class Compactor:
     def backend(self) -> Backend:
         """The backend of now."""
         return self._session.backend
+
+    @property
+    def spark(self) -> OwnSpark:
+        """The session that this process opens for its runs."""
+        with self._lock:
+            if self._spark is None:
+                self._spark = OwnSpark()
+            return self._spark
 
     # -- from outside ---------------------------------------------------------------------------
 
@@ -329,7 +348,8 @@ class Compactor:
             left = list(self._held.values())
         for held in left:  # of a run that can't end before this does, or does not
             self._give_back(held)
-        self.spark.finish()
+        if self._spark is not None:
+            self._spark.finish()
 
     def _is_idle(self) -> bool:
         """Whether all runs have ended but one that closes the database itself, in a step."""

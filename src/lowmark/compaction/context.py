@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lowmark.backend.errors import Cancelled
 from lowmark.backend.ledgers import Ledgers
@@ -15,10 +15,12 @@ from lowmark.backend.port import Backend
 from lowmark.catalog import Table
 from lowmark.compaction.records import Records
 from lowmark.errors import Rejected
-from lowmark.ledger import ReadWay
 from lowmark.ledger.manifest import run_folder
 from lowmark.log import files
 from lowmark.runtime.store import Store
+
+if TYPE_CHECKING:
+    from lowmark.ledger import ReadWay
 
 # How a run is ended before its end.
 #

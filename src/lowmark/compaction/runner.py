@@ -258,17 +258,6 @@ class Runners:
         self._config = config
         self.engine, self.where = self._chosen(engine, named=bool(session or master or config))
 
-    @classmethod
-    def as_before(cls, own: OwnSpark, record: RunRecord) -> Runners:
-        """For a run that is resumed, and of which nothing else was said. A session of the caller's
-        is not there any more: one of our own takes its place.
-        """
-        local = record.engine == "local" or record.where == _HERE
-        if local:
-            return cls(own, engine="local")
-        theirs = record.where in {"", _THEIRS, _SOMEWHERE}
-        return cls(own, master=None if theirs else record.where, engine="spark")
-
     def _chosen(self, engine: Engine, *, named: bool) -> tuple[Literal["spark", "local"], str]:
         """What carries the work out, and where that is, in words."""
         if engine == "auto" and not named:
@@ -371,3 +360,14 @@ class _ThisProcess:
         token = _token.get()
         if token is not None:
             token.check()
+
+
+def as_before(own: OwnSpark, record: RunRecord) -> Runners:
+    """For a run that is resumed, and of which nothing else was said. A session of the caller's is
+    not there any more: one of our own takes its place.
+    """
+    local = record.engine == "local" or record.where == _HERE
+    if local:
+        return Runners(own, engine="local")
+    theirs = record.where in {"", _THEIRS, _SOMEWHERE}
+    return Runners(own, master=None if theirs else record.where, engine="spark")

@@ -20,10 +20,15 @@ What always holds
 This package knows neither tables nor databases: it is given batches (`lowmark.client.exporting`).
 """
 
-from lowmark.export.destination import Stage, destination_of, not_shared, staged
-from lowmark.export.errors import ColumnUnfit, DestinationRefused
-from lowmark.export.files import FILE_BYTES, DataFile, write_files
-from lowmark.export.formats import Format, Target, check_format, target_for
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.export.destination import Stage, destination_of, not_shared, staged
+    from lowmark.export.errors import ColumnUnfit, DestinationRefused
+    from lowmark.export.files import FILE_BYTES, DataFile, write_files
+    from lowmark.export.formats import Format, Target, check_format, target_for
 
 __all__ = [
     "FILE_BYTES",
@@ -40,3 +45,5 @@ __all__ = [
     "target_for",
     "write_files",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowmark.access import check_owned, connect, open_database
+from lowmark import access
 from lowmark.client import Database
 from lowmark.frames.options import Options
 
@@ -14,13 +14,13 @@ def opened(options: Options, *, writes: bool = False) -> Database:
     stream lasts as long as that, and `writes`: it may own one that no other process has open.
     """
     if options.node:
-        return connect(options.node)
+        return access.connect(options.node)
     if writes:
-        return open_database(options.path, create=False)
-    return open_database(options.path, read_only=True)
+        return access.open_database(options.path, create=False)
+    return access.open_database(options.path, read_only=True)
 
 
 def check_writable(options: Options) -> None:
     """Refuse a directory that no process has open: tasks would, one after the other."""
     if options.path:
-        check_owned(options.path)
+        access.check_owned(options.path)

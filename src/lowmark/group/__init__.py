@@ -39,37 +39,42 @@ those of others, which come by `transfer`, as fast as `throttle` lets them), `ve
 `wire`), which nodes also use to ask each other (`calls`).
 """
 
-from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply
-from lowmark.group.config import GroupConfig
-from lowmark.group.envelope import COMMAND_BYTES, Command, open_command
-from lowmark.group.errors import (
-    CommandTooLarge,
-    CopyOutdated,
-    EntryTooNew,
-    GroupBusy,
-    GroupStopped,
-    GroupUnfinished,
-    MachineFailed,
-    MachineTooOld,
-    NoQuorum,
-    NotLeader,
-    NotWritten,
-    OutcomeUnknown,
-    QuarantinedHere,
-    ReadTimedOut,
-    ShuttingDown,
-    Superseded,
-)
-from lowmark.group.group import Group
-from lowmark.group.groups import Groups, SilentListener
-from lowmark.group.machine import Machine, Observer
-from lowmark.group.peers import ChangeAnswer, ChangeError, ChangeFailed, PeerListener, Stage
-from lowmark.group.reset import Reset, reset_members
-from lowmark.group.status import GroupStatus, PeerStatus
-from lowmark.group.throttle import Throttle
-from lowmark.group.transport import TransportLimits
-from lowmark.group.wire import BadFrame
-from lowmark.runtime import Future, together, when_all
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.group.calls import CallLost, Calls, NoService, NotAsked, Reply
+    from lowmark.group.config import GroupConfig
+    from lowmark.group.envelope import COMMAND_BYTES, Command, open_command
+    from lowmark.group.errors import (
+        CommandTooLarge,
+        CopyOutdated,
+        EntryTooNew,
+        GroupBusy,
+        GroupStopped,
+        GroupUnfinished,
+        MachineFailed,
+        MachineTooOld,
+        NoQuorum,
+        NotLeader,
+        NotWritten,
+        OutcomeUnknown,
+        QuarantinedHere,
+        ReadTimedOut,
+        ShuttingDown,
+        Superseded,
+    )
+    from lowmark.group.group import Group
+    from lowmark.group.groups import Groups, SilentListener
+    from lowmark.group.machine import Machine, Observer
+    from lowmark.group.peers import ChangeAnswer, ChangeError, ChangeFailed, PeerListener, Stage
+    from lowmark.group.reset import Reset, reset_members
+    from lowmark.group.status import GroupStatus, PeerStatus
+    from lowmark.group.throttle import Throttle
+    from lowmark.group.transport import TransportLimits
+    from lowmark.group.wire import BadFrame
+    from lowmark.runtime import Future, together, when_all
 
 __all__ = [
     "COMMAND_BYTES",
@@ -118,3 +123,5 @@ __all__ = [
     "together",
     "when_all",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -10,11 +10,16 @@ of recovery, and says everything that is wrong instead of stopping at the first 
     offline               the metastore, the catalog and the tables of a node that is not running
 """
 
-from lowmark.inspect.dump import DumpEntry, DumpLine, DumpPiece, DumpWal, dump_log
-from lowmark.inspect.findings import Finding
-from lowmark.inspect.log import verify_log
-from lowmark.inspect.metastore import verify_node
-from lowmark.inspect.offline import DataInUse, open_offline
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.inspect.dump import DumpEntry, DumpLine, DumpPiece, DumpWal, dump_log
+    from lowmark.inspect.findings import Finding
+    from lowmark.inspect.log import verify_log
+    from lowmark.inspect.metastore import verify_node
+    from lowmark.inspect.offline import DataInUse, open_offline
 
 __all__ = [
     "DataInUse",
@@ -28,3 +33,5 @@ __all__ = [
     "verify_log",
     "verify_node",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -41,50 +41,55 @@ Invariants
        reader, a retired ledger in its grace time, or a run that can still be resumed names them.
 """
 
-from lowmark.ledger.errors import LedgerDamaged, LedgerLost, NothingLike, SourceMoved
-from lowmark.ledger.files import OpenFile, check_there
-from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
-from lowmark.ledger.manifest import (
-    Expected,
-    LedgerFile,
-    Lost,
-    Manifest,
-    read_adopted,
-    read_manifest,
-    run_folder,
-    table_folder,
-)
-from lowmark.ledger.records import (
-    REBUILD,
-    Claim,
-    PartitionPlan,
-    Pointer,
-    Retired,
-    RunRecord,
-    WaitsFor,
-    decode_record,
-    parse_retired_key,
-    pointer_key,
-    pointer_prefix,
-    retired_key,
-    retired_prefix,
-    run_key,
-    run_prefix,
-    young_hint,
-)
-from lowmark.ledger.recovery import Salvage, recover_ledger
-from lowmark.ledger.rule import LAST_ROW, lacks_needed_deletes, may_go_below, passed_by_readers
-from lowmark.ledger.tail import Segments, Source, Span, Tail, tail_of, view_of
-from lowmark.ledger.verification import Problem, Verified, verify_ledger
-from lowmark.ledger.work import (
-    Done,
-    ReadWay,
-    TaskContext,
-    Work,
-    carry_out,
-    done_path,
-    progress_path,
-)
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.ledger.errors import LedgerDamaged, LedgerLost, NothingLike, SourceMoved
+    from lowmark.ledger.files import OpenFile, check_there
+    from lowmark.ledger.key_file import KEY_SEED, KeyFile, open_key_file
+    from lowmark.ledger.manifest import (
+        Expected,
+        LedgerFile,
+        Lost,
+        Manifest,
+        read_adopted,
+        read_manifest,
+        run_folder,
+        table_folder,
+    )
+    from lowmark.ledger.records import (
+        REBUILD,
+        Claim,
+        PartitionPlan,
+        Pointer,
+        Retired,
+        RunRecord,
+        WaitsFor,
+        decode_record,
+        parse_retired_key,
+        pointer_key,
+        pointer_prefix,
+        retired_key,
+        retired_prefix,
+        run_key,
+        run_prefix,
+        young_hint,
+    )
+    from lowmark.ledger.recovery import Salvage, recover_ledger
+    from lowmark.ledger.rule import LAST_ROW, lacks_needed_deletes, may_go_below, passed_by_readers
+    from lowmark.ledger.tail import Segments, Source, Span, Tail, tail_of, view_of
+    from lowmark.ledger.verification import Problem, Verified, verify_ledger
+    from lowmark.ledger.work import (
+        Done,
+        ReadWay,
+        TaskContext,
+        Work,
+        carry_out,
+        done_path,
+        progress_path,
+    )
 
 __all__ = [
     "KEY_SEED",
@@ -143,3 +148,5 @@ __all__ = [
     "view_of",
     "young_hint",
 ]
+
+__getattr__, __dir__ = face(__name__)

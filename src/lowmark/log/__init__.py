@@ -51,31 +51,36 @@ change is described, step by step, at the head of its file: `roster` (groups com
 (roll-over), `snapshots`, `install`, `merge`.
 """
 
-from lowmark.log.config import LogConfig
-from lowmark.log.entries import Entry
-from lowmark.log.errors import (
-    Damaged,
-    EntryGone,
-    EntryTooLarge,
-    GroupExists,
-    GroupLeaving,
-    GroupQuarantined,
-    GroupUnknown,
-    GroupUnwritable,
-    InstallRefused,
-    NewerFormat,
-    ReferenceExpired,
-)
-from lowmark.log.explain import Explanation, SegmentExplained, explain_group, explain_log
-from lowmark.log.files import is_log
-from lowmark.log.group import GroupLog
-from lowmark.log.install import Installer
-from lowmark.log.log import Dropped, Log, Written
-from lowmark.log.read_plan import ReadPlan
-from lowmark.log.request import Compacted, CompactionRequest, KeptBy, Measure
-from lowmark.log.snapshot_format import SnapshotMeta
-from lowmark.log.snapshots import SnapshotSender
-from lowmark.log.state import CompactionRun, LiveRow
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.log.config import LogConfig
+    from lowmark.log.entries import Entry
+    from lowmark.log.errors import (
+        Damaged,
+        EntryGone,
+        EntryTooLarge,
+        GroupExists,
+        GroupLeaving,
+        GroupQuarantined,
+        GroupUnknown,
+        GroupUnwritable,
+        InstallRefused,
+        NewerFormat,
+        ReferenceExpired,
+    )
+    from lowmark.log.explain import Explanation, SegmentExplained, explain_group, explain_log
+    from lowmark.log.files import is_log
+    from lowmark.log.group import GroupLog
+    from lowmark.log.install import Installer
+    from lowmark.log.log import Dropped, Log, Written
+    from lowmark.log.read_plan import ReadPlan
+    from lowmark.log.request import Compacted, CompactionRequest, KeptBy, Measure
+    from lowmark.log.snapshot_format import SnapshotMeta
+    from lowmark.log.snapshots import SnapshotSender
+    from lowmark.log.state import CompactionRun, LiveRow
 
 __all__ = [
     "Compacted",
@@ -111,3 +116,5 @@ __all__ = [
     "explain_log",
     "is_log",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -30,51 +30,56 @@ after it, with a clock behind, would break that promise; so who waits for a time
 an empty command into the log (see the design notes).
 """
 
-from lowmark.metastore.cluster import Cluster, identify
-from lowmark.metastore.commands import (
-    AllOf,
-    AnyOf,
-    Branch,
-    Compare,
-    Condition,
-    Do,
-    Exists,
-    LeaseIsOver,
-    Not,
-    Operation,
-    Put,
-    Remove,
-    RemoveRange,
-    Revision,
-    Statement,
-    ValueIs,
-    Version,
-    all_of,
-    any_of,
-    missing,
-    value_is,
-)
-from lowmark.metastore.coordinator import name_of
-from lowmark.metastore.errors import (
-    ClusterRefused,
-    MetastoreOutdated,
-    NotComplete,
-    RevisionCompacted,
-)
-from lowmark.metastore.identity import (
-    GROUP,
-    Identity,
-    MetastoreDamaged,
-    MetastoreUnreadable,
-    check_metastore,
-    find_identity,
-    load_identity,
-)
-from lowmark.metastore.machine import MetastoreMachine
-from lowmark.metastore.nodes import ClusterSettings, NodeInfo, Topology
-from lowmark.metastore.state import Answer, Lease
-from lowmark.metastore.store import Metastore, MetastoreConfig, Page
-from lowmark.metastore.watches import Entry, Event, Watch
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.metastore.cluster import Cluster, identify
+    from lowmark.metastore.commands import (
+        AllOf,
+        AnyOf,
+        Branch,
+        Compare,
+        Condition,
+        Do,
+        Exists,
+        LeaseIsOver,
+        Not,
+        Operation,
+        Put,
+        Remove,
+        RemoveRange,
+        Revision,
+        Statement,
+        ValueIs,
+        Version,
+        all_of,
+        any_of,
+        missing,
+        value_is,
+    )
+    from lowmark.metastore.coordinator import name_of
+    from lowmark.metastore.errors import (
+        ClusterRefused,
+        MetastoreOutdated,
+        NotComplete,
+        RevisionCompacted,
+    )
+    from lowmark.metastore.identity import (
+        GROUP,
+        Identity,
+        MetastoreDamaged,
+        MetastoreUnreadable,
+        check_metastore,
+        find_identity,
+        load_identity,
+    )
+    from lowmark.metastore.machine import MetastoreMachine
+    from lowmark.metastore.nodes import ClusterSettings, NodeInfo, Topology
+    from lowmark.metastore.state import Answer, Lease
+    from lowmark.metastore.store import Metastore, MetastoreConfig, Page
+    from lowmark.metastore.watches import Entry, Event, Watch
 
 __all__ = [
     "GROUP",
@@ -125,3 +130,5 @@ __all__ = [
     "name_of",
     "value_is",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -24,25 +24,30 @@ limit that does not exist.
 nothing else. Quiet unless something needs a person.
 """
 
-from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent, ThreadAnswer
-from lowmark.node.client import AnswerLost, NodeClient, NodeUnreachable
-from lowmark.node.directory import NotADatabase, check_directory, data_path, make_directory
-from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
-from lowmark.node.messages import (
-    DEFAULT_ENDPOINT,
-    STATES,
-    GetReply,
-    GroupRow,
-    HistoryPage,
-    NotLoopback,
-    RangePage,
-    Status,
-    StoredEntry,
-    WatchEvent,
-    WatchStarted,
-)
-from lowmark.node.node import Node, NodeOptions
-from lowmark.node.settings import Settings, load_settings
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent, ThreadAnswer
+    from lowmark.node.client import AnswerLost, NodeClient, NodeUnreachable
+    from lowmark.node.directory import NotADatabase, check_directory, data_path, make_directory
+    from lowmark.node.logs import LogFormat, Logging, LogLevel, configure_logging
+    from lowmark.node.messages import (
+        DEFAULT_ENDPOINT,
+        STATES,
+        GetReply,
+        GroupRow,
+        HistoryPage,
+        NotLoopback,
+        RangePage,
+        Status,
+        StoredEntry,
+        WatchEvent,
+        WatchStarted,
+    )
+    from lowmark.node.node import Node, NodeOptions
+    from lowmark.node.settings import Settings, load_settings
 
 __all__ = [
     "DEFAULT_ENDPOINT",
@@ -76,3 +81,5 @@ __all__ = [
     "load_settings",
     "make_directory",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -38,11 +38,16 @@ Invariants
        partition, or by the next coordinator: all three look at what is, not at what they remember.
 """
 
-from lowmark.placement.assignments import Keys, PartitionId
-from lowmark.placement.config import RebalanceConfig
-from lowmark.placement.decisions import Adjust
-from lowmark.placement.members import MetastoreMembers
-from lowmark.placement.placement import Placement
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.placement.assignments import Keys, PartitionId
+    from lowmark.placement.config import RebalanceConfig
+    from lowmark.placement.decisions import Adjust
+    from lowmark.placement.members import MetastoreMembers
+    from lowmark.placement.placement import Placement
 
 __all__ = [
     "Adjust",
@@ -52,3 +57,5 @@ __all__ = [
     "Placement",
     "RebalanceConfig",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -24,41 +24,46 @@ The files, each a story: `quorum`, `membership`, `progress`, `log_view`, `electi
 `reads`, `changes` (of members, and proposals), and `node`, which puts them together.
 """
 
-from lowmark.raft.log_view import LineageLeft, LogDiverged, LogLost, Storage
-from lowmark.raft.membership import (
-    Change,
-    ChangeKind,
-    ConfChange,
-    Members,
-    MembershipRefused,
-    Transition,
-)
-from lowmark.raft.messages import (
-    NOBODY,
-    Append,
-    AppendResponse,
-    ConfState,
-    Entry,
-    EntryKind,
-    HardState,
-    Heartbeat,
-    HeartbeatResponse,
-    Install,
-    Message,
-    ReadIndex,
-    ReadIndexResponse,
-    Snapshot,
-    StorageAppend,
-    StorageAppended,
-    StorageApplied,
-    TimeoutNow,
-    TransferLeader,
-    Vote,
-    VoteResponse,
-)
-from lowmark.raft.node import RaftNode, Ready
-from lowmark.raft.progress import Progress, ProgressState
-from lowmark.raft.state import Config, ProposalDropped, Role
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.raft.log_view import LineageLeft, LogDiverged, LogLost, Storage
+    from lowmark.raft.membership import (
+        Change,
+        ChangeKind,
+        ConfChange,
+        Members,
+        MembershipRefused,
+        Transition,
+    )
+    from lowmark.raft.messages import (
+        NOBODY,
+        Append,
+        AppendResponse,
+        ConfState,
+        Entry,
+        EntryKind,
+        HardState,
+        Heartbeat,
+        HeartbeatResponse,
+        Install,
+        Message,
+        ReadIndex,
+        ReadIndexResponse,
+        Snapshot,
+        StorageAppend,
+        StorageAppended,
+        StorageApplied,
+        TimeoutNow,
+        TransferLeader,
+        Vote,
+        VoteResponse,
+    )
+    from lowmark.raft.node import RaftNode, Ready
+    from lowmark.raft.progress import Progress, ProgressState
+    from lowmark.raft.state import Config, ProposalDropped, Role
 
 __all__ = [
     "NOBODY",
@@ -100,3 +105,5 @@ __all__ = [
     "Vote",
     "VoteResponse",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -28,36 +28,41 @@ What it promises
     9. Nothing that a simulated node has asked for is called after it has crashed.
 """
 
-from lowmark.runtime.causes import RAN_OUT, by_name
-from lowmark.runtime.clock import COUNTER_BITS, ClockSkew, HybridClock, HybridTime, millis_of
-from lowmark.runtime.disk import (
-    Buffer,
-    Disk,
-    DiskFailed,
-    DiskFull,
-    DiskLock,
-    File,
-    FileMissing,
-    Locked,
-    NoHandles,
-)
-from lowmark.runtime.future import Future, together, when_all
-from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
-from lowmark.runtime.machine import real_runtime
-from lowmark.runtime.network import (
-    AddressInUse,
-    AddressUnusable,
-    Endpoint,
-    FrameTooLong,
-    NetworkLimits,
-    PeerMisbehaved,
-    host_and_port,
-)
-from lowmark.runtime.place import place_of
-from lowmark.runtime.real_disk import RealDisk
-from lowmark.runtime.real_loop import RealLoop
-from lowmark.runtime.real_network import RealNetwork
-from lowmark.runtime.tls import TlsFiles
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.runtime.causes import RAN_OUT, by_name
+    from lowmark.runtime.clock import COUNTER_BITS, ClockSkew, HybridClock, HybridTime, millis_of
+    from lowmark.runtime.disk import (
+        Buffer,
+        Disk,
+        DiskFailed,
+        DiskFull,
+        DiskLock,
+        File,
+        FileMissing,
+        Locked,
+        NoHandles,
+    )
+    from lowmark.runtime.future import Future, together, when_all
+    from lowmark.runtime.loop import Lane, Loop, Outcome, Runtime, Timer
+    from lowmark.runtime.machine import real_runtime
+    from lowmark.runtime.network import (
+        AddressInUse,
+        AddressUnusable,
+        Endpoint,
+        FrameTooLong,
+        NetworkLimits,
+        PeerMisbehaved,
+        host_and_port,
+    )
+    from lowmark.runtime.place import place_of
+    from lowmark.runtime.real_disk import RealDisk
+    from lowmark.runtime.real_loop import RealLoop
+    from lowmark.runtime.real_network import RealNetwork
+    from lowmark.runtime.tls import TlsFiles
 
 __all__ = [
     "COUNTER_BITS",
@@ -98,3 +103,5 @@ __all__ = [
     "together",
     "when_all",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -32,9 +32,16 @@ limits      what may be under way
 cutting     ends connections that are stuck
 """
 
-from lowmark.server.endpoint import HOLD_MS
-from lowmark.server.limits import Limits
-from lowmark.server.noting import OwnerNote
-from lowmark.server.server import Server
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.server.endpoint import HOLD_MS
+    from lowmark.server.limits import Limits
+    from lowmark.server.noting import OwnerNote
+    from lowmark.server.server import Server
 
 __all__ = ["HOLD_MS", "Limits", "OwnerNote", "Server"]
+
+__getattr__, __dir__ = face(__name__)

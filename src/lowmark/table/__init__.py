@@ -44,99 +44,104 @@ Invariants
        added. So what it answers then, of the rows that it has, stays true for those to come.
 """
 
-from lowmark.table.adopting import DIGEST_BYTES, MANIFEST_CHARACTERS_MAX, Adopted
-from lowmark.table.backlog import Backlog, Columns, View
-from lowmark.table.batches import (
-    CHANGE,
-    CHANGE_TYPE,
-    OFFSET,
-    PARTITION,
-    SYSTEM_COLUMNS,
-    TIME,
-    Compression,
-    Mask,
-    Shape,
-    decode_rows,
-    encode_rows,
-    stored_schema,
-)
-from lowmark.table.binding import KEEP_MS_MAX, QUERY_BYTES, STAGED_MS, Bound
-from lowmark.table.commands import (
-    NO_PRODUCER,
-    Adopt,
-    Begin,
-    Bind,
-    Change,
-    Control,
-    CreateCursor,
-    DeleteCursor,
-    Drop,
-    Fence,
-    Finish,
-    KeepSchemas,
-    MoveCursor,
-    ReleaseLease,
-    RenewLease,
-    TakeLease,
-    Tick,
-    Trim,
-    encode_batch,
-    encode_control,
-)
-from lowmark.table.errors import (
-    BatchRefused,
-    BelowWatermark,
-    CommandRefused,
-    CursorExists,
-    CursorMovesBack,
-    CursorOverdue,
-    CursorUnknown,
-    DeletesGone,
-    DeletesHeld,
-    EpochHalfBound,
-    EpochPassed,
-    LeaseExists,
-    LeaseExpired,
-    LedgerConflict,
-    LedgerOld,
-    MembersBehind,
-    OffsetExpired,
-    OffsetToCome,
-    OutOfSequence,
-    PartitionNotHere,
-    ProducerFenced,
-    ProducerForgotten,
-    RepeatTooOld,
-    SchemaNotInForce,
-    StagedRowsMissing,
-    TimeInFuture,
-    TooMany,
-    TransactionUnknown,
-)
-from lowmark.table.fold import Fold
-from lowmark.table.hashing import I64, U64
-from lowmark.table.history import table_mark
-from lowmark.table.key_index import KeyIndex
-from lowmark.table.keys import KeyForm
-from lowmark.table.keys_of import KeyReader, Keys
-from lowmark.table.machine import PartitionMachine
-from lowmark.table.partition import Partition, group_name, parse_group_name
-from lowmark.table.producers import Appended
-from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
-from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, deletes_held, holds_of
-from lowmark.table.renewing import Renewal, renewed_rows
-from lowmark.table.splitting import check_row_sizes, outgoing, split
-from lowmark.table.state import Begun, Finished, Outcome, SchemasKept, State, Ticked, Trimmed
-from lowmark.table.tables import Distant, Tables
-from lowmark.table.watermark import (
-    HISTORY_KEY,
-    Advanced,
-    AsOfHold,
-    LowWatermark,
-    WatermarkStanding,
-    read_history,
-    write_history,
-)
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.table.adopting import DIGEST_BYTES, MANIFEST_CHARACTERS_MAX, Adopted
+    from lowmark.table.backlog import Backlog, Columns, View
+    from lowmark.table.batches import (
+        CHANGE,
+        CHANGE_TYPE,
+        OFFSET,
+        PARTITION,
+        SYSTEM_COLUMNS,
+        TIME,
+        Compression,
+        Mask,
+        Shape,
+        decode_rows,
+        encode_rows,
+        stored_schema,
+    )
+    from lowmark.table.binding import KEEP_MS_MAX, QUERY_BYTES, STAGED_MS, Bound
+    from lowmark.table.commands import (
+        NO_PRODUCER,
+        Adopt,
+        Begin,
+        Bind,
+        Change,
+        Control,
+        CreateCursor,
+        DeleteCursor,
+        Drop,
+        Fence,
+        Finish,
+        KeepSchemas,
+        MoveCursor,
+        ReleaseLease,
+        RenewLease,
+        TakeLease,
+        Tick,
+        Trim,
+        encode_batch,
+        encode_control,
+    )
+    from lowmark.table.errors import (
+        BatchRefused,
+        BelowWatermark,
+        CommandRefused,
+        CursorExists,
+        CursorMovesBack,
+        CursorOverdue,
+        CursorUnknown,
+        DeletesGone,
+        DeletesHeld,
+        EpochHalfBound,
+        EpochPassed,
+        LeaseExists,
+        LeaseExpired,
+        LedgerConflict,
+        LedgerOld,
+        MembersBehind,
+        OffsetExpired,
+        OffsetToCome,
+        OutOfSequence,
+        PartitionNotHere,
+        ProducerFenced,
+        ProducerForgotten,
+        RepeatTooOld,
+        SchemaNotInForce,
+        StagedRowsMissing,
+        TimeInFuture,
+        TooMany,
+        TransactionUnknown,
+    )
+    from lowmark.table.fold import Fold
+    from lowmark.table.hashing import I64, U64
+    from lowmark.table.history import table_mark
+    from lowmark.table.key_index import KeyIndex
+    from lowmark.table.keys import KeyForm
+    from lowmark.table.keys_of import KeyReader, Keys
+    from lowmark.table.machine import PartitionMachine
+    from lowmark.table.partition import Partition, group_name, parse_group_name
+    from lowmark.table.producers import Appended
+    from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
+    from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, deletes_held, holds_of
+    from lowmark.table.renewing import Renewal, renewed_rows
+    from lowmark.table.splitting import check_row_sizes, outgoing, split
+    from lowmark.table.state import Begun, Finished, Outcome, SchemasKept, State, Ticked, Trimmed
+    from lowmark.table.tables import Distant, Tables
+    from lowmark.table.watermark import (
+        HISTORY_KEY,
+        Advanced,
+        AsOfHold,
+        LowWatermark,
+        WatermarkStanding,
+        read_history,
+        write_history,
+    )
 
 __all__ = [
     "CHANGE",
@@ -252,3 +257,5 @@ __all__ = [
     "table_mark",
     "write_history",
 ]
+
+__getattr__, __dir__ = face(__name__)

@@ -32,7 +32,7 @@ import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -43,10 +43,8 @@ from lowmark.metastore import (
     Compare,
     Entry,
     LeaseIsOver,
-    Metastore,
     Not,
     Operation,
-    Page,
     Put,
     Remove,
     Revision,
@@ -57,6 +55,9 @@ from lowmark.metastore import (
 from lowmark.metastore.nodes import lease_of
 from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, Timer, millis_of
 from lowmark.table.errors import BelowWatermark, TimeInFuture
+
+if TYPE_CHECKING:  # a client has the watermark's values, and no metastore
+    from lowmark.metastore import Metastore, Page
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,14 @@ Invariants
        neither the others nor the next look.
 """
 
-from lowmark.upkeep.catalog_compaction import ROUND_PREFIX, CatalogCompaction, Round, read_round
-from lowmark.upkeep.catalog_decision import Holder
-from lowmark.upkeep.upkeep import Upkeep
+from typing import TYPE_CHECKING
+
+from lowmark.faces import face
+
+if TYPE_CHECKING:
+    from lowmark.upkeep.catalog_compaction import ROUND_PREFIX, CatalogCompaction, Round, read_round
+    from lowmark.upkeep.catalog_decision import Holder
+    from lowmark.upkeep.upkeep import Upkeep
 
 __all__ = [
     "ROUND_PREFIX",
@@ -27,3 +32,5 @@ __all__ = [
     "Upkeep",
     "read_round",
 ]
+
+__getattr__, __dir__ = face(__name__)
