@@ -128,11 +128,7 @@ def test_the_newest_run_comes_first_and_has_the_name_that_the_table_had(shop: Sh
         (("show", "nobody"), 1, "there is no run nobody"),
         (("cancel", "nobody"), 1, "there is no run nobody"),
         (("resume", "nobody", "--engine", "local"), 1, "there is no run nobody"),
-        (
-            ("resume", "nobody", "--engine", "local", "--spark-master", "local"),
-            2,
-            "runs without Spark",
-        ),
+        (("resume", "nobody", "--engine", "local", "--spark-master", "local"), 2, "without Spark"),
         (("resume", "nobody", "--engine", "local", "--read-rate", "fast"), 2, "is not a size"),
         (("show",), 2, "RUN"),
         (("orders", "customers"), 2, "customers"),
