@@ -26,6 +26,7 @@ test: java lint bytecode ## Everything that CI runs: lint, types, layers, tests 
 	$(PY) -m pytest -n auto --dist loadgroup -m "not release"
 
 .PHONY: test-all
+test-all: export LOWMARK_TESTS_ON = disk
 test-all: java lint bytecode ## Before a release: the same, and the tests that take long
 	$(PY) -m pytest -n auto --dist loadgroup
 

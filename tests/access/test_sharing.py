@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import lowmark
 from eventually import eventually, suspend
 from lowmark.access import opening
 from lowmark.backend.remote import RemoteBackend
+from lowmark.cli.app import app
 from lowmark.client import Database
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.log import LogConfig
@@ -255,21 +257,24 @@ def test_commands_that_look_at_a_node_ask_the_owner(data: Path, others: list[Oth
     owner = Other(data, "table.append([{'id': 7, 'who': 'o'}])\n")
     others.append(owner)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "lowmark", *words, "--data", str(data)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words, "--data", str(data)])
+        assert done.exit_code == 0, done.output
+        return done.stdout
 
     # when commands are given a directory that a process has open, then it answers
-    found = json.loads(run("status", "--json").stdout)
+    found = json.loads(run("status", "--json"))
     assert [table["rows"] for table in found["tables"]] == [1]
     assert [node["up"] for node in found["nodes"]] == [True]
-    assert "catalog." in run("meta", "range").stdout
-    assert "who" in run("catalog", "show").stdout
+    assert "catalog." in run("meta", "range")
+    assert "who" in run("catalog", "show")
     # and one that does not answer is named
     owner.kill()
     gone = Owner.here("unix:/gone", {})
     lock = RealDisk(str(data)).lock("LOCK", note=lambda _: gone.note())
-    refused = run("status")
+    # (in a process of its own: this one has the lock)
+    command = [sys.executable, "-m", "lowmark", "status", "--data", str(data)]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
     lock.release()
     assert refused.returncode == 1
     assert str(gone) in refused.stderr
@@ -317,13 +322,13 @@ def test_a_command_gets_in_beside_the_owner_and_owns_nothing_after_it(
 ) -> None:
     owner = Other(data, "table.append([{'id': 7, 'who': 'o'}])\n")
     others.append(owner)
-    command = [sys.executable, "-m", "lowmark", "get", "t", "7", "--data", str(data), "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = ["get", "t", "7", "--data", str(data), "--json"]
+    ran = CliRunner().invoke(app, command)
     assert json.loads(ran.stdout)["who"] == "o"
     assert owner_of(data) == owner.process.pid
     # when there is no owner, then the command is one for its own time alone
     assert owner.end() == 0
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    ran = CliRunner().invoke(app, command)
     assert json.loads(ran.stdout)["who"] == "o"
     assert (data / "LOCK").read_bytes() == b""
 

@@ -324,7 +324,7 @@ def test_who_follows_gets_rows_as_they_are_appended(
     assert [line.split()[1] for line in shown] == ["status", "new", "new", "new"]
 
 
-@pytest.mark.parametrize("words", [["--json"], []])
+@pytest.mark.parametrize("words", [["--json"], pytest.param([], marks=pytest.mark.release)])
 def test_an_interrupt_ends_who_follows(shop: Shop, words: list[str]) -> None:
     # given somebody who has read all there is, and waits
     fill(shop, 2)
@@ -351,7 +351,9 @@ def test_an_interrupt_ends_who_follows(shop: Shop, words: list[str]) -> None:
     assert len(shop.lines("orders")) == 2
 
 
-@pytest.mark.parametrize("words", [["--json"], ["--all"], ["--csv", "-"]])
+@pytest.mark.parametrize(
+    "words", [["--json"], pytest.param(["--all"], marks=pytest.mark.release), ["--csv", "-"]]
+)
 def test_a_closed_pipe_ends_it_quietly(shop: Shop, words: list[str]) -> None:
     # given more than a pipe takes before somebody reads from it
     rows = "".join(f"o-{n},{'new' * 100}\n" for n in range(500))

@@ -262,7 +262,7 @@ def test_voters_are_served_as_if_nothing_was_moved() -> None:
     check(cluster)
 
 
-@pytest.mark.parametrize("rate", [300, 1_500])
+@pytest.mark.parametrize("rate", [pytest.param(300, marks=pytest.mark.release), 1_500])
 def test_a_move_that_is_slowed_down_is_no_stall(rate: int) -> None:
     # given entries that take longer than both stall times, one for each move
     cluster = three_groups(keys=4)

@@ -414,6 +414,7 @@ def test_two_nodes_in_any_order_leave_what_one_after_the_other_would_leave(adjus
     assert count > 800
 
 
+@pytest.mark.release  # the one before has two of all kinds
 @pytest.mark.parametrize("adjust", Adjust)
 def test_three_at_a_time_in_any_order_do_so_too(adjust: Adjust) -> None:
     count = 0

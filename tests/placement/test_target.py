@@ -376,7 +376,7 @@ def test_every_process_makes_the_same_plan() -> None:
 # -- large zones -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.release  # the others have zones of all shapes, none as large
 def test_a_thousand_nodes_with_a_hundred_thousand_partitions() -> None:
     # given 25 racks of 40 nodes
     places = [Place(number, f"r{number % 25}") for number in range(1000)]

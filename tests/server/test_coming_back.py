@@ -94,6 +94,7 @@ def test_a_node_that_was_down_while_tables_changed_comes_back_right(
         eventually(lambda: not list((tmp_path / "n2").glob(f"groups/table.{gone}.*")))
 
 
+@pytest.mark.release  # `node/test_from_embedded` grows into a cluster in one process
 def test_a_directory_that_was_embedded_is_served_and_joined(tmp_path: Path) -> None:
     # given a database of one process, with rows, a ledger, a cursor and a past
     with lowmark.open(tmp_path / "n0") as db:

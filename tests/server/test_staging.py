@@ -167,6 +167,7 @@ def test_staged_rows_outlive_their_leaders_and_come_with_snapshots(tmp_path: Pat
             assert staged_rows(db["events"]) == 0
 
 
+@pytest.mark.release  # the one before kills leaders, and commits twice
 def test_a_query_commits_while_leaders_are_killed(tmp_path: Path) -> None:
     with Nodes(tmp_path, 3) as nodes, nodes.connect(0) as db:
         # given a query that commits one epoch after the other, each twice
