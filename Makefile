@@ -21,17 +21,25 @@ help: ## List the targets
 quickstart: $(READY) ## See it work: the shortest tour, on your machine; without Java, it does without Spark
 	@$(PY) examples/quickstart.py
 
+# Tests of one group stay in one process, and the longest come first: see tests/running.py.
+PYTEST := $(PY) -m pytest -n auto --dist loadgroup --no-loadscope-reorder
+
 .PHONY: test
-test: java lint bytecode ## Everything that CI runs: lint, types, layers, tests (20 minutes on two cores)
-	$(PY) -m pytest -n auto --dist loadgroup -m "not release"
+ifdef PACKAGE
+test: java bytecode ## Everything that CI runs: lint, types, layers, tests; PACKAGE=log: the tests of one package
+	$(PYTEST) -m "not release" $(addprefix tests/,$(PACKAGE))
+else
+test: java lint bytecode
+	$(PYTEST) -m "not release"
+endif
 
 .PHONY: test-all
 test-all: java lint bytecode ## Before a release: the same, and the tests that take long
-	$(PY) -m pytest -n auto --dist loadgroup
+	$(PYTEST)
 
 .PHONY: check
-check: java lint bytecode ## About a minute: format, lint, types, layers, fast tests
-	$(PY) -m pytest -n auto --dist loadgroup -m "not slow and not release"
+check: java lint bytecode ## A minute or two: format, lint, types, layers, fast tests
+	$(PYTEST) -m "not slow and not release"
 
 .PHONY: lint
 lint: $(READY) ## Format, lint, types and layers, without tests
