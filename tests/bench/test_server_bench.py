@@ -149,6 +149,8 @@ def test_a_bare_server_streams_the_batches_that_it_was_given() -> None:
 # -- NATS -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.release  # what is published is below; Redis is a peer that is started
 @pytest.mark.parametrize("always_synced", [True, False])
 def test_nats_stores_every_message_and_syncs_as_it_is_told(
     here: Path, *, always_synced: bool
