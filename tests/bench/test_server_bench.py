@@ -45,6 +45,7 @@ def client(here: Path) -> Iterator[Client]:
     client.close()
 
 
+@pytest.mark.slow
 def test_every_kind_of_work_says_how_much_it_did(client: Client) -> None:
     # given a table of two batches
     assert client.prepared(Append(first=0, rows=2 * BATCH_ROWS))() == 2 * BATCH_ROWS
@@ -73,6 +74,7 @@ def test_a_guest_of_the_directory_does_the_same_work(client: Client, here: Path)
         guest.close()
 
 
+@pytest.mark.slow
 def test_a_producer_has_no_more_than_the_window_sent_and_not_stored(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ import typer.main
 from lowmark.cli.app import app
 from lowmark.node import Settings
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "lowmark"
 PAGE = (ROOT / "docs" / "guide" / "seeds.md").read_text()
@@ -49,6 +51,7 @@ def _here() -> list[str]:
     return [cell for cell in rows if cell != "where it is here"]
 
 
+@pytest.mark.slow
 def test_every_class_in_the_tables_is_there_with_its_members() -> None:
     # given all classes, and what the tables name
     classes = _classes()

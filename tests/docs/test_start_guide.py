@@ -119,6 +119,7 @@ def picture(folder: Path) -> bytes:
     return (folder / "tide.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_python_prints_what_it_says_it_prints(tmp_path: Path) -> None:
     text = script("python", spark=False)
     said = remarks(text)

@@ -30,6 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_python_prints_what_it_says_it_prints(folder: Path) -> None:
     said = remarks("\n".join(blocks("python")))
     assert (folder / "printed").read_text().splitlines() == said

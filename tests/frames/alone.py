@@ -38,7 +38,7 @@ def run(
     reader: Any = source.streamReader(schema)
     for folder in (checkpoint / "offsets", checkpoint / "commits", into):
         folder.mkdir(parents=True, exist_ok=True)
-    counts = []
+    counts: list[int] = []
     try:
         reader.prepareForTriggerAvailableNow()
         number, done = _last(checkpoint / "offsets"), _last(checkpoint / "commits")
