@@ -22,11 +22,14 @@ quickstart: $(READY) ## See it work: the shortest tour, on your machine; without
 	@$(PY) examples/quickstart.py
 
 # Tests of one group stay in one process, and the longest come first: see tests/running.py.
-PYTEST := $(PY) -m pytest -n auto --dist loadgroup --no-loadscope-reorder
+# WORKERS=1 or another number takes the place of half as many again as there are cores.
+WORKERS ?= auto
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+	$(if $(TIMES),--junitxml="$(TIMES)")
 
 .PHONY: test
 ifdef PACKAGE
-test: java bytecode ## Everything that CI runs: lint, types, layers, tests; PACKAGE=log: the tests of one package
+test: bytecode ## Everything that CI runs: lint, types, layers, tests; PACKAGE=log: of one package; TIMES=FILE notes times
 	$(PYTEST) -m "not release" $(addprefix tests/,$(PACKAGE))
 else
 test: java lint bytecode
