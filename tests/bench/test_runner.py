@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Self
 
 import pytest
 
+from benchmarks import free_memory
 from benchmarks.feed import SMALL_BATCH, SMALL_GROUPS, spread
 from benchmarks.figure import Compared, Figure, PeerMissing, Round, Side, Target, ratio
 from benchmarks.free_memory import TOUCHED_BYTES_MAX, Taken, free_bytes, touch
@@ -20,6 +22,15 @@ from benchmarks.stopwatch import Stopwatch
 from eventually import eventually
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def rested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is shared with other tests: a turn here does not wait until all that they wrote
+    is on the disk, and does not touch the memory that they took meanwhile.
+    """
+    monkeypatch.setattr(os, "sync", lambda: None)
+    monkeypatch.setattr(free_memory, "TOUCHED_BYTES_MAX", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +98,6 @@ def turns() -> Turns:
 # -- rounds -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_sides_take_turns_and_the_first_round_does_not_count(here: Path, turns: Turns) -> None:
     # given sides whose first turn is far off
     ours, peer = turns.of("ours", [1_000, 5, 6, 9]), turns.of("peer", [1, 10, 10, 10])
@@ -100,7 +110,6 @@ def test_sides_take_turns_and_the_first_round_does_not_count(here: Path, turns: 
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_variant_shares_the_rounds(here: Path, turns: Turns) -> None:
     ours, peer, other = (turns.of(n, [r] * 2) for n, r in (("ours", 4), ("peer", 8), ("other", 2)))
     compared = comparing(ours, peer, other, least=0.5)
@@ -113,7 +122,6 @@ def test_a_variant_shares_the_rounds(here: Path, turns: Turns) -> None:
     assert (turns.taken, figure.variants) == (["ours", "peer"] * 2, {})
 
 
-@pytest.mark.slow
 def test_a_miss_comes_with_a_profile_of_one_more_turn(here: Path, turns: Turns) -> None:
     compared = comparing(turns.of("ours", [1] * 3), turns.of("peer", [2] * 2), least=0.9)
     [figure] = run(here, Few(), compared).results
@@ -138,7 +146,6 @@ def _net(side: str) -> Compared:
     return Compared(ratio(lambda one: one[side].rate, lambda one: one["base"].rate, side), "")
 
 
-@pytest.mark.slow
 def test_figures_may_be_made_of_the_same_rounds(here: Path) -> None:
     # given a turn that serves two figures, and something that belongs to neither
     wanted: list[list[str]] = []
@@ -162,7 +169,6 @@ def test_figures_may_be_made_of_the_same_rounds(here: Path) -> None:
     assert (both.apart, one.apart) == ({"start_seconds": 1.5}, {})
 
 
-@pytest.mark.slow
 def test_without_its_peer_a_figure_is_left_out(here: Path, turns: Turns) -> None:
     def missing() -> None:
         raise PeerMissing("etcd is not here")
@@ -216,7 +222,6 @@ def test_how_far_free_memory_fell_is_what_was_taken() -> None:
     assert taken.bytes == 50
 
 
-@pytest.mark.slow
 def test_both_sides_find_memory_that_was_touched_before(here: Path) -> None:
     # given sides of which one takes much more memory than the other
     happened: list[str] = []
@@ -246,7 +251,6 @@ def test_both_sides_find_memory_that_was_touched_before(here: Path) -> None:
     assert happened[-4:] == ["touch 700", "ours", "touch 700", "peer"]
 
 
-@pytest.mark.slow
 def test_memory_is_touched_and_given_back() -> None:
     wanted = min(200 * MIB, max(0, free_bytes() - 512 * MIB))
     code = f"""
