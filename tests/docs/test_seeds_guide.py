@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
 
 from lowmark.cli.app import app
 from lowmark.node import Settings
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "lowmark"
