@@ -21,18 +21,29 @@ help: ## List the targets
 quickstart: $(READY) ## See it work: the shortest tour, on your machine; without Java, it does without Spark
 	@$(PY) examples/quickstart.py
 
+# Tests of one group stay in one process, and the longest come first: see tests/running.py.
+# WORKERS=1 or another number takes the place of half as many again as there are cores.
+WORKERS ?= auto
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+	$(if $(TIMES),--junitxml="$(TIMES)")
+
 .PHONY: test
-test: java lint bytecode ## Everything that CI runs: lint, types, layers, tests (20 minutes on two cores)
-	$(PY) -m pytest -n auto --dist loadgroup -m "not release"
+ifdef PACKAGE
+test: bytecode ## Everything that CI runs: lint, types, layers, tests; PACKAGE=log: of one package; TIMES=FILE notes times
+	$(PYTEST) -m "not release" $(addprefix tests/,$(PACKAGE))
+else
+test: java lint bytecode
+	$(PYTEST) -m "not release"
+endif
 
 .PHONY: test-all
 test-all: export LOWMARK_TESTS_ON = disk
 test-all: java lint bytecode ## Before a release: the same, and the tests that take long
-	$(PY) -m pytest -n auto --dist loadgroup
+	$(PYTEST)
 
 .PHONY: check
-check: java lint bytecode ## About a minute: format, lint, types, layers, fast tests
-	$(PY) -m pytest -n auto --dist loadgroup -m "not slow and not release"
+check: java lint bytecode ## A minute or two: format, lint, types, layers, fast tests
+	$(PYTEST) -m "not slow and not release"
 
 .PHONY: lint
 lint: $(READY) ## Format, lint, types and layers, without tests

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from running import Runner, longest_first
 from walls import STEP_MS, by_steps, wall_clock
 
 if TYPE_CHECKING:
@@ -73,6 +74,25 @@ if os.environ.get("LOWMARK_TESTS_ON", "memory") == "memory" and _is_roomy(MEMORY
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto` is half as many processes again as there are cores: tests wait a third of their
+    time, for disks, leases and other processes.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return cores + cores // 2
+
+
+@pytest.hookimpl(trylast=True)  # the terminal comes first
+def pytest_configure(config: pytest.Config) -> None:
+    """A run by several processes shows lines, not a letter for each of ten thousand tests; with
+    `-v`, it names them all.
+    """
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    several = getattr(config.option, "numprocesses", None)
+    if several and terminal is not None and config.option.verbose <= 0:
+        config.pluginmanager.register(Runner(terminal))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the name of a test end with its group, by which pytest-xdist tells it, if it does not."""
@@ -83,6 +103,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in item.iter_markers("xdist_group"):
             if not item.nodeid.endswith(f"@{mark.args[0]}"):
                 item._id = item.id.parse(f"{item.nodeid}@{mark.args[0]}")
+    longest_first(items)
 
 
 @pytest.fixture(scope="session", autouse=STEP_MS > 0)

@@ -44,6 +44,8 @@ def test_a_catalog_of_many_tables_is_made_of_many_batches() -> None:
     assert catalog.version == 3
 
 
+@pytest.mark.slow
+@pytest.mark.release  # histories are above; `tests/e2e` has nodes that come back with theirs
 def test_a_node_comes_back_with_its_history_and_later_with_its_snapshot(here: Path) -> None:
     # given a node with a history
     with CatalogCluster(here) as cluster:
@@ -66,6 +68,8 @@ def test_a_node_comes_back_with_its_history_and_later_with_its_snapshot(here: Pa
         assert cluster.ask(1, do="look_up", count=10, versions=40, tables=2)["count"] == 10
 
 
+@pytest.mark.slow
+@pytest.mark.release  # `tests/metastore` holds conditions and watchers to the same
 def test_conditions_hold_and_watchers_are_told_all(here: Path) -> None:
     with CatalogCluster(here, 3) as cluster:
         leader = cluster.leader()

@@ -42,6 +42,7 @@ def test_only_what_a_figure_needs_has_a_turn() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release  # `tests/spark` has a session that compacts, in this process
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_a_session_is_started_in_a_process_of_its_own(here: Path) -> None:

@@ -245,6 +245,7 @@ def test_without_grpcio_its_client_is_refused_before_it_starts(
 
 @needs_etcd
 @pytest.mark.slow
+@pytest.mark.release  # what is sent, and what is made of answers, is above, byte for byte
 @pytest.mark.parametrize("by", ["http2", pytest.param("grpc", marks=needs_grpc)])
 def test_puts_go_to_a_cluster_that_leaves_nothing_behind(tmp_path: Path, by: Client) -> None:
     with EtcdCluster(tmp_path) as cluster:
@@ -287,6 +288,7 @@ def test_puts_go_to_a_cluster_that_leaves_nothing_behind(tmp_path: Path, by: Cli
 
 @needs_etcd
 @pytest.mark.slow
+@pytest.mark.release  # a member that can't start is told and cleaned up, too: below
 def test_a_cluster_is_gone_after_an_interrupt_and_a_death_is_told(tmp_path: Path) -> None:
     pids: list[int] = []
 
@@ -307,6 +309,7 @@ def test_a_cluster_is_gone_after_an_interrupt_and_a_death_is_told(tmp_path: Path
 
 @needs_etcd
 @pytest.mark.slow
+@pytest.mark.release  # that free ports are free is above
 def test_a_port_that_was_taken_meanwhile_is_chosen_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_sizes_are_whole_batches() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release  # what is made of a move is above, and `tests/server` moves replicas
 def test_a_table_moves_to_the_other_node_and_back(here: Path) -> None:
     with ServedCluster(here, 2) as cluster:
         table = MovedTable(cluster, partitions=2, size_bytes=MIB)

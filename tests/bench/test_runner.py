@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Self
 
 import pytest
 
+from benchmarks import free_memory
 from benchmarks.feed import SMALL_BATCH, SMALL_GROUPS, spread
 from benchmarks.figure import Compared, Figure, PeerMissing, Round, Side, Target, ratio
 from benchmarks.free_memory import TOUCHED_BYTES_MAX, Taken, free_bytes, touch
@@ -20,6 +22,15 @@ from benchmarks.stopwatch import Stopwatch
 from eventually import eventually
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def rested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is shared with other tests: a turn here does not wait until all that they wrote
+    is on the disk, and does not touch the memory that they took meanwhile.
+    """
+    monkeypatch.setattr(os, "sync", lambda: None)
+    monkeypatch.setattr(free_memory, "TOUCHED_BYTES_MAX", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

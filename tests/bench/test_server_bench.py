@@ -45,6 +45,7 @@ def client(here: Path) -> Iterator[Client]:
     client.close()
 
 
+@pytest.mark.slow
 def test_every_kind_of_work_says_how_much_it_did(client: Client) -> None:
     # given a table of two batches
     assert client.prepared(Append(first=0, rows=2 * BATCH_ROWS))() == 2 * BATCH_ROWS
@@ -73,6 +74,7 @@ def test_a_guest_of_the_directory_does_the_same_work(client: Client, here: Path)
         guest.close()
 
 
+@pytest.mark.slow
 def test_a_producer_has_no_more_than_the_window_sent_and_not_stored(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +151,8 @@ def test_a_bare_server_streams_the_batches_that_it_was_given() -> None:
 # -- NATS -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.release  # what is published is below; Redis is a peer that is started
 @pytest.mark.parametrize("always_synced", [True, False])
 def test_nats_stores_every_message_and_syncs_as_it_is_told(
     here: Path, *, always_synced: bool

@@ -57,14 +57,12 @@ def check(name: str, report: dict[str, Any]) -> None:
     "name",
     [
         "log",
-        "group",
-        "catalog",
-        "table",
-        "cluster",
-        "upkeep",
-        # What they are made of is run by `test_server_bench` and `test_rebalance_bench`.
-        pytest.param("server", marks=pytest.mark.release),
-        pytest.param("rebalance", marks=pytest.mark.release),
+        # One suite shows that a suite runs. What the others are made of, the tests beside this one
+        # run: turns, clients, wires, workloads and what is made of them.
+        *(
+            pytest.param(name, marks=pytest.mark.release)
+            for name in ("group", "catalog", "table", "cluster", "upkeep", "server", "rebalance")
+        ),
     ],
 )
 def test_every_figure_can_be_measured(here: Path, name: str) -> None:
@@ -113,6 +111,7 @@ def test_every_figure_of_compaction_can_be_measured(
 
 
 @pytest.mark.slow
+@pytest.mark.release  # `test_spark_bench` holds its rows and its peers to what they should be
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)

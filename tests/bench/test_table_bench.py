@@ -97,6 +97,8 @@ def test_mapped_files_give_the_batches_back(here: Path) -> None:
     assert list(mapped) == batches
 
 
+@pytest.mark.slow
+@pytest.mark.release  # SQLite and files take the same rows, above
 def test_postgresql_takes_rows_and_leaves_nothing_behind(open_to_all: Path) -> None:
     try:
         find_postgres()
@@ -148,6 +150,7 @@ def test_a_table_comes_to_rest_and_can_be_opened_again(here: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release  # a table that comes to rest is above, what is weighed in `test_upkeep_bench`
 def test_a_process_of_its_own_says_what_it_weighs(here: Path) -> None:
     few, many = weighed(here, 1 << 20, [500, 1_000])
     assert 10_000_000 < few

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import typer.main
 
 import lowmark
 import lowmark.errors
+from docs.shown import run_commands
 from lowmark import client, ledger, spark
 from lowmark.catalog.options import OPTIONS
 from lowmark.cli.app import app
@@ -64,6 +62,7 @@ def test_every_option_of_compact_is_listed_with_its_name_in_python() -> None:
     assert named == taken
 
 
+@pytest.mark.slow
 def test_every_command_that_is_named_is_there_with_its_options() -> None:
     named = re.findall(r"`lowmark ([a-z][^`]*)`", PART)
     assert len(named) > 15
@@ -125,7 +124,8 @@ def test_the_errors_that_are_named_are_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_commands_work_one_after_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["here", pytest.param("sh", marks=pytest.mark.release)])
+def test_the_commands_work_one_after_another(tmp_path: Path, way: str) -> None:
     # given a shop with some history
     with lowmark.open(tmp_path / "shop") as db:
         orders = db.create_table("orders", {"id": "int64", "v": "string"}, key="id", partitions=2)
@@ -133,19 +133,9 @@ def test_the_commands_work_one_after_another(tmp_path: Path) -> None:
         db.advance_watermark("now")
     # when the guide's commands are run as they stand
     script = "".join(re.findall(r"^```sh\n(.*?)^```", PART, re.MULTILINE | re.DOTALL))
-    prelude = f'set -e\nlowmark() {{ {sys.executable} -m lowmark "$@"; }}\n'
-    kept = {name: text for name, text in os.environ.items() if "LOWMARK" not in name}
-    ran = subprocess.run(
-        ["sh", "-c", prelude + script],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=kept | {"PYTHONPATH": str(ROOT / "src")},
-    )
+    out, err = run_commands(script, tmp_path, way=way)
     # then all are content, and tell of what was done
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("500 rows read → 50 live") == 1
-    assert ran.stdout.count("compacted orders in") == 2
-    assert ran.stdout.count("waits for a worker") == 1
-    assert re.search(r"orders: run \S+ done in", ran.stderr)
+    assert out.count("500 rows read → 50 live") == 1
+    assert out.count("compacted orders in") == 2
+    assert out.count("waits for a worker") == 1
+    assert re.search(r"orders: run \S+ done in", err)

@@ -93,6 +93,7 @@ def test_the_quickstart_goes_on_without_java_and_says_what_is_missing(tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.release  # the same without Spark is above; `tests/spark` compacts on it
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_the_quickstart_comes_to_its_end_on_spark(

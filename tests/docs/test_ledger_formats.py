@@ -596,6 +596,7 @@ def of_lowmark(shop: tuple[Path, list[tuple[Any, ...]]]) -> None:
         subprocess.run(["sh", "-ec", script], cwd=folder, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("of_lowmark")
 def test_both_ways_to_find_the_files_give_the_same(
     shop: tuple[Path, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
@@ -628,6 +629,7 @@ def test_the_query_by_polars_comes_to_the_table_s_own_state(
 
 
 @pytest.mark.slow
+@pytest.mark.release  # DuckDB and Polars run queries of the same form, above
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_the_query_by_spark_comes_to_the_table_s_own_state(

@@ -56,7 +56,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
 TO_ARROW = {"Polars": "to_arrow", "Spark": "toArrow"}
 
 # All in one process, which makes the histories once.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+# They share what takes longest to make. Polars and DuckDB are as strict as Spark with columns that
+# changed, so Spark's query, of the same form, is left to `make test-all`.
+here = pytest.mark.xdist_group("ledger query")
+on_spark = [pytest.mark.release, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 class History:
@@ -234,6 +237,8 @@ def few_with_all(histories: list[History]) -> list[History]:
     return few
 
 
+@here
+@pytest.mark.slow
 def test_the_query_by_duckdb_is_right_after_every_change_of_columns(
     histories: list[History],
 ) -> None:
@@ -242,6 +247,8 @@ def test_the_query_by_duckdb_is_right_after_every_change_of_columns(
         assert in_order(found, history.key) == history.state(), history.name
 
 
+@pytest.mark.slow
+@here
 def test_the_query_by_polars_is_right_after_every_change_of_columns(
     histories: list[History],
 ) -> None:
@@ -276,8 +283,14 @@ def odd_names(histories: list[History]) -> OddNames:
     return OddNames(histories[0].db)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "engine", ["DuckDB", "Polars", pytest.param("Spark", marks=pytest.mark.spark)]
+    "engine",
+    [
+        pytest.param("DuckDB", marks=here),
+        pytest.param("Polars", marks=here),
+        pytest.param("Spark", marks=on_spark),
+    ],
 )
 def test_the_query_takes_no_column_s_name_for_a_pattern(
     odd_names: OddNames, engine: str, request: pytest.FixtureRequest
@@ -290,7 +303,10 @@ def test_the_query_takes_no_column_s_name_for_a_pattern(
     assert in_order(rows, "*") == odd_names.state()
 
 
+@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.spark
+@pytest.mark.xdist_group("spark")
 def test_the_query_by_spark_is_right_after_every_change_of_columns(
     histories: list[History], shared: SparkRunner
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from docs.shown import printed, remarks
 from lowmark.catalog import SCALE_DOWN_MS, SCALE_UP_MS, duration_text
 from lowmark.cli.app import app
 from lowmark.group import ChangeError
@@ -59,18 +58,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.slow
 @pytest.mark.xdist_group("moving guide")
 def test_what_the_guide_shows_works_on_three_nodes(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given the Python, which prints what it says it prints
     [example] = blocks("python")
     example = world.here(f"import lowmark\n{example}")
-    ran = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    said = re.findall(r"^ *print\(.*\)  # (.*)$", example, re.MULTILINE)
-    assert len(said) == example.count("print(") == 6
-    assert ran.stdout.splitlines() == said
+    said = remarks(example)
+    assert len(said) == 6
+    assert printed(example, tmp_path).splitlines() == said
     # and the commands, one after another
     monkeypatch.setenv("LOWMARK_NODE", world.address)
     commands = [

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
 
 from lowmark.cli.app import app
@@ -49,6 +50,7 @@ def _here() -> list[str]:
     return [cell for cell in rows if cell != "where it is here"]
 
 
+@pytest.mark.slow
 def test_every_class_in_the_tables_is_there_with_its_members() -> None:
     # given all classes, and what the tables name
     classes = _classes()

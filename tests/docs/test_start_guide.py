@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from docs.shown import environment, printed, remarks, run_commands
 from lowmark.catalog.options import OPTIONS
 from lowmark.cli.app import app
 from lowmark.client.table import Table
@@ -115,52 +115,48 @@ def script(language: str, *, spark: bool) -> str:
     return "\n".join(text for kind, (_, text) in zip(kinds, found, strict=True) if kind in wanted)
 
 
-def run(words: list[str], folder: Path) -> str:
-    kept = {name: text for name, text in os.environ.items() if "LOWMARK" not in name}
-    # A test leaves nothing in the user's cache.
-    more = {"PYTHONPATH": str(ROOT / "src"), "LOWMARK_SPARK_ARCHIVE": "off"}
-    ran = subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, check=False, env=kept | more
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+def picture(folder: Path) -> bytes:
+    return (folder / "tide.png").read_bytes()
 
 
-def run_python(folder: Path, *, spark: bool) -> None:
-    """Run it, and see that it prints what it says it prints."""
-    text = script("python", spark=spark)
-    said = re.findall(r"^ *print\(.*\)  # (.*)$", text, re.MULTILINE)
-    assert len(said) == text.count("print(") > 10
-    assert run([sys.executable, "-c", text], folder).splitlines() == said
-    assert (folder / "tide.png").read_bytes().startswith(b"\x89PNG")
-
-
-def run_shell(folder: Path, *, spark: bool) -> str:
-    prelude = f'set -e\nlowmark() {{ {sys.executable} -m lowmark "$@"; }}\n'
-    return run(["sh", "-c", prelude + script("sh", spark=spark)], folder)
-
-
+@pytest.mark.slow
 def test_the_python_prints_what_it_says_it_prints(tmp_path: Path) -> None:
-    run_python(tmp_path, spark=False)
+    text = script("python", spark=False)
+    said = remarks(text)
+    assert len(said) > 10
+    assert printed(text, tmp_path).splitlines() == said
+    assert picture(tmp_path).startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_commands_say_what_is_said_of_them(tmp_path: Path) -> None:
-    said = run_shell(tmp_path, spark=False)
+    said, _ = run_commands(script("sh", spark=False), tmp_path, way="here")
     for words in SAID:
         assert words in said, words
 
 
+# The parts without Spark are run above; what is on Spark, by `tests/frames` and `tests/spark`.
 @pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("spark")
 def test_all_of_it_works_with_what_runs_on_spark(tmp_path: Path) -> None:
-    # when all of the Python is run, and then all commands
-    run_python(tmp_path, spark=True)
-    said = run_shell(tmp_path, spark=True)
+    # when all of the Python is run, in a process of its own, and then all commands
+    text = script("python", spark=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines() == remarks(text)
+    assert picture(tmp_path).startswith(b"\x89PNG")
+    said, _ = run_commands(script("sh", spark=True), tmp_path, way="sh")
     # then they say what the remarks beside them promise
     for words in (*SAID, "(on Spark, local[2]): 1 row"):
         assert words in said, words

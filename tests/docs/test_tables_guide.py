@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
+from docs.shown import printed, remarks, run_commands
 from lowmark.cli.app import app
 from lowmark.node.status import HELD_MS_MAX, PINNED_BYTES_MAX, WAITING_MS_MAX
 
@@ -27,40 +26,26 @@ def blocks(language: str) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the guide's Python has run, and what it printed."""
     folder = tmp_path_factory.mktemp("guide")
-    example = "\n".join(blocks("python"))
-    ran = subprocess.run(
-        [sys.executable, "-c", example], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    (folder / "printed").write_text(ran.stdout)
+    (folder / "printed").write_text(printed("\n".join(blocks("python")), folder))
     return folder
 
 
+@pytest.mark.slow
 def test_the_python_prints_what_it_says_it_prints(folder: Path) -> None:
-    example = "\n".join(blocks("python"))
-    said = re.findall(r"^ *print\(.*\)  # (.*)$", example, re.MULTILINE)
-    assert len(said) == example.count("print(")
+    said = remarks("\n".join(blocks("python")))
     assert (folder / "printed").read_text().splitlines() == said
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_commands_work_one_after_another(folder: Path) -> None:
-    # given the guide's commands as they stand, on the directory that the Python left
+@pytest.mark.parametrize("way", ["here", pytest.param("sh", marks=pytest.mark.release)])
+def test_the_commands_work_one_after_another(folder: Path, tmp_path: Path, way: str) -> None:
+    # given the guide's commands as they stand, and the directory that the Python left
     [script] = blocks("sh")
-    prelude = f'set -e\nlowmark() {{ {sys.executable} -m lowmark "$@"; }}\n'
-    environment = {name: text for name, text in os.environ.items() if "LOWMARK" not in name}
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     # when they are run
-    ran = subprocess.run(
-        ["sh", "-c", prelude + script],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment | {"PYTHONPATH": str(ROOT / "src")},
-    )
+    said, _ = run_commands(script, tmp_path, way=way)
     # then all are content, and tell of what was done
-    assert ran.returncode == 0, ran.stderr
     words = (
         "appended 2 rows to lines",
         "plum",
@@ -72,8 +57,8 @@ def test_the_commands_work_one_after_another(folder: Path) -> None:
         "orders",
     )
     for word in words:
-        assert word in ran.stdout, word
-    assert (folder / "lines.parquet").stat().st_size > 0
+        assert word in said, word
+    assert (tmp_path / "lines.parquet").stat().st_size > 0
 
 
 def test_every_command_and_option_that_the_guide_names_is_there() -> None:

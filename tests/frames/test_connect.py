@@ -15,6 +15,8 @@ TESTS = Path(__file__).parents[1]
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
+# The same calls on a session of one's own are in `test_reading`, `test_sink` and `test_stream`.
+@pytest.mark.release
 def test_spark_connect_reads_writes_and_streams_tables(tmp_path: Path) -> None:
     # given a session that is a client: a process has one kind of sessions only
     done = subprocess.run(

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import uuid
 from decimal import Decimal
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -204,18 +205,33 @@ def judged(db: Database) -> Table:
 def test_a_filter_that_is_pushed_gives_what_spark_would_have_left(
     spark: Any, judged: Table, place: str
 ) -> None:
+    # given what Spark finds of each condition, for each row
+    frame = loaded(spark, place, table=judged.name)
+    columns = [f"{condition} AS c{at}" for at, condition in enumerate(CONDITIONS)]
+    judged_here = frame.selectExpr("id", *columns).collect()
+    expected = {
+        condition: sorted(row["id"] for row in judged_here if row[f"c{at}"])
+        for at, condition in enumerate(CONDITIONS)
+    }
+    # when each of them is pushed to the source, in a scan of its own
     switch = "spark.sql.python.filterPushdown.enabled"
-
-    def ids(condition: str, *, pushed: bool) -> list[int]:
-        spark.conf.set(switch, str(pushed).lower())
-        try:
-            frame = loaded(spark, place, table=judged.name).filter(condition)
-            return sorted(row["id"] for row in frame.collect())
-        finally:
-            spark.conf.unset(switch)
-
-    found = {one: ids(one, pushed=True) for one in CONDITIONS}
-    assert found == {one: ids(one, pushed=False) for one in CONDITIONS}
+    spark.conf.set(switch, "true")
+    try:
+        scans = [
+            loaded(spark, place, table=judged.name)
+            .filter(condition)
+            .selectExpr(f"{at} AS at", "id")
+            for at, condition in enumerate(CONDITIONS)
+        ]
+        rows = reduce(type(frame).unionAll, scans).collect()
+    finally:
+        spark.conf.unset(switch)
+    # then the same rows are left
+    found = {
+        condition: sorted(row["id"] for row in rows if row["at"] == at)
+        for at, condition in enumerate(CONDITIONS)
+    }
+    assert found == expected
     # and they are conditions that some rows meet and some do not, most of them
     assert sum(0 < len(some) < 9 for some in found.values()) > 25
 

@@ -101,7 +101,7 @@ def kill_an_executor(cluster: Standalone) -> None:
     cluster.kill_executor(cluster.executors()[0])
 
 
-@pytest.mark.release
+@pytest.mark.release  # the stream below loses an executor at the same step
 def test_an_executor_is_killed_while_its_task_of_a_write_stages(
     cluster: Standalone, table: Table, steps: Steps, drivers: Callable[..., Driver]
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_stream_loses_an_executor_and_then_its_driver(
     assert waiting(table) == 0
 
 
-@pytest.mark.release
+@pytest.mark.release  # the stream above loses its driver at the last of these steps
 @pytest.mark.parametrize("step", ["first-1", "committing", "decided", "half"])
 def test_a_driver_is_killed_at_each_step_of_a_batch(
     db: Database, table: Table, steps: Steps, drivers: Callable[..., Driver], step: str
@@ -185,7 +185,9 @@ def test_a_driver_is_killed_at_each_step_of_a_batch(
         assert step == "first-1" or waiting(table) == staged
 
 
-@pytest.mark.parametrize("late", [False, pytest.param(True, marks=pytest.mark.release)])
+# In `test_sink`, tasks stage their rows twice, one attempt after the other, and one counts.
+@pytest.mark.release
+@pytest.mark.parametrize("late", [False, True])
 def test_of_two_attempts_at_once_one_counts(
     table: Table, steps: Steps, drivers: Callable[..., Driver], late: bool
 ) -> None:

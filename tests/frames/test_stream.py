@@ -7,14 +7,27 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import lowmark
+from frames import alone
 from lowmark.client import Database, Table
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark")]
-
 COLUMNS = {"id": "int64", "status": "string"}
+MARKS = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+@pytest.fixture(params=["alone", pytest.param("spark", marks=[*MARKS, pytest.mark.release])])
+def spark(request: pytest.FixtureRequest) -> Any:
+    """A session; or none: then a stream is asked what Spark asks, in the same order. Spark takes
+    three seconds of processor time to start a stream, so `make test` has few of them on Spark.
+    """
+    return request.getfixturevalue("shared")._session if request.param == "spark" else None
+
+
+on_spark = pytest.mark.parametrize("spark", [pytest.param("spark", marks=MARKS)], indirect=True)
+"""On Spark in `make test`, too."""
 
 
 class Query:
@@ -26,14 +39,17 @@ class Query:
         self._spark = spark
         self._into = str(folder / into)
         self.checkpoint = folder / "checkpoint"
-        self._reader = spark.readStream.format("lowmark").option("path", place)
-        for name, value in ({"table": "orders", "columns": "*,_change"} | options).items():
-            self._reader = self._reader.option(name, str(value))
+        given = {"path": place, "table": "orders", "columns": "*,_change"} | options
+        self._options = {name: str(value) for name, value in given.items()}
 
     def run(self) -> list[int]:
         """Take what there is; gives the rows of each batch."""
+        if self._spark is None:
+            into = Path(self._into)
+            return alone.run(self._options, checkpoint=self.checkpoint, into=into)
+        reader = self._spark.readStream.format("lowmark").options(**self._options)
         query = (
-            self._reader.load()
+            reader.load()
             .writeStream.format("parquet")
             .option("checkpointLocation", str(self.checkpoint))
             .option("path", self._into)
@@ -46,7 +62,10 @@ class Query:
 
     def rows(self) -> list[tuple[int, str | None, str]]:
         """All that has come, in order of keys."""
-        found = self._spark.read.parquet(self._into).collect()
+        if self._spark is None:
+            found = pq.read_table(self._into).to_pylist()
+        else:
+            found = self._spark.read.parquet(self._into).collect()
         return sorted(((row["id"], row["status"], row["_change"]) for row in found), key=repr)
 
 
@@ -60,6 +79,7 @@ def appended(table: Table, numbers: range) -> list[tuple[int, str | None, str]]:
     return [(number, "new", "upsert") for number in numbers]
 
 
+@on_spark
 def test_a_stream_goes_on_from_its_checkpoint_without_a_gap_or_a_repeat(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:
@@ -145,6 +165,7 @@ def test_a_stream_has_one_cursor_that_holds_what_it_has_not_done(
     assert cursor.lag_rows == 5
 
 
+@on_spark
 def test_a_first_batch_that_was_not_done_is_read_again_from_where_it_began(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:
@@ -203,6 +224,7 @@ def test_a_cursor_with_a_name_says_where_a_new_query_goes_on(
     assert [cursor.name for cursor in orders.cursors.list()] == ["billing"]
 
 
+@on_spark
 def test_columns_may_be_added_while_a_stream_runs_and_a_lost_one_ends_it_by_name(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:
@@ -232,7 +254,6 @@ def test_a_table_that_was_dropped_and_made_again_is_another_one(
         query.run()
 
 
-@pytest.mark.release
 def test_a_stream_of_bytes_ends_batches_with_appends(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:
@@ -246,7 +267,6 @@ def test_a_stream_of_bytes_ends_batches_with_appends(
     assert query.rows() == sorted(expected, key=repr)
 
 
-@pytest.mark.release
 def test_a_stream_reads_a_directory_that_no_other_process_has_open(
     spark: Any, tmp_path: Path
 ) -> None:

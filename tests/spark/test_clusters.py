@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spar
 SOON_S = 240.0
 
 
-@pytest.mark.release  # the same on real processes is in `test_compaction`
+@pytest.mark.release  # `frames/test_sink_kills` writes on a cluster of real processes
 def test_a_cluster_inside_one_process(tmp_path: Path) -> None:
     # given two executors of one core each
     driver = Driver("local-cluster[2,1,512]", tmp_path)
@@ -37,7 +37,7 @@ def test_a_cluster_inside_one_process(tmp_path: Path) -> None:
     assert not any(is_alive(pid) for pid in everybody)
 
 
-@pytest.mark.release  # `test_compaction` kills an executor of such a cluster, too
+@pytest.mark.release  # `frames/test_sink_kills` kills an executor of such a cluster, too
 def test_a_cluster_of_processes_one_of_which_is_killed(tmp_path: Path) -> None:
     with standalone(tmp_path, workers=2) as cluster:
         driver = Driver(cluster.master, tmp_path)

@@ -105,7 +105,7 @@ def drive(master: str, folder: Path, *more: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.release
+@pytest.mark.release  # a session of the caller compacts above
 def test_a_cluster_inside_one_process_compacts(history: Path) -> None:
     driver = drive("local-cluster[2,1,512]", history)
     out, err = driver.communicate(timeout=SOON_S)
@@ -113,7 +113,10 @@ def test_a_cluster_inside_one_process_compacts(history: Path) -> None:
     assert json.loads(out)["right"]
 
 
+# `test_runner` has workers that die, `frames/test_sink_kills` an executor that is killed, and
+# `tests/compaction` runs that crash at every step.
 @pytest.mark.slow
+@pytest.mark.release
 def test_an_executor_is_killed_in_the_middle_and_the_ledger_is_right(
     history: Path, tmp_path: Path
 ) -> None:
@@ -143,6 +146,8 @@ def test_an_executor_is_killed_in_the_middle_and_the_ledger_is_right(
 
 
 @pytest.mark.slow
+# Above, a run on the shared session is cancelled; in `test_runner`, two share it.
+@pytest.mark.release
 def test_a_session_of_our_own_serves_several_runs_and_outlives_none_of_its_ends(
     tmp_path: Path,
 ) -> None:
@@ -168,6 +173,7 @@ def test_a_session_of_our_own_serves_several_runs_and_outlives_none_of_its_ends(
 
 
 @pytest.mark.slow
+@pytest.mark.release  # `test_workers` has sessions with another Python, or none
 def test_a_plain_session_of_the_callers_needs_to_be_told_nothing(tmp_path: Path) -> None:
     # given a session that was made without a word about Python, whose first one on the path is not
     # the one that we run in

@@ -58,7 +58,9 @@ print(json.dumps(facts))
 """
 
 
-@pytest.mark.parametrize("archive", ["", pytest.param("archive", marks=pytest.mark.release)])
+# The session that tests share is such a one; what is refused is in `test_runner`.
+@pytest.mark.release
+@pytest.mark.parametrize("archive", ["", "archive"])
 def test_a_session_lives_and_leaves_nothing_behind(tmp_path: Path, archive: str) -> None:
     # given an empty cache, and a folder for all that is temporary
     temporary = tmp_path / "tmp"
