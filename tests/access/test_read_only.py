@@ -263,5 +263,5 @@ def test_commands_that_only_read_leave_the_directory_as_it_is(data: Path) -> Non
     found = run("get", "t", "60", "--json", "--data", str(data))
     assert json.loads(found.stdout) == {"id": 60, "who": "new"}
     # and it is for directories
-    assert "--read-only and --node" in run("get", "t", "1", "--node", "127.0.0.1:1").stderr
+    assert "--read-only is for a directory" in run("get", "t", "1", "--node", "127.0.0.1:1").stderr
     assert listing(data) == before
