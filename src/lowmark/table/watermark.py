@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from lowmark.errors import Corrupt, LowmarkError, Unavailable
+from lowmark.faces import deferred
 from lowmark.group import Future, OutcomeUnknown
 from lowmark.holds import Hold, Span, safe_point
 from lowmark.metastore import (
@@ -50,14 +51,15 @@ from lowmark.metastore import (
     Revision,
     RevisionCompacted,
     all_of,
-    name_of,
 )
 from lowmark.metastore.nodes import lease_of
 from lowmark.runtime import COUNTER_BITS, HybridTime, Runtime, Timer, millis_of
 from lowmark.table.errors import BelowWatermark, TimeInFuture
 
 if TYPE_CHECKING:  # a client has the watermark's values, and no metastore
-    from lowmark.metastore import Metastore, Page
+    from lowmark.metastore import Metastore, Page, name_of
+else:
+    (name_of,) = deferred("lowmark.metastore.coordinator", "name_of")
 
 logger = logging.getLogger(__name__)
 
