@@ -146,9 +146,9 @@ _DEFINED_IN = {
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"
     ),
     "lowmark.table.errors": (
-        "BatchRefused BelowWatermark CursorExists CursorMovesBack CursorOverdue CursorUnknown"
-        " DeletesGone DeletesHeld EpochHalfBound EpochPassed LeaseExpired MembersBehind"
-        " OffsetExpired OffsetToCome OutOfSequence PartitionNotHere ProducerFenced"
+        "BatchRefused BelowWatermark CursorExists CursorExpired CursorMovesBack CursorOverdue"
+        " CursorUnknown DeletesGone DeletesHeld EpochHalfBound EpochPassed LeaseExpired"
+        " MembersBehind OffsetExpired OffsetToCome OutOfSequence PartitionNotHere ProducerFenced"
         " ProducerForgotten SchemaNotInForce StagedRowsMissing TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (
