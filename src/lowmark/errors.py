@@ -132,7 +132,10 @@ _DEFINED_IN = {
     "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
     "lowmark.client": "ArgumentRefused ChangesGone GapFound",
     "lowmark.export.errors": "ColumnUnfit DestinationRefused",
-    "lowmark.frames.errors": "ModeRefused OptionRefused OtherTable SchemaRefused WorkerMissing",
+    "lowmark.frames.errors": (
+        "ColumnsMissing ModeRefused OptionRefused OtherTable SchemaRefused StreamBehind"
+        " WorkerMissing"
+    ),
     "lowmark.spark.errors": (
         "JavaMissing JavaTooOld MasterNotReached NoExecutors SessionRefused SparkGone"
         " SparkMissing SparkNotStarted TaskFailed TaskLost WorkersUnfit"

@@ -113,6 +113,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("how", ["plan", "read"])
 def test_an_error_of_ours_begins_with_its_sentence(db: Database, place: str, how: str) -> None:
     db.create_table("t", {"id": "int64"}, key="id")
+    said = ""
     try:
         list(getattr(Failing(), how)(place))
     except Exception as error:
@@ -125,6 +126,7 @@ def test_an_error_of_ours_begins_with_its_sentence(db: Database, place: str, how
 
 @pytest.mark.usefixtures("worker")
 def test_any_other_error_keeps_its_traceback() -> None:
+    said = ""
     try:
         Failing().fail()
     except ValueError as error:

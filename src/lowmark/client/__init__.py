@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     from lowmark.table import (
         BelowWatermark,
         CursorExists,
-        CursorMovesBack,
         CursorExpired,
+        CursorMovesBack,
         CursorOverdue,
         CursorUnknown,
         LeaseExpired,

@@ -34,7 +34,7 @@ _OF_WORKERS = (
 def worded(cls: type[T]) -> type[T]:
     """A class whose public methods Spark calls: their errors come as words."""
     if isinstance(found := vars(cls).get("__init__"), FunctionType):
-        cls.__init__ = _worded(found)  # type: ignore[method-assign,misc]
+        cls.__init__ = _worded(found)  # type: ignore[method-assign]
     return worded_function(cls)
 
 

@@ -68,7 +68,7 @@ def register(spark: Any, *, path: str = "", node: str = "") -> None:
     with nullcontext() if connect else python_of(spark.sparkContext):
         _register_source(spark)
         for name, made in functions.items():
-            spark.udtf.register(name, worded_function(made))
+            spark.udtf.register(name, made)
 
 
 def _register_source(spark: Any) -> None:
@@ -154,7 +154,9 @@ def _functions(place: Options) -> dict[str, Any]:
         Compact: _RUNS,
     }
     return {
-        f"lowmark_{kind.__name__.lower()}": udtf(kind, returnType=columns, useArrow=False)
+        f"lowmark_{kind.__name__.lower()}": udtf(
+            worded_function(kind), returnType=columns, useArrow=False
+        )
         for kind, columns in kinds.items()
     }
 
