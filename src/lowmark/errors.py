@@ -132,7 +132,10 @@ _DEFINED_IN = {
     "lowmark.convert.errors": "ColumnRefused LineRefused ValueRefused",
     "lowmark.client": "ArgumentRefused ChangesGone GapFound",
     "lowmark.export.errors": "ColumnUnfit DestinationRefused",
-    "lowmark.frames.errors": "ModeRefused OptionRefused OtherTable SchemaRefused WorkerMissing",
+    "lowmark.frames.errors": (
+        "ColumnsMissing ModeRefused OptionRefused OtherTable SchemaRefused StreamBehind"
+        " WorkerMissing"
+    ),
     "lowmark.spark.errors": (
         "JavaMissing JavaTooOld MasterNotReached NoExecutors SessionRefused SparkGone"
         " SparkMissing SparkNotStarted TaskFailed TaskLost WorkersUnfit"
@@ -146,9 +149,9 @@ _DEFINED_IN = {
         "LedgerDamaged LedgerLost LedgerMisplaced NothingLike ProofFailed SourceMoved"
     ),
     "lowmark.table.errors": (
-        "BatchRefused BelowWatermark CursorExists CursorMovesBack CursorOverdue CursorUnknown"
-        " DeletesGone DeletesHeld EpochHalfBound EpochPassed LeaseExpired MembersBehind"
-        " OffsetExpired OffsetToCome OutOfSequence PartitionNotHere ProducerFenced"
+        "BatchRefused BelowWatermark CursorExists CursorExpired CursorMovesBack CursorOverdue"
+        " CursorUnknown DeletesGone DeletesHeld EpochHalfBound EpochPassed LeaseExpired"
+        " MembersBehind OffsetExpired OffsetToCome OutOfSequence PartitionNotHere ProducerFenced"
         " ProducerForgotten SchemaNotInForce StagedRowsMissing TimeInFuture TooMany"
     ),
     "lowmark.catalog.errors": (

@@ -72,6 +72,7 @@ def test_a_cursor_may_begin_anywhere(shop: Shop) -> None:
         (("create", "orders", "x", "--start", "0:99"), 1),
         (("create", "orders", "x", "--start", "4:0"), 1),
         (("create", "orders", "x", "--max-lag-rows", "-1"), 2),
+        (("create", "orders", "x", "--idle-expiry", "soon"), 1),
         (("create", "orders", "x", "--max-lag-rows", "9" * 30), 2),
         (("create", "orders", "x", "--start", f"0:{'9' * 30}"), 2),
         (("create", "orders", "\udcff"), 2),
@@ -107,6 +108,28 @@ def test_one_that_falls_too_far_behind_is_overdue_and_warned_of(shop: Shop) -> N
     # until it is reset
     assert shop.json("cursor", "reset", "orders", "slow", "--to", "latest")["overdue"] is False
     assert "warning" not in shop.run("status")
+
+
+def test_one_whose_reader_stays_away_expires_and_says_so(shop: Shop) -> None:
+    # given a cursor with an expiry, which `explain` names
+    made = shop.json("cursor", "create", "orders", "nightly", "--idle-expiry", "7 days")
+    assert (made["idle_expiry_ms"], made["expired"]) == (604_800_000, False)
+    assert "7.0 d" in shop.run("cursor", "list", "orders")
+    assert "cursor.idle_expiry is 7 days, so it expires in 7.0 d" in shop.run("explain", "orders")
+    # and one whose reader is away for longer than it may be
+    shop.run("cursor", "create", "orders", "gone", "--idle-expiry", "1 ms")
+    shop.run("append", "orders", "-", stdin="id\no-4\n")
+    # then that one holds nothing, and its reader hears why
+    rows = {row["cursor"]: row for row in shop.json("cursor", "list", "orders")}
+    assert (rows["gone"]["expired"], rows["gone"]["overdue"], rows["gone"]["pinned_bytes"]) == (
+        True,
+        True,
+        0,
+    )
+    assert rows["nightly"]["pinned_bytes"] > 0
+    said = shop.refused("cursor", "commit", "orders", "gone", "--to", "latest")
+    assert "cursor 'gone' expired: it was idle for 1 ms" in said
+    assert shop.json("cursor", "reset", "orders", "gone", "--to", "latest")["expired"] is False
 
 
 def test_a_cursor_that_lets_rows_wait_is_warned_of(

@@ -28,12 +28,14 @@ _OTHERS = frozenset(
     # Names in the documentation that are no errors of Lowmark's.
     {
         "Adopted",
+        "AnalysisException",
         "AsOfReader",
         "Leadership",
         "OpenLedger",
         "Publisher",
         "RaftNode",
         "ReadPlan",
+        "RenewCursor",
         "Requests",
         "RunHolds",
         "TableReaders",

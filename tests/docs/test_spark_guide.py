@@ -36,6 +36,6 @@ def test_every_option_is_in_the_guide() -> None:
     listed = {
         name
         for row in re.findall(r"^\| (`.*?) \|", GUIDE, re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", row)
+        for name in re.findall(r"`([\w.]+)`", row)
     }
     assert listed == set(options._KNOWN.values())

@@ -176,8 +176,8 @@ def test_a_group_is_named_as_the_page_says() -> None:
 
 
 def test_the_versions_and_the_step_of_epochs_are_those_of_the_code() -> None:
-    assert (FORMAT, PartitionMachine.newest_version) == (4, 4)
-    assert "kind 5) is 4." in TEXT
+    assert (FORMAT, PartitionMachine.newest_version) == (5, 5)
+    assert "kind 5) is 5." in TEXT
     assert f"multiple\nof {1 << producing.EPOCH_BITS} above" in TEXT
 
 
@@ -228,7 +228,7 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
     data = shown("a snapshot of a partition")
     # when a machine is made of them
     made = PartitionMachine()
-    made.restore([data], 4)
+    made.restore([data], 5)
     # then it is the one that the example is of, and it writes the same again
     assert b"".join(map(bytes, made.snapshot())) == data
     same, live = machine(), made.live_indexes()
@@ -242,7 +242,7 @@ def test_the_shown_snapshot_is_restored_and_written_again_byte_for_byte() -> Non
     assert made.state.staged_since == same.state.staged_since != {}
     assert [*made.state.queries] == [*same.state.queries] != []
     # and it still knows the answer to a batch that is long gone
-    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 12)
+    assert made.apply(99, 1, APPEND) == Appended(0, 2, made.state.closed - 13)
 
 
 # -- what is refused ----------------------------------------------------------------------------
@@ -284,12 +284,12 @@ def test_a_snapshot_that_fails_a_check_of_the_page_is_damage(what: str) -> None:
     (head,) = length.unpack_from(data)
     bad = {
         "cut": data[:-1],
-        "format": data[:5] + b"\x05" + data[6:],
+        "format": data[:5] + b"\x06" + data[6:],
         "columns": data[:6] + b"\x09" + data[7:],
         "blocks": data[: length.size + head],
     }
     with pytest.raises(Corrupt):
-        PartitionMachine().restore([bad[what]], 4)
+        PartitionMachine().restore([bad[what]], 5)
 
 
 def test_a_field_that_is_not_known_is_passed_over_in_a_snapshot() -> None:
@@ -303,7 +303,7 @@ def test_a_field_that_is_not_known_is_passed_over_in_a_snapshot() -> None:
     )
     # when it is restored
     made = PartitionMachine()
-    made.restore([length.pack(len(more)), more, data[behind:]], 4)
+    made.restore([length.pack(len(more)), more, data[behind:]], 5)
     # then all else is there
     assert b"".join(map(bytes, made.snapshot())) == data
 

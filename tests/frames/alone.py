@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.serializers import CloudPickleSerializer
 
 from lowmark.frames import LowmarkSource
 from lowmark.frames.columns import arrow_schema
@@ -55,7 +56,7 @@ def run(
             end = _offset(checkpoint, number)
             if number:
                 reader.commit(_offset(checkpoint, number - 1))
-            sent = pickle.dumps(reader)
+            sent = CloudPickleSerializer().dumps(reader)  # type: ignore[no-untyped-call]
             batches = [
                 batch
                 for part in reader.partitions(start, end)

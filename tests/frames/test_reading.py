@@ -351,5 +351,8 @@ def test_what_can_not_be_read_is_refused_by_name(
     spark: Any, db: Database, place: str, options: dict[str, object], said: str
 ) -> None:
     db.create_table("orders", COLUMNS, key="id")
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=said) as caught:
         loaded(spark, place, **options).collect()
+    # and the error begins with that
+    assert "lowmark.errors." in "".join(str(caught.value).splitlines()[:2])
+    assert "Traceback" not in str(caught.value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Query:
     """A stream of a table into Parquet, which takes what there is and ends."""
 
     def __init__(
-        self, spark: Any, place: str, folder: Path, *, into: str = "rows", **options: object
+        self, spark: Any, place: str, folder: Path, *, into: str = "rows", **options: Any
     ) -> None:
         self._spark = spark
         self._into = str(folder / into)
@@ -42,16 +42,20 @@ class Query:
         given = {"path": place, "table": "orders", "columns": "*,_change"} | options
         self._options = {name: str(value) for name, value in given.items()}
 
-    def run(self) -> list[int]:
-        """Take what there is; gives the rows of each batch."""
+    def run(self, function: Callable[[Any, int], None] | None = None) -> list[int]:
+        """Take what there is, and give it to a function, if there is one; gives the rows of each
+        batch.
+        """
         if self._spark is None:
             into = Path(self._into)
-            return alone.run(self._options, checkpoint=self.checkpoint, into=into)
+            return alone.run(
+                self._options, checkpoint=self.checkpoint, into=into, function=function
+            )
         reader = self._spark.readStream.format("lowmark").options(**self._options)
+        writer = reader.load().writeStream
+        writer = writer.foreachBatch(function) if function else writer.format("parquet")
         query = (
-            reader.load()
-            .writeStream.format("parquet")
-            .option("checkpointLocation", str(self.checkpoint))
+            writer.option("checkpointLocation", str(self.checkpoint))
             .option("path", self._into)
             .trigger(availableNow=True)
             .start()
@@ -151,35 +155,44 @@ def test_a_stream_that_would_begin_behind_all_rows_is_refused_by_name(
 def test_a_stream_has_one_cursor_that_holds_what_it_has_not_done(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:
-    query = Query(spark, place, tmp_path, startingOffsets="earliest", maxRowsPerTrigger=10)
+    query = Query(
+        spark, place, tmp_path, startingOffsets="earliest", maxRowsPerTrigger=10, cursor="shop"
+    )
     appended(orders, range(30))
     query.run()
     # then there is one cursor, at the start of the last batch: Spark commits one with the next
     [cursor] = orders.cursors.list()
     assert cursor.lag_rows == 10
-    assert cursor.name in str(orders.explain())
+    assert "cursor shop holds" in str(orders.explain())
+    assert "cursor.idle_expiry is 7 days" in str(orders.explain())
     # and the next run moves it
     appended(orders, range(30, 35))
     query.run()
     [cursor] = orders.cursors.list()
     assert cursor.lag_rows == 5
+    # and a run that has not named its cursor leaves none
+    Query(spark, place, tmp_path / "b", startingOffsets="earliest").run()
+    assert [one.name for one in orders.cursors.list()] == ["shop"]
 
 
 @on_spark
 def test_a_first_batch_that_was_not_done_is_read_again_from_where_it_began(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:
+    def fail(batch: Any, number: int) -> None:
+        raise ValueError(number)
+
     # given a query whose first batch was planned, and was not done
     expected = appended(orders, range(10))
-    Query(spark, place, tmp_path, startingOffsets="earliest").run()
-    shutil.rmtree(tmp_path / "checkpoint" / "commits")
+    with pytest.raises(Exception, match="ValueError"):
+        Query(spark, place, tmp_path, startingOffsets="earliest").run(fail)
     expected += appended(orders, range(10, 15))
     # when it is started again, in a process that would begin elsewhere
     query = Query(spark, place, tmp_path, into="again", startingOffsets="latest")
     assert query.run() == [10, 5]
-    # then nothing of that batch is missing, and there is one cursor as before
+    # then nothing of that batch is missing, and no cursor is left when it has all
     assert query.rows() == sorted(expected, key=repr)
-    assert len(orders.cursors.list()) == 1
+    assert orders.cursors.list() == []
 
 
 def test_compaction_takes_nothing_from_a_stream_until_its_cursor_is_gone(
@@ -189,8 +202,9 @@ def test_compaction_takes_nothing_from_a_stream_until_its_cursor_is_gone(
         db.advance_watermark(orders.snapshot().time)
         orders.compact(engine="local")
 
-    # given a stream, and runs that go further than it
-    query = Query(spark, place, tmp_path, startingOffsets="earliest", maxRowsPerTrigger=25)
+    # given a stream with a cursor of its own, and runs that go further than it
+    given = {"startingOffsets": "earliest", "maxRowsPerTrigger": "25", "cursor": "copy"}
+    query = Query(spark, place, tmp_path, **given)
     expected = appended(orders, range(50))
     query.run()
     expected += appended(orders, range(40, 90))
@@ -205,8 +219,11 @@ def test_compaction_takes_nothing_from_a_stream_until_its_cursor_is_gone(
     orders.cursors.delete(cursor.name)
     appended(orders, range(20))
     compact()
-    # then it goes on with what is left, and holds it again
+    # then it says so, and goes on with what is left, and holds it again, if it is to
     expected += appended(orders, range(100, 105))
+    with pytest.raises(Exception, match="of table orders went while no cursor held them"):
+        query.run()
+    query = Query(spark, place, tmp_path, **given, failOnDataLoss="false")
     query.run()
     assert set(query.rows()) >= set(expected)
     assert [one.name for one in orders.cursors.list()] == [cursor.name]

@@ -145,12 +145,14 @@ class HeldSource(LowmarkSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         options = {key: text for key, text in self.options.items() if key != "steps"}
         wanted = Options.write(options, stream=True)
-        return HeldWriter(wanted, overwrite=overwrite, steps=self.options["steps"])
+        return HeldWriter(wanted, schema, overwrite=overwrite, steps=self.options["steps"])
 
 
 class HeldWriter(StreamWriter):
-    def __init__(self, options: Options, *, overwrite: bool, steps: str) -> None:
-        super().__init__(options, overwrite=overwrite)
+    def __init__(
+        self, options: Options, schema: StructType, *, overwrite: bool, steps: str
+    ) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
         self._steps = steps
 
     def commit(self, messages: Any, batchId: int) -> None:  # noqa: N803

@@ -28,6 +28,7 @@ from lowmark.table import (
     MoveCursor,
     PartitionMachine,
     ReleaseLease,
+    RenewCursor,
     RenewLease,
     State,
     TakeLease,
@@ -106,6 +107,9 @@ class _Cursor:
     max_lag_rows: int
     max_lag_ms: int
     overdue: bool = False
+    idle_ms: int = 0
+    heard_ms: int = 0
+    expired: bool = False
 
 
 @dataclass(slots=True)
@@ -157,7 +161,10 @@ class TableModel:
 
     def _mark_late(self) -> None:
         for cursor in self.cursors.values():
-            cursor.overdue |= self._is_late(cursor)
+            if not cursor.overdue:
+                idle_ms = (self.time >> 16) - cursor.heard_ms
+                cursor.expired = 0 < cursor.idle_ms < idle_ms
+                cursor.overdue = cursor.expired or self._is_late(cursor)
 
     def _is_late(self, cursor: _Cursor) -> bool:
         unseen = self.rows[max(cursor.offset, self.start) :]
@@ -320,6 +327,8 @@ class TableModel:
                     return ("None",)
                 gone = self.cursors.pop(command.name, None)
                 return ("CursorUnknown",) if gone is None else self._cursor(command.name, gone)
+            case RenewCursor():
+                return self._renew_cursor(command, now_ms)
             case TakeLease():
                 return self._take(command, now_ms)
             case RenewLease():
@@ -403,6 +412,7 @@ class TableModel:
         if refused is not None:
             return refused
         made = _Cursor(wanted.token, wanted.kind, offset, wanted.max_lag_rows, wanted.max_lag_ms)
+        made.heard_ms = self.time >> 16
         self.cursors[wanted.name] = made
         return self._cursor(wanted.name, made)
 
@@ -411,7 +421,7 @@ class TableModel:
         if cursor is None:
             return ("CursorUnknown",)
         if cursor.overdue and not move.reset:
-            return ("CursorOverdue",)
+            return ("CursorExpired" if cursor.expired else "CursorOverdue",)
         if move.offset < cursor.offset and not move.reset:
             return ("CursorMovesBack",)
         refused = self._no_start(move.offset, cursor.kind)
@@ -419,8 +429,18 @@ class TableModel:
             refused = None  # it has come by there
         if refused is not None:
             return refused
-        cursor.offset, cursor.overdue = move.offset, False
+        cursor.offset, cursor.overdue, cursor.expired = move.offset, False, False
+        cursor.heard_ms = self.time >> 16
         return self._cursor(move.name, cursor)
+
+    def _renew_cursor(self, renew: RenewCursor, now_ms: int) -> Shown:
+        cursor = self.cursors.get(renew.name)
+        if cursor is None:
+            return ("CursorUnknown",)
+        if cursor.overdue:
+            return ("CursorExpired" if cursor.expired else "CursorOverdue",)
+        cursor.idle_ms, cursor.heard_ms = renew.idle_ms, now_ms
+        return self._cursor(renew.name, cursor)
 
     def _take(self, take: TakeLease, now_ms: int) -> Shown:
         there = self.leases.get(take.name)

@@ -95,6 +95,7 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
         "MoveCursor",
         "Outgoing",
         "ReleaseLease",
+        "RenewCursor",
         "RenewLease",
         "SchemasKept",
         "TakeLease",

@@ -46,7 +46,7 @@ def list_(
     """List a table's cursors: how far behind each is, and how much it keeps.
 
     With --json, a list: cursor, kind, lag_rows, pinned_bytes, moved, age_ms, overdue,
-    max_lag_rows, max_lag_ms, position, warning.
+    max_lag_rows, max_lag_ms, idle_expiry_ms, expired, position, warning.
 
     Example: lowmark cursor list orders --data ./shop
     """
@@ -79,6 +79,8 @@ def _row(table: Table, one: TableCursor, now_ms: int) -> dict[str, Any]:
         "overdue": one.overdue,
         "max_lag_rows": one.max_lag_rows or None,
         "max_lag_ms": one.max_lag_ms or None,
+        "idle_expiry_ms": one.idle_expiry_ms or None,
+        "expired": one.expired,
         "position": {str(number): offset for number, offset in one.position.items()},
         "warning": why,
     }
@@ -108,11 +110,12 @@ def show_cursors(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> None:
             "moved": f"{times_text(row['age_ms'])} ago",
             "overdue": row["overdue"],
             "max_lag": _max_lag(row),
+            "idle_expiry": times_text(row["idle_expiry_ms"]) if row["idle_expiry_ms"] else None,
             "position": " ".join(f"{at}:{offset}" for at, offset in row["position"].items()),
         }
         for row in rows
     ]
-    columns = "cursor kind lag_rows pinned moved overdue max_lag position"
+    columns = "cursor kind lag_rows pinned moved overdue max_lag idle_expiry position"
     show_table(shown, columns=columns.split(), as_json=False, title=title)
 
 
@@ -168,13 +171,22 @@ def create(
             help="Overdue if an unread row is older; 0 is no limit.",
         ),
     ] = 0,
+    idle_expiry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="It expires when it was not committed for that long ('7 days'); never, if left"
+            " out.",
+        ),
+    ] = None,
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
     """Create a cursor. A raw cursor keeps the backlog from its position on, until it moves.
 
     A cursor that falls further behind than its maximum lag is overdue: it holds nothing from then
-    on, and the next command that moves it fails with an error that says so.
+    on, and the next command that moves it fails with an error that says so. So does one that has
+    expired.
 
     With --json, one object: what `cursor list` shows of it.
 
@@ -197,6 +209,7 @@ def create(
             start=cast("Literal['earliest', 'latest'] | Mapping[int, int]", named),
             max_lag_rows=max_lag_rows,
             max_lag_ms=max_lag_ms,
+            idle_expiry=idle_expiry,
         )
         _tell(one, made, "begins at", as_json=as_json)
 

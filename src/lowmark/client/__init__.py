@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from lowmark.table import (
         BelowWatermark,
         CursorExists,
+        CursorExpired,
         CursorMovesBack,
         CursorOverdue,
         CursorUnknown,
@@ -100,6 +101,7 @@ __all__ = [
     "ColumnRefused",
     "Committed",
     "CursorExists",
+    "CursorExpired",
     "CursorMovesBack",
     "CursorOverdue",
     "CursorPlace",

@@ -6,22 +6,25 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Literal
 
 from lowmark.backend.port import Backend
 from lowmark.backend.values import PartitionStatus
-from lowmark.catalog import Table
+from lowmark.catalog import DURATION_TAKES, Table, parse_duration
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.edges import edge
 from lowmark.convert.times import time_text
 from lowmark.errors import LowmarkError, Rejected
 from lowmark.table import (
+    IDLE_MS_MAX,
     NAME_CHARACTERS_MAX,
     CreateCursor,
     Cursor,
     CursorUnknown,
     DeleteCursor,
     MoveCursor,
+    RenewCursor,
 )
 
 
@@ -47,6 +50,10 @@ class TableCursor:
     places: tuple[CursorPlace, ...]
     max_lag_rows: int = 0
     max_lag_ms: int = 0
+    idle_expiry_ms: int = 0
+    """How long it may be idle before it expires; 0: for ever."""
+    expired: bool = False
+    """Whether it was idle for longer in a partition, and holds nothing there."""
 
     @property
     def position(self) -> dict[int, int]:
@@ -65,7 +72,7 @@ class TableCursor:
 
     @property
     def overdue(self) -> bool:
-        """Whether it fell too far behind in a partition, and holds nothing there."""
+        """Whether it fell too far behind in a partition, or expired, and holds nothing there."""
         return any(place.overdue for place in self.places)
 
     @property
@@ -91,6 +98,7 @@ class Cursors:
         start: Literal["earliest", "latest"] | Mapping[int, int] = "earliest",
         max_lag_rows: int = 0,
         max_lag_ms: int = 0,
+        idle_expiry: str | timedelta | None = None,
     ) -> TableCursor:
         """Have a cursor. A raw one keeps the backlog from its place on, until it moves on.
 
@@ -100,7 +108,12 @@ class Cursors:
 
         With a maximum lag it is marked overdue when it falls further behind, and holds nothing
         from then on; its next read or commit fails with `CursorOverdue`.
+
+        With an `idle_expiry` ("7 days") it expires when it was neither committed nor renewed
+        (`renew`) for that long: it holds nothing from then on, and its next read or commit fails
+        with `CursorExpired`. Without one it holds until it is deleted.
         """
+        idle_ms = None if idle_expiry is None else idle_expiry_ms(idle_expiry)
         _check_name(name)
         if kind not in {"raw", "compacted"}:
             raise Rejected(f"a cursor is raw or compacted, not {kind!r}")
@@ -132,10 +145,23 @@ class Cursors:
         try:
             commands = {number: command(number) for number in self._partitions}
             self._backend.propose(self._table.id, commands)
+            if idle_ms:
+                self._renew(name, idle_ms)
         except LowmarkError:
             self._undo(name, token)
             raise
         return self.get(name)
+
+    def renew(self, name: str, *, idle_expiry: str | timedelta) -> TableCursor:
+        """Say that its reader is still there, though it does not move; and from here on, have it
+        expire when it is idle for that long. "0 s": it never expires.
+        """
+        self._renew(name, idle_expiry_ms(idle_expiry))
+        return self.get(name)
+
+    def _renew(self, name: str, idle_ms: int) -> None:
+        renew = RenewCursor(name, idle_ms)
+        self._backend.propose(self._table.id, dict.fromkeys(self._partitions, renew))
 
     def _undo(self, name: str, token: int) -> None:
         """A cursor that is not everywhere must not be anywhere.
@@ -182,11 +208,14 @@ class Cursors:
         """All cursors, by name."""
         places: dict[str, list[CursorPlace]] = {}
         kinds: dict[str, Cursor] = {}
+        expired: set[str] = set()
         for number, status in self._status().items():
             view = status.view
             for cursor in status.cursors:
                 holds = cursor.kind == "raw" and not cursor.overdue
                 kinds[cursor.name] = cursor
+                if cursor.expired:
+                    expired.add(cursor.name)
                 places.setdefault(cursor.name, []).append(
                     CursorPlace(
                         number,
@@ -204,6 +233,8 @@ class Cursors:
                 tuple(where),
                 kinds[name].max_lag_rows,
                 kinds[name].max_lag_ms,
+                kinds[name].idle_ms,
+                name in expired,
             )
             for name, where in sorted(places.items())
         ]
@@ -211,6 +242,14 @@ class Cursors:
     def _status(self) -> dict[int, PartitionStatus]:
         """The cursors of partitions, and the backlogs in which they stand."""
         return self._backend.status(self._table.id, self._partitions)
+
+
+def idle_expiry_ms(given: str | timedelta) -> int:
+    """A length of time as a cursor has it; refused if it is none."""
+    millis = parse_duration(given)
+    if millis is None or millis > IDLE_MS_MAX:
+        raise Rejected(f"idle_expiry can't be {given!r}", hint=f"Give {DURATION_TAKES}.")
+    return millis
 
 
 def _check_name(name: str) -> None:

@@ -13,7 +13,7 @@ from lowmark.catalog import Table, duration_text
 from lowmark.client.lookup import Lookup
 from lowmark.convert.times import time_text
 from lowmark.errors import LowmarkError
-from lowmark.formatting import counted, verb
+from lowmark.formatting import counted, times_text, verb
 from lowmark.holds import Hold
 from lowmark.ledger import read_adopted
 from lowmark.runtime import HybridTime, millis_of
@@ -300,7 +300,11 @@ def _staged(status: PartitionStatus, staging: Staging) -> Holder:
 def _holder(status: PartitionStatus, hold: Hold, keeps_bytes: int) -> Holder:
     age_ms = max(0, status.wall_ms - hold.since_ms)
     offset = hold.lowest() or 0
-    return Holder(hold.kind, hold.holder, status.partition, offset, age_ms, hold.why, keeps_bytes)
+    why = hold.why
+    if hold.kind == "cursor" and hold.expires_at_ms is not None:
+        left_ms = max(0, hold.expires_at_ms - status.wall_ms)
+        why += f", so it expires in {times_text(left_ms)} unless its reader moves it"
+    return Holder(hold.kind, hold.holder, status.partition, offset, age_ms, why, keeps_bytes)
 
 
 def _ledger(adopted: Adopted | None, ledgers: Ledgers) -> LedgerExplanation | None:

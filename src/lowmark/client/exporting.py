@@ -20,7 +20,6 @@ from typing import Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from lowmark import spark
 from lowmark.backend.port import Backend
 from lowmark.catalog import DEFAULT_SCHEMA, Table
 from lowmark.client.looking_back import AsOfReader
@@ -239,6 +238,8 @@ def _on_spark(
     runner: Runner, work: ExportWork, partitions: Sequence[int], told: _Told
 ) -> list[list[DataFile]]:
     """A task for each partition."""
+    from lowmark import spark  # noqa: PLC0415 - it names a Python for Spark's sessions
+
     pieces = [
         msgspec.msgpack.encode(msgspec.structs.replace(work, partition=number))
         for number in partitions

@@ -27,7 +27,15 @@ from lowmark.client.session import Session
 from lowmark.convert.times import TimeLike, datetime_of, is_hybrid, known_in, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.runtime import COUNTER_BITS
-from lowmark.table import BelowWatermark, CursorOverdue, Shape, TimeInFuture, View, table_mark
+from lowmark.table import (
+    BelowWatermark,
+    CursorExpired,
+    CursorOverdue,
+    Shape,
+    TimeInFuture,
+    View,
+    table_mark,
+)
 
 Start: TypeAlias = str | int | Mapping[int, int] | dt.datetime
 """`earliest`, `latest`, a time, or offsets by partition."""
@@ -104,6 +112,8 @@ class TableReaders:
             if start != "earliest":
                 raise Rejected("start and cursor exclude each other", hint="Leave one of them out.")
             stands = self._cursors().get(cursor)
+            if stands.expired:
+                raise CursorExpired(cursor, idle_ms=stands.idle_expiry_ms)
             if stands.overdue:
                 raise CursorOverdue(cursor)
             start = {number: stands.position[number] for number in wanted}

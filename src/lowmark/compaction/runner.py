@@ -7,6 +7,7 @@ work is; Spark's is in `lowmark.spark`.
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import threading
 import time
@@ -16,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
-from lowmark import spark
 from lowmark.compaction.context import CancelToken
 from lowmark.compaction.tail_source import source_of
 from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
@@ -193,15 +193,15 @@ class OwnSpark:
         asked = master, dict(config or {})
         with self._lock:
             if self._session is not None:
-                if not _answers(spark.SparkRunner(self._session)):
+                if not _answers(_spark().SparkRunner(self._session)):
                     self._close()
                 elif asked != self._asked:
                     self._check_free()
                     self._close()
             if self._session is None:
-                self._session = spark.open_session(master, config=asked[1])
+                self._session = _spark().open_session(master, config=asked[1])
                 self._asked = asked
-            runner: Runner = spark.SparkRunner(self._session)
+            runner: Runner = _spark().SparkRunner(self._session)
             self._given.add(runner)
             return runner
 
@@ -220,7 +220,12 @@ class OwnSpark:
 
     def _close(self) -> None:
         session, self._session = self._session, None
-        spark.close_session(session)
+        _spark().close_session(session)
+
+
+def _spark() -> Any:
+    """Only when it is asked for: importing it names a Python for Spark's sessions."""
+    return importlib.import_module("lowmark.spark")
 
 
 def _answers(runner: Runner) -> bool:
@@ -232,7 +237,7 @@ def _answers(runner: Runner) -> bool:
 
 def why_no_spark() -> str:
     """Why nothing can be carried out on Spark here; empty if it can. Nothing is started."""
-    return spark.why_not()
+    return str(_spark().why_not())
 
 
 class Runners:
@@ -321,7 +326,7 @@ def read_way(read: str | None) -> ReadWay | None:
 
 
 def _on_session(session: Any) -> Runner:
-    runner: Runner = spark.SparkRunner(session)
+    runner: Runner = _spark().SparkRunner(session)
     return runner
 
 

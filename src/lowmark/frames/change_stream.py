@@ -23,8 +23,8 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from lowmark.backend.values import Hold
+from lowmark.frames.carrying import worded
 from lowmark.frames.changes import Range, changed_batches, places_of
-from lowmark.frames.reading import checked_reader
 from lowmark.frames.stream import CURSOR, StreamReader, offsets_in
 from lowmark.table import BelowWatermark, View
 
@@ -33,16 +33,17 @@ REST_S: Final = 30.0
 """So often a stream without changes moves its hold on."""
 
 
+@worded
 class ChangeStreamReader(StreamReader):
     """Changes as they come; see `StreamReader` for what it is to be a stream."""
 
-    _hold: Hold | None = None
+    _history: Hold | None = None
     _kept_at = 0.0
     _until: int | None = None
     """The last version that it takes, if it takes only what there is now."""
 
     def __getstate__(self) -> dict[str, object]:
-        return super().__getstate__() | {"_hold": None}
+        return super().__getstate__() | {"_history": None}
 
     # -- where Spark plans ------------------------------------------------------------------------
 
@@ -54,7 +55,7 @@ class ChangeStreamReader(StreamReader):
         else:
             with table.changes(places_of(self._options)[0]) as reader:
                 starts = dict(reader.starts)
-        return table.cursors.create(cursor, start=starts).position
+        return self._create(cursor, starts)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Take what there is now, and no more."""
@@ -64,11 +65,14 @@ class ChangeStreamReader(StreamReader):
         """Where the next batch ends."""
         self._check(start)
         starts = offsets_in(start)
-        if self._hold is None:
+        self._hold(start[CURSOR], starts)
+        if self._history is None:
             self._keep(start.get(VERSION))
         views = self._views()
         if all(view.end <= starts[number] for number, view in views.items()):
             self._rest(starts)
+            if self._until is not None:
+                self._end_run()
             return start  # a table at rest is not asked to close any time
         until = self._until or self._table().snapshot().time
         views = self._open().backend.views(
@@ -82,17 +86,17 @@ class ChangeStreamReader(StreamReader):
             number: max(view.offset_after(until), starts[number]) for number, view in views.items()
         }
         if ends == starts:
+            if self._until is not None:
+                self._end_run()
             return start
         return self._offset(start[CURSOR], ends) | {VERSION: until}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What tasks of a batch read: a partition each."""
         self._check(end)
-        if self._hold is None:  # a batch is read again: it is planned before another is looked for
+        if self._history is None:  # a batch is read again: it comes before another
             self._keep(start.get(VERSION))
-        checked_reader(self._table(), self._options, self._schema).close()
-        starts = self._starts_again(end[CURSOR]) if end[CURSOR] != start[CURSOR] else None
-        starts = offsets_in(start) if starts is None else starts
+        starts = self._starts(start, end)
         ends = offsets_in(end)
         return [
             Range(number, starts[number], ends[number])
@@ -107,7 +111,7 @@ class ChangeStreamReader(StreamReader):
 
     def stop(self) -> None:
         """The query has ended."""
-        self._hold = None  # it ends with the database
+        self._history = None  # it ends with the database
         super().stop()
 
     def _rest(self, starts: Mapping[int, int]) -> None:
@@ -127,9 +131,9 @@ class ChangeStreamReader(StreamReader):
             hold = backend.hold_history(max(version or 0, watermark), why)
         except BelowWatermark:
             hold = backend.hold_history(backend.watermark(latest=True).value, why)
-        if self._hold is not None:
-            backend.release(self._hold)
-        self._hold, self._kept_at = hold, time.monotonic()
+        if self._history is not None:
+            backend.release(self._history)
+        self._history, self._kept_at = hold, time.monotonic()
 
     # -- where tasks run --------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from lowmark.client.changes import FEED_COLUMNS
 from lowmark.convert.pythonic import convert_rows, converts_of
+from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema, fitted
 from lowmark.frames.errors import OptionRefused
 from lowmark.frames.opening import opened
@@ -28,7 +29,8 @@ class Range(InputPartition):
     end: int
 
 
-class ChangesReader(DataSourceReader):
+@worded
+class ChangesReader(Carried, DataSourceReader):
     """Changes between two places; the end is closed, so no more can come."""
 
     def __init__(self, options: Options, schema: StructType) -> None:

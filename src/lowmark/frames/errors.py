@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lowmark.errors import Rejected, Unavailable
+from collections.abc import Mapping, Sequence
+
+from lowmark.errors import Conflict, Rejected, Unavailable
 
 
 class OptionRefused(Rejected):
@@ -11,6 +13,20 @@ class OptionRefused(Rejected):
 
 class SchemaRefused(Rejected):
     """Columns that the table does not have, or has in another type."""
+
+
+class ColumnsMissing(Rejected):
+    """Rows that do not have all columns of the table, where they must."""
+
+    def __init__(self, table: str, missing: Sequence[str]) -> None:
+        columns = "column" if len(missing) == 1 else "columns"
+        super().__init__(
+            f"the rows have no {columns} {', '.join(missing)} of table {table}",
+            detail="A row takes the place of the last one with its key as a whole, so what it does"
+            " not have would become its default, or null; failOnMissingColumns refuses that.",
+            hint="Add what is missing, by a join with the table if need be; or leave the option"
+            " out.",
+        )
 
 
 class ModeRefused(Rejected):
@@ -34,6 +50,26 @@ class OtherTable(Rejected):
             f"the checkpoint is of another table {table}, which was dropped",
             hint="Start the query with a new checkpoint: it reads the table that is there now.",
         )
+
+
+class StreamBehind(Conflict):
+    """A query that goes on where the log was cut, because no cursor held it for the query."""
+
+    def __init__(self, table: str, cursor: str, cut: Mapping[int, tuple[int, int]]) -> None:
+        where = ", ".join(
+            f"{first} to {end - 1} of partition {number}" for number, (first, end) in cut.items()
+        )
+        super().__init__(
+            f"the stream can't go on: offsets {where} of table {table} went while no cursor held"
+            " them",
+            detail=f"Compaction or retention has cut them. The stream's cursor {cursor!r} was not"
+            " there: it goes with a run of availableNow, expires (cursor.idle_expiry), or was"
+            " deleted.",
+            hint='To go on with what is left: .option("failOnDataLoss", "false"). To have the table'
+            " as it is now: a new checkpoint. To have rows held between runs of availableNow from"
+            ' now on: .option("cursor", NAME).',
+        )
+        self.cut = dict(cut)
 
 
 class WorkerMissing(Unavailable):

@@ -12,22 +12,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
+from pyspark.errors import PySparkException
 from pyspark.sql.functions import udtf
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
 from lowmark.client import HistoryLine, Table
 from lowmark.convert.times import datetime_of
+from lowmark.frames.carrying import carried_source, worded_function
 from lowmark.frames.changes import changed_rows
 from lowmark.frames.columns import spark_schema
 from lowmark.frames.errors import OptionRefused, WorkerMissing
 from lowmark.frames.opening import opened
 from lowmark.frames.options import Options
 from lowmark.frames.reading import schema_of
+from lowmark.frames.source import LowmarkSource
 from lowmark.ledger.records import RunRecord
 from lowmark.runtime import COUNTER_BITS
+from lowmark.spark.python import python_of
 
 _LOOKS_EVERY_S: Final = 0.25
 _TABLES = (
@@ -48,13 +53,30 @@ timestamp."""
 
 
 def register(spark: Any, *, path: str = "", node: str = "") -> None:
-    """Give a session the functions `lowmark_tables`, `lowmark_explain`, `lowmark_runs`,
-    `lowmark_history`, `lowmark_changes` and `lowmark_compact`, of one database.
+    """Make `format("lowmark")` known to a session that does not find it by itself: one whose Python
+    (`python3`, if `PYSPARK_PYTHON` names no other) is not the one that has Lowmark.
+
+    With `path` or `node`, give it the functions `lowmark_tables`, `lowmark_explain`,
+    `lowmark_runs`, `lowmark_history`, `lowmark_changes` and `lowmark_compact`, of that database.
     """
-    given = {"path": path, "node": node, "table": "-"}
-    place = Options.read({key: text for key, text in given.items() if text})
-    for name, made in _functions(place).items():
-        spark.udtf.register(name, made)
+    functions = {}
+    if path or node:
+        given = {"path": path, "node": node, "table": "-"}
+        functions = _functions(Options.read({key: text for key, text in given.items() if text}))
+    # Spark Connect has no context here: there, the server's Python is taken.
+    connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    with nullcontext() if connect else python_of(spark.sparkContext):
+        _register_source(spark)
+        for name, made in functions.items():
+            spark.udtf.register(name, made)
+
+
+def _register_source(spark: Any) -> None:
+    try:
+        spark.dataSource.register(carried_source(LowmarkSource))
+    except PySparkException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":  # it was found by itself
+            raise
 
 
 def _functions(place: Options) -> dict[str, Any]:
@@ -132,7 +154,9 @@ def _functions(place: Options) -> dict[str, Any]:
         Compact: _RUNS,
     }
     return {
-        f"lowmark_{kind.__name__.lower()}": udtf(kind, returnType=columns, useArrow=False)
+        f"lowmark_{kind.__name__.lower()}": udtf(
+            worded_function(kind), returnType=columns, useArrow=False
+        )
         for kind, columns in kinds.items()
     }
 

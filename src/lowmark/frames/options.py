@@ -35,6 +35,11 @@ formats, where these have one.
                         partitions: {"0": 17}; this is how `table` reads what is in no ledger
     cursor              the name of a stream's cursor; drawn, if not given. A new query begins where
                         the cursor of that name stands, if there is one, whatever its start says
+    cursor.idle_expiry  how long a stream's cursor holds the log after its query was last heard of:
+                        `7 days`, if not given; `0 s`: for ever
+    failOnMissingColumns
+                        of a write: whether a column of the table that the rows do not have is
+                        refused; false, if not given: it gets its default, or null
     txnAppId, txnVersion
                         of a write: a name, and a number that grows; what has both is stored once
 """
@@ -47,10 +52,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
+from lowmark.catalog import DURATION_TAKES, parse_duration
 from lowmark.client.staging import EPOCH_MAX
 from lowmark.convert.times import is_hybrid, parse_time
 from lowmark.frames.errors import OptionRefused
 from lowmark.runtime import COUNTER_BITS
+from lowmark.table import IDLE_MS_MAX
 
 Strategy: TypeAlias = Literal["error", "latest"]
 
@@ -89,6 +96,7 @@ _KNOWN: Final = {
     "failondataloss": "failOnDataLoss",
     "minpartitions": "minPartitions",
     "cursor": "cursor",
+    "cursor.idle_expiry": "cursor.idle_expiry",
     "readchangefeed": "readChangeFeed",
     "readchangedata": "readChangeFeed",
     "startingversion": "startingVersion",
@@ -96,11 +104,13 @@ _KNOWN: Final = {
     "preimages": "preimages",
     "net": "net",
     "fromoffsets": "fromOffsets",
+    "failonmissingcolumns": "failOnMissingColumns",
     "txnappid": "txnAppId",
     "txnversion": "txnVersion",
 }
 _OF_PLACE = ("path", "node", "table")
-_OF_WRITE = ("txnAppId", "txnVersion")
+_OF_STREAM_WRITE = (*_OF_PLACE, "failOnMissingColumns")
+_OF_WRITE = ("failOnMissingColumns", "txnAppId", "txnVersion")
 _STRATEGY: Final = "startingOffsetsByTimestampStrategy"
 _BY_PARTITION = ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", _STRATEGY)
 _OF_LOG = (
@@ -108,10 +118,12 @@ _OF_LOG = (
     *_BY_PARTITION,
 )
 _OF_FEED = ("startingVersion", "endingVersion", "preimages", "net")
-_OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor")
+_OF_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "cursor", "cursor.idle_expiry")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OF_CREATE = ("option.", "provider", "location", "owner")
 """What Spark gives a source when a table is created with it."""
+IDLE_EXPIRY_MS: Final = 7 * 86_400_000
+"""As long as Kafka keeps the offsets of a group that is away."""
 EARLIEST: Final = -2
 LATEST: Final = -1
 _NEVER: Final = (1 << 62) - 1
@@ -134,6 +146,8 @@ class Options:
     fail_on_loss: bool = True
     tasks_min: int = 1
     cursor: str = ""
+    idle_expiry_ms: int = IDLE_EXPIRY_MS
+    """0: never."""
     feed: bool = False
     """Whether changes are read, key by key."""
     preimages: bool = False
@@ -145,6 +159,8 @@ class Options:
     write_name: str = ""
     write_number: int = 0
     """Of a write: what it is stored once by, if there is a name."""
+    whole_rows: bool = False
+    """Of a write: whether rows must have all columns of the table."""
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> Options:
@@ -192,6 +208,7 @@ class Options:
             fail_on_loss=_flag(named, "failOnDataLoss", default=True),
             tasks_min=_count(named, "minPartitions") or 1,
             cursor=named.get("cursor", ""),
+            idle_expiry_ms=_idle_expiry(named.get("cursor.idle_expiry")),
             feed=feed,
             preimages=_flag(named, "preimages", default=feed),
             net=_flag(named, "net", default=False),
@@ -208,7 +225,7 @@ class Options:
         rest = {key: text for key, text in given.items() if key.lower() != "checkpointlocation"}
         named = _placed(rest)
         for name in named:
-            if name not in (_OF_PLACE if stream else (*_OF_PLACE, *_OF_WRITE)):
+            if name not in (_OF_STREAM_WRITE if stream else (*_OF_PLACE, *_OF_WRITE)):
                 raise OptionRefused(
                     f"{name} is not for a {'stream that writes' if stream else 'write'}",
                     hint="Leave it out.",
@@ -224,6 +241,7 @@ class Options:
             table=named["table"],
             write_name=named.get("txnAppId", ""),
             write_number=number,
+            whole_rows=_flag(named, "failOnMissingColumns", default=False),
         )
 
     @property
@@ -426,6 +444,17 @@ def _count(named: Mapping[str, str], name: str) -> int | None:
     if count < 1:
         raise OptionRefused(f"{name} can't be {count}", hint="Give at least 1.")
     return count
+
+
+def _idle_expiry(text: str | None) -> int:
+    if text is None:
+        return IDLE_EXPIRY_MS
+    millis = parse_duration(text)
+    if millis is None or millis > IDLE_MS_MAX:
+        raise OptionRefused(
+            f"cursor.idle_expiry can't be {text!r}", hint=f"Give {DURATION_TAKES}; 0 s is never."
+        )
+    return millis
 
 
 def _flag(named: Mapping[str, str], name: str, *, default: bool) -> bool:

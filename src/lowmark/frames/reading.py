@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from lowmark.client import GapFound, Reader, Table
 from lowmark.client.changes import FEED_COLUMNS
 from lowmark.client.looking_back import AsOfReader
+from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema, check_columns, fitted
 from lowmark.frames.errors import OptionRefused
 from lowmark.frames.filters import taken
@@ -78,7 +79,8 @@ class Whole(InputPartition):
     end: int | None = None
 
 
-class TableReader(DataSourceReader):
+@worded
+class TableReader(Carried, DataSourceReader):
     """The table now, or as of a time."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -165,7 +167,8 @@ def _cuts(first: int, end: int, count: int) -> list[int]:
     return [first + (end - first) * part // count for part in range(count + 1)] if count else []
 
 
-class LogReader(DataSourceReader):
+@worded
+class LogReader(Carried, DataSourceReader):
     """Rows of the log between two positions."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -221,6 +224,7 @@ def log_rows(options: Options, wanted: pa.Schema, stretch: Stretch) -> Iterator[
             )
 
 
+@worded
 class PushingReader(TableReader):
     """The same with filters. Spark refuses a reader that takes filters where pushing them is
     switched off, so there are two.

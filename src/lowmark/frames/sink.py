@@ -35,8 +35,9 @@ from lowmark.client import Staged
 from lowmark.client.staging import ONCE_MS, STREAM_MS, attempt_number, drawn_family
 from lowmark.client.table_writing import SLICE_ROWS
 from lowmark.errors import LowmarkError, Rejected
+from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
-from lowmark.frames.errors import ModeRefused
+from lowmark.frames.errors import ColumnsMissing, ModeRefused
 from lowmark.frames.opening import check_writable, opened
 from lowmark.frames.options import Options
 
@@ -55,7 +56,8 @@ class _Message(WriterCommitMessage):
         """None: it had no rows."""
 
 
-class BatchWriter(DataSourceArrowWriter):
+@worded
+class BatchWriter(Carried, DataSourceArrowWriter):
     """A write of a DataFrame."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
@@ -85,15 +87,18 @@ class BatchWriter(DataSourceArrowWriter):
         return f"write:{name}" if name else f"once:{self._family}"
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+@worded
+class StreamWriter(Carried, DataSourceStreamArrowWriter):
     """A sink of a stream: a batch is an epoch of its query."""
 
-    def __init__(self, options: Options, *, overwrite: bool) -> None:
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ModeRefused
         self._options = options
         self._family = drawn_family()
         check_writable(options)
+        if options.whole_rows:
+            _check_columns(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> _Message:
         """In a task."""
@@ -134,16 +139,21 @@ def upsert(
     node: str = "",
     query: str = "",
     epoch: int | None = None,
+    fail_on_missing_columns: bool = False,
 ) -> None:
     """Write a DataFrame into a table with a key: each row takes the place of the last one with its
     key; with a column `_change`, `delete` deletes it.
 
     In `foreachBatch`, give a `query` (any name that no other query has) and the batch's number as
-    its `epoch`: then a batch that Spark repeats is stored once.
+    its `epoch`: then a batch that Spark repeats is stored once. A column of the table that the
+    DataFrame does not have gets its default, or null, unless you have that refused by
+    `fail_on_missing_columns`.
     """
     number = "" if epoch is None else str(epoch)
     named = {"path": path, "node": node, "table": table, "txnAppId": query, "txnVersion": number}
     given = {name: text for name, text in named.items() if text}
+    if fail_on_missing_columns:
+        given["failOnMissingColumns"] = "true"
     with opened(Options.write(given)) as database:
         if not database[table].key:
             hint = 'Append to it: df.write.format("lowmark").mode("append").'
@@ -152,9 +162,15 @@ def upsert(
 
 
 def _check_columns(options: Options, schema: StructType) -> None:
-    """Refuse columns that the table does not have, before any task runs."""
+    """Refuse columns that the table does not have, before any task runs; and rows that do not have
+    all columns of the table, if they must.
+    """
     with opened(options, writes=True) as database:
-        database[options.table].append(arrow_schema(schema).empty_table())
+        table = database[options.table]
+        table.append(arrow_schema(schema).empty_table())
+        missing = [name for name in table.schema.names if name not in schema.names]
+        if missing and options.whole_rows:
+            raise ColumnsMissing(table.name, missing)
 
 
 def _staged(options: Options, family: int, batches: Iterator[pa.RecordBatch]) -> _Message:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from lowmark.frames.carrying import worded
 from lowmark.frames.change_stream import ChangeStreamReader
 from lowmark.frames.changes import ChangesReader
 from lowmark.frames.columns import spark_schema
@@ -25,6 +26,7 @@ from lowmark.frames.stream import StreamReader
 _PUSHES: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
+@worded
 class LowmarkSource(DataSource):
     """A table of Lowmark; `lowmark.frames.options` says what can be asked of it."""
 
@@ -60,7 +62,7 @@ class LowmarkSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """A writer of a stream: Spark makes one for each batch."""
-        return StreamWriter(Options.write(self.options, stream=True), overwrite=overwrite)
+        return StreamWriter(Options.write(self.options, stream=True), schema, overwrite=overwrite)
 
 
 def _pushes() -> bool:

@@ -8,19 +8,27 @@ cursor, on any machine, and Spark need not tell a source the name of its query, 
     2. the checkpoint has the first end    with the cursor's name; where it began, the cursor says
     3. a batch is planned, and read        it can be read again, as long as the cursor stands before
     4. Spark commits a batch               the cursor moves to its end
-A crash between 1 and 2 leaves a cursor that no query moves; `explain` shows it, and an operator
-deletes it.
+    5. `availableNow` has taken all        the cursor goes, unless the user has named it
+A crash between 1 and 2 leaves a cursor that no query moves, and so does a query that is never
+started again. So a cursor expires when no query has said for `cursor.idle_expiry` that it is there
+(docs/design/0047): a running one says so now and then, whether rows come or not.
 
-Spark says that a batch is done when it plans the next one, so the cursor is a batch behind, and
-after the last one of `availableNow` it stays there.
+A query that goes on from its checkpoint may find no cursor, or one that holds nothing: its own
+was removed (5), has expired, or was deleted. Then one holds the log from here on. What was cut in
+between ends the query by name (`StreamBehind`), unless the user has said that it goes on all the
+same (`failOnDataLoss`).
+
+Spark says that a batch is done when it plans the next one, so the cursor is a batch behind.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -34,20 +42,25 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from lowmark.client import Database, Table
+from lowmark.errors import LowmarkError
+from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
-from lowmark.frames.errors import OtherTable
+from lowmark.frames.errors import OtherTable, StreamBehind
 from lowmark.frames.opening import opened
 from lowmark.frames.options import Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.frames.reading import checked_reader, log_rows
-from lowmark.table import CursorMovesBack, CursorUnknown, View
+from lowmark.table import CursorExpired, CursorMovesBack, CursorUnknown, MembersBehind, View
 
 logger = logging.getLogger(__name__)
 
 CURSOR, TABLE, OFFSETS = "cursor", "table", "offsets"
+RENEWS_S: Final = 600.0
+"""So often a stream says that it is there; more often, if its cursor expires soon."""
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+@worded
+class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Rows of the log as they come."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -60,6 +73,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The cursor that was made here for a new query."""
         self._ends: dict[int, int] | None = None
         """Where it stops, if it takes only what there is now."""
+        self._held = ""
+        """The cursor that holds for it."""
+        self._renewed_at = 0.0
+        self._planned = False
+        """Whether a batch was planned here."""
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_database": None}  # a task opens it by itself
@@ -80,7 +98,55 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Have a cursor where the stream begins."""
         start, table = self._options.start, self._table()
         starts = offsets_of("latest" if start is None else start, table, self._views(), end=False)
-        return table.cursors.create(cursor, start=starts).position
+        return self._create(cursor, starts)
+
+    def _create(self, cursor: str, starts: Mapping[int, int]) -> dict[int, int]:
+        cursors = self._table().cursors
+        position = cursors.create(cursor, start=starts).position
+        self._renew(cursor)
+        return position
+
+    def _renew(self, cursor: str) -> None:
+        """Say that a query goes on from there: the cursor's time begins anew."""
+        idle = timedelta(milliseconds=self._options.idle_expiry_ms)
+        try:
+            self._table().cursors.renew(cursor, idle_expiry=idle)
+        except MembersBehind:  # of an earlier release: until they know how, it does not expire
+            logger.info("a cursor does not expire yet", extra={"cursor": cursor})
+        self._held, self._renewed_at = cursor, time.monotonic()
+
+    def _hold(self, cursor: str, offsets: Mapping[int, int]) -> None:
+        """Have a cursor hold what comes behind a place of the stream, now and for as long as the
+        query runs; refused, if some of that was cut.
+        """
+        every_s = min(RENEWS_S, self._options.idle_expiry_ms / 5_000 or RENEWS_S)
+        if self._held == cursor and time.monotonic() - self._renewed_at < every_s:
+            return
+        there = True
+        try:
+            self._renew(cursor)
+        except CursorUnknown:
+            there = False
+        except CursorExpired:
+            self._table().cursors.delete(cursor)
+            there = False
+        starts = {number: view.start for number, view in self._views().items()}
+        self._check_there(cursor, offsets, starts)
+        if not there:
+            self._create(cursor, {at: max(offsets[at], starts[at]) for at in offsets})
+
+    def _check_there(
+        self, cursor: str, offsets: Mapping[int, int], starts: Mapping[int, int]
+    ) -> None:
+        name = self._options.table
+        cut = {at: (offsets[at], starts[at]) for at in offsets if offsets[at] < starts[at]}
+        if cut and self._options.fail_on_loss:
+            raise StreamBehind(name, cursor, cut)
+        for number, (first, end) in cut.items():
+            logger.warning(
+                "rows went while no cursor held them",
+                extra={"table": name, "partition": number, "first": first, "last": end - 1},
+            )
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """What a batch has at most; bytes are looked at beside."""
@@ -94,7 +160,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends."""
         self._check(start)
-        views, starts = self._views(), offsets_in(start)
+        starts = offsets_in(start)
+        self._hold(start[CURSOR], starts)
+        views = self._views()
         # A partition that its copies lead from elsewhere by now has all that was acknowledged. And
         # whatever it has: a batch never ends before it begins.
         ends = {number: max(view.end, starts.get(number, 0)) for number, view in views.items()}
@@ -103,6 +171,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 number: max(min(end, self._ends.get(number, end)), starts.get(number, 0))
                 for number, end in ends.items()
             }
+            if all(starts.get(number, 0) >= end for number, end in ends.items()):
+                self._end_run()
         if isinstance(limit, ReadMaxRows):
             ends = fewer_rows(starts, ends, limit.max_rows)
         if self._options.bytes_max is not None:
@@ -116,10 +186,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What tasks of a batch read."""
         self._check(end)
-        checked_reader(self._table(), self._options, self._schema).close()
-        starts = self._starts_again(end[CURSOR]) if end[CURSOR] != start[CURSOR] else None
-        starts = offsets_in(start) if starts is None else starts
+        starts = self._starts(start, end)
         return stretches(starts, offsets_in(end), tasks_min=self._options.tasks_min)
+
+    def _starts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int]:
+        """Where a batch begins, whose rows are held, and whose columns are there."""
+        self._planned = True
+        checked_reader(self._table(), self._options, self._schema).close()
+        again = end[CURSOR] != start[CURSOR]
+        starts = self._starts_again(end[CURSOR]) if again else offsets_in(start)
+        self._hold(end[CURSOR], starts)
+        return starts
 
     def _starts_again(self, cursor: str) -> dict[int, int]:
         """Where the first batch of a query begins, which is read again: its process was ended
@@ -140,10 +217,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         table, cursor, offsets = self._table(), end[CURSOR], offsets_in(end)
         try:
             table.cursors.commit(cursor, offsets)
-        except CursorUnknown:  # an operator has deleted it; what is left is held from here on
-            starts = {number: view.start for number, view in self._views().items()}
-            places = {number: max(at, starts[number]) for number, at in offsets.items()}
-            table.cursors.create(cursor, start=places)
+        except (CursorUnknown, CursorExpired):
+            self._held = ""
+            self._hold(cursor, offsets)
         except CursorMovesBack:  # the checkpoint is older than the cursor: it was put back
             logger.warning("a cursor is ahead of its stream", extra={"cursor": cursor})
 
@@ -152,6 +228,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._database is not None:
             self._database.close()
             self._database = None
+
+    def _end_run(self) -> None:
+        """All that `availableNow` takes is done: nothing is to be read again, and the next run
+        begins where the checkpoint is. Spark looks for rows once more before it ends a query, and
+        kills this process then.
+        """
+        begins = self._initial is not None and not self._planned  # a first batch is always planned
+        if begins or self._options.cursor:
+            return
+        try:
+            self._table().cursors.delete(self._held)
+        except LowmarkError as error:  # it expires
+            why = {"cursor": self._held, "reason": error.message}
+            logger.warning("a cursor was not removed", extra=why)
+        self._held = ""  # if another source goes on, a cursor is there for the next batch
 
     # -- where tasks run --------------------------------------------------------------------------
 

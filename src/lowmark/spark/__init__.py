@@ -9,6 +9,7 @@ come out.
     Session    a connection to Spark. Ours is opened by the name of a master, and ends with its Java
                process; one that the caller gives is used as it is and left as it was.
     Daemon     the process that workers are forked from, with what tasks need imported already.
+    Python     which one sessions of this process start, if nothing else says it.
     Archive    what Java knows about Spark's classes, in a file, so that the next session starts in
                less time.
 
@@ -25,6 +26,8 @@ What always holds
 """
 
 from typing import Any
+
+from lowmark.spark.python import name_python
 
 # mypy takes this name for true.
 TYPE_CHECKING = False
@@ -93,6 +96,9 @@ _FOUND_IN = {
 }
 """Where a name comes from when it is first used: `lowmark.spark.daemon` is imported through here,
 and Arrow must not be there before it. What opens databases for Spark is above this package."""
+
+
+name_python()
 
 
 def __getattr__(name: str) -> Any:

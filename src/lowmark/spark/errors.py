@@ -14,7 +14,7 @@ class SparkMissing(Rejected):
         super().__init__(
             "PySpark can't be imported",
             detail=f"{why}.",
-            hint="Install it: `pip install 'pyspark>=4.1'`; Java 17 or newer is needed, too. Or"
+            hint="Install it: `pip install 'pyspark>=4.2'`; Java 17 or newer is needed, too. Or"
             " compact without Spark: `--engine local`, in Python `engine='local'`.",
         )
 

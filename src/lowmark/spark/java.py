@@ -87,7 +87,7 @@ def spark_home() -> Path:
         raise SessionRefused(
             f"there is no Spark in {home}",
             detail="SPARK_HOME names that folder." if told else "PySpark was installed without it.",
-            hint="Unset SPARK_HOME, and install Spark with `pip install 'pyspark>=4.1'`.",
+            hint="Unset SPARK_HOME, and install Spark with `pip install 'pyspark>=4.2'`.",
         )
     return home
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from weakref import WeakKeyDictionary
 from lowmark.backend.errors import Cancelled
 from lowmark.errors import LowmarkError, invariant
 from lowmark.spark.errors import SessionRefused, SparkGone, TaskFailed, TaskLost, WorkersUnfit
+from lowmark.spark.python import python_of
 from lowmark.spark.session import close_session, open_session, slots_of
 from lowmark.spark.settings import DAEMON
 from lowmark.spark.worker import error_of, name_of, task
@@ -140,28 +140,13 @@ class Job:
         return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
 
-_UNTOLD = "python3"
-"""What PySpark names for its workers if no setting says another one."""
 _packing = threading.Lock()
 
 
 def _pack(context: SparkContext, tasks: RDD[Any]) -> None:
-    """Put the function of tasks together, with the name of the Python that they run in.
-
-    A session of the caller's mostly has not been told which: PySpark looks into the environment,
-    and not at `spark.pyspark.python`, else it takes any. Then it is what that setting says, or on
-    this machine the Python that we run in. The session is left as it was.
-    """
-    with _packing:
-        before = context.pythonExec
-        if before == _UNTOLD:
-            local = str(context.master).startswith("local")
-            told = context.getConf().get("spark.pyspark.python")
-            context.pythonExec = told or (sys.executable if local else before)
-        try:
-            _ = tasks._jrdd  # this is where it is put together
-        finally:
-            context.pythonExec = before
+    """Put the function of tasks together, with the name of the Python that they run in."""
+    with _packing, python_of(context):
+        _ = tasks._jrdd  # this is where it is put together
 
 
 _HOST = re.compile(r"\(TID \d+\) \((\S+) executor")

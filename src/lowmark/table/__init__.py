@@ -29,7 +29,7 @@ Invariants
        came before it in the log, and nothing that is not in a ledger yet, unless it expires rows
        by the table's retention. `start` says where the backlog begins; it never falls.
     5. Everything else in the log (cursors, leases, ticks, finishes) is dead after the next
-       snapshot.
+       snapshot. A cursor that is overdue or has expired, and a lease that is over, hold nothing.
     6. Staged rows have no offset and are not read. Finishing gives all of them offsets and one
        time, or drops them; a repeated finish gets the first answer. What a query has staged is
        bound to its epochs, each once (`binding`). Rows that are neither go after a day.
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         KeepSchemas,
         MoveCursor,
         ReleaseLease,
+        RenewCursor,
         RenewLease,
         TakeLease,
         Tick,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         BelowWatermark,
         CommandRefused,
         CursorExists,
+        CursorExpired,
         CursorMovesBack,
         CursorOverdue,
         CursorUnknown,
@@ -128,7 +130,14 @@ if TYPE_CHECKING:
     from lowmark.table.partition import Partition, group_name, parse_group_name
     from lowmark.table.producers import Appended
     from lowmark.table.producing import EPOCH_BITS, Outgoing, Producing
-    from lowmark.table.readers import NAME_CHARACTERS_MAX, Cursor, Lease, deletes_held, holds_of
+    from lowmark.table.readers import (
+        IDLE_MS_MAX,
+        NAME_CHARACTERS_MAX,
+        Cursor,
+        Lease,
+        deletes_held,
+        holds_of,
+    )
     from lowmark.table.renewing import Renewal, renewed_rows
     from lowmark.table.splitting import check_row_sizes, outgoing, split
     from lowmark.table.state import Begun, Finished, Outcome, SchemasKept, State, Ticked, Trimmed
@@ -150,6 +159,7 @@ __all__ = [
     "EPOCH_BITS",
     "HISTORY_KEY",
     "I64",
+    "IDLE_MS_MAX",
     "KEEP_MS_MAX",
     "MANIFEST_CHARACTERS_MAX",
     "NAME_CHARACTERS_MAX",
@@ -181,6 +191,7 @@ __all__ = [
     "CreateCursor",
     "Cursor",
     "CursorExists",
+    "CursorExpired",
     "CursorMovesBack",
     "CursorOverdue",
     "CursorUnknown",
@@ -221,6 +232,7 @@ __all__ = [
     "ProducerForgotten",
     "Producing",
     "ReleaseLease",
+    "RenewCursor",
     "RenewLease",
     "Renewal",
     "RepeatTooOld",

@@ -212,6 +212,18 @@ class Drop(_Control, frozen=True, tag=15):
     families: tuple[int, ...]
 
 
+class RenewCursor(_Control, frozen=True, tag=16):
+    """Have a cursor expire when it was idle for this long from here on: it did not move, and was
+    not renewed.
+
+    Takes effect only once all members know version 5 of the machine.
+    """
+
+    name: str
+    idle_ms: int
+    """0: it never expires."""
+
+
 Control: TypeAlias = (
     Finish
     | CreateCursor
@@ -228,6 +240,7 @@ Control: TypeAlias = (
     | KeepSchemas
     | Bind
     | Drop
+    | RenewCursor
 )
 Command: TypeAlias = Batch | Control
 

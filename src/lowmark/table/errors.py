@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lowmark.catalog import duration_text
 from lowmark.errors import Conflict, Corrupt, Rejected, Unavailable
 from lowmark.formatting import time_text
 from lowmark.holds import Hold
@@ -114,6 +115,19 @@ class CursorOverdue(Conflict):
         )
 
 
+class CursorExpired(Conflict):
+    """A cursor whose reader was away for too long, and which no longer holds anything."""
+
+    def __init__(self, name: str, *, idle_ms: int) -> None:
+        super().__init__(
+            f"cursor {name!r} expired: it was idle for {duration_text(idle_ms)}",
+            detail="That is its cursor.idle_expiry. It holds nothing any more; rows that its reader"
+            " did not see may be gone.",
+            hint="Reset it to where its reader goes on (`lowmark cursor reset`), and take note of"
+            " what it may have missed; or delete it.",
+        )
+
+
 class LeaseExists(Conflict):
     """Another reader has a lease of that name."""
 
@@ -210,11 +224,11 @@ class TransactionUnknown(Conflict):
 
 
 class MembersBehind(Unavailable):
-    """Not all members of a partition know yet how rows are staged and bound."""
+    """Not all members of a partition know a command yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "how rows are staged and committed") -> None:
         super().__init__(
-            "not all members of a partition know how rows are staged and committed",
+            f"not all members of a partition know {what}",
             detail="They agree on that a moment after a table was made; but not while a node runs"
             " an earlier release.",
             hint="Have all nodes run the same release.",

@@ -18,19 +18,35 @@ from lowmark.runtime import Buffer
 from lowmark.table.adopting import Adopted
 from lowmark.table.backlog import Backlog
 from lowmark.table.binding import Queries, Query
-from lowmark.table.commands import Begin, Bind, Drop, KeepSchemas, decode, frees_space
+from lowmark.table.commands import (
+    Begin,
+    Bind,
+    Drop,
+    KeepSchemas,
+    RenewCursor,
+    decode,
+    frees_space,
+)
 from lowmark.table.errors import CommandRefused, MembersBehind
 from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
 from lowmark.table.state import Begun, Finished, Outcome, Staged, State
 
-FORMAT = 4
+FORMAT = 5
 """The newest one. A version of the machine writes its snapshots in the format of its number."""
 _LENGTH = struct.Struct("<I")
-_NEEDED_VERSION: dict[type, int] = {Begin: 2, KeepSchemas: 3, Bind: 4, Drop: 4}
+_NEEDED_VERSION: dict[type, int] = {
+    Begin: 2,
+    KeepSchemas: 3,
+    Bind: 4,
+    Drop: 4,
+    RenewCursor: 5,
+}
 """From which version of the machine on a command is carried out."""
-_FIELDS_OF = {1: 11, 2: 12, 3: 13, 4: 15}
+_FIELDS_OF = {1: 11, 2: 12, 3: 13, 4: 15, 5: 15}
 """How many fields the header has, by format."""
+_CURSOR_FIELDS_OF = {1: 9, 2: 9, 3: 9, 4: 9, 5: 12}
+"""How many a cursor has. What is left out is as in a cursor that never expires."""
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
@@ -54,15 +70,18 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     queries: tuple[Query, ...] = ()
 
 
+_CURSORS = _Header.__struct_fields__.index("cursors")
+
+
 class PartitionMachine:
     """Applies commands to a `State`.
 
     Version 2 keeps begin minimums (`Begin`), version 3 refuses schema versions (`KeepSchemas`),
-    version 4 binds staged rows to epochs (`Bind`) and drops those that are never finished; nothing
-    else differs.
+    version 4 binds staged rows to epochs (`Bind`) and drops those that are never finished, and in
+    version 5 cursors may expire (`RenewCursor`); nothing else differs.
     """
 
-    newest_version = 4
+    newest_version = 5
 
     def __init__(self) -> None:
         self.state = State()
@@ -82,6 +101,8 @@ class PartitionMachine:
             # A member of an older release can't read it, and changes nothing, either.
             if isinstance(wanted, Bind | Drop):
                 return MembersBehind()
+            if isinstance(wanted, RenewCursor):
+                return MembersBehind("how cursors expire")
             return CommandRefused(
                 f"not all members of this partition know the command {type(wanted).__name__}",
                 hint="Have all nodes run the same release.",
@@ -149,8 +170,12 @@ class PartitionMachine:
             tuple(state.staged_since.items()),
             tuple(state.queries),
         )
-        fields = msgspec.structs.astuple(header)
-        head = msgspec.msgpack.encode(fields[: _FIELDS_OF[self._version]])
+        fields = list(msgspec.structs.astuple(header)[: _FIELDS_OF[self._version]])
+        fields[_CURSORS] = [
+            msgspec.structs.astuple(cursor)[: _CURSOR_FIELDS_OF[self._version]]
+            for cursor in header.cursors
+        ]
+        head = msgspec.msgpack.encode(fields)
         parts = (head, backlog.encode(), state.producers.encode())
         return [piece for part in parts for piece in (_LENGTH.pack(len(part)), part)]
 

@@ -4,7 +4,8 @@ Who reads raw, and a run that makes a ledger, holds the backlog from its offset 
 or compacted, holds the deletes from there on: it must be given those of the keys it has seen.
 
 Both are plain records of the partition's state. Whether a lease is over, and whether a cursor is
-overdue, is decided by times that stand in the log, never by a clock: all members agree.
+overdue or has expired, is decided by times that stand in the log, never by a clock: all members
+agree.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from lowmark.catalog import duration_text
 from lowmark.holds import Hold, Span
 from lowmark.runtime import HybridTime, millis_of
 
@@ -22,6 +24,8 @@ LEASES_MAX = 4_096
 """Of one partition."""
 LEASE_MS_MAX = 1 << 40
 """Who needs longer has a cursor. A time that can't be written down must not get into the state."""
+IDLE_MS_MAX = LEASE_MS_MAX
+"""The same for how long a cursor may be idle."""
 NAME_CHARACTERS_MAX = 128
 
 
@@ -40,7 +44,20 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     max_lag_ms: int = 0
     """How far it may fall behind; 0: as far as it likes."""
     overdue: bool = False
-    """Whether it fell further behind, and holds nothing since."""
+    """Whether it fell further behind, or expired, and holds nothing since."""
+    idle_ms: int = 0
+    """How long it may neither move nor be renewed; 0: as long as it likes."""
+    renewed: int = 0
+    """When its reader last said that it is still there."""
+    expired: bool = False
+    """Whether it was idle for longer. It is overdue by that."""
+
+    @property
+    def expires_ms(self) -> int | None:
+        """When it expires, unless it moves or is renewed; None: never."""
+        if not self.idle_ms:
+            return None
+        return _millis(max(self.moved, self.renewed)) + self.idle_ms
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
@@ -86,7 +103,9 @@ def _of_cursor(cursor: Cursor) -> Hold:
         kind="cursor",
         pins=Span(cursor.offset),
         since_ms=_millis(cursor.moved),
-        why=f"a {cursor.kind} cursor stands here",
+        why=f"a {cursor.kind} cursor stands here"
+        + (f"; cursor.idle_expiry is {duration_text(cursor.idle_ms)}" if cursor.idle_ms else ""),
+        expires_at_ms=cursor.expires_ms,
     )
 
 

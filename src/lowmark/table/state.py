@@ -38,6 +38,7 @@ from lowmark.table.commands import (
     KeepSchemas,
     MoveCursor,
     ReleaseLease,
+    RenewCursor,
     RenewLease,
     TakeLease,
     Tick,
@@ -48,6 +49,7 @@ from lowmark.table.errors import (
     BatchRefused,
     CommandRefused,
     CursorExists,
+    CursorExpired,
     CursorMovesBack,
     CursorOverdue,
     CursorUnknown,
@@ -64,6 +66,7 @@ from lowmark.table.errors import (
 from lowmark.table.producers import Appended, Producers
 from lowmark.table.readers import (
     CURSORS_MAX,
+    IDLE_MS_MAX,
     LEASE_MS_MAX,
     LEASES_MAX,
     NAME_CHARACTERS_MAX,
@@ -187,7 +190,7 @@ class State:
         self.schemas_from = 0
         """Batches of a lower schema version are refused: the catalog may have forgotten it."""
         self._limited = False
-        """Whether a cursor has a maximum lag."""
+        """Whether a cursor has a maximum lag, or may expire."""
 
     @property
     def horizon(self) -> int:
@@ -227,6 +230,8 @@ class State:
                 return self._move_cursor(command, time)
             case DeleteCursor():
                 return self._delete_cursor(command)
+            case RenewCursor():
+                return self._renew_cursor(command, time)
             case TakeLease():
                 return self._take_lease(command, time)
             case RenewLease():
@@ -473,7 +478,7 @@ class State:
         if cursor is None:
             return CursorUnknown(move.name)
         if cursor.overdue and not move.reset:
-            return CursorOverdue(move.name)
+            return _ended(cursor)
         if move.offset < cursor.offset and not move.reset:
             return CursorMovesBack(move.name, at=cursor.offset, to=move.offset)
         if cursor.kind == "compacted" and not move.reset:
@@ -482,9 +487,24 @@ class State:
             refusal = self._no_start(move.offset, cursor.kind)
         if refusal is not None:
             return refusal
-        moved = replace(cursor, offset=move.offset, moved=time, overdue=False)
+        moved = replace(cursor, offset=move.offset, moved=time, overdue=False, expired=False)
         self._put_cursor(moved)
         return moved
+
+    def _renew_cursor(self, renew: RenewCursor, time: int) -> Outcome:
+        cursor = self.cursors.get(renew.name)
+        if cursor is None:
+            return CursorUnknown(renew.name)
+        if cursor.overdue:
+            return _ended(cursor)
+        if not 0 <= renew.idle_ms <= IDLE_MS_MAX:
+            return CommandRefused(
+                f"a cursor can't expire after {renew.idle_ms} ms",
+                hint=f"Use 1 to {IDLE_MS_MAX} ms, or 0: it never expires.",
+            )
+        renewed = replace(cursor, idle_ms=renew.idle_ms, renewed=time)
+        self._put_cursor(renewed)
+        return renewed
 
     def _delete_cursor(self, delete: DeleteCursor) -> Outcome:
         cursor = self.cursors.get(delete.name)
@@ -507,7 +527,7 @@ class State:
 
     def _look_for_limits(self) -> None:
         self._limited = any(
-            (cursor.max_lag_rows or cursor.max_lag_ms) and not cursor.overdue
+            (cursor.max_lag_rows or cursor.max_lag_ms or cursor.idle_ms) and not cursor.overdue
             for cursor in self.cursors.values()
         )
 
@@ -526,24 +546,25 @@ class State:
         return None
 
     def overdue_at(self, time: int) -> bool:
-        """Whether by that time a cursor would be overdue that is not marked yet, or staged rows
-        are to go.
+        """Whether by that time a cursor would be overdue, or would have expired, that is not marked
+        yet, or staged rows are to go.
         """
         if self._is_abandoned(time, STAGED_MS):
             return True
         return self._limited and any(
-            not cursor.overdue and self._is_overdue(cursor, time)
+            not cursor.overdue and (_has_expired(cursor, time) or self._is_overdue(cursor, time))
             for cursor in self.cursors.values()
         )
 
     def _mark_overdue(self, time: int) -> None:
-        late = [
-            cursor
-            for cursor in self.cursors.values()
-            if not cursor.overdue and self._is_overdue(cursor, time)
-        ]
+        late = []
+        for cursor in self.cursors.values():
+            if not cursor.overdue:
+                expired = _has_expired(cursor, time)
+                if expired or self._is_overdue(cursor, time):
+                    late.append(replace(cursor, overdue=True, expired=expired))
         for cursor in late:
-            self.cursors[cursor.name] = replace(cursor, overdue=True)
+            self.cursors[cursor.name] = cursor
         if late:
             self._look_for_limits()
 
@@ -642,6 +663,18 @@ class State:
         goal = max(goal, self.backlog.start)
         safe = safe_point(goal, holds_of(self.cursors, self.leases, now_ms=_millis(time)))
         return SafePoint(safe.position, trim.offset, safe.held_by)
+
+
+def _has_expired(cursor: Cursor, time: int) -> bool:
+    """Whether nothing was heard of its reader for longer than it may be idle."""
+    return cursor.expires_ms is not None and _millis(time) > cursor.expires_ms
+
+
+def _ended(cursor: Cursor) -> LowmarkError:
+    """What the reader of a cursor hears that holds nothing any more."""
+    if cursor.expired:
+        return CursorExpired(cursor.name, idle_ms=cursor.idle_ms)
+    return CursorOverdue(cursor.name)
 
 
 def _bad_name(name: str) -> LowmarkError:

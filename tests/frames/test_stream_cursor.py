@@ -1,0 +1,249 @@
+"""The cursor of a stream: how long it holds the log, and what a query hears that comes after it.
+
+A reader is asked as Spark asks it; the streams of `test_stream.py` are Spark's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from eventually import eventually
+from lowmark.client import Database, Table
+from lowmark.errors import StreamBehind
+from lowmark.frames.change_stream import ChangeStreamReader
+from lowmark.frames.columns import spark_schema
+from lowmark.frames.options import IDLE_EXPIRY_MS, Options
+from lowmark.frames.positions import Stretch
+from lowmark.frames.reading import schema_of
+from lowmark.frames.stream import StreamReader
+
+Start = Callable[..., StreamReader]
+
+
+@pytest.fixture
+def orders(db: Database) -> Table:
+    return db.create_table("orders", {"id": "int64", "v": "int64"}, key="id", partitions=2)
+
+
+@pytest.fixture
+def start(place: str) -> Iterator[Start]:
+    """Starts a query's reader, as a process of Spark has it."""
+    readers: list[StreamReader] = []
+
+    def reader(**more: str) -> StreamReader:
+        given = {"path": place, "table": "orders", "startingOffsets": "earliest", **more}
+        if "readChangeFeed" in given:
+            given["startingVersion"] = given.pop("startingOffsets")
+        options = Options.read({key.replace("_", ".", 1): text for key, text in given.items()})
+        kind = ChangeStreamReader if options.feed else StreamReader
+        readers.append(kind(options.for_stream(), spark_schema(schema_of(options))))
+        return readers[-1]
+
+    yield reader
+    for one in readers:
+        one.stop()
+
+
+def appended(table: Table, *numbers: int) -> None:
+    table.append([{"id": number, "v": number} for number in numbers])
+
+
+def compact(db: Database, table: Table) -> None:
+    db.advance_watermark(table.snapshot().time)
+    assert table.compact(engine="local").state == "done"
+
+
+def take(reader: StreamReader, place: dict[str, Any] | None) -> dict[str, Any]:
+    """A run of availableNow, from where the checkpoint is: gives where it is then."""
+    reader.prepareForTriggerAvailableNow()
+    if place is None:
+        place = reader.initialOffset()
+        end = reader.latestOffset(place, ReadAllAvailable())
+        reader.partitions(place, end)  # of a new query there is always a batch, if an empty one
+        place = end
+    while (end := reader.latestOffset(place, ReadAllAvailable())) != place:
+        reader.partitions(place, end)
+        reader.commit(place)
+        place = end
+    return place
+
+
+FEED = {"readChangeFeed": "true"}
+
+
+@pytest.mark.parametrize("options", [{}, FEED], ids=["rows", "changes"])
+def test_a_run_of_available_now_takes_its_cursor_along_when_it_has_all(
+    orders: Table, start: Start, options: dict[str, str]
+) -> None:
+    # given a run that has taken all there was, then its cursor is gone
+    appended(orders, 1, 2, 3)
+    place = take(start(**options), None)
+    assert orders.cursors.list() == []
+    # when another one goes on, then it has a cursor of the same name in its batches, and none after
+    appended(orders, 4)
+    again = start(**options)
+    again.prepareForTriggerAvailableNow()
+    end = again.latestOffset(place, ReadAllAvailable())
+    assert sum(end["offsets"].values()) == 4
+    again.partitions(place, end)
+    assert [one.name for one in orders.cursors.list()] == [place["cursor"]]
+    again.commit(place)
+    assert again.latestOffset(end, ReadAllAvailable()) == end
+    assert orders.cursors.list() == []
+    # and so is a run that finds nothing
+    assert take(start(**options), end) == end
+    assert orders.cursors.list() == []
+
+
+def test_a_run_of_available_now_that_goes_on_beside_another_source_has_a_cursor(
+    orders: Table, start: Start
+) -> None:
+    # given a query of two sources, of which this one has given all that it has
+    reader = start()
+    place = take(reader, None)
+    assert orders.cursors.list() == []
+    # when another batch is done, of the other one's rows
+    reader.commit(place)
+    assert [one.name for one in orders.cursors.list()] == [place["cursor"]]
+    # then it has none again in the end
+    assert reader.latestOffset(place, ReadAllAvailable()) == place
+    assert orders.cursors.list() == []
+
+
+def test_a_run_that_ends_in_a_batch_leaves_its_cursor(orders: Table, start: Start) -> None:
+    # given a run whose first batch is planned, and not done
+    reader = start()
+    reader.prepareForTriggerAvailableNow()
+    first = reader.initialOffset()
+    end = reader.latestOffset(first, ReadAllAvailable())
+    reader.partitions(first, end)
+    reader.stop()
+    # then another process reads the batch again, from where its cursor stands
+    [cursor] = orders.cursors.list()
+    again = start()
+    assert again.initialOffset()["cursor"] != cursor.name
+    assert again.partitions(again.initialOffset(), end) == []
+    assert [one.name for one in orders.cursors.list()] == [cursor.name]
+
+
+def test_a_cursor_with_a_name_holds_between_runs(db: Database, orders: Table, start: Start) -> None:
+    # given a run with a cursor that the user has named
+    appended(orders, 1, 2)
+    reader = start(cursor="nightly")
+    place = take(reader, None)
+    reader.stop()
+    # when rows come and go before the next one
+    appended(orders, 1, 1, 3)
+    compact(db, orders)
+    # then it is given each of them
+    again = start(cursor="nightly")
+    again.prepareForTriggerAvailableNow()
+    end = again.latestOffset(place, ReadAllAvailable())
+    stretches = [one for one in again.partitions(place, end) if isinstance(one, Stretch)]
+    rows = [row for one in stretches for batch in again.read(one) for row in batch.to_pylist()]
+    assert sorted(row["id"] for row in rows) == [1, 1, 3]
+
+
+def test_a_stream_says_by_name_what_was_cut_while_nothing_held_it(
+    db: Database, orders: Table, start: Start
+) -> None:
+    # given a run of availableNow that is over, and a compaction of what came after it
+    appended(orders, 1, 2)
+    reader = start()
+    place = take(reader, None)
+    reader.stop()
+    appended(orders, *range(10))
+    compact(db, orders)
+    # when it goes on, then it hears which rows it can't have, and no cursor is left
+    for again in (start(), start()):
+        with pytest.raises(StreamBehind, match="of table orders went while no cursor"):
+            again.latestOffset(place, ReadAllAvailable())
+        with pytest.raises(StreamBehind):
+            again.partitions(place, place)
+    assert orders.cursors.list() == []
+    # and if that is what the user wants, it goes on with what is left, and holds it
+    appended(orders, 99)
+    lenient = start(failOnDataLoss="false")
+    end = lenient.latestOffset(place, ReadAllAvailable())
+    stretches = [one for one in lenient.partitions(place, end) if isinstance(one, Stretch)]
+    rows = [row for one in stretches for batch in lenient.read(one) for row in batch.to_pylist()]
+    assert [row["id"] for row in rows] == [99]
+    assert [one.lag_rows for one in orders.cursors.list()] == [1]
+
+
+def test_a_cursor_of_a_stream_has_an_expiry_that_explain_names(orders: Table, start: Start) -> None:
+    start().initialOffset()
+    [cursor] = orders.cursors.list()
+    assert cursor.idle_expiry_ms == IDLE_EXPIRY_MS == 7 * 86_400_000
+    assert "cursor.idle_expiry is 7 days" in str(orders.explain())
+    # and another one if the user says so
+    start(cursor="b", cursor_idle_expiry="36 hours").initialOffset()
+    assert orders.cursors.get("b").idle_expiry_ms == 36 * 3_600_000
+    start(cursor="c", cursor_idle_expiry="0 s").initialOffset()
+    assert orders.cursors.get("c").idle_expiry_ms == 0
+
+
+def test_a_stream_without_rows_keeps_its_cursor_as_long_as_it_runs(
+    db: Database, orders: Table, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def heard() -> list[int]:
+        status = db.backend.status(orders.descriptor.id, range(orders.partitions))
+        return [one.renewed for part in status.values() for one in part.cursors]
+
+    # given a stream that has just begun
+    monkeypatch.setattr("lowmark.frames.stream.RENEWS_S", 3_600.0)
+    reader = start()
+    place = reader.initialOffset()
+    first = heard()
+    assert reader.latestOffset(place, ReadAllAvailable()) == place
+    assert heard() == first
+    # when it looks for rows when some time has passed, and finds none
+    monkeypatch.setattr("lowmark.frames.stream.RENEWS_S", 0.0)
+    assert reader.latestOffset(place, ReadAllAvailable()) == place
+    # then its cursor's time begins anew, in all partitions
+    assert min(heard()) > max(first)
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["all there", "cut"])
+def test_a_query_that_comes_back_after_its_cursor_has_expired_hears_what_it_has_missed(
+    db: Database, orders: Table, start: Start, cut: bool
+) -> None:
+    # given a query that was away until its cursor had expired
+    appended(orders, 1, 2)
+    reader = start(cursor_idle_expiry="1 ms")
+    place = reader.initialOffset()
+    reader.stop()
+
+    def expired() -> bool:
+        appended(orders, 1)
+        return orders.cursors.get(place["cursor"]).expired
+
+    eventually(expired)
+    if cut:
+        compact(db, orders)
+    # when it comes back, then it goes on if all is there, and else says what is not
+    again = start()
+    if cut:
+        with pytest.raises(StreamBehind, match="offsets 0 to"):
+            again.latestOffset(place, ReadAllAvailable())
+        return
+    end = again.latestOffset(place, ReadAllAvailable())
+    assert end["offsets"] == {str(at): end for at, end in orders.snapshot().ends.items()}
+    held = orders.cursors.get(place["cursor"])
+    assert (held.expired, held.idle_expiry_ms) == (False, IDLE_EXPIRY_MS)
+
+
+def test_a_batch_that_took_longer_than_the_expiry_goes_on(orders: Table, start: Start) -> None:
+    # given a batch in which the cursor was deleted
+    appended(orders, 1, 2)
+    reader = start()
+    place = reader.initialOffset()
+    end = reader.latestOffset(place, ReadAllAvailable())
+    orders.cursors.delete(place["cursor"])
+    # when it is done, then the rest is held from there on
+    reader.commit(end)
+    assert orders.cursors.get(place["cursor"]).lag_rows == 0
