@@ -29,10 +29,10 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder 
 
 .PHONY: test
 ifdef PACKAGE
-test: bytecode ## Everything that CI runs: lint, types, layers, tests; PACKAGE=log: of one package; TIMES=FILE notes times
+test: bytecode
 	$(PYTEST) -m "not release" $(addprefix tests/,$(PACKAGE))
 else
-test: java lint bytecode
+test: java lint bytecode ## Everything that CI runs: lint, types, layers, tests; PACKAGE=log runs the tests of one package
 	$(PYTEST) -m "not release"
 endif
 

@@ -27,7 +27,7 @@ app = typer.Typer(invoke_without_command=True)
 
 @app.callback()
 def bench(ctx: typer.Context) -> None:
-    """Measure Lowmark on this machine, side by side with what the machine can do."""
+    """Measure Lowmark beside what this machine and other programs can do; needs a checkout."""
     help_if_bare(ctx)
 
 

@@ -26,8 +26,8 @@ COLUMNS = {"id": "int64"}
         ("s3://bucket/orders", 'location = "s3://bucket/orders"'),
         ("gs://bucket/orders", "location"),
         ("hdfs://name/orders", "location"),
-        ("file:///srv/orders", "lowmark.open('/srv/orders')"),
-        ("file:orders", "lowmark.open('orders')"),
+        ("file:///srv/orders", "its path: /srv/orders"),
+        ("file:orders", "its path: orders"),
     ],
 )
 def test_an_address_is_no_directory(

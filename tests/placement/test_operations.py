@@ -360,7 +360,7 @@ def test_failures_have_a_context_are_tried_again_and_become_an_alarm(
     assert failure is not None
     assert (failure.error, failure.node) == (ChangeError.NOT_STARTED, down)
     world.run_until(lambda: moves.failure(partition).alarm, timeout_ms=120_000)  # type: ignore[union-attr]
-    assert f"can't be moved to node {down}" in world[holder].placement.problem
+    assert f"can't be moved to node n{down}" in world[holder].placement.problem
     (move,) = world[holder].placement.progress.here()
     assert (move.alarm, move.node) == (True, down)
     assert move.attempts >= 3

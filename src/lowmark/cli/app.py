@@ -104,7 +104,9 @@ SUMMARIES = {
     "catalog": "Show the catalog version by version, change it, and cut its history.",
     "meta": "Show keys of the metastore, with their revisions and history; or reset the metastore.",
     "log": "Show, verify and compact the log of a node.",
-    "bench": "Measure Lowmark on this machine, side by side with what the machine can do.",
+    "bench": (
+        "Measure Lowmark beside what this machine and other programs can do; needs a checkout."
+    ),
     "completion": "Print a script that completes commands and options in your shell.",
 }
 """What the list of commands says of each: the first paragraph of its help. By this the list is

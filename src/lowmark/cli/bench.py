@@ -43,7 +43,7 @@ def _missing() -> typer.Typer:
 
     @app.callback()
     def bench() -> None:
-        """Measure Lowmark on this machine; needs a checkout of its repository."""
+        """Measure Lowmark beside what this machine and other programs can do; needs a checkout."""
 
     return app
 
