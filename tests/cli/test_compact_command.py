@@ -432,7 +432,7 @@ def test_without_spark_it_is_said_what_to_install_and_how_to_go_on(shop: Shop) -
     # then it is said what is missing
     assert (done.exit_code, done.stdout) == (1, "")
     assert "Traceback" not in done.stderr
-    assert "pip install 'pyspark>=4.1'" in done.stderr
+    assert "pip install 'pyspark>=4.2'" in done.stderr
     assert "--engine local" in done.stderr
     # and how to go on with the run, which goes on without Spark as well
     [run] = shop.json("runs")

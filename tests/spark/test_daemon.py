@@ -198,7 +198,8 @@ def test_tasks_of_a_run_import_nothing_more(tmp_path: Path, shared: SparkRunner)
         assert worker["threads"] == 1
         assert any(name.startswith("libparquet.") for name in worker["libraries"])
     # and of what takes long to import, no task has imported anything
-    names = json.dumps(["pyspark.daemon", "pyspark.worker", *NEEDED])
+    own = DAEMON.rpartition(".")[0]  # what `python -m` imports before the daemon
+    names = json.dumps([own, "pyspark.daemon", "pyspark.worker", *NEEDED])
     program = f"""
 import importlib, json, sys
 for name in {names}:
