@@ -28,7 +28,8 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder 
 	$(if $(TIMES),--junitxml="$(TIMES)")
 
 .PHONY: test
-ifdef PACKAGE
+# Only from the command line: a variable of the environment must not make CI run a part.
+ifeq ($(origin PACKAGE),command line)
 test: bytecode
 	$(PYTEST) -m "not release" $(addprefix tests/,$(PACKAGE))
 else

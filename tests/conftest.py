@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from running import Runner, longest_first
+from running import Runner, group_of, longest_first, shared_in_module
 from walls import STEP_MS, by_steps, wall_clock
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     item: Any
     for item in items:
+        if group_of(item) is None and (home := shared_in_module(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(home))
         for mark in item.iter_markers("xdist_group"):
             if not item.nodeid.endswith(f"@{mark.args[0]}"):
                 item._id = item.id.parse(f"{item.nodeid}@{mark.args[0]}")

@@ -8,13 +8,14 @@ comes first, and the shortest last, that all processes end at about the same tim
     modules with tests that are marked `slow`
     the rest
 
-A module stays together, for what its tests share.
+Tests that share a fixture of their module are a group: each process would make it again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,16 @@ def group_of(item: pytest.Item) -> str | None:
     """The group of a test, by whichever mark stands last, as its name has it."""
     marks = list(item.iter_markers("xdist_group"))
     return str(marks[-1].args[0]) if marks else None
+
+
+def shared_in_module(item: Any) -> str | None:
+    """The module of a test, if it uses what is made once for all tests of that module."""
+    info = getattr(item, "_fixtureinfo", None)
+    module = item.nodeid.partition("::")[0]
+    for found in info.name2fixturedefs.values() if info is not None else ():
+        if any(one.scope == "module" and one.baseid == module for one in found):
+            return str(module)
+    return None
 
 
 def longest_first(items: list[pytest.Item]) -> None:

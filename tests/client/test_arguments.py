@@ -89,3 +89,12 @@ def test_a_server_that_is_not_there_is_told_of_in_words_of_python() -> None:
         lowmark.connect("127.0.0.1:1", timeout_s=0.2)
     assert "--" not in refused.value.hint
     assert "lowmark.open(PATH)" in refused.value.hint
+
+
+def test_what_a_call_passes_on_is_refused_by_whom_it_is_for(orders: Table) -> None:
+    orders.append([{"id": "o-1", "status": "new"}])
+    reader: Any = orders.read()
+    # pandas takes `types_mapper`, but no number: the error says that, not that there is none
+    with pytest.raises(TypeError) as refused:
+        reader.to_pandas(types_mapper=5)
+    assert not isinstance(refused.value, ArgumentRefused)

@@ -30,6 +30,19 @@ def test_of_a_group(number):
 def test_of_the_longest_group():
     pass
 """
+SHARED = """
+import os
+import pathlib
+import pytest
+
+@pytest.fixture(scope="module")
+def made():
+    pathlib.Path(f"{os.getpid()}.made").touch()
+
+@pytest.mark.parametrize("number", range(4))
+def test_of_what_is_made_once(number, made):
+    pass
+"""
 SLOW = """
 import pytest
 
@@ -49,6 +62,7 @@ def suite(tmp_path: Path) -> Path:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow\n")
     (tmp_path / "test_a.py").write_text(SUITE)
     (tmp_path / "test_b.py").write_text(SLOW)
+    (tmp_path / "test_c.py").write_text(SHARED)
     return tmp_path
 
 
@@ -71,14 +85,16 @@ def test_tests_of_one_group_run_in_one_process(suite: Path) -> None:
     found = [path.read_text() for path in suite.glob("*.of")]
     assert len(found) == 4
     assert len(set(found)) == 1
+    # and one process has made what the tests of a module share
+    assert len(list(suite.glob("*.made"))) == 1
     # and it was seen which one failed, when it did, and how far the run was
     lines = ran.stdout.splitlines()
     failed = lines.index("failed: test_b.py::test_slow")
-    told = [line for line in lines if re.fullmatch(r" *\d+ %  \d+ of 11 tests, \d:\d\d.*", line)]
-    assert len(told) == 11
-    assert re.fullmatch(r"100 %  11 of 11 tests, \d:\d\d, 1 failed", told[-1])
+    told = [line for line in lines if re.fullmatch(r" *\d+ %  \d+ of 15 tests, \d:\d\d.*", line)]
+    assert len(told) == 15
+    assert re.fullmatch(r"100 %  15 of 15 tests, \d:\d\d, 1 failed", told[-1])
     assert failed < lines.index(told[-1])
-    assert "1 failed, 10 passed" in lines[-1]
+    assert "1 failed, 14 passed" in lines[-1]
 
 
 def test_the_longest_come_first(suite: Path) -> None:
@@ -87,6 +103,7 @@ def test_the_longest_come_first(suite: Path) -> None:
     assert list(dict.fromkeys(names)) == [
         "test_of_the_longest_group",
         "test_of_a_group",
+        "test_of_what_is_made_once",
         "test_beside_a_slow_one",
         "test_slow",
         "test_of_none",

@@ -18,7 +18,7 @@ from pyarrow import flight
 import lowmark
 from lowmark import errors
 from lowmark.backend.connection import location_of
-from lowmark.backend.protocol import CALL, HELLO, Hello, Request, encode_request
+from lowmark.backend.protocol import CALL, HELLO, PROTOCOL, Hello, Request, encode_request
 from lowmark.catalog import AddColumns, NewColumn, parse_type
 from lowmark.client import Database, Table
 from lowmark.group import COMMAND_BYTES
@@ -241,10 +241,12 @@ def _request(cluster: str, call: str, *arguments: object, **named: object) -> by
     return encode_request(Request(cluster, 1, call, arguments, named))
 
 
+HEAD = b"L" + PROTOCOL.to_bytes(2, "little")
+
 REQUESTS: dict[str, Callable[[str], bytes]] = {
     "nothing": lambda _: b"",
-    "rubbish": lambda _: b"L\x01\x00\xff\xff",
-    "no tuple": lambda _: b"L\x01\x00\x01",
+    "rubbish": lambda _: HEAD + b"\xff\xff",
+    "no tuple": lambda _: HEAD + b"\x01",
 }
 ASKED: dict[str, Callable[[str], bytes]] = {
     "a call that there is not": lambda cluster: _request(cluster, "__init__"),

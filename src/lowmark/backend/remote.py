@@ -130,6 +130,8 @@ class RemoteBackend:
         self._errands: deque[_Errand] = deque(maxlen=_ERRANDS_MAX)
         self._sending = threading.Lock()
         """Held by the thread that runs errands."""
+        self._hearing = threading.Lock()
+        """Held while an answer's numbers are noted: none of them goes back."""
         self._wake: SimpleQueue[None] = SimpleQueue()
         """Wakes the thread that cares. A finaliser may put, on any thread, whatever that holds."""
         self._caring: threading.Thread | None = None
@@ -207,8 +209,9 @@ class RemoteBackend:
 
     def _heard(self, reply: Reply) -> None:
         """Every answer says how new the server, and its catalog, are."""
-        self._catalog_newest = max(self._catalog_newest, reply.catalog)
-        self._latest_time = max(self._latest_time, reply.time)
+        with self._hearing:  # by several threads: neither may go back
+            self._catalog_newest = max(self._catalog_newest, reply.catalog)
+            self._latest_time = max(self._latest_time, reply.time)
         if reply.instance != self._instance:
             self._take_again(reply.instance)
 

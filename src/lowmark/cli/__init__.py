@@ -58,8 +58,9 @@ def raise_if_interrupted() -> None:
 
 def begin() -> None:
     """The command itself begins: Ctrl-C raises, and garbage is collected."""
-    gc.freeze()
-    gc.enable()
+    if not gc.isenabled():  # else it is called in a process that goes on afterwards
+        gc.freeze()
+        gc.enable()
     raise_if_interrupted()
 
 

@@ -60,6 +60,8 @@ def _check_arguments(
     """Refuse by name what a function does not take; with what it takes, nothing happens."""
     signature = inspect.signature(function)
     takes = list(signature.parameters)[1:]
+    if any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
+        return  # what it passes on is for others to refuse
     unknown = [name for name in named if name not in takes]
     if unknown:
         raise ArgumentRefused(

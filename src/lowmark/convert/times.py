@@ -15,6 +15,10 @@ _MILLIS_BEFORE_HYBRID = 1 << 45
 """A smaller integer is milliseconds since 1970; as a hybrid time it would be of 1970, too."""
 
 
+_TIME_END = 1 << 63
+"""No clock gives a time as late as this, and no message can carry it."""
+
+
 def is_hybrid(number: int) -> bool:
     """Whether an integer is a hybrid time: no offset comes near one."""
     return number >= _MILLIS_BEFORE_HYBRID
@@ -22,7 +26,7 @@ def is_hybrid(number: int) -> bool:
 
 def known_in(given: object) -> int:
     """The hybrid time that a caller gives: it may have it from another node. 0: it gives none."""
-    return given if isinstance(given, int) and is_hybrid(given) else 0
+    return given if isinstance(given, int) and is_hybrid(given) and given < _TIME_END else 0
 
 
 def parse_time(given: TimeLike, *, now: int) -> int:
