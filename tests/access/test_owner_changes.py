@@ -127,6 +127,7 @@ def noted(data: Path) -> owner.Owner:
     return found
 
 
+@pytest.mark.slow
 def test_an_owner_cuts_sweeps_and_moves_nothing_until_the_time_of_guests_is_over(
     small: Path,
 ) -> None:
@@ -147,6 +148,7 @@ def test_an_owner_cuts_sweeps_and_moves_nothing_until_the_time_of_guests_is_over
     assert noted(small).held_until_ms > 0
 
 
+@pytest.mark.slow
 def test_an_owner_does_what_is_due_when_the_time_of_guests_is_over(small: Path) -> None:
     left_by_a_dead_owner(small, 300)
     with lowmark.open(small, owner=True) as db:
@@ -161,6 +163,7 @@ def test_an_owner_does_what_is_due_when_the_time_of_guests_is_over(small: Path) 
         assert "*" not in db.backend.files_in_use()
 
 
+@pytest.mark.slow
 def test_the_lock_file_says_whether_guests_hold_anything(small: Path) -> None:
     with lowmark.open(small, owner=True), lowmark.open(small) as guest:
         assert noted(small).held_until_ms == 0
@@ -171,6 +174,7 @@ def test_the_lock_file_says_whether_guests_hold_anything(small: Path) -> None:
     assert (small / "LOCK").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_a_guest_holds_at_once_what_it_had_when_there_is_another_owner(small: Path) -> None:
     # given a guest with a reader of a ledger, which does not take the owner's place: it looks for
     # the owner by itself every now and then
@@ -194,6 +198,7 @@ def test_a_guest_holds_at_once_what_it_had_when_there_is_another_owner(small: Pa
             eventually(lambda: manifest not in second.backend.files_in_use())
 
 
+@pytest.mark.slow
 def test_an_owner_waits_no_longer_when_all_guests_are_back(small: Path) -> None:
     # given two guests that hold something, whose owner dies, and who do not take its place
     first = lowmark.open(small, owner=True)

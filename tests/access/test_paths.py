@@ -25,6 +25,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_guests_get_to_the_directory_that_they_name(tmp_path: Path) -> None:
     # given owners of directories whose names differ behind a character that ends a path in a URI
     paths = [tmp_path / name for name in NAMES]

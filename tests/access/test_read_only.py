@@ -72,6 +72,7 @@ def can_t_be_written(data: Path) -> Iterator[Path]:
         path.chmod(mode)
 
 
+@pytest.mark.slow
 def test_a_database_without_an_owner_is_read_and_not_a_byte_of_it_changes(
     can_t_be_written: Path,
 ) -> None:
@@ -131,6 +132,7 @@ CHANGES: list[Callable[[Database], object]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owned", [False, True])
 def test_whatever_would_change_it_is_refused_by_name(data: Path, *, owned: bool) -> None:
     owner = lowmark.open(data, owner=True) if owned else None
@@ -154,6 +156,7 @@ def test_whatever_would_change_it_is_refused_by_name(data: Path, *, owned: bool)
             owner.close()
 
 
+@pytest.mark.slow
 def test_beside_an_owner_it_is_read_through_the_owner_and_never_taken_over(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +177,7 @@ def test_beside_an_owner_it_is_read_through_the_owner_and_never_taken_over(
             assert {500, 501} <= set(ids(db))
 
 
+@pytest.mark.slow
 def test_an_owner_that_comes_is_not_kept_out_and_what_was_there_is_read_on(data: Path) -> None:
     with lowmark.open(data, read_only=True) as db:
         reader = db["t"].read(follow=True, compacted=True)
@@ -193,6 +197,7 @@ def test_an_owner_that_comes_is_not_kept_out_and_what_was_there_is_read_on(data:
                 assert 500 in ids(again)
 
 
+@pytest.mark.slow
 def test_files_that_an_owner_removes_are_no_damage(data: Path) -> None:
     with lowmark.open(data, read_only=True) as db:
         # when an owner compacts and removes the files of the older ledger

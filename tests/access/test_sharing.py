@@ -96,6 +96,7 @@ def ids(db: Database) -> list[int]:
     return sorted(row["id"] for row in db["t"].read(columns=["id"]).to_pylist())
 
 
+@pytest.mark.slow
 def test_each_process_sees_what_the_others_have_stored(data: Path, others: list[Other]) -> None:
     # given an owner and a guest
     owner = Other(data)
@@ -115,6 +116,7 @@ def test_each_process_sees_what_the_others_have_stored(data: Path, others: list[
     assert list((data / "endpoint").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_guest_takes_over_when_the_owner_closes_and_goes_on_where_it_was(
     data: Path, others: list[Other]
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_guest_takes_over_when_the_owner_closes_and_goes_on_where_it_was(
     assert (data / "LOCK").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_of_two_guests_one_takes_over_and_the_other_finds_it(
     data: Path, others: list[Other]
 ) -> None:
@@ -174,6 +177,7 @@ def test_a_process_of_its_own_opens_it_a_second_time(data: Path) -> None:
         assert ids(again) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_guest_takes_over_the_directory_that_it_opened_wherever_it_is_by_then(
     data: Path, others: list[Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +195,7 @@ def test_a_guest_takes_over_the_directory_that_it_opened_wherever_it_is_by_then(
         assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_guest_makes_no_database_in_the_place_of_one_that_is_gone(
     data: Path, others: list[Other]
 ) -> None:
@@ -206,6 +211,7 @@ def test_a_guest_makes_no_database_in_the_place_of_one_that_is_gone(
         assert not data.exists()
 
 
+@pytest.mark.slow
 def test_an_owner_that_does_not_answer_is_named(
     data: Path, others: list[Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +287,7 @@ def test_commands_that_look_at_a_node_ask_the_owner(data: Path, others: list[Oth
     assert "suspended" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_holder_that_does_not_say_where_it_is_keeps_the_directory(
     data: Path, others: list[Other]
 ) -> None:
@@ -293,6 +300,7 @@ def test_a_holder_that_does_not_say_where_it_is_keeps_the_directory(
         lowmark.open(data)
 
 
+@pytest.mark.slow
 def test_other_settings_than_the_owner_s_are_refused_by_name(
     data: Path, others: list[Other]
 ) -> None:
@@ -306,6 +314,7 @@ def test_other_settings_than_the_owner_s_are_refused_by_name(
     lowmark.open(data, settings=Settings()).close()
 
 
+@pytest.mark.slow
 def test_whoever_insists_on_owning_gets_the_directory_or_an_error(
     data: Path, others: list[Other]
 ) -> None:
@@ -317,6 +326,7 @@ def test_whoever_insists_on_owning_gets_the_directory_or_an_error(
     lowmark.open(data, owner=True).close()
 
 
+@pytest.mark.slow
 def test_a_command_gets_in_beside_the_owner_and_owns_nothing_after_it(
     data: Path, others: list[Other]
 ) -> None:

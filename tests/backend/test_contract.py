@@ -164,6 +164,7 @@ def test_cursors_hold_what_they_have_not_read(db: Database, orders: Table) -> No
 # -- compaction ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_table_is_compacted_read_and_verified(db: Database, orders: Table) -> None:
     # given three rows of each key, and some deletes
     for status in ("a", "b", "c"):
@@ -271,6 +272,7 @@ def test_after_the_end_every_call_says_so(db: Database, orders: Table) -> None:
         next(reader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoded", [False, True], ids=["embedded", "encoded"])
 def test_an_append_under_way_at_the_end_says_that_its_outcome_is_unknown(
     tmp_path: Path, encoded: bool
@@ -348,6 +350,7 @@ def test_a_table_goes_on_when_the_backend_is_replaced(tmp_path: Path, encoded: b
 # -- the port itself ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoded", [False, True], ids=["embedded", "encoded"])
 def test_no_call_waits_for_longer_than_it_was_told_to(tmp_path: Path, encoded: bool) -> None:
     # given a database that does not come to answer for a while
@@ -481,6 +484,7 @@ def test_every_call_of_the_port_has_its_retry_class() -> None:
     assert calls - {"check", "close"} == set(RETRY)
 
 
+@pytest.mark.slow
 def test_the_api_and_compaction_use_every_call(tmp_path: Path) -> None:
     """A call that nothing uses is not part of the port."""
     backend = EncodedBackend(embedded(tmp_path / "data"))

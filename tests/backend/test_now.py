@@ -38,6 +38,7 @@ def table(db: Database) -> Table:
     return db.create_table("t", {"id": "int64"}, key="id", partitions=1)
 
 
+@pytest.mark.slow
 def test_now_is_after_every_row_that_was_appended(backend: Backend, table: Table) -> None:
     number = table.descriptor.id
     for at in range(TIMES):
@@ -47,6 +48,7 @@ def test_now_is_after_every_row_that_was_appended(backend: Backend, table: Table
         assert view.offset_after(now) == view.end == at + 1
 
 
+@pytest.mark.slow
 def test_now_is_after_every_version_that_was_made(db: Database, table: Table) -> None:
     for at in range(TIMES // 10):
         table.alter(add={f"c{at}": "string"})
@@ -59,6 +61,7 @@ def test_now_is_after_every_version_that_was_made(db: Database, table: Table) ->
     assert db.catalog.compact().version == db.catalog.version
 
 
+@pytest.mark.slow
 def test_all_that_asks_for_now_has_what_was_appended(db: Database, table: Table) -> None:
     for count in range(1, TIMES // 20):
         table.append([{"id": count}])

@@ -20,7 +20,6 @@ from lowmark.log import LogConfig
 runner = CliRunner()
 
 
-@pytest.mark.slow
 def test_only_what_is_asked_for_is_measured(here: Path) -> None:
     chosen = ["recover_vs_read", "live_set_bytes"]
     only = ["--only", chosen[0], "--figure", chosen[1]]

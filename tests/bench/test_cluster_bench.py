@@ -59,7 +59,6 @@ def client(here: Path) -> Iterator[Client]:
     client.close()
 
 
-@pytest.mark.slow
 def test_paced_appends_are_noted_one_by_one(client: Client) -> None:
     # when batches are appended, each once
     assert client.prepared(Pace(first=0, batch_rows=10, batches=3))() == 30

@@ -251,6 +251,7 @@ def test_both_sides_find_memory_that_was_touched_before(here: Path) -> None:
     assert happened[-4:] == ["touch 700", "ours", "touch 700", "peer"]
 
 
+@pytest.mark.slow
 def test_memory_is_touched_and_given_back() -> None:
     wanted = min(200 * MIB, max(0, free_bytes() - 512 * MIB))
     code = f"""

@@ -90,6 +90,7 @@ def go_on(world: DrivenWorld) -> None:
     assert world.execute(max(world.nodes), table("after")).catalog.version == latest + 1
 
 
+@pytest.mark.slow
 @BY_ACT
 def test_one_node_loses_power_at_any_disk_call(act: str) -> None:
     # given how many disk calls it takes

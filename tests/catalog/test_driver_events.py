@@ -151,6 +151,7 @@ def test_a_listener_that_fails_does_not_undo_a_version(world: DrivenWorld, later
     assert node.catalog.failed is None
 
 
+@pytest.mark.slow
 @NODES
 def test_an_author_does_not_wait_for_ever_for_a_listener(world: DrivenWorld) -> None:
     # given a listener that never answers

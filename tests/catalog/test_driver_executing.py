@@ -231,6 +231,7 @@ def test_a_list_is_all_or_nothing(world: DrivenWorld) -> None:
 # -- who wins -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @NODES
 @pytest.mark.parametrize("seed", range(2))
 def test_thirty_writers_at_one_node_all_get_in(nodes: int, seed: int) -> None:
@@ -258,6 +259,7 @@ def test_only_so_many_wait_at_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names(world[1]) == ["t0", "t1", "t2", "t3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "each"), [(0, 10), (1, 10), (2, 10), (3, 10), (4, 30)])
 def test_writers_at_three_nodes_lose_nothing_and_are_never_turned_away(
     seed: int, each: int

@@ -152,6 +152,7 @@ def test_a_large_catalog_is_cut_and_read_again(world: DrivenWorld) -> None:
     world.check_even()
 
 
+@pytest.mark.slow
 def test_a_catalog_larger_than_any_value_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     # given versions that are no larger than they may be, and come to more than a value may have
     monkeypatch.setattr(update_log, "PART_BYTES_MAX", REAL_PART_BYTES)
@@ -226,6 +227,7 @@ def test_a_node_that_joins_reads_the_parts(world: DrivenWorld) -> None:
 # -- on the way ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @NODES
 def test_a_crash_after_any_part_has_changed_nothing(
     nodes: int, monkeypatch: pytest.MonkeyPatch
@@ -262,6 +264,7 @@ def test_a_crash_after_any_part_has_changed_nothing(
         world.check_even()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("further", [False, True], ids=["same place", "further on"])
 @pytest.mark.parametrize("at", [1, 2, 4, 1_000], ids=["first", "second", "fourth", "last"])
 def test_who_loses_a_race_on_the_way_changes_nothing(
@@ -308,6 +311,7 @@ def test_two_authors_with_other_bytes_do_not_mix_them(monkeypatch: pytest.Monkey
     world.check_even()
 
 
+@pytest.mark.slow
 def test_an_author_whose_parts_never_stay_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     world = full()
     node, other = world[1], world[2]
@@ -347,6 +351,7 @@ def test_an_answer_that_is_lost_does_no_harm(
     world.check_even()
 
 
+@pytest.mark.slow
 def test_one_node_loses_power_at_any_disk_call_on_the_way() -> None:
     world = full(1)
     before = world[1].disk.calls
@@ -378,6 +383,7 @@ def test_one_node_loses_power_at_any_disk_call_on_the_way() -> None:
 # -- damage -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @NODES
 @pytest.mark.parametrize("how", ["missing", "changed", "longer", "swapped"])
 def test_parts_that_do_not_fit_stop_the_catalog_by_name(world: DrivenWorld, how: str) -> None:
@@ -469,6 +475,7 @@ def test_the_most_parts_that_there_can_be_are_named_in_one_write() -> None:
     assert world.wait(node.metastore.invoke(update_log.save_snapshot(many, earliest=0))).answer == 0
 
 
+@pytest.mark.slow
 @NODES
 def test_a_list_of_commands_that_is_too_large_is_refused_before_it_is_sent(
     world: DrivenWorld, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,7 @@ def known(node: DrivenNode) -> list[bytes]:
 # -- starting again -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @NODES
 @pytest.mark.parametrize("skew_ms", [0, DAY_MS, -DAY_MS], ids=["right", "day ahead", "day behind"])
 @pytest.mark.parametrize("power", [False, True], ids=["stopped", "power cut"])
@@ -78,6 +79,7 @@ def test_a_start_gives_every_version_the_time_it_had(
     world.check_even()
 
 
+@pytest.mark.slow
 @NODES
 @pytest.mark.parametrize("skew_ms", [0, DAY_MS])
 def test_a_start_goes_on_where_it_was(world: DrivenWorld, skew_ms: int) -> None:
@@ -93,6 +95,7 @@ def test_a_start_goes_on_where_it_was(world: DrivenWorld, skew_ms: int) -> None:
 # -- cutting ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @NODES
 def test_a_cut_is_seen_by_all(world: DrivenWorld) -> None:
     fill(world)
@@ -126,6 +129,7 @@ def test_a_cut_is_seen_by_all(world: DrivenWorld) -> None:
     assert world.execute(1, table("f")).catalog.version == 7
 
 
+@pytest.mark.slow
 @NODES
 def test_a_second_cut_at_the_same_place_does_nothing(world: DrivenWorld) -> None:
     fill(world)
@@ -185,6 +189,7 @@ def test_cuts_and_commands_do_not_disturb_each_other(world: DrivenWorld) -> None
     world.check_even()
 
 
+@pytest.mark.slow
 @NODES
 @pytest.mark.parametrize("skew_ms", [0, DAY_MS, -DAY_MS], ids=["right", "day ahead", "day behind"])
 def test_a_start_after_a_cut_begins_there(world: DrivenWorld, skew_ms: int) -> None:
@@ -234,6 +239,7 @@ def test_the_cut_waits_until_a_version_is_in_force_by_every_clock(world: DrivenW
         assert world.wait(each.catalog.at(each.now())).version == 2
 
 
+@pytest.mark.slow
 @NODES
 def test_a_cut_is_made_only_if_its_condition_holds(world: DrivenWorld) -> None:
     fill(world)
@@ -254,6 +260,7 @@ def test_a_cut_is_made_only_if_its_condition_holds(world: DrivenWorld) -> None:
 # -- late comers --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @NODES
 @pytest.mark.parametrize("cut", [False, True], ids=["whole log", "cut log"])
 def test_a_node_that_joins_has_what_the_others_have(world: DrivenWorld, cut: bool) -> None:
@@ -276,6 +283,7 @@ def test_a_node_that_joins_has_what_the_others_have(world: DrivenWorld, cut: boo
     world.check_even()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [False, True], ids=["stopped", "power cut"])
 def test_a_node_that_was_down_while_all_was_cut_catches_up(power: bool) -> None:
     # given a node that is down
@@ -309,6 +317,7 @@ def test_a_node_that_was_down_while_all_was_cut_catches_up(power: bool) -> None:
     assert world.execute(node.number, table("f")).catalog.version == CatalogVersion(7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_two_coordinators_in_turn(seed: int) -> None:
     # given writers and cutters at all nodes

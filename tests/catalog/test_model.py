@@ -458,6 +458,7 @@ print(repr(to_builtins(catalog)), repr(update), repr(catalog))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_with_other_hashes_agree_to_the_byte() -> None:
     tests = str(Path(__file__).parents[1])
     outputs = {

@@ -744,6 +744,7 @@ def test_a_table_has_so_many_indexes_and_no_more() -> None:
     assert caught.value.reason is Reason.LIMIT
 
 
+@pytest.mark.slow
 def test_a_table_keeps_so_many_schema_versions_and_trimming_makes_room() -> None:
     # given a table with as many schema versions as there may be
     catalog = fresh(orders())

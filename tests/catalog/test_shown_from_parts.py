@@ -36,6 +36,7 @@ def check(*where: str) -> None:
     assert "created table public.later" in run("diff", "2", "3", *where)
 
 
+@pytest.mark.slow
 def test_what_is_in_parts_is_shown_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_log, "PART_BYTES_MAX", 200)
     with Running(tmp_path, name="n1") as running:

@@ -61,12 +61,14 @@ TYPES: st.SearchStrategy[ColumnType] = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(TYPES)
 def test_a_type_is_read_back_from_its_text_and_from_its_arrow_form(column_type: ColumnType) -> None:
     assert parse_type(type_text(column_type)) == column_type
     assert from_arrow(to_arrow(column_type)) == column_type
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="<>(),: `abint8lstrucmpde0 not null", max_size=40))
 def test_any_text_is_a_type_or_is_refused_by_name(text: str) -> None:
     try:
@@ -106,6 +108,7 @@ def test_keys_are_of_types_whose_equal_values_have_one_form() -> None:
     assert not can_be_key(ListOf(Plain.INT8))
 
 
+@pytest.mark.slow
 @given(TYPES, TYPES)
 def test_widening_has_a_direction(one: ColumnType, other: ColumnType) -> None:
     assert not (widens(one, other) and widens(other, one))

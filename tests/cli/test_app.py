@@ -177,6 +177,7 @@ def test_a_bug_is_not_hidden(failing: typer.Typer) -> None:
     assert isinstance(runner.invoke(failing, ["bug"]).exception, ZeroDivisionError)
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_real_process(here: Path) -> None:
     # given a settings file with a mistake in it
     (here / "lowmark.toml").write_text('[log]\nwal_bytes_max = "much"\n')

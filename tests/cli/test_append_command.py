@@ -35,6 +35,7 @@ ROWS = pa.table(
 )
 
 
+@pytest.mark.slow
 def test_a_file_of_every_kind_is_appended(shop: Shop, tmp_path: Path) -> None:
     # given the same rows in five forms
     files = {kind: tmp_path / f"orders.{kind}" for kind in ("csv", "tsv", "jsonl", "parquet")}
@@ -61,6 +62,7 @@ def test_a_file_of_every_kind_is_appended(shop: Shop, tmp_path: Path) -> None:
     assert shop.json("table", "list")[0]["rows"] == 2 * len(files)
 
 
+@pytest.mark.slow
 def test_rows_come_from_stdin_in_any_form(shop: Shop) -> None:
     shop.run("append", "orders", "-", stdin="id\no-1\n")
     shop.run("append", "orders", "-", stdin='{"id": "o-2"}\n')
@@ -110,6 +112,7 @@ def test_a_bad_value_is_named_with_its_line_and_column(shop: Shop, tmp_path: Pat
     assert ids(shop) == []
 
 
+@pytest.mark.slow
 def test_what_came_before_a_refused_batch_is_stored_and_counted(shop: Shop, tmp_path: Path) -> None:
     # given a file of more than one batch, with something wrong at its end
     path = tmp_path / "many.jsonl"
@@ -161,6 +164,7 @@ def test_what_can_not_be_read_is_wrong_use(shop: Shop, tmp_path: Path) -> None:
     assert "compressed" in shop.refused("append", "orders", "-", stdin=b"\x1f\x8b\x08" + bytes(99))
 
 
+@pytest.mark.slow
 def test_a_uuid_and_bytes_are_written_as_text(shop: Shop) -> None:
     shop.run("table", "create", "blobs", "--columns", "id uuid, data binary", "--key", "id")
     number = uuid.UUID(int=5)
@@ -168,6 +172,7 @@ def test_a_uuid_and_bytes_are_written_as_text(shop: Shop) -> None:
     assert shop.json("get", "blobs", str(number)) == {"id": str(number), "data": "00ff"}
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_how_much_was_stored(shop: Shop) -> None:
     # given an append that waits for more of its input
     words = ["append", "orders", "-", "--data", str(shop.data), "--format", "jsonl"]
@@ -206,6 +211,7 @@ def size_of(folder: Path) -> int:
     return size
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
 def test_on_a_terminal_a_bar_shows_how_far_it_is(shop: Shop, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"

@@ -66,6 +66,7 @@ def run(*words: str, code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_the_log_says_when_who_and_what(where: list[str]) -> None:
     rows = json.loads(run("log", *where, "--json"))
     assert [row["version"] for row in rows] == [1, 2, 3, 4]
@@ -94,6 +95,7 @@ def test_a_version_is_shown_by_number_or_by_time(where: list[str]) -> None:
     assert "default zone" in shown
 
 
+@pytest.mark.slow
 def test_two_versions_are_compared(where: list[str]) -> None:
     found = json.loads(run("diff", "2", "4", *where, "--json"))
     assert [(each["name"], each["change"]) for each in found] == [
@@ -128,6 +130,7 @@ def own_endpoint(tmp_path: Path) -> Iterator[str]:
         yield running.endpoint
 
 
+@pytest.mark.slow
 def test_commands_in_a_file_are_carried_out_together_or_not_at_all(
     own_endpoint: str, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def shop(tmp_path: Path) -> Shop:
     return shop
 
 
+@pytest.mark.slow
 def test_history_is_explained_then_cut_then_listed(shop: Shop) -> None:
     # given what a dry run says
     shop.run("watermark", "advance")
@@ -59,6 +60,7 @@ def test_history_is_explained_then_cut_then_listed(shop: Shop) -> None:
     assert "nothing was cut" in shop.run("catalog", "compact")
 
 
+@pytest.mark.slow
 def test_what_holds_history_is_said_with_what_to_do(shop: Shop) -> None:
     shop.run("watermark", "history", "1 day")
     text = shop.run("catalog", "compact")
@@ -67,6 +69,7 @@ def test_what_holds_history_is_said_with_what_to_do(shop: Shop) -> None:
     assert "lowmark watermark" in text
 
 
+@pytest.mark.slow
 def test_a_table_of_that_name_is_explained_in_place_of_the_catalog(shop: Shop) -> None:
     shop.run("table", "create", "catalog", "--columns", "id int64", "--key", "id")
     assert shop.json("explain", "catalog")["table"] == "catalog"

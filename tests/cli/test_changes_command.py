@@ -24,6 +24,7 @@ def changes(shop: Shop, *words: str) -> list[Any]:
     return [json.loads(line) for line in shop.run("changes", *words, "--json").splitlines()]
 
 
+@pytest.mark.slow
 def test_changes_are_lines_for_programs_and_a_table_for_people(shop: Shop) -> None:
     # when a program asks
     rows = changes(shop, "orders", "--preimages", "--columns", "id,status")
@@ -41,6 +42,7 @@ def test_changes_are_lines_for_programs_and_a_table_for_people(shop: Shop) -> No
     assert "o-2" not in text
 
 
+@pytest.mark.slow
 def test_a_version_and_the_position_are_places_to_begin(shop: Shop) -> None:
     # given the last version that there is, and where a feed ended
     last = max(row["_commit_version"] for row in changes(shop, "orders"))
@@ -54,6 +56,7 @@ def test_a_version_and_the_position_are_places_to_begin(shop: Shop) -> None:
     assert [row["id"] for row in changes(shop, "orders", "--start", str(last + 1))] == ["o-3"]
 
 
+@pytest.mark.slow
 def test_people_see_the_first_hundred(shop: Shop) -> None:
     rows = "".join(f"p-{number},new\n" for number in range(150))
     shop.run("append", "orders", "-", stdin=f"id,status\n{rows}")
@@ -63,6 +66,7 @@ def test_people_see_the_first_hundred(shop: Shop) -> None:
     assert shop.run("changes", "orders", "--all").count("p-") == 150
 
 
+@pytest.mark.slow
 def test_what_is_gone_or_wrong_is_refused(shop: Shop) -> None:
     shop.run("watermark", "advance", "--to", "now")
     shop.run("compact", "orders", "--engine", "local")

@@ -120,6 +120,7 @@ EXPECTED = {f"o-{n % KEYS}": f"new-{n}" for n in range(ROWS)}
 # -- what it says -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_people_get_each_partition_and_a_line_of_what_was_done(shop: Shop) -> None:
     # when a table with a history is compacted
     said = shop.run("compact", "orders", "--engine", "local")
@@ -157,6 +158,7 @@ def test_programs_get_every_documented_field_and_no_other(shop: Shop) -> None:
         assert one["trimmed_bytes"] == one["bytes"]
 
 
+@pytest.mark.slow
 def test_options_are_noted_and_reach_the_run(shop: Shop) -> None:
     # given a run of one partition that leaves the backlog, and checks everything
     words = ("--partitions", "1", "--verify", "--no-trim", "--memory", "2MiB")
@@ -216,6 +218,7 @@ def test_a_dry_run_changes_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) 
         assert everything() == before
 
 
+@pytest.mark.slow
 def test_a_dry_run_adopts_nothing_that_was_published(shop: Shop) -> None:
     # given a run that ended between publishing a ledger and having it adopted
     class Stopped(BaseException):
@@ -241,6 +244,7 @@ def test_a_dry_run_adopts_nothing_that_was_published(shop: Shop) -> None:
 # -- what it leaves, and why --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> None:
     # given a few rows later than the low watermark
     fill(shop, 30, 30)
@@ -277,6 +281,7 @@ def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> 
     assert {nothing[name] for name in ("held_until", "ready_at", "hint")} == {None}
 
 
+@pytest.mark.slow
 def test_whoever_keeps_the_backlog_is_named(shop: Shop) -> None:
     shop.run("cursor", "create", "orders", "billing")
     said = shop.run("compact", "orders", "--engine", "local")
@@ -288,6 +293,7 @@ def test_whoever_keeps_the_backlog_is_named(shop: Shop) -> None:
     assert "of the backlog were trimmed" in said
 
 
+@pytest.mark.slow
 def test_an_empty_table_has_nothing_to_do(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "shop").with_orders(2)
     for words in ((), ("--dry-run",), ("--rewrite",)):
@@ -378,6 +384,7 @@ def test_a_run_that_is_done_is_not_resumed(shop: Shop) -> None:
     assert f"run {run} is done" in shop.refused("runs", "resume", run, "--engine", "local")
 
 
+@pytest.mark.slow
 def test_a_table_may_be_left_alone(shop: Shop) -> None:
     shop.run("table", "alter", "orders", "--set", "compaction=off")
     for words in ((), ("--dry-run",)):
@@ -385,6 +392,7 @@ def test_a_table_may_be_left_alone(shop: Shop) -> None:
     assert shop.json("runs") == []
 
 
+@pytest.mark.slow
 def test_a_table_that_is_open_elsewhere_is_compacted_through_its_owner(shop: Shop) -> None:
     with lowmark.open(shop.data) as database:
         shop.run("compact", "orders", "--engine", "local")
@@ -566,6 +574,7 @@ def test_a_terminal_shows_a_bar_while_it_goes_on(shop: Shop) -> None:
     assert f"{KEYS:,} live" in re.sub(r"\s+", " ", shown)
 
 
+@pytest.mark.slow
 def test_without_a_terminal_nothing_is_said_on_the_way(shop: Shop) -> None:
     done = shop.invoke("compact", "orders", "--engine", "local", "--read-rate", "150KiB")
     assert (done.exit_code, done.stderr) == (0, "")

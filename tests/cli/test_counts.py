@@ -40,6 +40,7 @@ def test_a_verb_agrees_with_its_count(of_many: str) -> None:
     assert [verb(number, of_many) for number in (0, 1, 2)] == [of_many, of_one, of_many]
 
 
+@pytest.mark.slow
 def test_no_command_speaks_of_1_rows(shop: Shop, tmp_path: Path) -> None:
     # given one row, in one partition, with one cursor that has not read it
     said = [
@@ -76,6 +77,7 @@ def test_what_is_explained_in_python_does_not_speak_of_1_rows(shop: Shop) -> Non
         assert repr(table) == "<lowmark.Table t, 1 partition>"
 
 
+@pytest.mark.slow
 def test_what_became_of_1_row_is_told_of_1_row(shop: Shop) -> None:
     # given a run over one row
     shop.run("append", "t", "-", stdin="id\na\n")
@@ -91,6 +93,7 @@ def test_what_became_of_1_row_is_told_of_1_row(shop: Shop) -> None:
     assert why == ["1 row waits for a commit, and is dropped after a day without"]
 
 
+@pytest.mark.slow
 def test_status_says_that_it_counts_the_backlog_alone(shop: Shop) -> None:
     # given two rows in a ledger, and one in the backlog
     shop.run("append", "t", "-", stdin="id\na\nb\n")

@@ -23,6 +23,7 @@ def shop(tmp_path: Path) -> Shop:
     return shop
 
 
+@pytest.mark.slow
 def test_a_cursor_lives_from_its_creation_to_its_deletion(shop: Shop) -> None:
     # given a cursor at the beginning
     made = shop.json("cursor", "create", "orders", "billing")
@@ -52,6 +53,7 @@ def test_a_cursor_lives_from_its_creation_to_its_deletion(shop: Shop) -> None:
     assert "there is no cursor" in shop.refused("cursor", "delete", "orders", "billing")
 
 
+@pytest.mark.slow
 def test_a_cursor_may_begin_anywhere(shop: Shop) -> None:
     def position(name: str, start: str) -> object:
         words = ("--start", start, "--kind", "compacted")
@@ -64,6 +66,7 @@ def test_a_cursor_may_begin_anywhere(shop: Shop) -> None:
     assert [row["pinned_bytes"] for row in shop.json("cursor", "list", "orders")] == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -90,6 +93,7 @@ def test_a_cursor_that_can_not_be_is_refused(shop: Shop, words: tuple[str, ...],
     assert [row["cursor"] for row in shop.json("cursor", "list", "orders")] == ["there"]
 
 
+@pytest.mark.slow
 def test_one_that_falls_too_far_behind_is_overdue_and_warned_of(shop: Shop) -> None:
     # given a cursor that may be two rows behind
     words = ("--start", "latest", "--max-lag-rows", "2", "--max-lag-ms", "600000")
@@ -110,6 +114,7 @@ def test_one_that_falls_too_far_behind_is_overdue_and_warned_of(shop: Shop) -> N
     assert "warning" not in shop.run("status")
 
 
+@pytest.mark.slow
 def test_one_whose_reader_stays_away_expires_and_says_so(shop: Shop) -> None:
     # given a cursor with an expiry, which `explain` names
     made = shop.json("cursor", "create", "orders", "nightly", "--idle-expiry", "7 days")
@@ -132,6 +137,7 @@ def test_one_whose_reader_stays_away_expires_and_says_so(shop: Shop) -> None:
     assert shop.json("cursor", "reset", "orders", "gone", "--to", "latest")["expired"] is False
 
 
+@pytest.mark.slow
 def test_a_cursor_that_lets_rows_wait_is_warned_of(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +155,7 @@ def test_a_cursor_that_lets_rows_wait_is_warned_of(
 # -- the low watermark --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_how_long_the_past_stays_exact_is_shown_and_altered(shop: Shop) -> None:
     assert shop.json("watermark", "history") == {"history": "10 minutes", "history_ms": 600_000}
     assert "exact for 1 day" in shop.run("watermark", "history", "24 hours")
@@ -162,6 +169,7 @@ def test_how_long_the_past_stays_exact_is_shown_and_altered(shop: Shop) -> None:
     assert "7 days (history)" in shop.json("explain", "orders")["kept_because"]
 
 
+@pytest.mark.slow
 def test_the_watermark_is_shown_and_moved(shop: Shop) -> None:
     found = shop.json("watermark")
     assert found["watermark"] is None

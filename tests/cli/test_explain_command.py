@@ -57,6 +57,7 @@ def shop(made: Shop, tmp_path: Path) -> Shop:
     return copied(made, tmp_path / "shop")
 
 
+@pytest.mark.slow
 def test_programs_get_every_documented_field_and_no_other(made: Shop) -> None:
     found = made.json("explain", "orders")
     assert set(found) == TABLE
@@ -72,6 +73,7 @@ def test_programs_get_every_documented_field_and_no_other(made: Shop) -> None:
     assert TABLE | PARTITION | LEDGER | DELETE_HOLDER | KEY | {"keeps_bytes"} <= words
 
 
+@pytest.mark.slow
 def test_whoever_holds_the_backlog_or_deletes_is_named(made: Shop) -> None:
     found = made.json("explain", "orders")
     # then the reader of every change holds the backlog, those who keep most first
@@ -93,6 +95,7 @@ def test_whoever_holds_the_backlog_or_deletes_is_named(made: Shop) -> None:
     assert "search" in deletes
 
 
+@pytest.mark.slow
 def test_a_table_is_shown_with_the_rows_of_its_ledgers(shop: Shop) -> None:
     # given a ledger with a delete in it, most of the backlog behind it, and one change after it
     fill(shop, 1, 1)
@@ -115,6 +118,7 @@ def test_a_table_is_shown_with_the_rows_of_its_ledgers(shop: Shop) -> None:
     assert (last["rows_live"], last["deletes"]) == (KEYS - 1, 1)
 
 
+@pytest.mark.slow
 def test_before_a_compaction_there_is_no_ledger(tmp_path: Path) -> None:
     shop = settled(tmp_path / "shop", rows=10, keys=5)
     assert "There is no ledger: nothing was compacted yet." in shop.run("explain", "orders")
@@ -122,6 +126,7 @@ def test_before_a_compaction_there_is_no_ledger(tmp_path: Path) -> None:
     assert [one["ledger"] for one in shop.json("explain", "orders")["partitions"]] == [None, None]
 
 
+@pytest.mark.slow
 def test_a_row_that_the_backlog_keeps_for_a_reader_is_found_in_the_ledger_too(made: Shop) -> None:
     # given rows that are compacted, and one reader that keeps the backlog from offset 100 on
     found = {key: made.json("explain", "orders", "--key", key) for key in ("o-1", "o-3", "o-100")}
@@ -134,6 +139,7 @@ def test_a_row_that_the_backlog_keeps_for_a_reader_is_found_in_the_ledger_too(ma
     assert "in the ledger and the backlog" in said
 
 
+@pytest.mark.slow
 def test_a_key_is_found_where_its_last_change_is(shop: Shop) -> None:
     # given a backlog that nobody holds any more, and that is cut; and one change after that
     shop.run("cursor", "delete", "orders", "billing")
@@ -161,6 +167,7 @@ def test_a_key_is_found_where_its_last_change_is(shop: Shop) -> None:
     assert shop.json("explain", "orders", "--key", "o-3")["state"] == "unknown"
 
 
+@pytest.mark.slow
 def test_a_ledger_that_can_not_be_read_is_told_of(shop: Shop) -> None:
     for path in (shop.data / "ledgers").glob("*/1/*.json"):
         path.unlink()

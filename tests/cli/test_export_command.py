@@ -28,6 +28,7 @@ def test_it_says_rows_files_bytes_and_the_time(shop: Shop, tmp_path: Path) -> No
     assert pq.read_table(tmp_path / "out").num_rows == 3
 
 
+@pytest.mark.slow
 def test_programs_get_one_object(shop: Shop, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = shop.json("export", "orders", "--to", str(out))
@@ -60,6 +61,7 @@ def test_columns_are_chosen_by_name(shop: Shop, tmp_path: Path) -> None:
     assert pq.read_table(out).schema.names == ["status", "_offset"]
 
 
+@pytest.mark.slow
 def test_a_table_that_was_dropped_is_exported_as_of_before(shop: Shop, tmp_path: Path) -> None:
     time = str(shop.lines("orders", "--columns", "_time")[-1]["_time"])
     shop.run("table", "drop", "orders", "--yes")
@@ -83,6 +85,7 @@ def test_wrong_words_are_refused_before_anything_is_opened(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_directory_with_something_in_it_is_refused_with_a_hint(
     shop: Shop, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     return shop
 
 
+@pytest.mark.slow
 def test_a_full_disk_refuses_rows_by_name_and_no_other_command(shop: Shop) -> None:
     # when rows are appended, then they are refused with the directory and the figures
     said = shop.refused("append", "orders", "-", stdin="id,status\nnew,new\n")

@@ -60,6 +60,7 @@ def run_copy(source: Path, target: Path) -> None:
             place.write_bytes(path.read_bytes())
 
 
+@pytest.mark.slow
 def test_a_directory_says_nothing_of_times_after_its_node_was_stopped(stopped: Path) -> None:
     def show(at: datetime) -> int:
         return run("catalog", "show", "--data", str(stopped), "--at", at.isoformat()).exit_code

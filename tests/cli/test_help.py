@@ -45,6 +45,7 @@ def prose(text: str) -> list[str]:
     return lines[3:first_box]
 
 
+@pytest.mark.slow
 def test_no_sentence_is_broken_before_its_line_is_full() -> None:
     for path in COMMANDS:
         lines = prose(helped(path))
@@ -81,6 +82,7 @@ def test_the_first_sentence_of_a_command_ends() -> None:
         assert first.endswith("."), path
 
 
+@pytest.mark.slow
 def test_an_example_is_one_line_that_can_be_copied() -> None:
     for path in COMMANDS:
         for line, following in itertools.pairwise(prose(helped(path))):
@@ -89,6 +91,7 @@ def test_an_example_is_one_line_that_can_be_copied() -> None:
                 assert not following, (path, line, following)
 
 
+@pytest.mark.slow
 def test_only_the_options_of_a_command_are_offered() -> None:
     for path in COMMANDS:
         assert "-completion" not in helped(path), path

@@ -17,6 +17,7 @@ def shop(tmp_path: Path) -> Shop:
     return shop
 
 
+@pytest.mark.slow
 def test_changes_are_a_table_for_people_and_a_list_for_programs(shop: Shop) -> None:
     # when a program asks
     lines = shop.json("history", "orders")
@@ -33,6 +34,7 @@ def test_changes_are_a_table_for_people_and_a_list_for_programs(shop: Shop) -> N
         assert all(line[name] in text for name in ("at", "operation", "by", "what"))
 
 
+@pytest.mark.slow
 def test_a_run_comes_with_its_process_and_what_it_has_cut(shop: Shop) -> None:
     shop.run("watermark", "advance", "--to", "now")
     shop.run("compact", "orders", "--engine", "local")

@@ -17,6 +17,7 @@ def shop(tmp_path: Path) -> Shop:
     return shop
 
 
+@pytest.mark.slow
 def test_a_row_is_found_by_its_key(shop: Shop) -> None:
     assert shop.json("get", "orders", "o-1") == {"id": "o-1", "status": "new", "amount": "9.50"}
     shown = shop.run("get", "orders", "o-2")
@@ -29,6 +30,7 @@ def test_a_row_is_found_by_its_key(shop: Shop) -> None:
     assert "odd" in shop.run("get", "orders", "--", "-5")
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_told_apart_from_what_was_deleted(shop: Shop) -> None:
     shop.run("delete", "orders", "o-1")
     for key, word in (("o-1", "o-1 was deleted from orders at 20"), ("o-9", "o-9 is unknown in")):
@@ -40,6 +42,7 @@ def test_what_is_not_there_is_told_apart_from_what_was_deleted(shop: Shop) -> No
         assert done.stderr.startswith(word)
 
 
+@pytest.mark.slow
 def test_keys_of_several_columns_are_several_arguments(shop: Shop) -> None:
     words = ("--columns", "order string, line int32, n int64", "--key", "order,line")
     shop.run("table", "create", "lines", *words)
@@ -55,6 +58,7 @@ def test_keys_of_several_columns_are_several_arguments(shop: Shop) -> None:
     assert shop.refused("delete", "lines", "a", "1", "b", code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "key", "bad"),
     [
@@ -81,6 +85,7 @@ def test_a_key_is_read_as_its_column_says(shop: Shop, kind: str, key: str, bad: 
     assert shop.invoke("get", "t", "--", key).exit_code == 1
 
 
+@pytest.mark.slow
 def test_keys_come_from_a_file(shop: Shop, tmp_path: Path) -> None:
     # given the keys of a table, as a read writes them
     path = tmp_path / "keys.csv"
@@ -93,6 +98,7 @@ def test_keys_come_from_a_file(shop: Shop, tmp_path: Path) -> None:
     assert "deleted 1 key" in shop.run("delete", "orders", "--keys-from", "-", stdin="id\no-1\n")
 
 
+@pytest.mark.slow
 def test_a_file_with_a_bad_key_deletes_nothing(shop: Shop, tmp_path: Path) -> None:
     words = ("delete", "orders", "--keys-from")
     assert "line 4" in shop.refused(*words, "-", stdin="id\no-1\n\no-2,o-3\n")
@@ -103,6 +109,7 @@ def test_a_file_with_a_bad_key_deletes_nothing(shop: Shop, tmp_path: Path) -> No
     assert len(shop.lines("orders", "--as-of", "now")) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("get", "log", "1"), ("delete", "log", "1")])
 def test_a_table_without_a_key_has_none_to_ask_for(shop: Shop, words: tuple[str, ...]) -> None:
     shop.run("table", "create", "log", "--columns", "line string")
@@ -110,6 +117,7 @@ def test_a_table_without_a_key_has_none_to_ask_for(shop: Shop, words: tuple[str,
     assert "table log has no key" in shop.refused("explain", "log", "--key", "1")
 
 
+@pytest.mark.slow
 def test_explain_says_what_is_kept_and_for_whom(shop: Shop) -> None:
     shop.run("cursor", "create", "orders", "billing")
     found = shop.json("explain", "orders")
@@ -122,6 +130,7 @@ def test_explain_says_what_is_kept_and_for_whom(shop: Shop) -> None:
     assert found["kept_because"] in shown
 
 
+@pytest.mark.slow
 def test_explain_says_what_became_of_a_key(shop: Shop) -> None:
     found = shop.json("explain", "orders", "--key", "o-1")
     assert (found["key"], found["state"]) == ({"id": "o-1"}, "live")

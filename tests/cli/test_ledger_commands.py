@@ -64,6 +64,7 @@ def _flip(path: str, at: int = 8) -> None:
 # -- show -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_show_says_what_a_ledger_consists_of(shop: Shop) -> None:
     assert "partition 0 has no ledger" in shop.run("ledger", "show", "orders")
     _compact(shop)
@@ -86,6 +87,7 @@ def test_show_says_what_a_ledger_consists_of(shop: Shop) -> None:
     assert zero["manifest"] not in shown
 
 
+@pytest.mark.slow
 def test_show_names_a_manifest_that_can_not_be_read(shop: Shop) -> None:
     _compact(shop)
     Path(_shown(shop)["manifest"]).unlink()
@@ -93,6 +95,7 @@ def test_show_names_a_manifest_that_can_not_be_read(shop: Shop) -> None:
     assert "is missing" in shop.run("ledger", "show", "orders")
 
 
+@pytest.mark.slow
 def test_there_is_no_ledger_of_a_partition_or_a_table_that_is_not_there(shop: Shop) -> None:
     for command in ("show", "verify", "rebuild"):
         assert "no partition 2" in shop.refused("ledger", command, "orders", "--partition", "2")
@@ -110,6 +113,7 @@ def test_every_command_shows_an_example_and_what_json_has(shop: Shop, command: s
 # -- verify ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_verify_reads_everything_and_says_that_it_is_sound(shop: Shop) -> None:
     assert _verified(shop)[0] == 0
     assert "there is no ledger" in shop.run("ledger", "verify", "orders")
@@ -120,6 +124,7 @@ def test_verify_reads_everything_and_says_that_it_is_sound(shop: Shop) -> None:
     assert "2 ledgers: every byte is as it was written" in shop.run("ledger", "verify", "orders")
 
 
+@pytest.mark.slow
 def test_verify_fails_and_names_the_file(shop: Shop) -> None:
     _compact(shop)
     path = _shown(shop)["files"][0]["path"]
@@ -140,6 +145,7 @@ def test_verify_fails_and_names_the_file(shop: Shop) -> None:
 # -- rebuild --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rebuild_makes_a_damaged_ledger_again_from_the_backlog(shop: Shop) -> None:
     _compact(shop, "--no-trim")
     rows = sorted(row["id"] for row in shop.lines("orders", "--as-of", "now"))
@@ -162,6 +168,7 @@ def test_rebuild_makes_a_damaged_ledger_again_from_the_backlog(shop: Shop) -> No
     assert shop.json("runs", "orders")[0]["trigger"] == "a ledger is missing or damaged"
 
 
+@pytest.mark.slow
 def test_rebuild_refuses_to_lose_rows_unless_that_is_accepted(shop: Shop) -> None:
     _compact(shop)
     file = _shown(shop)["files"][0]
@@ -197,6 +204,7 @@ def _put_back(database: Database, table: int, pointer: bytes) -> None:
     embedded.ask(lambda: metastore.put(pointer_key(table, 0), pointer))
 
 
+@pytest.mark.slow
 def test_reconcile_sets_a_metastore_that_is_behind(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +237,7 @@ def test_reconcile_sets_a_metastore_that_is_behind(
 # -- sweep ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sweep_lists_what_nobody_names_and_removes_it(shop: Shop) -> None:
     _compact(shop)
     assert shop.run("ledger", "sweep", "orders") == "nothing to remove\n"

@@ -138,6 +138,7 @@ def test_a_path_that_is_no_log_is_wrong_use_and_is_left_alone(here: Path, comman
     assert sorted(p.name for p in here.rglob("*")) == ["empty", "file"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["verify", "explain", "dump", "compact"])
 def test_a_directory_that_another_process_has_open_is_refused_by_name(
     data: Path, command: str
@@ -236,6 +237,7 @@ def test_a_dump_with_a_bad_entry_ends_with_1(data: Path) -> None:
     assert "BAD  PROBLEM:" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", pytest.param("--json", marks=pytest.mark.release)])
 def test_a_dump_into_a_closed_pipe_ends_quietly(data: Path, options: str) -> None:
     command = f"{sys.executable} -m lowmark log dump {data} {options} | head -n 1"

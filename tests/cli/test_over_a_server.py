@@ -37,6 +37,7 @@ def told(served: Served, *words: str, stdin: str | None = None) -> Any:
     return json.loads(run(served, *words, "--json", stdin=stdin))
 
 
+@pytest.mark.slow
 def test_commands_work_one_after_another(served: Served) -> None:
     # given a table that was made, filled and changed over a server
     columns = ("--columns", ORDERS, "--key", "id", "--partitions", "2")
@@ -108,6 +109,7 @@ def on_tcp(tmp_path: Path) -> Iterator[Served]:
         yield one
 
 
+@pytest.mark.slow
 def test_the_environment_names_the_server_for_every_command(
     on_tcp: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def test_the_environment_names_the_server_for_every_command(
     assert "LOWMARK_NODE" in nowhere
 
 
+@pytest.mark.slow
 def test_a_directory_that_the_environment_names_is_asked_by_commands_on_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

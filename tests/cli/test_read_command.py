@@ -60,6 +60,7 @@ def fill(shop: Shop, count: int, first: int = 0) -> None:
 # -- for people ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_people_get_a_table_of_the_first_hundred_rows(shop: Shop) -> None:
     # given one row more than is shown
     fill(shop, 101)
@@ -102,6 +103,7 @@ def wide(shop: Shop) -> Shop:
     return shop
 
 
+@pytest.mark.slow
 def test_every_type_is_given_as_it_was_written(wide: Shop) -> None:
     assert wide.lines("wide") == [FULL, EMPTY]
     shown = wide.run("read", "wide")
@@ -115,6 +117,7 @@ def test_every_type_is_given_as_it_was_written(wide: Shop) -> None:
     assert len(shown.splitlines()) == 3  # a line end in a value is no line end of the table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["json", "csv", "arrow", "parquet"])
 def test_what_was_read_can_be_appended_to_another_table(
     wide: Shop, form: str, tmp_path: Path
@@ -138,6 +141,7 @@ def test_what_was_read_can_be_appended_to_another_table(
     assert [each.name for each in tmp_path.glob("*.part")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "arrow", "parquet"])
 def test_changes_go_through_files_and_pipes(shop: Shop, form: str) -> None:
     # given an upsert and a delete
@@ -162,6 +166,7 @@ def test_changes_go_through_files_and_pipes(shop: Shop, form: str) -> None:
     assert shop.json("explain", "copy", "--key", "o-1")["state"] == "deleted"
 
 
+@pytest.mark.slow
 def test_a_large_file_has_few_row_groups(shop: Shop, tmp_path: Path) -> None:
     for at in range(5):
         fill(shop, 10, first=10 * at)
@@ -172,6 +177,7 @@ def test_a_large_file_has_few_row_groups(shop: Shop, tmp_path: Path) -> None:
     assert file.read().column("_offset").to_pylist() == list(range(50))
 
 
+@pytest.mark.slow
 def test_a_file_that_can_not_be_written_leaves_nothing(shop: Shop, tmp_path: Path) -> None:
     fill(shop, 3)
     for bad in (str(tmp_path), str(tmp_path / "nowhere" / "x.csv")):
@@ -182,6 +188,7 @@ def test_a_file_that_can_not_be_written_leaves_nothing(shop: Shop, tmp_path: Pat
     assert path.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_numbers_that_json_does_not_have_are_text(shop: Shop) -> None:
     shop.run("table", "create", "f", "--columns", "x float64, y float32")
     shop.run("append", "f", "-", stdin="x,y\nnan,inf\n-inf,0.1\n")
@@ -192,6 +199,7 @@ def test_numbers_that_json_does_not_have_are_text(shop: Shop) -> None:
 # -- places -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_columns_places_and_partitions_are_chosen(tmp_path: Path) -> None:
     # given a table of two partitions
     shop = Shop(tmp_path / "shop").with_orders(partitions=2)
@@ -225,6 +233,7 @@ def test_a_plain_offset_is_enough_for_one_partition(shop: Shop) -> None:
     assert rows == [{"id": "o-3"}]
 
 
+@pytest.mark.slow
 def test_a_table_is_read_as_it_was(shop: Shop) -> None:
     # given a row that was changed, and another one that was deleted
     shop.run("append", "orders", "-", stdin="id,status\no-1,new\no-2,new\n")
@@ -269,6 +278,7 @@ def test_what_does_not_go_together_is_wrong_use(shop: Shop, words: tuple[str, ..
     assert shop.refused("read", "orders", *words, code=2)
 
 
+@pytest.mark.slow
 def test_rows_that_are_gone_are_an_error_or_a_note(shop: Shop) -> None:
     # given a table whose first rows went by retention
     shop.run("table", "create", "log", "--columns", "n int64", "--partitions", "1")
@@ -294,6 +304,7 @@ def test_rows_that_are_gone_are_an_error_or_a_note(shop: Shop) -> None:
 # -- following ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_follows_gets_rows_as_they_are_appended(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +335,7 @@ def test_who_follows_gets_rows_as_they_are_appended(
     assert [line.split()[1] for line in shown] == ["status", "new", "new", "new"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--json"], pytest.param([], marks=pytest.mark.release)])
 def test_an_interrupt_ends_who_follows(shop: Shop, words: list[str]) -> None:
     # given somebody who has read all there is, and waits
@@ -351,6 +363,7 @@ def test_an_interrupt_ends_who_follows(shop: Shop, words: list[str]) -> None:
     assert len(shop.lines("orders")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["--json"], pytest.param(["--all"], marks=pytest.mark.release), ["--csv", "-"]]
 )
@@ -397,6 +410,7 @@ def compacted(shop: Shop) -> Shop:
     return shop
 
 
+@pytest.mark.slow
 def test_whoever_wants_the_last_of_each_key_gets_the_ledger_and_then_the_backlog(
     compacted: Shop,
 ) -> None:
@@ -415,6 +429,7 @@ def test_whoever_wants_the_last_of_each_key_gets_the_ledger_and_then_the_backlog
     assert later == [{"id": "o-0"}, {"id": "o-1"}]
 
 
+@pytest.mark.slow
 def test_whoever_reads_every_change_is_told_that_earlier_ones_were_compacted(
     compacted: Shop,
 ) -> None:
@@ -432,6 +447,7 @@ def test_whoever_reads_every_change_is_told_that_earlier_ones_were_compacted(
     assert "note: offsets 3 to 50 of partition 0 are" in done.stderr
 
 
+@pytest.mark.slow
 def test_who_says_what_is_to_happen_at_a_gap_means_all_changes(compacted: Shop) -> None:
     # when no start is given, and gaps are to be an error, then the first one is
     said = compacted.refused("read", "orders", "--on-gap", "raise")
@@ -447,6 +463,7 @@ def test_who_says_what_is_to_happen_at_a_gap_means_all_changes(compacted: Shop) 
     assert done.stderr == "position: 0:53\n"
 
 
+@pytest.mark.slow
 def test_a_table_that_was_compacted_is_read_from_a_cursor_on(compacted: Shop) -> None:
     compacted.run("cursor", "create", "orders", "search", "--kind", "compacted")
     words = ("orders", "--compacted", "--cursor", "search", "--columns", "id")
@@ -465,6 +482,7 @@ def test_a_table_that_was_compacted_is_read_from_a_cursor_on(compacted: Shop) ->
 # -- consuming ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["--json"], ["--all"], ["--csv", "-"], ["--follow", "--limit", "7", "--json"]]
 )
@@ -499,6 +517,7 @@ def test_people_consume_what_they_were_shown(shop: Shop) -> None:
     assert cursor["position"] == {"0": 100}
 
 
+@pytest.mark.slow
 def test_without_commit_a_cursor_stays(shop: Shop) -> None:
     fill(shop, 2)
     shop.run("cursor", "create", "orders", "billing")
@@ -508,6 +527,7 @@ def test_without_commit_a_cursor_stays(shop: Shop) -> None:
     assert "--cursor NAME" in shop.refused("read", "orders", "--commit", code=2)
 
 
+@pytest.mark.slow
 def test_rows_that_were_not_written_are_not_consumed(shop: Shop) -> None:
     # given more rows than a pipe takes, and a cursor
     rows = "".join(f"o-{n},{'new' * 100}\n" for n in range(500))

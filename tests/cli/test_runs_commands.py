@@ -83,6 +83,7 @@ def shop(made: Shop, tmp_path: Path) -> Shop:
 # -- looking ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_runs_are_listed_and_shown(shop: Shop) -> None:
     # given a shop without a run
     assert shop.run("runs") == "no run is known\n"
@@ -146,6 +147,7 @@ def test_what_there_is_not_is_refused(
 # -- interrupted --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_is_given_up_leaves_nothing(shop: Shop) -> None:
     # given a run whose process ended after the first of two partitions was written
     with lowmark.open(shop.data) as database:
@@ -181,6 +183,7 @@ def test_a_run_goes_on_with_what_is_finished(shop: Shop) -> None:
     assert "1 time" in shop.run("runs", "show", run)
 
 
+@pytest.mark.slow
 def test_a_word_to_end_a_run_does_not_end_it_when_it_is_resumed(shop: Shop) -> None:
     # given an interrupted run that has not found the word to end any more
     with lowmark.open(shop.data) as database:

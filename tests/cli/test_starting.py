@@ -91,6 +91,7 @@ def test_the_version_is_shown_without_importing_what_does_the_work(tmp_path: Pat
     assert (packages & HEAVY, ours - LIGHT) == (set(), {"__main__"} & ours)
 
 
+@pytest.mark.slow
 def test_a_command_does_not_import_the_other_commands(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     done = ran(IMPORTED + MODULE, "", "log", "--help", cwd=tmp_path)
@@ -98,6 +99,7 @@ def test_a_command_does_not_import_the_other_commands(tmp_path: Path) -> None:
     assert commands & set(done.stderr.split()) == {"lowmark.cli.log"}
 
 
+@pytest.mark.slow
 def test_a_command_that_reads_no_rows_imports_no_library_for_data_frames(tmp_path: Path) -> None:
     lowmark.open(tmp_path / "data").close()
     _, packages, _ = imported(MODULE, "", "table", "list", "--data", "data", cwd=tmp_path)
@@ -133,6 +135,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", MODULES_MAX)
 def test_a_command_that_shows_something_imports_few_modules(command: str, data: Path) -> None:
     words = command.split()
@@ -171,6 +174,7 @@ def test_the_log_levels_on_the_command_line_are_those_of_the_settings() -> None:
     assert set(get_args(choices)) == {level.value for level in LogLevel}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "start"),
     [
@@ -192,6 +196,7 @@ def test_an_interrupt_while_modules_are_imported_is_one_line_and_130(
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_command_that_was_told_to_ignore_interrupts_ignores_them(tmp_path: Path) -> None:
     ignoring = INTERRUPTED_AT.replace("signal.default_int_handler", "signal.SIG_IGN")
     done = ran(ignoring + MODULE, "typer", "--version", cwd=tmp_path)

@@ -32,6 +32,7 @@ def columns_of(shop: Shop, table: str) -> dict[str, str]:
 # -- creating -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_table_is_made_with_its_directory_and_shown(shop: Shop) -> None:
     # when a table is created in a directory that is not there
     words = ("--columns", ORDERS, "--key", "id", "--partitions", "2", "--option", "compression=lz4")
@@ -162,6 +163,7 @@ def test_words_in_quotes_are_only_words() -> None:
 # -- changing -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_changes_of_a_table_make_one_version(shop: Shop) -> None:
     # given a table with a row
     shop.run("table", "create", "t", "--columns", "id int64, n int32, old string, s string")
@@ -215,6 +217,7 @@ def test_what_can_not_be_a_change_is_wrong_use(shop: Shop, words: tuple[str, ...
     assert shop.refused("table", "alter", "orders", *words, code=2)
 
 
+@pytest.mark.slow
 def test_a_table_is_dropped_only_if_that_is_meant(shop: Shop) -> None:
     shop.with_orders()
     shop.run("append", "orders", "-", stdin="id,status\no-1,new\n")
@@ -321,6 +324,7 @@ def test_the_directory_may_be_named_by_the_environment(
 # -- schema versions ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_schemas_says_what_needs_versions_and_forgets_the_others(shop: Shop) -> None:
     # given a table that was altered, and whose history is ten minutes
     shop.with_orders()

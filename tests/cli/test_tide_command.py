@@ -73,6 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Shop:
 # -- for programs -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_programs_get_every_documented_field_and_no_other(made: Shop) -> None:
     seen = made.json("tide", "orders")
     assert set(seen) == TOTALS | {"partitions", "holders"}
@@ -85,6 +86,7 @@ def test_programs_get_every_documented_field_and_no_other(made: Shop) -> None:
     assert TOTALS | PARTITION | LEDGER | HOLDER <= words
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_history(made: Shop) -> None:
     seen = made.json("tide", "orders")
     assert (seen["table"], seen["compacts"]) == ("orders", True)
@@ -122,6 +124,7 @@ def test_people_get_a_bar_for_each_partition(made: Shop) -> None:
         assert word in said
 
 
+@pytest.mark.slow
 def test_a_few_rows_fill_the_whole_bar(tmp_path: Path) -> None:
     # given a table of three rows, all of them live
     shop = settled(tmp_path / "shop", partitions=1, rows=3, keys=3)
@@ -133,6 +136,7 @@ def test_a_few_rows_fill_the_whole_bar(tmp_path: Path) -> None:
     assert "Nothing holds any of it." in said
 
 
+@pytest.mark.slow
 def test_a_table_without_rows_and_one_that_is_not_compacted_are_drawn(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "shop").with_orders(2)
     assert "table orders: 0 changes so far" in shop.run("tide", "orders")
@@ -170,6 +174,7 @@ def pixels(data: bytes) -> tuple[int, int, bytes]:
     return width, height, zlib.decompress(found)
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(made: Shop, tmp_path: Path) -> None:
     path = tmp_path / "tide.png"
     path.write_text("what was there before")
@@ -186,6 +191,7 @@ def test_a_picture_is_drawn(made: Shop, tmp_path: Path) -> None:
     assert path.exists()
 
 
+@pytest.mark.slow
 def test_a_picture_that_can_not_be_written_is_refused(made: Shop, tmp_path: Path) -> None:
     for bad in (tmp_path, tmp_path / "nowhere" / "tide.png"):
         said = made.refused("tide", "orders", "--png", str(bad))

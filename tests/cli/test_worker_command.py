@@ -20,6 +20,7 @@ def events(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_worker_makes_the_runs_that_are_left_to_it_and_says_so(shop: Shop) -> None:
     # given a run that waits, and one that was cancelled before a worker came
     first = shop.json("compact", "orders", "--detach", "--verify")

@@ -31,6 +31,7 @@ DEFAULT = {
 # -- looking ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_zone_of_a_new_database_is_listed_and_shown(shop: Shop) -> None:
     assert shop.json("zone", "list") == [DEFAULT | {"tables": 1}]
     found = shop.json("zone", "show", "default")
@@ -64,6 +65,7 @@ def test_without_a_directory_there_is_nothing_to_look_at(tmp_path: Path) -> None
 # -- changing -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_zone_is_created_with_times_as_people_write_them(shop: Shop) -> None:
     # when a zone is created with all that can be said of it
     said = shop.run(
@@ -120,6 +122,7 @@ def test_only_what_is_given_is_altered(
     assert shop.run("zone", "alter", "default", *words).startswith("nothing to do")
 
 
+@pytest.mark.slow
 def test_a_time_that_never_comes_can_be_taken_back(shop: Shop) -> None:
     shop.run("zone", "alter", "default", "--scale-down", "never", "--node-filter", "a = b")
     assert "never" in shop.run("zone", "show", "default")
@@ -137,6 +140,7 @@ def test_partitions_of_a_zone_are_for_new_tables_only(shop: Shop) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_zone_is_renamed_made_the_default_and_dropped(shop: Shop) -> None:
     shop.run("zone", "create", "near", "--partitions", "2")
     assert "default → far" not in shop.run("zone", "rename", "near", "far")
@@ -156,6 +160,7 @@ def test_a_zone_is_renamed_made_the_default_and_dropped(shop: Shop) -> None:
     assert shop.run("zone", "drop", "empty", "--if-exists").startswith("nothing to do")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "word"), [("1", "one replica"), ("2", "two replicas")])
 def test_a_zone_that_survives_no_loss_is_warned_of(shop: Shop, replicas: str, word: str) -> None:
     warning = f"warning: zone near has {word}"
@@ -194,6 +199,7 @@ def test_what_is_wrong_on_its_face_is_wrong_use(
 # -- the number of partitions -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_number_of_partitions_is_refused_with_what_to_do_instead(shop: Shop) -> None:
     for words in (("--partitions", "16"), ("--partitions", "16", "--add", "note string")):
         said = shop.refused("table", "alter", "orders", *words)

@@ -98,6 +98,7 @@ def test_a_time_whose_version_was_cut_is_refused_by_name(db: Database) -> None:
         db["orders"].read(as_of=before)
 
 
+@pytest.mark.slow
 def test_rounds_are_listed_and_the_catalog_is_cut_the_same_after_a_restart(
     db: Database, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ class Life:
         ]
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 6, deadline=None)
 @given(CHAPTERS, st.integers(1, 2))
 def test_feeds_are_what_a_model_says_and_fit_together(

@@ -229,6 +229,7 @@ def within(work: Callable[[], object]) -> None:
     eventually(done.is_set, deadline_s=SOON_S)
 
 
+@pytest.mark.slow
 def test_flush_waits_for_what_was_sent_before_it_and_not_for_what_comes_after(
     orders: Table,
 ) -> None:
@@ -542,6 +543,7 @@ def test_a_directory_that_is_open_in_this_process_can_t_be_owned_twice(
     assert orders.read().to_arrow().num_rows == 3
 
 
+@pytest.mark.slow
 def test_a_directory_of_a_node_with_others_is_refused(tmp_path: Path) -> None:
     # given a cluster of two nodes that was stopped
     one = Running(tmp_path / "n1", name="n1")

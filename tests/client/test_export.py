@@ -386,6 +386,7 @@ def test_an_export_that_fails_in_the_middle_leaves_nothing(
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_killed_export_leaves_nothing_readable_and_the_next_one_removes_it(
     orders: Table, tmp_path: Path
 ) -> None:
@@ -477,6 +478,7 @@ def test_rows_that_come_meanwhile_are_not_in_it(orders: Table, tmp_path: Path) -
     assert done.rows == before.num_rows
 
 
+@pytest.mark.slow
 def test_what_an_export_reads_stays_while_the_watermark_and_a_compaction_go_on(
     db: Database, orders: Table, tmp_path: Path
 ) -> None:
@@ -639,6 +641,7 @@ def test_files_end_when_they_are_large_enough_and_small_batches_make_large_group
     assert pq.read_metadata(tmp_path / "one" / file.name).num_row_groups == 11
 
 
+@pytest.mark.slow
 def test_rows_are_written_before_the_next_ones_are_read(tmp_path: Path) -> None:
     # given rows of which each batch is one row group
     made = wrote = 0

@@ -81,6 +81,7 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "_CHUNK_BYTES", 500)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("seed", range(2))
@@ -116,6 +117,7 @@ def test_a_filter_gives_what_filtering_afterwards_gives(
     assert passed > 100
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("limit", [1, 3, 8])

@@ -95,6 +95,7 @@ def test_a_table_in_another_schema_is_altered_too(db: Database) -> None:
     assert table.schema.names == ["id", "note"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_count_and_get_agree_with_reading_the_table(db: Database, seed: int) -> None:
     # given a table that is written to, deleted from and compacted now and then

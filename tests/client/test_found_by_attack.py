@@ -236,6 +236,7 @@ def test_closing_stores_what_producers_were_given(tmp_path: Path) -> None:
         assert db["t"].get(1) == {"id": 1}
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_ends_stores_what_producers_were_given(tmp_path: Path) -> None:
     program = f"""
 import lowmark
@@ -248,6 +249,7 @@ producer.send({{"id": 1}})
         assert db["t"].get(1) == {"id": 1}
 
 
+@pytest.mark.slow
 def test_ctrl_c_right_after_a_hold_was_taken_leaves_none(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_files")
 def test_rows_that_are_kept_keep_no_file_handles(db: Database) -> None:
     # given many small batches in segments
@@ -120,6 +121,7 @@ def test_a_clock_that_was_ahead_for_one_append_hides_no_row(
         assert sum(table.snapshot().ends.values()) == written
 
 
+@pytest.mark.slow
 def test_threads_that_ask_for_the_time_do_no_harm(db: Database, orders: Table) -> None:
     errors: list[BaseException] = []
 
@@ -185,6 +187,7 @@ def test_a_follower_of_a_dropped_table_is_told(db: Database, orders: Table) -> N
         next(reader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_reader_of_a_table_whose_rows_are_gone_with_it_is_told_that_it_was_dropped(
     db: Database, orders: Table, *, follow: bool
@@ -228,6 +231,7 @@ def test_a_producer_keeps_a_row_as_it_was_sent(orders: Table) -> None:
     assert sorted(one["id"] for one in orders.read().to_pylist()) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_closed_database_has_no_producers(tmp_path: Path) -> None:
     db = lowmark.open(tmp_path)
     producer = db.create_table("t", {"id": "int64"}, key="id").producer()

@@ -51,6 +51,7 @@ def ids(table: Table) -> list[int]:
     return sorted(key for key, change in last.items() if change == "upsert")
 
 
+@pytest.mark.slow
 def test_rows_are_refused_at_once_by_name_and_nothing_else_is(data: Path) -> None:
     with full(data) as db:
         table = db.table("t")

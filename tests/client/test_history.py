@@ -86,6 +86,7 @@ def adopted_marks(table: Table) -> list[int]:
     return marks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_leaves_every_answer_within_the_tables_history_as_it_was(
     db: Database, wall: Wall, seed: int
@@ -352,6 +353,7 @@ def test_a_look_at_now_is_answered_though_the_watermark_moves_to_now_at_that_mom
         table.read(as_of=at)
 
 
+@pytest.mark.slow
 def test_what_an_alteration_gives_is_short_to_print(db: Database) -> None:
     for number in range(20):
         db.create_table(f"other_{number}", {"id": int})

@@ -97,6 +97,7 @@ def test_a_follower_that_keeps_up_holds_no_ledger_that_it_has_passed(world: Worl
             assert read_until(follower, f"c{number}") == [f"c{number}"]
 
 
+@pytest.mark.slow
 def test_a_follower_that_lags_holds_one_ledger_at_most(world: World, small_groups: None) -> None:
     # given somebody who follows and always stands within a ledger
     write_groups(world, "a", 30)
@@ -333,6 +334,7 @@ def test_a_row_that_takes_long_to_decode_keeps_nobody_waiting(
     assert ledgers_of(world).cached_bytes == sum(sizes)
 
 
+@pytest.mark.slow
 def test_many_threads_find_every_row_while_groups_come_and_go(
     world: World, monkeypatch: pytest.MonkeyPatch, small_groups: None
 ) -> None:
@@ -379,6 +381,7 @@ threading.Thread(target=read).start()
 """
 
 
+@pytest.mark.slow
 def test_a_thread_reads_on_after_the_main_thread_has_ended(tmp_path: Path) -> None:
     # given a program whose main thread ends, and a thread of it that reads then
     words = [sys.executable, "-c", AFTER_THE_MAIN_THREAD, str(tmp_path / "shop")]

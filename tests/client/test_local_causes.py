@@ -187,6 +187,7 @@ db.close()
 """
 
 
+@pytest.mark.slow
 def test_a_process_without_handles_says_so_and_goes_on_when_it_has_some(data: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(WITHOUT_HANDLES), str(data)],

@@ -47,6 +47,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
 # -- the index ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 2, 7, 8_192])
 def test_an_index_of_batches_of_every_kind_finds_the_last_row_of_each_key(
     db: Database, monkeypatch: pytest.MonkeyPatch, chunk: int

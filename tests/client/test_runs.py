@@ -50,6 +50,7 @@ def only_forward(told: Sequence[Progress]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_progress_only_grows_and_ends_with_all_of_it(history: Table) -> None:
     told: list[Progress] = []
     plan = history.compact(dry_run=True)

@@ -114,6 +114,7 @@ def test_schema_versions_that_a_run_forgot_are_a_cut(db: Database) -> None:
     assert line.by
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [False, True])
 def test_what_the_catalog_has_forgotten_has_no_time_and_no_author(
     db: Database, parts: bool, monkeypatch: pytest.MonkeyPatch

@@ -88,6 +88,7 @@ def test_a_ledger_of_which_all_is_left_is_full_however_it_is_cut() -> None:
         assert ledger.shares(10, stretches) == (1.0,) * stretches
 
 
+@pytest.mark.slow
 def test_a_picture_has_the_size_that_was_asked_for(history: Table, tmp_path: Path) -> None:
     path = tmp_path / "tide.png"
     history.tide().save(path, width=800, height=500)
@@ -99,6 +100,7 @@ def test_a_picture_has_the_size_that_was_asked_for(history: Table, tmp_path: Pat
             history.tide().save(path, width=width, height=height)
 
 
+@pytest.mark.slow
 def test_many_partitions_and_readers_fit_into_a_picture(db: Database, tmp_path: Path) -> None:
     # given more of both than there is room for, with names that mean something to a formula
     table = db.create_table("many", {"id": "int64"}, key="id", partitions=20)

@@ -96,6 +96,7 @@ def test_nothing_that_happens_to_readers_moves_the_horizon_or_the_pointer(world:
     world.check()
 
 
+@pytest.mark.slow
 def test_runs_that_end_in_the_middle_move_nothing_back_and_pile_nothing_up(world: World) -> None:
     """#25118, #25119: an interrupted second pass left the horizon far back, and everything stayed.
     #21074: an unload during compaction lost rows and gave others again.
@@ -156,6 +157,7 @@ WRONG: dict[str, tuple[Callable[[World, Pointer, Pointer], None], type[LowmarkEr
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG)
 def test_a_pointer_that_is_wrong_stops_runs_by_name_and_nothing_is_read_from_it(
     tmp_path: Path, case: str
@@ -197,6 +199,7 @@ READS: dict[str, Callable[[World], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["missing", "damaged"])
 @pytest.mark.parametrize("what", ["manifest", "rows", "index"])
 def test_a_ledger_that_can_not_be_read_is_an_error_and_never_a_part_of_an_answer(
@@ -296,6 +299,7 @@ def test_whatever_a_log_ends_with_runs_and_readers_come_to_its_end(both: World, 
         TAILS[tail](both)
 
 
+@pytest.mark.slow
 def test_a_run_from_any_place_within_a_batch_ends(world: World) -> None:
     """KAFKA-9133, KAFKA-9826, KAFKA-8764: odd places to begin at made it go round for ever.
     KAFKA-7400: what lay before the beginning was never freed.

@@ -134,6 +134,7 @@ def _was_killed_and_resumed(world: World) -> None:
     world.table.compact(engine="local", resume=run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [_fails, _is_cancelled, _is_done, _was_killed_and_given_up, _was_killed_and_resumed],
@@ -179,6 +180,7 @@ def test_a_run_that_takes_longer_than_its_lease_holds_what_it_reads(
 # -- memory, handles, and all at once -------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nobody tells what is open")
 def test_runs_and_readers_leave_no_file_open(world: World) -> None:
     """#6482, #21647: what was read in compaction was never let go of, until the process died."""
@@ -291,6 +293,7 @@ def test_without_a_rate_nobody_waits_and_all_is_counted() -> None:
     assert (throttle.total, clock.waits) == (10**10, [])
 
 
+@pytest.mark.slow
 def test_each_run_has_the_rates_that_it_was_given_and_a_resumed_one_keeps_them(
     world: World,
 ) -> None:

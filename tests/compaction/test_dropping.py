@@ -84,6 +84,7 @@ def test_a_run_whose_table_is_destroyed_under_it_ends_and_leaves_nothing(
     check_nothing_is_left(world)
 
 
+@pytest.mark.slow
 def test_a_table_is_dropped_while_its_run_hangs(world: World) -> None:
     # given a run that goes no further
     fill(world)
@@ -97,6 +98,7 @@ def test_a_table_is_dropped_while_its_run_hangs(world: World) -> None:
     check_nothing_is_left(world)
 
 
+@pytest.mark.slow
 def test_a_table_is_dropped_whose_run_has_failed(world: World) -> None:
     fill(world)
     world.settle()
@@ -111,6 +113,7 @@ def test_a_table_is_dropped_whose_run_has_failed(world: World) -> None:
     check_nothing_is_left(world)
 
 
+@pytest.mark.slow
 def test_a_table_is_dropped_whose_run_ended_with_its_process(world: World) -> None:
     fill(world)
     world.stopped_before("publish partition 0")
@@ -164,6 +167,7 @@ def test_who_reads_a_ledger_reads_it_to_its_end_though_its_table_is_dropped(worl
     eventually(swept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupted", [False, True], ids=["after a run", "within a run"])
 def test_a_table_of_the_same_name_begins_with_nothing_of_the_one_before(
     world: World, interrupted: bool

@@ -50,6 +50,7 @@ class Slow:
         self._thread.join(30)
 
 
+@pytest.mark.slow
 def test_a_callers_error_in_its_word_for_progress_ends_the_run_and_comes_out(world: World) -> None:
     # given a run whose caller's word for progress fails
     world.write(*ROWS)
@@ -115,6 +116,7 @@ def test_a_run_is_not_given_up_while_another_one_goes_on(world: World) -> None:
     world.check_tidy()
 
 
+@pytest.mark.slow
 def test_a_published_ledger_that_is_gone_keeps_no_other_partition_from_being_compacted(
     tmp_path: Path,
 ) -> None:

@@ -55,6 +55,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MISPLACED)
 def test_a_valid_file_in_the_wrong_place_is_named_by_everybody_and_mended(
     scene: Scene, kind: str
@@ -94,6 +95,7 @@ def test_a_valid_file_in_the_wrong_place_is_named_by_everybody_and_mended(
     assert [one.sound for one in world.table.verify_ledgers()] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MANIFESTS)
 def test_the_error_says_what_was_expected_what_was_found_and_what_to_do(
     scene: Scene, kind: str
@@ -140,6 +142,7 @@ def test_a_manifest_in_the_wrong_place_is_found_again_from_the_files_beside_it(
         world.check_tidy()
 
 
+@pytest.mark.slow
 def test_a_backlog_is_not_cut_while_a_file_of_another_ledger_stands_for_its_rows(
     tmp_path: Path,
 ) -> None:
@@ -155,6 +158,7 @@ def test_a_backlog_is_not_cut_while_a_file_of_another_ledger_stands_for_its_rows
             assert world.view(1).start == 0
 
 
+@pytest.mark.slow
 def test_a_file_as_large_as_the_right_one_is_told_by_its_footer(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "data", trim=False)
     with scene.world as world:
@@ -170,6 +174,7 @@ def test_a_file_as_large_as_the_right_one_is_told_by_its_footer(tmp_path: Path) 
         assert world.view(1).start == 0
 
 
+@pytest.mark.slow
 def test_a_published_manifest_of_another_partition_is_not_adopted(tmp_path: Path) -> None:
     # given a run that ended after it had published for both partitions, and adopted for the first
     with World(tmp_path / "data", partitions=2) as world:
@@ -206,6 +211,7 @@ def test_a_pointer_at_another_partitions_ledger_is_not_adopted(tmp_path: Path) -
         world.check()
 
 
+@pytest.mark.slow
 def test_whoever_resumes_a_run_takes_no_answer_of_another_partition(tmp_path: Path) -> None:
     # given a run that ended when all was written and nothing published
     with World(tmp_path / "data", partitions=2) as world:
@@ -221,6 +227,7 @@ def test_whoever_resumes_a_run_takes_no_answer_of_another_partition(tmp_path: Pa
         assert [one.sound for one in world.table.verify_ledgers()] == [True, True]
 
 
+@pytest.mark.slow
 def test_whoever_resumes_a_run_takes_no_manifest_of_another_partition(tmp_path: Path) -> None:
     with World(tmp_path / "data", partitions=2) as world:
         world.write(*[(f"k{number}", number) for number in range(40)])

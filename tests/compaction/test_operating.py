@@ -34,6 +34,7 @@ def fill(world: World, *, turns: int = 2) -> None:
 # -- ended in the middle --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ledger", [False, True], ids=["the first run", "a later run"])
 def test_a_process_that_ends_anywhere_within_the_work_has_changed_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, ledger: bool
@@ -63,6 +64,7 @@ def test_a_process_that_ends_anywhere_within_the_work_has_changed_nothing(
     world.check_tidy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["resumed", "begun anew"])
 @pytest.mark.parametrize("step", STEPS[1:])
 def test_a_run_that_ended_before_a_step_is_resumed_or_begun_anew(
@@ -178,6 +180,7 @@ def test_work_that_is_done_twice_is_published_once(
 # -- one pair -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_horizon_and_ledger_are_one_pair_whoever_looks_whenever(world: World) -> None:
     # given somebody who writes all the time, and somebody who looks all the time
     over = threading.Event()
@@ -235,6 +238,7 @@ def test_horizon_and_ledger_are_one_pair_whoever_looks_whenever(world: World) ->
 # -- what was there before ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_ledger_before_goes_when_its_grace_time_is_over_and_not_earlier(tmp_path: Path) -> None:
     for grace_ms in [0, 3_600_000]:
         with World(tmp_path / f"{grace_ms}", grace_ms=grace_ms) as world:
@@ -307,6 +311,7 @@ def test_a_run_with_nothing_new_makes_no_ledger_and_leaves_no_trace(world: World
 # -- one bad partition ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["an index", "rows", "a manifest"])
 def test_a_damaged_partition_is_told_by_name_and_the_others_are_compacted(
     tmp_path: Path, harm: str
@@ -352,6 +357,7 @@ def test_a_damaged_partition_is_told_by_name_and_the_others_are_compacted(
 # -- what is known besides rows -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_sent_again_is_known_though_none_of_its_rows_is_left(world: World) -> None:
     # given a producer's only batch, whose rows were all replaced
     rows = pa.record_batch({"id": ["a", "b"], "v": pa.array([1, 1], pa.int64())})

@@ -46,6 +46,7 @@ def test_compaction_may_be_switched_off_at_every_step_of_a_run(world: World, ste
     world.check()
 
 
+@pytest.mark.slow
 def test_what_was_compacted_is_read_though_compaction_is_off_now(both: World) -> None:
     both.write(*[(f"k{number % 5}", number) for number in range(20)])
     both.compact()

@@ -144,6 +144,7 @@ def compact_by(rival: Compactor, world: World) -> RunRecord:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False], ids=["first ledger", "later ledger"])
 def test_a_run_that_is_overtaken_says_so_and_publishes_nothing(world: World, first: bool) -> None:
     # given a run that has finished its work
@@ -312,6 +313,7 @@ def no_space_for(ending: str, partition: int) -> contextlib.AbstractContextManag
     return replaced(os, "replace", full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("partitions", "ending"), [(1, ".keys"), (3, ".keys"), (3, ".json"), (3, ".done")]
 )
@@ -341,6 +343,7 @@ def test_work_that_finds_no_space_leaves_no_file_behind_and_is_told_of_in_the_ru
         world.check_tidy()
 
 
+@pytest.mark.slow
 def test_partitions_are_tried_again_as_long_as_others_free_space(tmp_path: Path) -> None:
     with World(tmp_path / "w", partitions=8) as world:
         world.write(*[(f"k{number}", number) for number in range(80)])
@@ -409,6 +412,7 @@ def test_a_resumed_run_tries_again_when_what_was_finished_before_frees_space(
         world.check_tidy()
 
 
+@pytest.mark.slow
 def test_a_run_that_gives_up_without_space_says_so_and_not_that_readers_came(
     tmp_path: Path,
 ) -> None:
@@ -482,6 +486,7 @@ def lost_answers(world: World, fate: str, *, times: int = 1) -> Iterator[list[st
         yield said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False], ids=["first ledger", "later ledger"])
 @pytest.mark.parametrize("fate", ["applied", "lost", "late"])
 def test_a_lost_answer_to_the_publication_is_looked_up(
@@ -509,6 +514,7 @@ def test_a_lost_answer_to_the_publication_is_looked_up(
     check_one_ledger(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["at once", "opened again"])
 def test_when_nothing_is_known_of_the_publication_the_run_fails_and_keeps_its_files(
     world: World, again: bool
@@ -660,6 +666,7 @@ def test_readers_may_come_again_and_again_while_a_run_works(world: World) -> Non
 # -- readers that are there -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["bounded", "follows", "follows from the earliest"])
 def test_a_reader_sees_no_gap_and_no_repeat_while_ledgers_are_published_under_its_feet(
     world: World, how: str
@@ -799,6 +806,7 @@ with lowmark.open(sys.argv[1]) as db:
 """
 
 
+@pytest.mark.slow
 def test_another_process_does_no_harm_to_what_is_being_compacted(world: World) -> None:
     world.write(("a", 1), ("a", 2))
     said: list[str] = []
@@ -816,6 +824,7 @@ def test_another_process_does_no_harm_to_what_is_being_compacted(world: World) -
     check_one_ledger(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_sweep_before_any_step_of_a_run_removes_nothing_of_it(
     tmp_path: Path, partitions: int

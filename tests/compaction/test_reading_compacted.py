@@ -59,6 +59,7 @@ def test_a_second_run_takes_over_what_the_first_one_had(both: World) -> None:
     assert {key for key, _ in both.offsets(compacted=True)} == both.model.keys()
 
 
+@pytest.mark.slow
 def test_a_key_more_is_added_to_all_that_are_in_the_ledger_only(
     world: World, small_groups: None
 ) -> None:
@@ -138,6 +139,7 @@ ENDINGS: dict[str, tuple[list[tuple[str, int | None]], dict[str, str | int]]] = 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "row by row"])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_where_a_table_ends_and_which_row_is_its_last(
@@ -200,6 +202,7 @@ def test_a_raw_reader_ends_where_the_backlog_does_though_all_of_it_was_cut(both:
 # -- from everywhere ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trim", [True, False], ids=["cut", "not cut"])
 def test_from_every_offset_the_first_row_at_or_behind_it_is_found(
     world: World, small_groups: None, trim: bool
@@ -266,6 +269,7 @@ def test_rows_of_a_time_are_found_in_the_ledger(world: World) -> None:
 # -- while things change --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reader_within_the_ledger_sees_every_key_once_though_the_backlog_is_cut(
     world: World, small_groups: None
 ) -> None:
@@ -297,6 +301,7 @@ def test_a_reader_within_the_ledger_sees_every_key_once_though_the_backlog_is_cu
     world.check_tidy()
 
 
+@pytest.mark.slow
 def test_a_reader_goes_on_after_restarts_with_no_gap_and_no_repeat(world: World) -> None:
     # given 1,000 rows in the ledger and 1,000 behind it
     world.write(*[(f"k{number}", number) for number in range(1_000)])
@@ -316,6 +321,7 @@ def test_a_reader_goes_on_after_restarts_with_no_gap_and_no_repeat(world: World)
     assert found == every
 
 
+@pytest.mark.slow
 def test_a_cursor_goes_on_behind_what_it_has_seen_of_the_ledger(both: World) -> None:
     # given a cursor that has seen five of ten rows of the ledger
     both.write(*[(f"k{number}", number) for number in range(10)])
@@ -350,6 +356,7 @@ def test_a_late_note_of_a_position_that_is_in_the_ledger_only_skips_nothing(both
     assert [row["v"] for row in rows] == list(range(2, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lease_ms", [None, 600_000], ids=["without a lease", "with a lease"])
 def test_a_slow_follower_passes_over_versions_that_were_compacted_away(
     world: World, lease_ms: int | None
@@ -393,6 +400,7 @@ def _applied(state: dict[str, int], batch: pa.RecordBatch) -> dict[str, int]:
 # -- how much at once -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reader_takes_no_more_at_once_than_it_has_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +452,7 @@ def rolled(world: World) -> None:
     embedded.ask_now(embedded.node.log.roll)
 
 
+@pytest.mark.slow
 def test_rows_of_an_open_transaction_are_in_no_ledger_until_it_ends(world: World) -> None:
     # given rows before, within and after a transaction that is open
     world.write(("a", 1), ("b", 1))
@@ -467,6 +476,7 @@ def test_rows_of_an_open_transaction_are_in_no_ledger_until_it_ends(world: World
     world.check()
 
 
+@pytest.mark.slow
 def test_rows_of_an_aborted_transaction_are_never_seen(world: World) -> None:
     # given a transaction over three segments, with other rows between
     for number in range(3):
@@ -486,6 +496,7 @@ def test_rows_of_an_aborted_transaction_are_never_seen(world: World) -> None:
     assert world.view().end == world.changes
 
 
+@pytest.mark.slow
 def test_how_a_transaction_ended_is_known_when_all_its_rows_are_gone(world: World) -> None:
     # given a transaction whose only row was replaced
     staged(world, 5, ("a", 1))
@@ -502,6 +513,7 @@ def test_how_a_transaction_ended_is_known_when_all_its_rows_are_gone(world: Worl
     assert folded(world.table.read(compacted=True)) == {"a": 2}
 
 
+@pytest.mark.slow
 def test_several_partitions_are_read_as_one(tmp_path: Path) -> None:
     with World(tmp_path / "data", partitions=3, columns=COLUMNS) as world:
         for turn in range(3):

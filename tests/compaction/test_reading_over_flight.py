@@ -33,6 +33,7 @@ def content(world: World, manifest: Manifest) -> list[tuple[str, bytes, bytes]]:
     ]
 
 
+@pytest.mark.slow
 def test_both_ways_to_read_a_backlog_give_equal_ledgers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def seen_elsewhere(world: World, monkeypatch: pytest.MonkeyPatch, **other: Any) 
     monkeypatch.setattr(Embedded, "tail", moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{"place": "a kernel 1:2"}, {"root": "/no/such/folder"}])
 def test_a_task_that_sees_another_directory_at_that_path_asks_a_server(
     world: World, monkeypatch: pytest.MonkeyPatch, other: dict[str, str]

@@ -119,6 +119,7 @@ def _only(found: list[Rebuilt]) -> Rebuilt:
 # -- every damage, everywhere ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damage_is_named_by_every_reader_and_mended_by_a_rebuild(
     situation: tuple[str, World], kind: str
@@ -188,6 +189,7 @@ def test_compaction_stops_at_a_damaged_ledger(situation: tuple[str, World], kind
     assert (world.adopted(), world.view().start) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in DAMAGES if "flipped" not in kind])
 def test_the_backlog_is_not_cut_while_nothing_else_has_its_rows(world: World, kind: str) -> None:
     # given a ledger, and all of its backlog
@@ -217,6 +219,7 @@ def test_the_tide_and_explain_name_the_damage(bare: World, kind: str) -> None:
         assert "can't be read" in ledger.problem
 
 
+@pytest.mark.slow
 def test_a_rebuild_leaves_sound_partitions_alone(tmp_path: Path) -> None:
     with World(tmp_path / "data", partitions=3) as world:
         world.write(*[(f"k{number}", number) for number in range(60)])
@@ -247,6 +250,7 @@ def test_a_table_without_a_ledger_has_nothing_to_rebuild(world: World) -> None:
 # -- what the backlog and the sound part of a ledger bring back together --------------------------
 
 
+@pytest.mark.slow
 def test_a_damaged_file_that_the_backlog_still_has_costs_no_row(world: World) -> None:
     # given a ledger of two files, and the backlog of the second one
     world.write(*[(f"k{number}", number) for number in range(40)])
@@ -265,6 +269,7 @@ def test_a_damaged_file_that_the_backlog_still_has_costs_no_row(world: World) ->
     world.check_tidy()
 
 
+@pytest.mark.slow
 def test_deletes_that_were_gone_stay_gone_and_others_stay(world: World) -> None:
     # given a delete that everybody has passed, and one that a cursor has not
     world.write(("a", 1), ("b", 2), ("a", None))
@@ -288,6 +293,7 @@ def test_deletes_that_were_gone_stay_gone_and_others_stay(world: World) -> None:
     world.check()
 
 
+@pytest.mark.slow
 def test_rows_without_a_key_and_older_schema_versions_come_back(tmp_path: Path) -> None:
     with World(tmp_path / "data", options={"keyless_rows": "keep"}) as world:
         table = world.table
@@ -330,6 +336,7 @@ def test_a_rebuild_that_would_lose_rows_changes_nothing_and_says_which(bare: Wor
         bare.table.get("k2")
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_left_out_only_if_that_is_accepted_and_readers_are_told(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +396,7 @@ def test_what_is_lost_is_left_out_only_if_that_is_accepted_and_readers_are_told(
     world.check_tidy()
 
 
+@pytest.mark.slow
 def test_of_a_key_whose_last_row_is_lost_no_older_row_comes_back(world: World) -> None:
     # given a key with an older row that is dead, in a file that is sound
     world.write(*[(f"k{number}", number) for number in range(20)])
@@ -410,6 +418,7 @@ def test_of_a_key_whose_last_row_is_lost_no_older_row_comes_back(world: World) -
     assert world.table.get("k3") == {"id": "k3", "v": 3}
 
 
+@pytest.mark.slow
 def test_without_its_manifest_an_older_ledger_is_kept_and_known_to_be_old(tmp_path: Path) -> None:
     with World(tmp_path / "data", grace_ms=A_DAY_MS) as world:
         # given two ledgers, and a backlog that begins behind both
@@ -439,6 +448,7 @@ def test_without_its_manifest_an_older_ledger_is_kept_and_known_to_be_old(tmp_pa
         assert world.table.get("k5") == {"id": "k5", "v": 500}
 
 
+@pytest.mark.slow
 def test_without_anything_all_is_lost_and_the_table_goes_on(bare: World) -> None:
     _lose_the_last_file(bare)
     end = bare.adopted().horizon
@@ -483,6 +493,7 @@ def _stopped(world: World, step: str, **how: Any) -> None:
     world.reopen()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", _STEPS)
 @pytest.mark.parametrize("kind", ["manifest flipped", "file missing", "index missing"])
 def test_a_rebuild_that_is_killed_is_made_again(tmp_path: Path, kind: str, step: str) -> None:
@@ -513,6 +524,7 @@ def test_a_rebuild_that_is_killed_is_made_again(tmp_path: Path, kind: str, step:
         world.check()
 
 
+@pytest.mark.slow
 def test_a_rebuild_that_was_killed_is_not_resumed_as_a_run(world: World) -> None:
     _whole_backlog(world)
     damage(world, "file missing")
@@ -527,6 +539,7 @@ def test_a_rebuild_that_was_killed_is_not_resumed_as_a_run(world: World) -> None
     world.check_tidy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manifest", [True, False], ids=["with its manifest", "without it"])
 def test_a_loss_that_was_accepted_survives_a_crash(tmp_path: Path, manifest: bool) -> None:
     for step in _STEPS[2:6]:
@@ -546,6 +559,7 @@ def test_a_loss_that_was_accepted_survives_a_crash(tmp_path: Path, manifest: boo
                 world.table.read(compacted=True).to_pylist()
 
 
+@pytest.mark.slow
 def test_a_published_ledger_that_is_damaged_does_not_stop_compaction_for_good(
     world: World,
 ) -> None:
@@ -570,6 +584,7 @@ def test_a_published_ledger_that_is_damaged_does_not_stop_compaction_for_good(
     world.check_tidy()
 
 
+@pytest.mark.slow
 def test_a_first_ledger_that_was_never_adopted_is_made_from_the_backlog(world: World) -> None:
     world.write(("a", 1), ("b", 2), ("a", None))
     world.stopped_before("adopt partition 0")
@@ -596,6 +611,7 @@ def _restore(world: World, pointer: Pointer | None) -> None:
     backend_of(world.db).write([put])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", ["an older one", "none", "another one of that epoch"])
 def test_a_metastore_that_is_behind_is_set_to_what_was_adopted(tmp_path: Path, behind: str) -> None:
     with World(tmp_path / "data", grace_ms=A_DAY_MS) as world:
@@ -628,6 +644,7 @@ def test_a_metastore_that_is_behind_is_set_to_what_was_adopted(tmp_path: Path, b
         assert world.adopted().epoch == 3
 
 
+@pytest.mark.slow
 def test_a_pointer_that_is_ahead_is_left_to_the_next_run(world: World) -> None:
     world.write(("a", 1))
     world.stopped_before("adopt partition 0")
@@ -638,6 +655,7 @@ def test_a_pointer_that_is_ahead_is_left_to_the_next_run(world: World) -> None:
     world.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["manifest missing", "manifest flipped"])
 def test_a_manifest_that_can_not_be_read_is_rebuilt_before_it_is_reconciled(
     tmp_path: Path, kind: str
@@ -679,6 +697,7 @@ def test_a_dry_sweep_names_what_a_sweep_removes(world: World) -> None:
     world.check_tidy()
 
 
+@pytest.mark.slow
 def test_a_damaged_manifest_that_was_replaced_keeps_nobody_from_sweeping(tmp_path: Path) -> None:
     with World(tmp_path / "data", grace_ms=A_DAY_MS) as world:
         _whole_backlog(world)
@@ -705,6 +724,7 @@ def test_a_reader_that_fails_holds_nothing(bare: World) -> None:
     eventually(lambda: not backend_of(bare.table).files_in_use())
 
 
+@pytest.mark.slow
 def test_a_whole_file_checksum_is_enough_to_write_it_anew(world: World) -> None:
     # given a flipped bit where no reader looks: in the magic at the start
     _whole_backlog(world)
@@ -722,6 +742,7 @@ def test_a_whole_file_checksum_is_enough_to_write_it_anew(world: World) -> None:
 # -- whatever happens -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 def test_after_any_damage_and_rebuild_nothing_wrong_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

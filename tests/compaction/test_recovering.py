@@ -24,6 +24,7 @@ def history(world: World) -> None:
     assert world.view().start == world.view().end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MANIFESTS)
 @pytest.mark.parametrize("grace_ms", [0, 3_600_000], ids=["alone", "beside older ones"])
 def test_a_ledger_without_its_manifest_is_found_again(
@@ -47,6 +48,7 @@ def test_a_ledger_without_its_manifest_is_found_again(
             world.check_tidy()
 
 
+@pytest.mark.slow
 def test_rows_without_a_key_and_of_two_files_are_found_again(tmp_path: Path) -> None:
     with World(tmp_path / "data", options={"keyless_rows": "keep"}) as world:
         for number in range(3):

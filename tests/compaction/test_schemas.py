@@ -356,6 +356,7 @@ def altered(table: Table) -> None:
     eventually(forgotten)
 
 
+@pytest.mark.slow
 def test_rows_that_come_by_and_by_go_on_with_the_newest_version(table: Table) -> None:
     # given an append whose rows come over a long time
     def rows() -> Iterator[dict[str, Any]]:

@@ -161,6 +161,7 @@ def test_a_table_that_does_not_ask_for_it_is_left_alone(auto: AutoWorld, compact
     auto.check()
 
 
+@pytest.mark.slow
 def test_a_ledger_counts_as_clean_so_a_large_table_waits_for_more(auto: AutoWorld) -> None:
     # given a table half of which must be dirty, with a ledger
     set_options(auto, dirty_percent=50)
@@ -287,6 +288,7 @@ def test_a_failure_is_told_and_the_other_tables_go_on(
     auto.check()
 
 
+@pytest.mark.slow
 def test_a_table_that_failed_is_left_alone_for_longer_each_time(
     auto: AutoWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -361,6 +361,7 @@ def _compact(world: World, table: Table) -> None:
 # -- memory, and large rows -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_keys_that_do_not_fit_into_the_memory_are_worked_off_in_ranges(tmp_path: Path) -> None:
     # given more keys than a megabyte holds
     keys = [f"key number {random.Random(number).randrange(60_000):06}" for number in range(80_000)]
@@ -383,6 +384,7 @@ def test_keys_that_do_not_fit_into_the_memory_are_worked_off_in_ranges(tmp_path:
     assert cost[1 << 20] > 1.3 * cost[1 << 30]
 
 
+@pytest.mark.slow
 def test_rows_larger_than_any_buffer_are_compacted_and_too_large_ones_refused(
     tmp_path: Path,
 ) -> None:
@@ -401,6 +403,7 @@ def test_rows_larger_than_any_buffer_are_compacted_and_too_large_ones_refused(
 # -- the files alone ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_files_alone_say_the_same_without_live_sets(both: World) -> None:
     """The highest offset of each key, without deletes, over all files of the manifest."""
     chance = random.Random(5)

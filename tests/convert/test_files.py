@@ -286,6 +286,7 @@ cells = st.text(alphabet=st.sampled_from('ab ,"\n\r;é'), max_size=6)
 tables = st.lists(st.tuples(cells.filter(bool), cells), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(tables, st.integers(1, 40))
 @example([('a"', ""), ("b", '"')], 3)
 def test_csv_as_python_writes_it_goes_round(rows: list[tuple[str, str]], size: int) -> None:
@@ -300,6 +301,7 @@ def test_csv_as_python_writes_it_goes_round(rows: list[tuple[str, str]], size: i
     assert [(row["id"], row["status"]) for row in taken] == rows
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text(alphabet=st.sampled_from('a,"\n'), max_size=12), max_size=6), st.integers(1, 9)
 )

@@ -352,6 +352,7 @@ def test_arrow_and_objects_agree(kind: Leaf, values: list[Any]) -> None:
     )
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([kind for kind in KINDS if kind is not Plain.STRING]),
     st.lists(st.one_of(texts.filter(lambda text: "\ud800" > max(text, default="")), st.none())),

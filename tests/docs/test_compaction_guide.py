@@ -62,7 +62,6 @@ def test_every_option_of_compact_is_listed_with_its_name_in_python() -> None:
     assert named == taken
 
 
-@pytest.mark.slow
 def test_every_command_that_is_named_is_there_with_its_options() -> None:
     named = re.findall(r"`lowmark ([a-z][^`]*)`", PART)
     assert len(named) > 15

@@ -78,6 +78,7 @@ def _check_quickstart(said: str) -> None:
     assert re.search(r"second run +[\d,]+", said)
 
 
+@pytest.mark.slow
 def test_the_quickstart_goes_on_without_java_and_says_what_is_missing(tmp_path: Path) -> None:
     # given a machine that has no Java, by all that a program can see
     kept = {name: text for name, text in os.environ.items() if name != "JAVA_HOME"}
@@ -114,6 +115,7 @@ def test_every_example_is_named_where_people_look_and_leaves_nothing_in_git() ->
     assert "/tide.png" in (ROOT / ".gitignore").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_tour_of_tables_shows_a_table_s_life_and_what_survives_a_kill() -> None:
     # when it is run
     ran = _run([sys.executable, str(ROOT / "examples" / "table_tour.py")], ROOT)
@@ -141,6 +143,7 @@ def test_the_tour_of_tables_shows_a_table_s_life_and_what_survives_a_kill() -> N
     assert "BelowWatermark: " in second
 
 
+@pytest.mark.slow
 def test_the_tour_of_the_log_shows_what_went_and_why() -> None:
     # when it is run
     ran = _run([sys.executable, str(ROOT / "examples" / "log_tour.py")], ROOT)

@@ -619,6 +619,7 @@ def test_the_query_by_duckdb_comes_to_the_table_s_own_state(
     assert rows_as_set(run_on(folder, *infos, monkeypatch=monkeypatch)["state"]) == state
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("of_lowmark")
 def test_the_query_by_polars_comes_to_the_table_s_own_state(
     shop: tuple[Path, list[tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch

@@ -239,7 +239,6 @@ LIMITS: dict[str, Callable[[Database, Table], None] | None] = {
 }
 
 
-@pytest.mark.slow
 def test_what_it_can_t_do_is_refused_by_name(
     shop: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from group.kv import KvMachine, put
 from lowmark.group import Group, GroupConfig, Groups
 from lowmark.log import Log
@@ -15,6 +17,7 @@ from runtime.certificates import Authority
 CONFIG = GroupConfig(tick_ms=20, election_ticks=10)
 
 
+@pytest.mark.slow
 def test_a_group_works_over_tls_and_a_stranger_is_kept_out(tmp_path: Path) -> None:
     # given three nodes whose certificates one authority has signed, and one of another authority
     runtime = real_runtime(str(tmp_path))

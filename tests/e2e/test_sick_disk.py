@@ -99,6 +99,7 @@ def ids(db: Database, table: str) -> list[int]:
     return sorted(one for batch in db.table(table).read() for one in batch["id"].to_pylist())
 
 
+@pytest.mark.slow
 def test_a_folder_that_can_not_be_written_for_a_while_costs_no_row(
     tmp_path: Path, sick: type[SickDisk]
 ) -> None:

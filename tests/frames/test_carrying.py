@@ -58,6 +58,7 @@ def test_a_reader_comes_to_a_worker_as_it_is(reader: TableReader) -> None:
     assert [batch.to_pylist() for batch in there.read(part)] == [[{"id": 1}]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["a reader", "the source"])
 def test_a_worker_without_lowmark_says_so_and_what_to_do(reader: TableReader, what: str) -> None:
     # given what a worker is sent

@@ -58,6 +58,7 @@ class Enough(Exception):
 class TestOnSpark:
     pytestmark = on_spark
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("form", ["parquet", "delta", "iceberg"])
     def test_files_are_those_of_an_export_in_one_process(
         self, form: str, spark: Any, orders: Table, tmp_path: Path
@@ -72,6 +73,7 @@ class TestOnSpark:
         assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
         assert left_over(tmp_path) == []
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "form",
         [
@@ -97,6 +99,7 @@ class TestOnSpark:
 class TestReaders:
     pytestmark = on_spark
 
+    @pytest.mark.slow
     def test_spark_reads_what_was_exported(self, spark: Any, orders: Table, tmp_path: Path) -> None:
         # when Spark, which knows nothing of where they come from, reads the files
         orders.export(tmp_path / "out", spark=spark)
@@ -121,6 +124,7 @@ class TestReaders:
             ]
         assert rows == sorted(expected)
 
+    @pytest.mark.slow
     def test_an_empty_table_and_a_table_of_a_server_are_exported(
         self, spark: Any, tmp_path: Path
     ) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lowmark
 from cli.test_starting import assert_few
 from lowmark.server import Server
@@ -33,6 +35,7 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
+@pytest.mark.slow
 def test_the_first_task_of_a_worker_imports_few_modules(tmp_path: Path) -> None:
     # given a table that is served
     with lowmark.open(tmp_path / "data") as db, Server(db, "127.0.0.1:0") as server:

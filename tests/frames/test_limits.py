@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from lowmark.table import Backlog
 counts = st.lists(st.integers(0, 1_000), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @given(counts, st.integers(1, 2_000), st.integers(0, 50))
 def test_a_batch_has_as_many_rows_as_it_may(rows: list[int], most: int, first: int) -> None:
     starts = dict.fromkeys(range(len(rows)), first)
@@ -26,6 +28,7 @@ def test_a_batch_has_as_many_rows_as_it_may(rows: list[int], most: int, first: i
     assert all(starts[one] <= found[one] <= ends[one] for one in ends)
 
 
+@pytest.mark.slow
 @given(counts, st.integers(1, 12))
 def test_tasks_read_each_offset_once(rows: list[int], tasks_min: int) -> None:
     starts = {number: 10 * number for number in range(len(rows))}

@@ -83,6 +83,7 @@ def appended(table: Table, numbers: range) -> list[tuple[int, str | None, str]]:
     return [(number, "new", "upsert") for number in numbers]
 
 
+@pytest.mark.slow
 @on_spark
 def test_a_stream_goes_on_from_its_checkpoint_without_a_gap_or_a_repeat(
     spark: Any, orders: Table, place: str, tmp_path: Path
@@ -152,6 +153,7 @@ def test_a_stream_that_would_begin_behind_all_rows_is_refused_by_name(
     assert orders.cursors.list() == []
 
 
+@pytest.mark.slow
 def test_a_stream_has_one_cursor_that_holds_what_it_has_not_done(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:
@@ -175,6 +177,7 @@ def test_a_stream_has_one_cursor_that_holds_what_it_has_not_done(
     assert [one.name for one in orders.cursors.list()] == ["shop"]
 
 
+@pytest.mark.slow
 @on_spark
 def test_a_first_batch_that_was_not_done_is_read_again_from_where_it_began(
     spark: Any, orders: Table, place: str, tmp_path: Path
@@ -195,6 +198,7 @@ def test_a_first_batch_that_was_not_done_is_read_again_from_where_it_began(
     assert orders.cursors.list() == []
 
 
+@pytest.mark.slow
 def test_compaction_takes_nothing_from_a_stream_until_its_cursor_is_gone(
     spark: Any, db: Database, orders: Table, place: str, tmp_path: Path
 ) -> None:
@@ -241,6 +245,7 @@ def test_a_cursor_with_a_name_says_where_a_new_query_goes_on(
     assert [cursor.name for cursor in orders.cursors.list()] == ["billing"]
 
 
+@pytest.mark.slow
 @on_spark
 def test_columns_may_be_added_while_a_stream_runs_and_a_lost_one_ends_it_by_name(
     spark: Any, orders: Table, place: str, tmp_path: Path
@@ -271,6 +276,7 @@ def test_a_table_that_was_dropped_and_made_again_is_another_one(
         query.run()
 
 
+@pytest.mark.slow
 def test_a_stream_of_bytes_ends_batches_with_appends(
     spark: Any, orders: Table, place: str, tmp_path: Path
 ) -> None:

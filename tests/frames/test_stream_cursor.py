@@ -75,6 +75,7 @@ def take(reader: StreamReader, place: dict[str, Any] | None) -> dict[str, Any]:
 FEED = {"readChangeFeed": "true"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, FEED], ids=["rows", "changes"])
 def test_a_run_of_available_now_takes_its_cursor_along_when_it_has_all(
     orders: Table, start: Start, options: dict[str, str]
@@ -130,6 +131,7 @@ def test_a_run_that_ends_in_a_batch_leaves_its_cursor(orders: Table, start: Star
     assert [one.name for one in orders.cursors.list()] == [cursor.name]
 
 
+@pytest.mark.slow
 def test_a_cursor_with_a_name_holds_between_runs(db: Database, orders: Table, start: Start) -> None:
     # given a run with a cursor that the user has named
     appended(orders, 1, 2)
@@ -148,6 +150,7 @@ def test_a_cursor_with_a_name_holds_between_runs(db: Database, orders: Table, st
     assert sorted(row["id"] for row in rows) == [1, 1, 3]
 
 
+@pytest.mark.slow
 def test_a_stream_says_by_name_what_was_cut_while_nothing_held_it(
     db: Database, orders: Table, start: Start
 ) -> None:

@@ -31,6 +31,7 @@ def test_there_is_a_directory_of_this_release() -> None:
     assert lowmark.__version__ in RELEASES or lowmark.__version__.endswith(".dev0")
 
 
+@pytest.mark.slow
 def test_a_release_s_directory_gives_the_answers_that_it_gave(
     release: tuple[Path, dict[str, object]],
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_release_s_directory_gives_the_answers_that_it_gave(
             assert json.loads(json.dumps(answers_of(db), default=str)) == answers
 
 
+@pytest.mark.slow
 def test_a_release_s_directory_takes_rows_and_is_compacted(
     release: tuple[Path, dict[str, object]],
 ) -> None:

@@ -252,6 +252,7 @@ def test_near_is_a_number_of_entries(missing: int) -> None:
     assert group._leadership.changes.is_near(4, progress) is (missing == 5)
 
 
+@pytest.mark.slow
 def test_the_way_of_a_learner_can_be_watched() -> None:
     # given a newcomer that is sent a large log in small windows
     config = replace(FAST, message_bytes_max=10_000, inflight_bytes_max=10_000, inflight_max=1)
@@ -644,6 +645,7 @@ def test_a_node_that_makes_no_progress_fails_the_change_by_name() -> None:
     check_as_before(cluster, leader)
 
 
+@pytest.mark.slow
 def test_a_slow_node_that_makes_progress_is_waited_for() -> None:
     # given a newcomer that gets an entry only now and then
     cluster = Cluster(spare=1, config=replace(STALL, message_bytes_max=2_000, near_entries=1))
@@ -757,6 +759,7 @@ def test_joint_means_that_both_majorities_must_agree() -> None:
     assert cluster.propose(put("b", b"1")) == [1]
 
 
+@pytest.mark.slow
 def test_a_change_during_heavy_traffic_and_snapshots_ends_well() -> None:
     cluster = Cluster(spare=3, config=replace(FAST, snapshot_entries=40, near_entries=20))
     version = maybe = 0

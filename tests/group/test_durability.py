@@ -213,6 +213,7 @@ def test_a_vote_is_remembered_over_a_crash() -> None:
         assert (hard.term, hard.vote) == (votes[number].term, votes[number].vote)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_what_was_answered_survives_a_power_cut_of_all(seed: int) -> None:
     cluster = Cluster(seed)

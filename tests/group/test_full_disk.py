@@ -84,6 +84,7 @@ def test_rows_are_taken_by_another_leader_while_only_this_one_is_full() -> None:
     assert cluster.wait_leader() is other
 
 
+@pytest.mark.slow
 def test_leadership_goes_round_ever_more_slowly_where_every_disk_is_full() -> None:
     cluster = cluster_of(3)
     for member in cluster.members.values():

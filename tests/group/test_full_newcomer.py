@@ -52,6 +52,7 @@ def fill(member: Member, *, left: int) -> None:
     member.disk.capacity_bytes = member.disk._used_bytes + left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snapshot", [False, True])
 @pytest.mark.parametrize(
     ("reserved", "left"),
@@ -89,6 +90,7 @@ def test_a_change_says_that_a_new_members_disk_is_full(
     assert cluster[4].machine.rows == leader.machine.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_a_disk_that_is_full_for_a_moment_fails_nothing(snapshot: bool) -> None:
     cluster, leader = grown(snapshot=snapshot)
@@ -104,6 +106,7 @@ def test_a_disk_that_is_full_for_a_moment_fails_nothing(snapshot: bool) -> None:
     cluster.run_until(lambda: not any(p.disk_full for p in leader.group().status().peers))
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_can_not_write_what_there_was_is_no_voter_however_little_it_lacks() -> None:
     # given limits by which it is near from its first entry on, and entries that come one by one
     near = replace(CONFIG, near_entries=1_000, near_bytes=1 << 20, message_bytes_max=1_000)

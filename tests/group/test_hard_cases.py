@@ -65,6 +65,7 @@ def test_a_crash_never_commits_a_stale_tail(seed: int) -> None:
     assert terms == [2] * len(terms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "leave", "quarantine"])
 def test_a_group_that_rests_on_a_copy_that_stops_gets_another_leader(how: str) -> None:
     # given groups that rest

@@ -101,6 +101,7 @@ def leftovers(member: Member) -> list[str]:
 # -- what is sent ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("receiver", "sent"), [(1_500, [1_777]), (1_100, [1_200, 1_777])])
 def test_a_receiver_gets_the_live_entries_that_it_lacks(receiver: int, sent: list[int]) -> None:
     # given live entries 100, 600, 1200 and 1777, and a snapshot at 2000
@@ -175,6 +176,7 @@ def test_it_comes_in_pieces_and_no_more_than_was_asked_for_is_under_way() -> Non
     assert set(kinds) == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_an_entry_larger_than_a_piece_comes_all_the_same() -> None:
     cluster = behind(replace(CONFIG, install_piece_bytes=100, install_window_bytes=200))
     cluster.heal()
@@ -195,6 +197,7 @@ def test_a_snapshot_without_live_entries_is_installed() -> None:
     assert cluster[3].group().status().snapshot_index == cluster[1].group().status().snapshot_index
 
 
+@pytest.mark.slow
 def test_it_is_no_faster_than_its_limit() -> None:
     # given a limit of 20,000 bytes a second
     cluster = behind(replace(CONFIG, install_bytes_per_s=20_000))
@@ -208,6 +211,7 @@ def test_it_is_no_faster_than_its_limit() -> None:
     assert cluster.propose(put("y", b"1")) == [1]
 
 
+@pytest.mark.slow
 def test_a_limit_below_one_piece_per_stall_time_still_gets_there() -> None:
     # given pieces that are a second apart, and a receiver that gives up after three
     cluster = behind(
@@ -222,6 +226,7 @@ def test_a_limit_below_one_piece_per_stall_time_still_gets_there() -> None:
     check_caught_up(cluster)
 
 
+@pytest.mark.slow
 def test_a_window_that_takes_longer_than_the_stall_time_is_no_stall() -> None:
     # given a limit at which half a window takes four seconds, and a stall time of three
     config = replace(CONFIG, install_bytes_per_s=5_000, install_window_bytes=40_000)
@@ -249,6 +254,7 @@ def whole_bytes(config: GroupConfig = CONFIG) -> int:
     return watch.bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_after_a_cut_connection_it_goes_on_where_it_was(share: float) -> None:
     total = whole_bytes()
@@ -343,6 +349,7 @@ class Before:
 SHARES = [0.0, 0.3, 0.7, 0.99]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_receiver_that_crashes_is_as_it_was_and_catches_up(share: float, killed: bool) -> None:
@@ -360,6 +367,7 @@ def test_a_receiver_that_crashes_is_as_it_was_and_catches_up(share: float, kille
     check_caught_up(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
 def test_a_sender_that_crashes_leaves_the_receiver_as_it_was(share: float) -> None:
     total = whole_bytes()
@@ -379,6 +387,7 @@ def test_a_sender_that_crashes_leaves_the_receiver_as_it_was(share: float) -> No
     check_caught_up(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
 def test_a_connection_that_stays_cut_ends_it_on_both_sides(share: float) -> None:
     total = whole_bytes()
@@ -398,6 +407,7 @@ def test_a_connection_that_stays_cut_ends_it_on_both_sides(share: float) -> None
     check_caught_up(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
 def test_a_new_leader_in_the_middle_brings_it_to_an_end(share: float) -> None:
     total = whole_bytes()
@@ -413,6 +423,7 @@ def test_a_new_leader_in_the_middle_brings_it_to_an_end(share: float) -> None:
     check_caught_up(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
 def test_a_newer_snapshot_in_the_middle_brings_it_to_an_end(share: float) -> None:
     total = whole_bytes()
@@ -439,6 +450,7 @@ FAULTS: dict[str, Callable[[Member], None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_receiver_whose_disk_fails_is_as_it_was_and_catches_up_later(fault: str) -> None:
     cluster = behind()
@@ -460,6 +472,7 @@ def test_a_receiver_whose_disk_fails_is_as_it_was_and_catches_up_later(fault: st
     assert not group.status().stopped
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_receiver_refuses_by_name_and_it_catches_up_with_room() -> None:
     cluster = behind()
     before = Before(cluster[3])
@@ -497,6 +510,7 @@ def test_a_refusal_is_told_to_the_sender_by_name() -> None:
 # -- stalls ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_receiver_that_never_answers_is_given_up_and_tried_again() -> None:
     # given a receiver that answers heartbeats, but whose wants are lost
     cluster = behind()
@@ -518,6 +532,7 @@ def test_a_receiver_that_never_answers_is_given_up_and_tried_again() -> None:
     check_caught_up(cluster)
 
 
+@pytest.mark.slow
 def test_a_sender_that_falls_silent_is_given_up_by_the_receiver() -> None:
     cluster = behind()
     watch = Watch(cluster)

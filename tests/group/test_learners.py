@@ -357,6 +357,7 @@ def test_learners_stay_while_the_voters_change() -> None:
 # -- changes that end early -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_change_that_ends_early_keeps_the_learners_it_names_and_drops_the_others(
     cancelled: bool,
@@ -378,6 +379,7 @@ def test_a_change_that_ends_early_keeps_the_learners_it_names_and_drops_the_othe
     agree(cluster, [1, 2, 3], [4, 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_change_that_ends_early_leaves_a_learner_that_was_to_vote_a_learner(
     cancelled: bool,

@@ -211,6 +211,7 @@ def test_a_new_leader_that_is_asked_to_hand_over_before_it_is_ready_goes_on(answ
     assert cluster.wait_leader().group().status().voters == (1, 2, 3)
 
 
+@pytest.mark.slow
 def test_many_groups_live_side_by_side_and_one_that_stops_does_not_disturb() -> None:
     cluster = Cluster(group="")
     names = [f"g{i}" for i in range(8)]

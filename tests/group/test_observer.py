@@ -117,6 +117,7 @@ def test_leaders_followers_and_learners_hear_who_leads() -> None:
             assert member.watcher.of("leader")[-1] == (number, leader.group().term)
 
 
+@pytest.mark.slow
 def test_they_hear_that_nobody_leads() -> None:
     # given a leader that loses its majority
     cluster = with_learner()
@@ -171,6 +172,7 @@ def test_a_node_that_leads_again_in_a_later_term_is_told_by_that_term() -> None:
     assert follower.watcher.of("leader") == [(1, term + 5)]
 
 
+@pytest.mark.slow
 def test_over_many_elections_nothing_is_missed_and_nothing_is_said_twice() -> None:
     cluster = with_learner()
     for turn in range(12):

@@ -272,6 +272,7 @@ def test_a_stopped_nodes_directory_is_reset() -> None:
     assert cluster.propose(put("k0", b"x")) == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_crash_at_any_time_leaves_the_copy_as_it_was_or_reset(seed: int) -> None:
     whole, rows = survivors_disk()

@@ -70,6 +70,7 @@ def test_idle_groups_stop_working_and_sending() -> None:
     assert all(group.resting.resting for group in copies(cluster))
 
 
+@pytest.mark.slow
 def test_groups_rest_again_and_again_without_an_election() -> None:
     cluster = Cluster()
     cluster.propose(put("a", b"1"))
@@ -211,6 +212,7 @@ def test_a_member_whose_copy_lacks_something_does_not_rest() -> None:
     wait_rest(cluster)
 
 
+@pytest.mark.slow
 def test_groups_rest_though_answers_take_longer_than_a_tick() -> None:
     # given nodes that are slow to answer, as those with thousands of groups are
     cluster = many_groups()
@@ -265,6 +267,7 @@ def test_a_snapshot_that_is_asked_for_is_taken_without_ending_the_rest() -> None
     assert all(group.resting.resting for group in copies(cluster))
 
 
+@pytest.mark.slow
 def test_snapshots_grow_old_while_a_group_rests() -> None:
     cluster = Cluster(config=replace(FAST, snapshot_age_ms=20_000))
     cluster.propose(put("a", b"1"))
@@ -284,6 +287,7 @@ def wait_rest_of(cluster: Cluster, *numbers: int) -> None:
     cluster.run_until(rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leads", [True, False])
 def test_groups_rest_while_one_node_of_three_is_down(leads: bool) -> None:
     # given groups at rest, and a node that dies

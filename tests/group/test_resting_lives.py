@@ -137,6 +137,7 @@ class Life:
         return led and len(same) == 1 and all(group.resting.resting for group in groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [1, 4, 7])
 def test_copies_find_together_by_themselves_whatever_kept_them_apart(first: int) -> None:
     rests_without = 0

@@ -50,6 +50,7 @@ def make_slow(member: Member, ms: float) -> None:
         group.work = slow(group.work)  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_groups_come_to_rest_though_one_round_of_all_takes_longer_than_an_election_timeout() -> (
     None
 ):

@@ -112,6 +112,7 @@ class LargeKv(KvMachine):
         return draw()
 
 
+@pytest.mark.slow
 def test_proposals_are_answered_while_a_large_snapshot_is_written() -> None:
     # given a snapshot that takes seconds to write
     cluster = Cluster(machine=LargeKv, config=replace(FAST, rest_ticks=0))

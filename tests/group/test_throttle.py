@@ -176,6 +176,7 @@ def check(cluster: Cluster) -> None:
         assert cluster[4].machines[name].rows == cluster[1].machines[name].rows
 
 
+@pytest.mark.slow
 def test_three_moves_from_a_node_share_its_limit() -> None:
     cluster = three_groups()
     moves = Moves(cluster)
@@ -193,6 +194,7 @@ def test_three_moves_from_a_node_share_its_limit() -> None:
     check(cluster)
 
 
+@pytest.mark.slow
 def test_a_limit_that_changes_on_the_way_counts_at_once() -> None:
     cluster = three_groups()
     throttle = cluster[1].here.throttle
@@ -213,6 +215,7 @@ def test_a_limit_that_changes_on_the_way_counts_at_once() -> None:
     check(cluster)
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_set_on_the_way_counts_at_once() -> None:
     # given moves that a window of one message slows down
     cluster = three_groups(replace(CONFIG, message_bytes_max=4_000, inflight_bytes_max=4_000))
@@ -231,6 +234,7 @@ def test_a_limit_that_is_set_on_the_way_counts_at_once() -> None:
     check(cluster)
 
 
+@pytest.mark.slow
 def test_voters_are_served_as_if_nothing_was_moved() -> None:
     # given how long a command takes
     cluster = three_groups()
@@ -262,6 +266,7 @@ def test_voters_are_served_as_if_nothing_was_moved() -> None:
     check(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [pytest.param(300, marks=pytest.mark.release), 1_500])
 def test_a_move_that_is_slowed_down_is_no_stall(rate: int) -> None:
     # given entries that take longer than both stall times, one for each move
@@ -272,6 +277,7 @@ def test_a_move_that_is_slowed_down_is_no_stall(rate: int) -> None:
     check(cluster)
 
 
+@pytest.mark.slow
 def test_a_member_that_is_dead_stalls_however_slow_a_move_is() -> None:
     cluster = three_groups()
     cluster[1].here.throttle.bytes_per_s = 1_000
@@ -282,6 +288,7 @@ def test_a_member_that_is_dead_stalls_however_slow_a_move_is() -> None:
     assert all(cluster[1].listeners[name].errors for name in NAMES)
 
 
+@pytest.mark.slow
 def test_a_learner_that_has_all_gets_what_is_new_at_once() -> None:
     # given a learner for good, and a budget that another move uses up
     cluster = three_groups()
@@ -324,6 +331,7 @@ def test_what_waits_ends_with_leadership_and_the_next_leader_goes_on() -> None:
     assert cluster[4].machines["a"].rows == cluster[2].machines["a"].rows
 
 
+@pytest.mark.slow
 def test_what_waits_is_dropped_with_the_learner() -> None:
     cluster = three_groups()
     leader = leading(cluster)
@@ -338,6 +346,7 @@ def test_what_waits_is_dropped_with_the_learner() -> None:
     check(cluster)
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_learner_goes_at_once_when_it_is_a_voter() -> None:
     # given a learner that is near as soon as it has what there was when its move began, and new
     # entries that wait for their turn behind that: a minute's worth of the budget

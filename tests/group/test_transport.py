@@ -435,6 +435,7 @@ def test_an_entry_that_no_sound_leader_writes_stops_this_copy_by_name(
 # -- slow links -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["log", "snapshot"])
 def test_heartbeats_do_not_wait_behind_bulk_on_a_slow_link(by: str) -> None:
     # given two voters of whom one must catch up, by a link that takes seconds for what it lacks

@@ -154,6 +154,7 @@ def plain(item: Item) -> Item:
             return item
 
 
+@pytest.mark.slow
 @given(frames)
 def test_every_message_arrives_as_it_was_sent(sent: tuple[int, list[Routed]]) -> None:
     boot, routed = sent
@@ -219,6 +220,7 @@ def decode_or_refuse(frame: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 @given(frames, st.randoms(use_true_random=False))
 def test_a_frame_with_flipped_bytes_is_refused_or_read(
     sent: tuple[int, list[Routed]], dice: Random
@@ -231,12 +233,14 @@ def test_a_frame_with_flipped_bytes_is_refused_or_read(
         decode_or_refuse(bytes(changed))
 
 
+@pytest.mark.slow
 @given(frames, st.integers(0, 1 << 30))
 def test_a_frame_that_was_cut_is_refused(sent: tuple[int, list[Routed]], where: int) -> None:
     frame = frame_of(*sent)
     assert not decode_or_refuse(frame[: where % len(frame)])
 
 
+@pytest.mark.slow
 @given(frames, st.binary(min_size=1, max_size=20))
 def test_a_frame_with_something_behind_it_is_refused(
     sent: tuple[int, list[Routed]], more: bytes

@@ -68,6 +68,7 @@ def test_a_directory_says_what_its_node_said(tmp_path: Path) -> None:
     assert files_below(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_member_of_several_that_was_stopped_says_all_that_it_knew(tmp_path: Path) -> None:
     with Running(tmp_path / "1", name="n1") as first:
         client = first.client()
@@ -80,6 +81,7 @@ def test_a_member_of_several_that_was_stopped_says_all_that_it_knew(tmp_path: Pa
             assert [node.name for node in store.status().nodes] == ["n1", "n2"]
 
 
+@pytest.mark.slow
 def test_what_no_majority_has_is_not_known_though_it_is_durable_here(tmp_path: Path) -> None:
     # given two that vote
     short = replace(QUICK.metastore, request_timeout_ms=700)

@@ -192,6 +192,7 @@ def test_a_full_store_is_told_and_nothing_is_left_there(tmp_path: Path) -> None:
 # -- damage -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_gives_other_rows_or_ends_the_process(store: Store) -> None:
     # given a file, and all that can be read from it
     file = write(store, ORDERS, some(0, 40, deletes=[3]))

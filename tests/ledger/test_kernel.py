@@ -85,6 +85,7 @@ MANY: dict[str, tuple[Table, list[Any], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MANY)
 @pytest.mark.parametrize("budget", [600, 1_000, 1_500])
 def test_a_fold_in_ranges_of_keys_is_a_fold_at_once(kind: str, budget: int) -> None:

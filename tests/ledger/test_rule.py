@@ -155,6 +155,7 @@ def test_all_ways_find_the_same_winners_under_either_rule(kind: str, seed: int) 
         assert world.second(rule) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_another_rule_they_agree_as_well_when_the_memory_is_small(kind: str) -> None:
     # given more rows than fit into the budget, so that they are folded again and again, in ranges

@@ -120,6 +120,7 @@ def paths(files: tuple[LedgerFile, ...]) -> list[str]:
     return [file.path for file in files]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_files_are_ended_when_their_keys_are_many_and_are_not_put_together_again(
     world: World,
@@ -138,6 +139,7 @@ def test_files_are_ended_when_their_keys_are_many_and_are_not_put_together_again
     world.check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_neighbours_that_are_mostly_dead_become_one_file(world: World) -> None:
     written(world, 0, 200)

@@ -197,6 +197,7 @@ def sampled_bits(path: str, *, every_bytes: int) -> Iterator[int]:
         yield 8 * byte + dice.randrange(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_flipped_bit_gives_no_wrong_data_and_is_found(kind: str) -> None:
     flip_and_look(KINDS[kind], every_bytes=24)
@@ -297,6 +298,7 @@ def test_no_reader_takes_noise(kind: str, noise: bytes, keep: int) -> None:
 # -- whole files ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_was_cut_gives_no_wrong_data_and_is_found(kind: str) -> None:
     path = KINDS[kind]
@@ -400,6 +402,7 @@ def _strangers_to(path: str) -> Iterator[str]:
     yield from dice.sample([other for other in others if other not in alike], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES)
 def test_a_foreign_file_gives_no_wrong_data_and_is_found(path: str) -> None:
     for other in _strangers_to(path):
@@ -411,6 +414,7 @@ def test_a_foreign_file_gives_no_wrong_data_and_is_found(path: str) -> None:
         check_house(house, path)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=60)
 def test_noise_in_any_file_gives_no_wrong_data(data: st.DataObject) -> None:

@@ -292,6 +292,7 @@ LIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "when", "call", "path_end"),
     LIES,

@@ -157,6 +157,7 @@ def test_wal_numbers_go_on_above_a_floor_when_the_files_are_gone() -> None:
     world.crash().check(range(51, 61), term=3)
 
 
+@pytest.mark.slow
 def test_a_long_time_without_space_leaves_no_trail_of_file_numbers() -> None:
     world = World(retry_ms=1_000)
     world.append(1, 5)

@@ -341,6 +341,7 @@ def test_a_mark_goes_after_a_start_has_flushed_the_records() -> None:
     assert not read_marks(world.disk)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["a start", "a roll-over"])
 def test_a_crash_while_a_mark_goes_brings_no_missing_group(at: str) -> None:
     # given a deleted group with records in the WAL, and a crash at each call of what lets both go
@@ -563,6 +564,7 @@ def delete_and_create(log: Log) -> None:
     log.create_group("other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [create, delete, delete_and_create])
 def test_a_crash_at_any_step_leaves_a_roster_that_agrees(act: Callable[[Log], None]) -> None:
     calls = 0

@@ -119,6 +119,7 @@ def test_the_number_of_members_is_the_clusters_not_the_nodes() -> None:
     wait_members(world, vote={1}, follow={2, 3})
 
 
+@pytest.mark.slow
 def test_a_node_joins_by_way_of_any_node() -> None:
     world = World()
     world.run_for(1_000)
@@ -145,6 +146,7 @@ def test_a_node_that_finds_nobody_waits_until_somebody_is_there() -> None:
     serves(world, late)
 
 
+@pytest.mark.slow
 def test_many_nodes_that_join_at_once_are_all_let_in() -> None:
     world = World(nodes=1)
     for number in range(2, 8):
@@ -245,6 +247,7 @@ def test_a_new_machine_at_the_address_of_a_lost_one_joins_as_a_new_node() -> Non
     world.wait(lost.metastore.put(b"key", b"again"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("days", [1, -1])
 def test_a_clock_that_jumps_makes_nobody_gone_and_keeps_nobody(days: int) -> None:
     # given a cluster
@@ -270,6 +273,7 @@ def test_a_clock_that_jumps_makes_nobody_gone_and_keeps_nobody(days: int) -> Non
     world.run_until(lambda: f"node.{gone.number}" not in state.leases)
 
 
+@pytest.mark.slow
 def test_a_full_disk_that_takes_no_address_ends_no_node() -> None:
     # given a node whose disk takes no small files
     world = World(nodes=2)
@@ -458,6 +462,7 @@ def start_until_the_disk_stops(world: World, node: Node, calls: int, *, join: st
     return stopped
 
 
+@pytest.mark.slow
 def test_a_founder_that_crashes_at_any_disk_call_founds_its_cluster_when_it_comes_back() -> None:
     calls = 1
     while True:
@@ -486,6 +491,7 @@ def test_a_founder_that_crashes_at_any_disk_call_founds_its_cluster_when_it_come
     assert calls > 20
 
 
+@pytest.mark.slow
 def test_a_node_that_crashes_at_any_disk_call_of_joining_is_in_when_it_comes_back() -> None:
     calls = 1
     while True:
@@ -508,6 +514,7 @@ def test_a_node_that_crashes_at_any_disk_call_of_joining_is_in_when_it_comes_bac
     assert calls > 20
 
 
+@pytest.mark.slow
 def test_a_founder_does_not_found_its_cluster_once_more() -> None:
     # given a founder that has done its work
     world = World()
@@ -539,6 +546,7 @@ def test_a_founder_does_not_found_its_cluster_once_more() -> None:
     serves(world, others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [True, False])
 def test_all_nodes_come_back_at_once(killed: bool) -> None:
     # given a cluster of voters and learners
@@ -587,6 +595,7 @@ def test_a_node_that_moves_to_another_address_is_found_there(number: int) -> Non
             assert saved.peers[str(number)] == node.address
 
 
+@pytest.mark.slow
 def test_nodes_that_all_move_find_each_other_by_an_address_that_they_are_given() -> None:
     world = World()
     wait_members(world, vote={1, 2, 3}, follow=set())
@@ -602,6 +611,7 @@ def test_nodes_that_all_move_find_each_other_by_an_address_that_they_are_given()
     serves(world, world[3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(4))
 def test_a_node_whose_copy_is_damaged_starts_and_says_so_by_name(place: int) -> None:
     # given a node whose copy has a damaged segment, perhaps with what it knows of the cluster
@@ -736,6 +746,7 @@ def test_of_two_nodes_that_leave_at_once_one_stays() -> None:
     serves(world, stays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_voter_that_leaves_is_replaced_by_a_learner_that_is_up(leads: bool) -> None:
     # given learners of which the first is down
@@ -767,6 +778,7 @@ def test_a_learner_that_leaves_changes_no_vote() -> None:
     assert "node.4" not in {one.name for one in world[1].metastore.standing().leases}
 
 
+@pytest.mark.slow
 def test_a_node_can_not_leave_while_the_others_have_no_majority_without_it() -> None:
     # given three voters of which one is down
     world = World()
@@ -784,6 +796,7 @@ def test_a_node_can_not_leave_while_the_others_have_no_majority_without_it() -> 
     world.wait(world[2].here.leave())
 
 
+@pytest.mark.slow
 def test_a_node_that_crashes_while_it_leaves_has_left_or_has_not() -> None:
     calls = 1
     while leaves_until_the_disk_stops(calls):
@@ -846,6 +859,7 @@ def test_a_node_whose_lease_runs_out_leaves_the_topology_and_comes_back() -> Non
     assert leader.here.topology.version == 6
 
 
+@pytest.mark.slow
 def test_nobody_is_taken_for_gone_because_of_another_leader() -> None:
     # given a cluster whose leader changes again and again
     world = World()
@@ -871,6 +885,7 @@ def test_nobody_is_taken_for_gone_because_of_another_leader() -> None:
     assert world[1].here.topology.version == before
 
 
+@pytest.mark.slow
 def test_a_new_leader_gives_everybody_the_time_of_a_lease() -> None:
     # given nodes that were all down for longer than their leases
     world = World()

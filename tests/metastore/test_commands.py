@@ -265,6 +265,7 @@ def test_no_bytes_stop_the_machine(data: bytes) -> None:
     never_hurts(len(data).to_bytes(4, "little") + data)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from([n for n in ALLOWED if "value" not in n]), st.data())
 def test_no_damage_to_a_command_stops_the_machine(name: str, data: st.DataObject) -> None:
@@ -288,6 +289,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(trees, st.binary(max_size=8))
 def test_no_message_that_is_built_right_and_says_nonsense_stops_the_machine(

@@ -28,6 +28,7 @@ def value_at(world: World, metastore: Metastore, revision: int) -> bytes | None:
     return None if entry is None else entry.value
 
 
+@pytest.mark.slow
 def test_the_value_in_force_at_the_cut_and_everything_after_it_stays() -> None:
     # given a key with a long history, and one that was written once, at the beginning
     world = World()
@@ -84,6 +85,7 @@ def test_a_far_cut_is_made_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(b - a <= 3 for a, b in pairwise(cuts))
 
 
+@pytest.mark.slow
 def test_a_reader_holds_the_revision_that_it_reads_and_nothing_before() -> None:
     # given a reader on a follower
     world = World()
@@ -108,6 +110,7 @@ def test_a_reader_holds_the_revision_that_it_reads_and_nothing_before() -> None:
     assert world.wait(leader.compact(made[-1])).compacted == made[-1]
 
 
+@pytest.mark.slow
 def test_a_watcher_that_is_behind_holds_what_it_has_not_seen() -> None:
     world = World()
     here, leader = world[2].metastore, world[1].metastore
@@ -121,6 +124,7 @@ def test_a_watcher_that_is_behind_holds_what_it_has_not_seen() -> None:
     assert [one.name for one in cut.held_by] == ["node.2"]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_gone_holds_no_longer_than_its_lease() -> None:
     # given a node that holds an old revision, and is gone
     world = World()
@@ -137,6 +141,7 @@ def test_a_node_that_is_gone_holds_no_longer_than_its_lease() -> None:
     assert "node.3" not in {lease.name for lease in leader.standing().leases}
 
 
+@pytest.mark.slow
 def test_a_node_that_was_restarted_within_its_lease_goes_on_with_it() -> None:
     # given a node that held an old revision
     world = World()
@@ -180,6 +185,7 @@ def test_a_hold_that_comes_too_late_is_refused_also_on_a_node_that_does_not_know
         assert here.needed_from() > made[7], "nothing is held for somebody who was refused"
 
 
+@pytest.mark.slow
 def test_a_hold_waits_for_a_lease_that_the_node_lost_meanwhile() -> None:
     # given a node that was cut off for longer than its lease
     world = World()
@@ -200,6 +206,7 @@ def test_a_hold_waits_for_a_lease_that_the_node_lost_meanwhile() -> None:
     assert world.wait(leader.metastore.compact(made[-1])).compacted == made[2]
 
 
+@pytest.mark.slow
 def test_a_hold_on_a_node_that_is_cut_off_fails_and_leaves_nothing() -> None:
     world = World()
     world.run_for(2_000)
@@ -224,6 +231,7 @@ def test_a_hold_before_the_node_is_in_a_cluster_says_so() -> None:
     assert isinstance(world.wait_error(stranger.metastore.get(b"k")), NotInCluster)
 
 
+@pytest.mark.slow
 def test_a_node_whose_watcher_was_cut_off_is_up_all_the_same() -> None:
     # given a node with a busy watcher, whose patience is long, that loses its lease
     world = World(metastore_config=replace(QUICK, watch_patience_ms=1_000_000))
@@ -254,6 +262,7 @@ def test_a_node_whose_watcher_was_cut_off_is_up_all_the_same() -> None:
 # -- leases as such -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_lease_has_one_holder_who_alone_renews_it_until_it_is_over() -> None:
     world = World()
     one, two = world[1].metastore, world[2].metastore

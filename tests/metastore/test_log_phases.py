@@ -98,6 +98,7 @@ def segments(node: Node) -> list[int]:
     return [segment.number for segment in node.metastore.group.log.state.segments]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_all_three_phases_run_on_scattered_values_and_every_value_still_reads(seed: int) -> None:
     # given keys that are overwritten at different paces, and a history that is cut now and then
@@ -187,6 +188,7 @@ def test_a_snapshot_on_disk_holds_no_value() -> None:
         assert b"stands out" not in data
 
 
+@pytest.mark.slow
 def test_snapshots_are_taken_by_themselves_after_so_many_entries() -> None:
     world = World(log_config=TINY_LOG, metastore_config=CONFIG)
     for number in range(500):
@@ -197,6 +199,7 @@ def test_snapshots_are_taken_by_themselves_after_so_many_entries() -> None:
         assert group.applied - group.status().snapshot_index < 150 + 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rewrite_that_runs_beside_writes_and_cuts_loses_nothing(seed: int) -> None:
     # given scattered values

@@ -255,6 +255,7 @@ def test_a_request_that_is_wrong_is_refused_at_any_node_and_nothing_of_it_is_don
     assert world.wait(world[3].metastore.range(b"")).revision == before
 
 
+@pytest.mark.slow
 def test_the_largest_value_goes_through_every_node() -> None:
     world = World()
     for node in world.nodes.values():
@@ -284,6 +285,7 @@ def test_a_write_waits_until_there_is_a_leader_again() -> None:
     assert world.wait_leader() is not leader
 
 
+@pytest.mark.slow
 def test_without_a_majority_a_write_says_that_nothing_happened_or_that_nobody_knows() -> None:
     # given three nodes that are cut off from each other
     world = World()
@@ -345,6 +347,7 @@ class Seen:
     wrote: bool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_reads_and_writes_are_linearizable_through_crashes_and_cuts(seed: int) -> None:
     """Revisions give the order. Whoever began after somebody ended must not stand before him."""
@@ -455,6 +458,7 @@ def test_a_node_that_waits_for_a_time_is_complete_up_to_it() -> None:
         assert answer.time > wanted
 
 
+@pytest.mark.slow
 def test_a_node_that_is_cut_off_can_not_tell_and_says_how_long_it_waited() -> None:
     world = World()
     world.run_for(1_000)
@@ -492,6 +496,7 @@ def test_waiting_for_a_time_costs_no_more_commands_than_it_must() -> None:
 # -- who leads ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_node_knows_who_leads_and_is_told_when_that_changes() -> None:
     # given listeners on every node
     world = World(nodes=4)
@@ -523,6 +528,7 @@ def test_every_node_knows_who_leads_and_is_told_when_that_changes() -> None:
             assert told[-1] == Leadership(second.number, second.metastore.group.term)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_at_most_one_node_coordinates_in_a_term(seed: int) -> None:
     world, dice = World(seed=seed), Random(seed)
@@ -554,6 +560,7 @@ def test_at_most_one_node_coordinates_in_a_term(seed: int) -> None:
     assert all(len(who) == 1 for who in coordinators.values())
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_cut_off_soon_stops_to_coordinate() -> None:
     world = World()
     world.run_for(2_000)
@@ -599,6 +606,7 @@ def test_a_time_that_is_yet_to_come_is_refused_and_writes_nothing() -> None:
     assert node.metastore.group.applied <= applied + 1  # a lease may have been renewed
 
 
+@pytest.mark.slow
 def test_only_so_much_is_on_its_way_from_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a node that reaches nobody, and room for three commands
     world = World()
@@ -620,6 +628,7 @@ def test_only_so_much_is_on_its_way_from_one_node(monkeypatch: pytest.MonkeyPatc
     world.wait(node.metastore.put(b"key", b"value"))
 
 
+@pytest.mark.slow
 def test_a_statement_that_is_too_large_is_refused_by_name_on_every_node() -> None:
     world = World()
     big = Do(tuple(Put(b"key %d" % n, bytes(3 << 20)) for n in range(3)))

@@ -155,6 +155,7 @@ def test_a_watch_that_is_closed_is_told_nothing_more_not_even_its_end() -> None:
     assert watcher.ended is None
 
 
+@pytest.mark.slow
 def test_thousands_of_revisions_do_not_keep_the_node_from_its_work() -> None:
     # given a watcher that starts far behind
     world = World(nodes=1)
@@ -225,6 +226,7 @@ def test_a_node_that_closes_ends_its_watches_by_name() -> None:
     assert isinstance(watcher.ended, Unavailable)
 
 
+@pytest.mark.slow
 def test_a_watcher_on_a_node_that_was_away_for_long_is_told_the_cut_after_its_snapshot() -> None:
     # given a follower with watchers, one of them busy, that is cut off
     world = World(log_config=TINY_LOG, metastore_config=replace(QUICK, snapshot_entries=50))
@@ -290,6 +292,7 @@ class Follower:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_every_revision_is_told_once_through_restarts_leader_changes_and_cuts(seed: int) -> None:
     # given a follower per node that remembers where it was

@@ -13,6 +13,7 @@ from lowmark.table import Tables
 from node.running import Running
 
 
+@pytest.mark.slow
 def test_a_directory_of_one_process_grows_into_a_cluster(tmp_path: Path) -> None:
     # given a directory with a table, made inside a process
     with lowmark.open(tmp_path / "a") as db:

@@ -45,6 +45,7 @@ def world() -> World:
     return World()
 
 
+@pytest.mark.slow
 def test_every_node_creates_an_index_of_an_empty_table(world: World) -> None:
     table = world.table()
     done = [world.wait(world.ask(number, f"i{number}")) for number in world.nodes]
@@ -53,6 +54,7 @@ def test_every_node_creates_an_index_of_an_empty_table(world: World) -> None:
     assert [one.status for one in found] == [IndexStatus.AVAILABLE] * 3
 
 
+@pytest.mark.slow
 def test_a_row_in_any_partition_is_enough_to_refuse_it(world: World) -> None:
     # given rows in one partition, which one node has
     table = world.table()
@@ -63,6 +65,7 @@ def test_a_row_in_any_partition_is_enough_to_refuse_it(world: World) -> None:
     assert not world[1].catalog.latest.indexes_of_table(table)
 
 
+@pytest.mark.slow
 def test_what_can_not_be_known_is_no_reason_to_create_it(world: World) -> None:
     # given a node that has partitions
     table = world.table()

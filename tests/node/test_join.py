@@ -38,6 +38,7 @@ def test_a_node_of_one_cluster_does_not_join_another(tmp_path: Path) -> None:
             assert second.client().peer().cluster == own
 
 
+@pytest.mark.slow
 def test_a_node_may_name_its_own_cluster_again(tmp_path: Path) -> None:
     with Running(tmp_path / "1", name="n1") as first:
         with Running(tmp_path / "2", name="n2", join=first.endpoint) as second:
@@ -47,6 +48,7 @@ def test_a_node_may_name_its_own_cluster_again(tmp_path: Path) -> None:
             assert [n.name for n in again.client().status().nodes] == ["n1", "n2"]
 
 
+@pytest.mark.slow
 def test_a_node_that_knows_others_does_not_need_the_one_it_names(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

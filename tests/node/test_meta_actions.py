@@ -85,6 +85,7 @@ class Body:
         return self._body
 
 
+@pytest.mark.slow
 def test_a_client_that_stands_still_is_not_held_for_long_and_is_told(running: Running) -> None:
     found = pages(running)
     next(found)

@@ -29,6 +29,7 @@ def test_every_other_voter_must_be_named_and_no_other_node() -> None:
     assert "nothing to reset" in refused(set(), [])
 
 
+@pytest.mark.slow
 def test_a_node_is_lost_only_if_nothing_listens_at_its_endpoint() -> None:
     [port] = free_ports(1)
     assert answers(f"127.0.0.1:{port}", cluster="c") == ""

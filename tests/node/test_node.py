@@ -200,6 +200,7 @@ def test_a_watch_from_the_past_tells_all_of_it_first(client: NodeClient) -> None
     assert [told(watch).revision for _ in made] == made
 
 
+@pytest.mark.slow
 def test_a_watch_whose_client_has_gone_is_closed(running: Running) -> None:
     eventually(lambda: client_watches(running) == 0)  # those of other tests have gone
     with NodeClient(running.endpoint) as leaving:
@@ -252,6 +253,7 @@ def test_a_watch_that_was_cut_off_ends_with_the_reason(running: Running) -> None
         assert [entry.value for entry in entries] == [b"2"]
 
 
+@pytest.mark.slow
 def test_so_many_watches_and_no_more(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     # given as many watches as a node takes
     eventually(lambda: running.node.server.calls == 0)  # those of other tests have gone
@@ -277,6 +279,7 @@ def test_so_many_watches_and_no_more(running: Running, monkeypatch: pytest.Monke
         eventually(room)
 
 
+@pytest.mark.slow
 def test_so_many_calls_and_no_more(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     eventually(lambda: running.node.server.calls == 0)
     with NodeClient(running.endpoint) as client:
@@ -373,6 +376,7 @@ def test_nothing_is_done_for_an_address_that_others_can_reach(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_a_second_node_joins_by_the_door_of_the_first(tmp_path: Path) -> None:
     with Running(tmp_path / "1", name="n1") as first:
         one = first.client()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lowmark.catalog import AlterZone, TableId
 from lowmark.node.messages import RewriteLogAsk, RewrittenRow
 from lowmark.node.rewriting import RewriteOf, Rewriting
@@ -78,6 +80,7 @@ class World(TableWorld):
         return found
 
 
+@pytest.mark.slow
 def test_any_node_finds_the_leader_and_the_old_places_go() -> None:
     # given a node without a copy, and scattered batches
     world = World()
@@ -102,6 +105,7 @@ def test_any_node_finds_the_leader_and_the_old_places_go() -> None:
     assert (again.stage, again.planned, again.bytes_freed) == ("done", 0, 0)
 
 
+@pytest.mark.slow
 def test_a_rate_slows_it_down_and_it_says_how_far_it_is() -> None:
     # given a rate at which one chunk takes seconds
     world = World()
@@ -119,6 +123,7 @@ def test_a_rate_slows_it_down_and_it_says_how_far_it_is() -> None:
     assert (rows[-1].stage, rows[-1].rewritten) == ("done", ROWS)
 
 
+@pytest.mark.slow
 def test_a_leader_that_goes_ends_it_with_a_reason_and_asking_again_goes_on() -> None:
     # given a rewrite that has begun
     world = World()

@@ -124,6 +124,7 @@ def stuck(server: Server) -> Iterator[Stuck]:
     stuck.go_on.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGING, ids=["put", "remove", "execute"])
 def test_a_change_without_an_answer_in_time_may_have_happened(
     server: Server, stuck: Stuck, change: Callable[[NodeClient], object]

@@ -99,6 +99,7 @@ def test_a_node_alone_that_can_t_read_its_copy_says_so_and_serves_on(
         assert problem_of(client.status(), "n1") == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", UNREADABLE, ids=lambda error: type(error).__name__)
 def test_one_of_two_that_can_t_read_its_copy_shows_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: LowmarkError
@@ -121,6 +122,7 @@ def test_one_of_two_that_can_t_read_its_copy_shows_the_rest(
         assert first.client().status().nodes
 
 
+@pytest.mark.slow
 def test_a_copy_whose_status_can_t_be_had_is_a_problem_of_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_node_with_a_damaged_directory_says_what_is_damaged(tmp_path: Path) ->
         assert "can't be read" in member.problem
 
 
+@pytest.mark.slow
 def test_a_damaged_member_shows_what_the_others_say(tmp_path: Path) -> None:
     with Running(tmp_path / "1", name="n1") as first:
         client = first.client()
@@ -180,6 +183,7 @@ def test_a_damaged_member_shows_what_the_others_say(tmp_path: Path) -> None:
             assert problem_of(damaged.status(), "n2")
 
 
+@pytest.mark.slow
 def test_a_node_that_is_gone_is_shown_as_silent_while_its_lease_lasts(tmp_path: Path) -> None:
     # given two nodes whose leases last for long
     patient = replace(QUICK, metastore=replace(QUICK.metastore, lease_ms=60_000))
@@ -208,6 +212,7 @@ def test_a_node_that_is_gone_is_shown_as_silent_while_its_lease_lasts(tmp_path: 
         assert "node n2" in shown
 
 
+@pytest.mark.slow
 def test_why_a_node_was_not_let_in_again_is_shown_to_whoever_asks(tmp_path: Path) -> None:
     with (
         Running(tmp_path / "1", name="n1") as first,

@@ -91,6 +91,7 @@ def test_the_parts_of_all_nodes_add_up() -> None:
     assert (warning.kind, warning.table, warning.holder) == ("cursor-pins", "orders", "c")
 
 
+@pytest.mark.slow
 def test_a_node_says_what_it_leads_of_tables(tmp_path: Path) -> None:
     with Running(tmp_path / "data", name="n1") as running:
         client = running.client()
@@ -108,6 +109,7 @@ ALONE = replace(QUICK, metastore=replace(QUICK.metastore, members=1))
 """The first node decides alone who is up, also when others are gone."""
 
 
+@pytest.mark.slow
 def test_a_table_whose_nodes_are_down_is_shown_as_unavailable(tmp_path: Path) -> None:
     # given one copy of each partition, and enough partitions that each of two nodes has some
     with (

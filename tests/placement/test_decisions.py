@@ -406,6 +406,7 @@ def check_every_order(begin: Values, some: Sequence[Write]) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjust", Adjust)
 def test_two_nodes_in_any_order_leave_what_one_after_the_other_would_leave(adjust: Adjust) -> None:
     count = 0

@@ -45,6 +45,7 @@ def unevenness(led: Sequence[int]) -> int:
     return sum(count * count for count in Counter(led).values())
 
 
+@pytest.mark.slow
 @given(any_sets())
 def test_of_whatever_sets_no_choice_is_more_even(sets: dict[Partition, list[int]]) -> None:
     led = spread_leaders(sets)

@@ -79,6 +79,7 @@ def test_who_joins_and_leaves_stands_in_the_keys_and_the_group_follows() -> None
     assert world.wait_leader().metastore.group.members().voters == {1, 3, 4}
 
 
+@pytest.mark.slow
 def test_writes_go_on_in_every_stage() -> None:
     world = World(nodes=3)
     for number in (4, 5):
@@ -92,6 +93,7 @@ def test_writes_go_on_in_every_stage() -> None:
     assert keys(world).stable == Assignments((1, 2, 3), 0, (4, 5))
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_dies_is_named_until_it_is_back() -> None:
     # given a node that dies as soon as it is let in
     world = World(nodes=2, config=replace(FAST, catch_up_stall_ms=400))

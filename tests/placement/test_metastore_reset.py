@@ -105,6 +105,7 @@ def lose(world: TableWorld, *numbers: int) -> None:
     world.run_for(5_000)
 
 
+@pytest.mark.slow
 def test_followers_get_new_copies_and_tables_are_as_they_were(world: TableWorld) -> None:
     # given that two of three voters are lost, and the third one is stopped
     table = table_of(world)
@@ -138,6 +139,7 @@ def test_followers_get_new_copies_and_tables_are_as_they_were(world: TableWorld)
     world.run_until(lambda: stable(world, table) == (1, 4, 5), timeout_ms=120_000)
 
 
+@pytest.mark.slow
 def test_partitions_that_lost_their_majority_too_are_reset_after_it(world: TableWorld) -> None:
     # given that only one node of five is left
     table = table_of(world)
@@ -168,6 +170,7 @@ def test_partitions_that_lost_their_majority_too_are_reset_after_it(world: Table
     assert holders(world, table, 0) == {1, 6}
 
 
+@pytest.mark.slow
 def test_former_voters_that_come_back_get_new_copies(world: TableWorld) -> None:
     # given a metastore that was reset without two of its voters, and written to since
     table = table_of(world)
@@ -202,6 +205,7 @@ def test_former_voters_that_come_back_get_new_copies(world: TableWorld) -> None:
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_a_crash_while_the_directory_is_reset_leaves_it_as_it_was_or_reset() -> None:
     found = {turns: reset_with_a_crash(turns) for turns in (0, 1, 2, 3, 4, 6, 8, 12, 20)}
     assert not found[0]
@@ -231,6 +235,7 @@ def reset_with_a_crash(turns: int) -> bool:
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ms", [0, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640])
 def test_a_crash_soon_after_the_first_start_is_made_good_by_the_next(ms: int) -> None:
     # given a directory that was reset
@@ -248,6 +253,7 @@ def test_a_crash_soon_after_the_first_start_is_made_good_by_the_next(ms: int) ->
     assert world[1].placement.zones.draining() == {2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ms", [0, 1, 2, 4, 8, 15, 30, 60, 120, 250, 500, 1_000])
 def test_a_crash_while_a_copy_is_made_anew(ms: int) -> None:
     # given a follower whose copy is outdated
@@ -287,6 +293,7 @@ def test_a_crash_while_a_copy_is_made_anew(ms: int) -> None:
     assert {n for n in range(4) if world[4].tables.has_copy(table, n)} >= held
 
 
+@pytest.mark.slow
 def test_all_voters_are_lost_and_a_follower_goes_on_and_later_another_one(
     world: TableWorld,
 ) -> None:

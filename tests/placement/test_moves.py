@@ -73,6 +73,7 @@ def stable(world: TableWorld, table: TableId, number: int = 0) -> tuple[int, ...
     return world.up[0].placement.routes(table, number)
 
 
+@pytest.mark.slow
 def test_more_replicas_are_added_and_taken_away_again() -> None:
     # given a table of one replica with rows
     world = TableWorld()
@@ -93,6 +94,7 @@ def test_more_replicas_are_added_and_taken_away_again() -> None:
     assert world.append(table).first == 6
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_gets_its_share_and_one_that_goes_leaves_it() -> None:
     # given a table on three nodes
     world = TableWorld()
@@ -118,6 +120,7 @@ def test_a_node_that_comes_gets_its_share_and_one_that_goes_leaves_it() -> None:
     assert world.append(table).first == 6
 
 
+@pytest.mark.slow
 def test_a_restart_moves_nothing() -> None:
     # given a table on two of three nodes
     world = TableWorld()
@@ -137,6 +140,7 @@ def test_a_restart_moves_nothing() -> None:
     assert [stable(world, table, number) for number in range(6)] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjust", Adjust)
 def test_targets_that_change_while_rows_are_copied_end_at_the_last_one(
     adjust: Adjust, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +160,7 @@ def test_targets_that_change_while_rows_are_copied_end_at_the_last_one(
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_a_move_away_from_its_leader_does_not_wait_for_the_retry_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -179,6 +184,7 @@ def test_a_move_away_from_its_leader_does_not_wait_for_the_retry_task(
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_a_leader_that_dies_in_the_middle_is_followed_by_one_that_goes_on() -> None:
     world = TableWorld(nodes=4)
     replicas(world, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lowmark.errors import Rejected
 from lowmark.placement.assignments import STABLE, Assignments, PartitionId
 from placement.test_moves import replicas, settle, stable
@@ -10,6 +12,7 @@ from placement.test_standing import choose, placed
 from table.world import TableWorld
 
 
+@pytest.mark.slow
 def test_a_group_goes_back_by_a_later_token_than_that_of_the_move_that_was_withdrawn() -> None:
     # given a leader that had another node learn the log, and lost its followers
     world = TableWorld(nodes=5)
@@ -45,6 +48,7 @@ def test_a_group_goes_back_by_a_later_token_than_that_of_the_move_that_was_withd
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_a_reset_is_refused_if_the_group_has_a_voter_that_its_keys_do_not_name() -> None:
     # given a partition on three nodes, of which the keys name two: they are of an older copy of the
     # metastore, from which it was reset
@@ -89,6 +93,7 @@ def slow_down_way(world: TableWorld, sender: int, to: int, ms: int) -> None:
     world.run_for(4 * ms)
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_added_again_is_not_destroyed_by_an_earlier_word() -> None:
     # given a node that hears late of what the metastore says, and that a partition has left
     world = TableWorld(nodes=5)

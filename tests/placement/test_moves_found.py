@@ -52,6 +52,7 @@ def lead(world: TableWorld, table: TableId, number: int, *, by: int) -> None:
         world.run_for(100)
 
 
+@pytest.mark.slow
 def test_a_producer_keeps_its_numbers_when_its_partition_gets_another_way() -> None:
     """Two lanes began the same epoch: one batch got the answer of the other, and was not stored."""
     # given a producer at a node without a copy, whose batches are stored, and no answer arrives
@@ -127,6 +128,7 @@ def test_a_lock_stays_on_what_is_in_force() -> None:
     assert not _never_in_force(locked, voters(1, 2, 3), 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 4, 10, 12])  # in these, the answer is overtaken
 def test_what_is_heard_before_an_answer_is_looked_at_after_it(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -147,6 +149,7 @@ def test_what_is_heard_before_an_answer_is_looked_at_after_it(
     settle(world, table)
 
 
+@pytest.mark.slow
 def test_one_that_waits_in_vain_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first that waited was looked at, and it had lost its leadership."""
     monkeypatch.setattr(
@@ -173,6 +176,7 @@ def test_one_that_waits_in_vain_keeps_no_other_waiting(monkeypatch: pytest.Monke
     world.run_until(lambda: stable(world, second) == (3, 4, 5), timeout_ms=60_000)
 
 
+@pytest.mark.slow
 def test_a_move_that_copies_needs_no_turn_for_its_next_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -194,6 +198,7 @@ def test_a_move_that_copies_needs_no_turn_for_its_next_target(
     world.run_until(lambda: stable(world, table) == (3,), timeout_ms=60_000)
 
 
+@pytest.mark.slow
 def test_learners_of_an_earlier_leader_are_taken_away() -> None:
     """A withdrawn move left one behind: its copy was a member for good, and was never destroyed."""
     # given a leader that had another node learn the log

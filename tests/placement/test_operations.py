@@ -39,6 +39,7 @@ def hold_back(world: TableWorld, table: TableId) -> Callable[[], None]:
     return end
 
 
+@pytest.mark.slow
 def test_a_node_that_is_drained_has_nothing_left_and_may_be_removed() -> None:
     # given a table on three of four nodes
     world = TableWorld(nodes=4)
@@ -63,6 +64,7 @@ def test_a_node_that_is_drained_has_nothing_left_and_may_be_removed() -> None:
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_a_drained_node_is_given_no_new_table_until_that_is_over() -> None:
     world = TableWorld(nodes=3)
     operations = world[1].placement.operations
@@ -83,6 +85,7 @@ def test_a_drained_node_is_given_no_new_table_until_that_is_over() -> None:
         operations.drain(3)
 
 
+@pytest.mark.slow
 def test_a_node_with_the_only_copy_or_a_majority_s_last_is_not_removed() -> None:
     world = TableWorld(nodes=3)
     replicas(world, 1)
@@ -108,6 +111,7 @@ def test_a_node_with_the_only_copy_or_a_majority_s_last_is_not_removed() -> None
     assert world[holder].placement.operations.refusal(other) is None
 
 
+@pytest.mark.slow
 def test_a_node_with_the_last_copy_of_a_dropped_table_stays_until_no_read_needs_it() -> None:
     # given a table on one node, which was dropped, and a reader as of a time before that
     world = TableWorld(nodes=3)
@@ -142,6 +146,7 @@ def test_a_node_with_the_last_copy_of_a_dropped_table_stays_until_no_read_needs_
     world.wait(other.here.remove(holder))
 
 
+@pytest.mark.slow
 def test_a_node_whose_copies_of_a_dropped_table_others_have_may_go() -> None:
     world = TableWorld(nodes=4)
     replicas(world, 3)
@@ -162,6 +167,7 @@ def test_a_node_whose_copies_of_a_dropped_table_others_have_may_go() -> None:
     assert "1 partition of public.events" in refused.detail
 
 
+@pytest.mark.slow
 def test_paused_moves_stand_still_and_go_on() -> None:
     world = TableWorld(nodes=3)
     replicas(world, 1)
@@ -186,6 +192,7 @@ def test_paused_moves_stand_still_and_go_on() -> None:
     settle(world, table)
 
 
+@pytest.mark.slow
 def test_a_move_that_is_cancelled_leaves_all_as_it_was() -> None:
     world = TableWorld(nodes=3)
     replicas(world, 1)
@@ -213,6 +220,7 @@ def test_a_move_that_is_cancelled_leaves_all_as_it_was() -> None:
     world.run_until(lambda: len(stable(world, table)) == 2, timeout_ms=120_000)
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_would_move_by_the_code_that_moves() -> None:
     world = TableWorld(nodes=3)
     replicas(world, 3)
@@ -246,6 +254,7 @@ def test_a_plan_says_what_would_move_by_the_code_that_moves() -> None:
             world[1].placement.operations.plan(**bad)
 
 
+@pytest.mark.slow
 def test_a_plan_warns_of_nodes_that_are_down_and_of_filters_that_match_none() -> None:
     # given a zone whose filter matches one node, with a table; and one that matches none
     world = TableWorld(nodes=3)
@@ -274,6 +283,7 @@ def test_a_plan_warns_of_nodes_that_are_down_and_of_filters_that_match_none() ->
     )
 
 
+@pytest.mark.slow
 def test_a_plan_counts_what_would_wait_for_a_node_that_is_down() -> None:
     # given a table of one replica on three nodes, one of which is down
     world = TableWorld(nodes=3)
@@ -292,6 +302,7 @@ def test_a_plan_counts_what_would_wait_for_a_node_that_is_down() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_drain_says_which_zones_have_no_other_node() -> None:
     # given a zone whose nodes are named by hand, and one with a filter, both of node 3 alone
     world = TableWorld(nodes=3)
@@ -335,6 +346,7 @@ def test_a_drain_says_which_zones_have_no_other_node() -> None:
     assert "`lowmark node drain n3 --stop`" in stuck.hint
 
 
+@pytest.mark.slow
 def test_failures_have_a_context_are_tried_again_and_become_an_alarm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -378,6 +390,7 @@ def test_failures_have_a_context_are_tried_again_and_become_an_alarm(
     assert world[holder].placement.problem == ""
 
 
+@pytest.mark.slow
 def test_a_new_member_whose_disk_is_full_is_named() -> None:
     world = TableWorld(nodes=3, config=replace(FAST, catch_up_stall_ms=600))
     replicas(world, 1)
@@ -404,6 +417,7 @@ def test_a_new_member_whose_disk_is_full_is_named() -> None:
     assert world.wait(world.leading(table).append(batch)).first == 20
 
 
+@pytest.mark.slow
 def test_a_node_that_is_drained_hands_over_what_it_leads_though_it_can_not_go() -> None:
     # given three nodes, all of which have the table, and moves that are paused
     world = TableWorld(nodes=3)
@@ -422,6 +436,7 @@ def test_a_node_that_is_drained_hands_over_what_it_leads_though_it_can_not_go() 
     assert not any(one.group.leads for one in world[2].tables.of(table))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjust", Adjust)
 def test_what_was_planned_takes_the_place_of_a_move_that_can_not_succeed(
     adjust: Adjust, monkeypatch: pytest.MonkeyPatch
@@ -452,6 +467,7 @@ def test_what_was_planned_takes_the_place_of_a_move_that_can_not_succeed(
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_set_while_moves_are_paused_does_not_stay() -> None:
     world = TableWorld(nodes=3)
     replicas(world, 1)
@@ -482,6 +498,7 @@ def test_a_lock_that_is_set_while_moves_are_paused_does_not_stay() -> None:
     world.run_until(lambda: stable(world, table) == (1, 2, 3), timeout_ms=120_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["drain", "replicas"])
 def test_no_move_puts_members_in_force_without_a_majority_that_is_up(what: str) -> None:
     """With one of three nodes down, draining another, or fewer replicas, ended the partition."""
@@ -517,6 +534,7 @@ def test_no_move_puts_members_in_force_without_a_majority_that_is_up(what: str) 
     settle(world, table)
 
 
+@pytest.mark.slow
 def test_a_small_partition_is_not_put_on_a_full_disk() -> None:
     """All of it fits into what counts as near: a member that could write none of it voted."""
     world = TableWorld(nodes=3, config=replace(FAST, catch_up_stall_ms=600))
@@ -539,6 +557,7 @@ def test_a_small_partition_is_not_put_on_a_full_disk() -> None:
     assert world.append(table).first == 6
 
 
+@pytest.mark.slow
 def test_a_drain_that_is_asked_for_again_goes_on_after_a_cancel() -> None:
     world = TableWorld(nodes=4)
     replicas(world, 3)
@@ -558,6 +577,7 @@ def test_a_drain_that_is_asked_for_again_goes_on_after_a_cancel() -> None:
     world.run_until(lambda: not operations.left_on(out), timeout_ms=120_000)
 
 
+@pytest.mark.slow
 def test_a_removal_that_the_metastore_refuses_leaves_the_node_as_it_was() -> None:
     world = TableWorld(nodes=3)
     down, other = [n for n in (1, 2, 3) if n != world.wait_leader().number]
@@ -569,6 +589,7 @@ def test_a_removal_that_the_metastore_refuses_leaves_the_node_as_it_was() -> Non
     world.run_until(lambda: not world[here].placement.zones.draining())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_of_two_nodes_that_are_removed_at_once_the_one_that_is_needed_stays(seed: int) -> None:
     # given a partition on three of five nodes, which stays there for now

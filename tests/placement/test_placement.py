@@ -55,6 +55,7 @@ def test_a_table_that_is_made_can_be_used_at_once_where_it_is_alone() -> None:
     assert world[1].placement.problem == ""
 
 
+@pytest.mark.slow
 def test_all_nodes_compute_and_write_the_same() -> None:
     # given three nodes, each with what it was about to write
     world = TableWorld(nodes=4)
@@ -100,6 +101,7 @@ def note_writes(node: TableNode, notes: dict[bytes, bytes]) -> None:
     node.metastore.invoke = invoke  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_a_version_is_ready_when_this_node_has_its_copies() -> None:
     # given a node that makes a table with many partitions
     world = TableWorld(nodes=1)
@@ -134,6 +136,7 @@ def test_what_a_crash_left_between_catalog_and_assignments_is_made_good() -> Non
     assert world.append(table).first == 0
 
 
+@pytest.mark.slow
 def test_what_was_left_undone_is_computed_from_the_nodes_that_were_up_then() -> None:
     # given three nodes that all die between catalog and assignments
     world = TableWorld()
@@ -157,6 +160,7 @@ def test_what_was_left_undone_is_computed_from_the_nodes_that_were_up_then() -> 
     world.run_until(lambda: world[3].tables.get(table, 0).view.end == 1)
 
 
+@pytest.mark.slow
 def test_a_restart_starts_the_copies_that_were_there_with_their_rows() -> None:
     # given a table with rows
     world = TableWorld()
@@ -172,6 +176,7 @@ def test_a_restart_starts_the_copies_that_were_there_with_their_rows() -> None:
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_a_node_that_was_down_when_a_table_was_made_joins_in() -> None:
     # given a node that is down, but not taken for gone
     world = TableWorld(metastore_config=MetastoreConfig(lease_ms=60_000, request_timeout_ms=3_000))
@@ -204,6 +209,7 @@ def test_a_copy_of_a_dropped_table_is_started_again_from_its_disk() -> None:
     assert world[1].tables.get(table, 0).view.end == 3
 
 
+@pytest.mark.slow
 def test_no_copy_is_made_of_a_table_that_was_dropped_meanwhile() -> None:
     # given a node that is down while a table is made and dropped
     world = TableWorld(metastore_config=MetastoreConfig(lease_ms=60_000, request_timeout_ms=3_000))
@@ -310,6 +316,7 @@ def test_a_node_that_is_cut_off_gets_its_copies_when_it_is_back() -> None:
 # -- nodes that are down --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_table_that_is_made_while_a_node_is_down_has_its_copy_when_it_is_back() -> None:
     # given three nodes, of which one is down, and known to be
     world = TableWorld(nodes=3)
@@ -328,6 +335,7 @@ def test_a_table_that_is_made_while_a_node_is_down_has_its_copy_when_it_is_back(
     world.run_until(lambda: world[3].tables.of(table)[0].view.end == end)
 
 
+@pytest.mark.slow
 def test_a_table_is_put_on_no_more_nodes_that_are_down_than_it_can_do_without() -> None:
     # given four nodes, of which two are down, and a zone of two of each
     world = TableWorld(nodes=4)

@@ -49,6 +49,7 @@ def followed(world: TableWorld, table: TableId, at: int, began: Rebuild) -> list
     return stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_itself", [True, False])
 def test_a_damaged_copy_comes_back_with_all_rows_and_votes(
     world: TableWorld, at_itself: bool
@@ -82,6 +83,7 @@ def test_a_damaged_copy_comes_back_with_all_rows_and_votes(
     assert world.append(table).first == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_crash_in_between_leaves_the_old_copy_or_a_new_one(world: TableWorld, gone: bool) -> None:
     # given a damaged copy that is being thrown away
@@ -119,6 +121,7 @@ def refused(world: TableWorld, table: TableId, node: int, at: int) -> LowmarkErr
     return error
 
 
+@pytest.mark.slow
 def test_what_is_sound_or_needed_stays(world: TableWorld) -> None:
     table = world.create(1, log_table("events"))
     world.append(table, rows=5)

@@ -35,6 +35,7 @@ def lose_majority(world: TableWorld, table: TableId) -> tuple[int, list[int]]:
     return keep, lost
 
 
+@pytest.mark.slow
 def test_a_survivor_goes_on_and_is_given_others(world: TableWorld) -> None:
     # given a partition with rows whose majority is lost
     table = world.create(1, log_table("events"))
@@ -55,6 +56,7 @@ def test_a_survivor_goes_on_and_is_given_others(world: TableWorld) -> None:
     assert world.append(table).first == 6
 
 
+@pytest.mark.slow
 def test_lost_nodes_that_come_back_get_copies_of_the_new_lineage(world: TableWorld) -> None:
     # given a partition that was reset, and whose target has all nodes
     table = world.create(1, log_table("events"))
@@ -80,6 +82,7 @@ def test_lost_nodes_that_come_back_get_copies_of_the_new_lineage(world: TableWor
         assert node.placement.problem == ""
 
 
+@pytest.mark.slow
 def test_lost_nodes_that_come_back_and_are_not_needed_lose_their_copies(
     world: TableWorld,
 ) -> None:
@@ -97,6 +100,7 @@ def test_lost_nodes_that_come_back_and_are_not_needed_lose_their_copies(
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_a_reset_is_refused_unless_all_others_are_lost_and_named(world: TableWorld) -> None:
     table = world.create(1, log_table("events"))
     world.append(table)
@@ -128,6 +132,7 @@ def test_a_reset_is_refused_unless_all_others_are_lost_and_named(world: TableWor
     assert stable(world, table) == nodes
 
 
+@pytest.mark.slow
 def test_a_crash_between_the_reset_and_its_write_is_made_good_by_asking_again(
     world: TableWorld,
 ) -> None:
@@ -154,6 +159,7 @@ def test_a_crash_between_the_reset_and_its_write_is_made_good_by_asking_again(
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_partitions_that_are_to_move_away_from_lost_nodes_can_be_reset(world: TableWorld) -> None:
     # given two partitions that lost the same nodes
     table = world.create(1, log_table("events", partitions=8))
@@ -177,6 +183,7 @@ def test_partitions_that_are_to_move_away_from_lost_nodes_can_be_reset(world: Ta
     settle(world, table)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_up_is_not_drained_as_lost(world: TableWorld) -> None:
     table = world.create(1, log_table("events"))
     world.run_for(500)

@@ -63,6 +63,7 @@ def until_joint(world: TableWorld, table: TableId) -> None:
     world.run_until(lambda: group.stage is Stage.JOINT or group.members().joint)
 
 
+@pytest.mark.slow
 def test_a_move_without_a_majority_of_its_new_members_is_an_alarm() -> None:
     # given a partition whose old and new members decide together
     world = TableWorld(nodes=5)
@@ -92,6 +93,7 @@ def test_a_move_without_a_majority_of_its_new_members_is_an_alarm() -> None:
     assert world.append(table).first == 5
 
 
+@pytest.mark.slow
 def test_a_move_that_can_not_be_written_is_an_alarm() -> None:
     # given a partition that is being put in force
     world = TableWorld(nodes=5)
@@ -119,6 +121,7 @@ def test_a_move_that_can_not_be_written_is_an_alarm() -> None:
     world.run_until(lambda: progress.here() == [])
 
 
+@pytest.mark.slow
 def test_a_move_whose_old_nodes_are_all_down_is_an_alarm_of_the_coordinator() -> None:
     # given a partition that is to move away from its only node
     world = TableWorld(nodes=5)
@@ -141,6 +144,7 @@ def test_a_move_whose_old_nodes_are_all_down_is_an_alarm_of_the_coordinator() ->
     world.run_until(lambda: world[coordinator].placement.problem == "")
 
 
+@pytest.mark.slow
 def test_a_move_that_waits_for_its_turn_says_so_and_is_no_alarm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,6 +168,7 @@ def test_a_move_that_waits_for_its_turn_says_so_and_is_no_alarm(
     world.run_until(lambda: all(stable(world, table, n) == (2,) for n in (0, 1)))
 
 
+@pytest.mark.slow
 def test_what_no_node_speaks_for_is_shown_with_the_time_since_it_was_decided_on() -> None:
     world = TableWorld(nodes=5)
     table = placed(world, 4)
@@ -177,6 +182,7 @@ def test_what_no_node_speaks_for_is_shown_with_the_time_since_it_was_decided_on(
     assert 1_500 <= move.failing_ms < 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", ["another leader", "a later target"])
 def test_a_stale_token_is_a_failure_as_others(again: str) -> None:
     # given a group that was changed by a later token: the metastore was reset, and is behind
@@ -217,6 +223,7 @@ def bump(world: TableWorld, *, until: Callable[[], bool]) -> None:
         world.wait(world[1].metastore.put(b"any", b"value"))
 
 
+@pytest.mark.slow
 def test_moves_that_go_on_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that led ten thousand partitions looked at all of them in one turn of its loop."""
     monkeypatch.setattr(moves_module, "LOOKS_PER_TURN", 4)
@@ -245,6 +252,7 @@ def test_moves_that_go_on_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatc
     world.run_until(lambda: all(stable(world, table, n) == (2,) for n in range(10)))
 
 
+@pytest.mark.slow
 def test_a_move_that_has_failed_begins_at_once_when_moves_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

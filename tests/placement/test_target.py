@@ -148,6 +148,7 @@ def zones(draw: st.DrawFn) -> tuple[dict[Partition, list[int]], list[Place], int
     return current, places, draw(st.integers(1, 4))
 
 
+@pytest.mark.slow
 @given(zones())
 def test_a_small_zone_has_the_best_plan(
     zone: tuple[dict[Partition, list[int]], list[Place], int],
@@ -162,6 +163,7 @@ def test_a_small_zone_has_the_best_plan(
     assert price(current, planned, places) == best(current, places, replicas=replicas)
 
 
+@pytest.mark.slow
 @given(zones(), st.randoms(use_true_random=False))
 def test_a_plan_of_a_plan_is_that_plan_in_whatever_order_it_is_asked(
     zone: tuple[dict[Partition, list[int]], list[Place], int], dice: Random
@@ -179,6 +181,7 @@ def test_a_plan_of_a_plan_is_that_plan_in_whatever_order_it_is_asked(
     assert list(again) == list(planned)
 
 
+@pytest.mark.slow
 @given(zones(), st.integers(0, 8))
 def test_data_that_a_node_has_costs_no_other_rule_anything(
     zone: tuple[dict[Partition, list[int]], list[Place], int], node: int
@@ -188,6 +191,7 @@ def test_data_that_a_node_has_costs_no_other_rule_anything(
     assert price(current, planned, places) == best(current, places, replicas=replicas)
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     others=st.lists(st.integers(1, 12), min_size=1, max_size=8),
@@ -357,6 +361,7 @@ def test_the_score_is_fixed_for_good() -> None:
     }
 
 
+@pytest.mark.slow
 def test_every_process_makes_the_same_plan() -> None:
     code = (
         "from lowmark.placement.target import Place, plan\n"

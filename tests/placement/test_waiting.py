@@ -34,6 +34,7 @@ def zone(world: TableWorld, **more: object) -> None:
     world.execute(1, AlterZone(name="default", **more))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [0, 3])
 def test_a_node_that_is_down_goes_in_time_though_coordinators_change(changes: int) -> None:
     # given a zone that waits 60 s for nodes that are down
@@ -59,6 +60,7 @@ def test_a_node_that_is_down_goes_in_time_though_coordinators_change(changes: in
     assert all(4 not in stable(world, table, number) for number in range(PARTITIONS))
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_is_in_in_time_though_coordinators_change() -> None:
     # given a zone that waits 60 s for nodes that come
     world = TableWorld(nodes=3)
@@ -76,6 +78,7 @@ def test_a_node_that_comes_is_in_in_time_though_coordinators_change() -> None:
     assert baseline(world) == (1, 2, 3, 4)
 
 
+@pytest.mark.slow
 def test_time_in_which_the_cluster_was_down_does_not_count() -> None:
     # given a cluster that is stopped, and started an hour later, but for one node
     world = TableWorld(nodes=4)
@@ -104,6 +107,7 @@ def test_time_in_which_the_cluster_was_down_does_not_count() -> None:
     assert [stable(world, table, number) for number in range(PARTITIONS)] == before
 
 
+@pytest.mark.slow
 def test_a_node_that_came_back_meanwhile_is_waited_for_anew() -> None:
     # given a node that was down for 40 of 60 s, by the note of the coordinator
     world = TableWorld(nodes=4)

@@ -20,6 +20,7 @@ SEEDS = (
 SEEDS_PER_TEST = 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
 def test_a_cluster_keeps_its_promises_whatever_happens(first: int) -> None:
     for seed in SEEDS[SEEDS.index(first) :][:SEEDS_PER_TEST]:

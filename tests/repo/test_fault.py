@@ -31,6 +31,7 @@ def test_a_class_that_is_known_arrives_as_itself_with_what_it_carries() -> None:
         raise arrived.again()
 
 
+@pytest.mark.slow
 def test_an_error_arrives_as_the_class_that_can_be_caught_though_it_was_not_imported() -> None:
     # given a fresh interpreter: nothing has asked for these classes
     program = """if True:

@@ -77,6 +77,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_tests_of_one_group_run_in_one_process(suite: Path) -> None:
     # when they are run as `make test` runs ours, and one fails
     ran = run(suite, "-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
@@ -97,6 +98,7 @@ def test_tests_of_one_group_run_in_one_process(suite: Path) -> None:
     assert "1 failed, 14 passed" in lines[-1]
 
 
+@pytest.mark.slow
 def test_the_longest_come_first(suite: Path) -> None:
     said = run(suite, "-n", "1", "-v", "--dist", "loadgroup", "--no-loadscope-reorder").stdout
     names = re.findall(r"^\[gw0\].* test_\w\.py::(\w+)", said, re.MULTILINE)

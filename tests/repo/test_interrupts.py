@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ASKED = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
 
 
@@ -14,6 +16,7 @@ def test_processes_that_tests_start_can_be_interrupted() -> None:
     assert ran.stdout == "True\n"
 
 
+@pytest.mark.slow
 def test_they_can_also_if_the_suite_ignores_interrupts() -> None:
     # given a suite that was started in the background, with the test above in it
     test = f"{Path(__file__)}::{test_processes_that_tests_start_can_be_interrupted.__name__}"

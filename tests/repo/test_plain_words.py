@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import lowmark
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +45,7 @@ def texts(tree: ast.Module, *, command: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, ast.get_docstring(node) or ""
 
 
+@pytest.mark.slow
 def test_no_text_for_users_leaves_them_to_guess_who_is_meant() -> None:
     found = []
     for path in sorted(SOURCE.rglob("*.py")):

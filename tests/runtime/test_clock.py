@@ -117,6 +117,7 @@ AHEAD = st.integers(min_value=-10_000, max_value=MAX_SKEW_MS)
 COUNTERS = st.integers(min_value=0, max_value=0xFFFF)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(WALLS, st.none() | st.tuples(AHEAD, COUNTERS)), max_size=50))
 def test_time_only_grows_and_never_stays_behind_what_it_saw(
     steps: list[tuple[int, tuple[int, int] | None]],

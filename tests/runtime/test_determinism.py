@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ONE_WORLD = Path(__file__).with_name("one_world.py")
 
 
@@ -24,6 +26,7 @@ def story(seed: int, *, hash_seed: int, objects: int) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_trace_in_fresh_processes() -> None:
     first = story(17, hash_seed=1, objects=0)
     assert first == story(17, hash_seed=2, objects=12_345)
@@ -33,6 +36,7 @@ def test_one_seed_gives_one_trace_in_fresh_processes() -> None:
     assert "names kept" in first
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_trace() -> None:
     stories = {story(seed, hash_seed=1, objects=0).splitlines()[0] for seed in (17, 18, 19)}
     assert len(stories) == 3

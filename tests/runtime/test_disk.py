@@ -524,6 +524,7 @@ def test_free_space_is_a_number_above_zero(disk: Disk) -> None:
     assert disk.free_bytes() > 0
 
 
+@pytest.mark.slow
 def test_a_lock_holds_against_another_process(tmp_path: Path) -> None:
     # given a locked folder
     lock = RealDisk(str(tmp_path)).lock("LOCK")

@@ -73,6 +73,7 @@ def test_a_stream_may_come_byte_by_byte() -> None:
 LENGTHS = st.sampled_from(EDGES) | st.integers(0, 300)
 
 
+@pytest.mark.slow
 @given(st.lists(LENGTHS, max_size=6), st.sampled_from([997, 65_000, 1 << 20]))
 def test_where_a_stream_is_broken_makes_no_difference(lengths: list[int], at_most: int) -> None:
     frames = [bytes([n % 256]) * length for n, length in enumerate(lengths)]

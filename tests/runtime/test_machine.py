@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from lowmark.runtime import millis_of, real_runtime
 from lowmark.runtime.sim import (
     SimDisk,
@@ -79,6 +81,7 @@ def test_nodes_of_one_world_share_its_loop_and_draw_their_own_numbers() -> None:
     assert sim_runtime(1).random.getrandbits(64) == Random("node 1").getrandbits(64)
 
 
+@pytest.mark.slow
 def test_a_program_that_uses_lowmark_does_not_load_the_simulation() -> None:
     code = "import sys, lowmark; lowmark.open; print([m for m in sys.modules if '.sim' in m])"
     said = subprocess.run(

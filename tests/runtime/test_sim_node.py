@@ -346,6 +346,7 @@ def run_cluster(seed: int, *, names: str, check: Callable[[Gossip], None]) -> st
     return world.digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "names"), [*((seed, "abc") for seed in range(8)), (8, "abcde"), (9, "abcdefg")]
 )

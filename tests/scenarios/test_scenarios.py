@@ -33,6 +33,7 @@ DRIVERS: dict[str, Callable[[], Handler]] = {
 FILES = sorted(HERE.glob("*/*.txt"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=[f"{one.parent.name}/{one.stem}" for one in FILES])
 def test_the_code_prints_what_the_file_says(path: Path) -> None:
     run_file(path, DRIVERS[path.parent.name](), rewrite=REWRITE)

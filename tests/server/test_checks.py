@@ -178,6 +178,7 @@ WRONG: dict[str, Callable[[list[int]], Outgoing]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_rubbish_is_refused_by_name(orders: Table, name: str) -> None:
     ids = belonging(orders, 0)
@@ -338,6 +339,7 @@ print(refused)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3_000, pytest.param(20_000, marks=pytest.mark.release)])
 def test_wrong_bytes_are_refused_and_never_end_the_server(tmp_path: Path, count: int) -> None:
     # in a process of its own: what Arrow does with wrong offsets can end it

@@ -78,6 +78,7 @@ def test_a_client_belongs_to_the_process_that_made_it(
     assert db.closed
 
 
+@pytest.mark.slow
 def test_reads_that_are_never_begun_cost_nothing(served: Served, orders: Table) -> None:
     # given clients that ask for rows and are gone before any comes
     orders.append(rows(0, 10))
@@ -94,6 +95,7 @@ def test_reads_that_are_never_begun_cost_nothing(served: Served, orders: Table) 
     assert len(list(found)) == view.count
 
 
+@pytest.mark.slow
 def test_many_clients_write_and_read_one_table(served: Served, orders: Table) -> None:
     def work(base: int) -> int:
         with lowmark.connect(served.address) as mine:
@@ -110,6 +112,7 @@ def test_many_clients_write_and_read_one_table(served: Served, orders: Table) ->
     assert orders.read().to_arrow().num_rows == 1_600
 
 
+@pytest.mark.slow
 def test_an_answer_of_many_megabytes_arrives(db: Database) -> None:
     # given values of the metastore that are long together
     backend = db.backend
@@ -121,6 +124,7 @@ def test_an_answer_of_many_megabytes_arrives(db: Database) -> None:
     assert sum(len(entry.value) for entry in found) == 12 << 20
 
 
+@pytest.mark.slow
 def test_a_call_on_an_open_stream_waits_no_longer_than_it_may(
     served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +149,7 @@ def test_a_call_on_an_open_stream_waits_no_longer_than_it_may(
     assert db.backend.now().time
 
 
+@pytest.mark.slow
 def test_now_is_after_every_answer_of_the_server_before(tmp_path: Path) -> None:
     wall_ms = time.time_ns() // 1_000_000
     with (
@@ -189,6 +194,7 @@ def test_calls_of_many_threads_have_streams_of_their_own_and_few_stay(db: Databa
     assert not calls._under_way
 
 
+@pytest.mark.slow
 def test_readers_of_many_partitions_are_ahead_by_a_bounded_amount(
     served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +279,7 @@ def test_an_append_without_a_thread_to_send_it_is_refused_and_the_next_one_goes_
     assert orders.get(900_001) is not None
 
 
+@pytest.mark.slow
 def test_an_append_ends_when_the_thread_that_sends_it_has_died(
     db: Database, orders: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +341,7 @@ def test_a_reader_whose_client_is_closed_hears_it_by_name(
     assert [type(error) for error in found] == [errors.Closed] * len(threads)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_dropped_and_not_closed_is_collected(served: Served, db: Database) -> None:
     db.create_table("dropped", COLUMNS, key="id")
     # given a client that was used in every way

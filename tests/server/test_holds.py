@@ -46,6 +46,7 @@ def fall_silent(db: Database) -> None:
     backend._renew = lambda: None  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_a_client_that_is_heard_of_keeps_what_it_holds(served: Served, db: Database) -> None:
     # given a reader that holds rows, and reads none of them
     orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
@@ -60,6 +61,7 @@ def test_a_client_that_is_heard_of_keeps_what_it_holds(served: Served, db: Datab
     eventually(lambda: not served.backend._kept)
 
 
+@pytest.mark.slow
 def test_a_silent_client_holds_nothing_after_its_time_and_hears_of_it(
     served: Served, db: Database
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_silent_client_holds_nothing_after_its_time_and_hears_of_it(
     backend.release(files)
 
 
+@pytest.mark.slow
 def test_rows_that_went_while_a_client_was_silent_are_named_so(
     served: Served, db: Database
 ) -> None:
@@ -105,6 +108,7 @@ def test_rows_that_went_while_a_client_was_silent_are_named_so(
         next(backend.batches(table, 0, gone, held=True))
 
 
+@pytest.mark.slow
 def test_a_cut_is_held_by_readers_of_clients_and_not_by_those_that_were_closed(
     served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +130,7 @@ def test_a_cut_is_held_by_readers_of_clients_and_not_by_those_that_were_closed(
     assert orders.trim({0: 5})[0].safe.position == 5
 
 
+@pytest.mark.slow
 def test_a_run_of_a_client_is_not_in_the_way_of_its_own_cut(
     served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +328,7 @@ def test_a_release_waits_for_nothing_not_even_on_a_thread_that_looks_for_the_ser
     assert done not in releases
 
 
+@pytest.mark.slow
 def test_a_release_that_did_not_get_through_is_sent_again(served: Served, db: Database) -> None:
     # given two readers, and a server that refuses every release for now
     orders = db.create_table("orders", COLUMNS, key="id", partitions=1)

@@ -111,6 +111,7 @@ def test_more_waits_than_allowed_are_refused_by_name(served: Served, db: Databas
     waiting.join(30)
 
 
+@pytest.mark.slow
 def test_a_client_that_stops_to_read_is_cut_off_and_others_go_on(
     served: Served, db: Database
 ) -> None:
@@ -137,6 +138,7 @@ def _first(served: Served, table: Table) -> BatchRange:
     return BatchRange.of(served.backend.view(table.descriptor.id, 0), 0, 1)
 
 
+@pytest.mark.slow
 def test_a_server_closes_in_time_beside_clients_that_do_not_let_go(
     served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +204,7 @@ def test_a_batch_beyond_the_bytes_in_flight_is_refused_by_name(
     assert db.backend.now().time
 
 
+@pytest.mark.slow
 def test_more_streams_than_allowed_are_refused_by_name(served: Served, db: Database) -> None:
     orders = db.create_table("orders", COLUMNS, key="id", partitions=1)
     orders.append(rows(0, 1))
@@ -277,6 +280,7 @@ def _answer(
         return str(error)
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_no_answers_to_its_appends_is_cut_off(
     served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +307,7 @@ def test_a_client_that_takes_no_answers_to_its_appends_is_cut_off(
     eventually(lambda: served.server.endpoint._streams.taken == 0)
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_no_answers_to_its_calls_is_cut_off(
     served: Served, db: Database
 ) -> None:

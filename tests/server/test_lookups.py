@@ -43,6 +43,7 @@ def counted(db: Database) -> list[str]:
     return calls
 
 
+@pytest.mark.slow
 def test_a_get_is_one_call(served: Served, db: Database) -> None:
     # given a table with many batches, and a client that has looked up once
     orders = db.create_table("orders", COLUMNS, key="id", partitions=2)
@@ -101,6 +102,7 @@ def test_a_row_comes_as_it_does_in_the_same_process(served: Served, db: Database
         assert every.get_many([key]) == here.get_many([key])
 
 
+@pytest.mark.slow
 def test_keys_of_several_columns_and_of_a_ledger_are_found(served: Served, db: Database) -> None:
     lines = db.create_table(
         "lines", {"order": "int64", "line": "string", "n": "int64"}, key=["order", "line"]

@@ -180,6 +180,7 @@ class Node1:
         self._thread.join()
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_no_answers_is_cut_off_at_a_node_too(tmp_path: Path) -> None:
     # given a client of a node that makes calls, and takes no answers
     with Node1(tmp_path / "n1", Limits(stall_ms=300)) as served:

@@ -36,6 +36,7 @@ def rows(first: int, end: int) -> list[dict[str, object]]:
     return [{"id": number, "status": "new"} for number in range(first, end)]
 
 
+@pytest.mark.slow
 def test_a_client_goes_on_when_its_server_is_started_again(served: Served, db: Database) -> None:
     # given a table that was used in every way
     orders = db.create_table("orders", COLUMNS, key="id", partitions=2)
@@ -58,6 +59,7 @@ def test_a_client_goes_on_when_its_server_is_started_again(served: Served, db: D
     assert len(orders.read().to_pylist()) == 12
 
 
+@pytest.mark.slow
 def test_a_reader_that_follows_goes_on_without_gap_or_repeat(served: Served, db: Database) -> None:
     orders = db.create_table("orders", COLUMNS, partitions=2)
     seen: list[int] = []
@@ -85,6 +87,7 @@ def test_a_reader_that_follows_goes_on_without_gap_or_repeat(served: Served, db:
     eventually(lambda: not served.backend._kept)
 
 
+@pytest.mark.slow
 def test_rows_in_flight_are_stored_once_whenever_the_server_goes(
     served: Served, db: Database
 ) -> None:
@@ -146,6 +149,7 @@ def test_what_may_have_been_done_is_not_done_again(
     assert done > 2
 
 
+@pytest.mark.slow
 def test_a_call_waits_for_a_server_that_is_away_no_longer_than_it_may(
     served: Served, db: Database
 ) -> None:
@@ -223,6 +227,7 @@ def test_a_server_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -
         following.join(30)
 
 
+@pytest.mark.slow
 def test_all_readers_of_a_client_go_on_when_the_server_is_slow_to_hold_again(
     served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +268,7 @@ def test_all_readers_of_a_client_go_on_when_the_server_is_slow_to_hold_again(
         reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_of", [None, "now"])
 def test_rows_that_went_while_no_server_knew_of_a_reader_are_no_mystery(
     served: Served, db: Database, as_of: str | None

@@ -295,6 +295,7 @@ def test_a_list_refuses_a_value_that_is_appended_twice() -> None:
 # -- what it says ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_verdict_names_the_few_operations_in_conflict() -> None:
     # given a stale read in the midst of a long and busy history
     calls = [replace(call, key="x") for call in busy(Random(1), operations=600)]
@@ -459,12 +460,14 @@ ONLY_BEFORE_A_RELEASE = [pytest.mark.slow, pytest.mark.release]
 FEW, MANY = range(500), pytest.param(range(500, 8_000), marks=ONLY_BEFORE_A_RELEASE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [FEW, MANY])
 def test_it_agrees_with_brute_force_on_registers(seeds: range) -> None:
     good = agree_with_brute_force(Register(), small_register, seeds=seeds)
     assert 0.25 < good / len(seeds) < 0.75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [FEW, MANY])
 def test_it_agrees_with_brute_force_on_lists(seeds: range) -> None:
     good = agree_with_brute_force(AppendList(), small_list, seeds=seeds)
@@ -665,6 +668,7 @@ def test_histories_of_an_atomic_object_pass_and_spoiled_ones_mostly_fail(
     assert failed > len(seeds) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seeds", [range(200), pytest.param(range(200, 2_500), marks=ONLY_BEFORE_A_RELEASE)]
 )
@@ -676,6 +680,7 @@ def test_an_order_is_found_however_alike_the_values_are(seeds: range) -> None:
         bears_out(verdict, history, Register())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lists", [False, True])
 def test_many_unknown_writes_do_not_blow_up_the_search(lists: bool) -> None:
     # given 2,000 operations on one key, about 30 of them unknown
@@ -692,6 +697,7 @@ def test_many_unknown_writes_do_not_blow_up_the_search(lists: bool) -> None:
     assert [operation.client for operation in bad.conflict] == ["z"]
 
 
+@pytest.mark.slow
 def test_five_thousand_operations_take_well_under_two_seconds() -> None:
     history = told(busy(Random(7), operations=5_000, keys=10, lost=0.02))
     began = time.process_time()

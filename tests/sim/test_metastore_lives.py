@@ -93,6 +93,7 @@ def test_one_seed_gives_one_life_in_any_process(seed: int) -> None:
     assert "digest=" in one
 
 
+@pytest.mark.slow
 def test_an_install_leaves_a_compaction_what_it_reads() -> None:
     """A snapshot came in while phase 3 read segments that it replaced: their large file went."""
     live(3255)

@@ -96,6 +96,7 @@ def test_a_life_finds_a_mutant(name: str, record_property: Callable[[str, object
     assert said in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOUND_BY_SCENE)
 def test_a_story_finds_a_mutant(name: str) -> None:
     scene, said = FOUND_BY_SCENE[name]

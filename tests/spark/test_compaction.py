@@ -35,6 +35,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_table_is_compacted_on_a_session_of_the_caller(
     history: Path, shared: SparkRunner
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_table_is_compacted_on_a_session_of_the_caller(
         assert len(table.runs()) == 1
 
 
+@pytest.mark.slow
 def test_spark_comes_to_the_same_ledger_as_this_process(
     history: Path, tmp_path: Path, shared: SparkRunner
 ) -> None:
@@ -76,6 +78,7 @@ def _view(partition: object):  # type: ignore[no-untyped-def]
     return partition.view  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_task_that_is_slowed_down_can_be_cancelled(history: Path, shared: SparkRunner) -> None:
     with opened(history) as (_, table):
         before = state_of(table)

@@ -104,6 +104,7 @@ def first_on_path(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
+@pytest.mark.slow
 def test_nothing_else_runs_where_workers_are_forked(short: Path) -> None:
     with started(DAEMON, short) as daemon:
         # then it has become no other program, has one thread, and no file open
@@ -114,6 +115,7 @@ def test_nothing_else_runs_where_workers_are_forked(short: Path) -> None:
         assert daemon.dismissed() == (b"", b"")
 
 
+@pytest.mark.slow
 def test_a_worker_on_which_spark_hangs_up_says_nothing(short: Path) -> None:
     with started(DAEMON, short) as daemon:
         connection, worker = daemon.hire()
@@ -123,6 +125,7 @@ def test_a_worker_on_which_spark_hangs_up_says_nothing(short: Path) -> None:
         assert daemon.dismissed() == (b"", b"")
 
 
+@pytest.mark.slow
 def test_with_a_thread_it_begins_anew_as_the_plain_one(short: Path, shadowed: Path) -> None:
     # given a Python in which a thread runs from the beginning
     text = (
@@ -137,6 +140,7 @@ def test_with_a_thread_it_begins_anew_as_the_plain_one(short: Path, shadowed: Pa
         connection.close()
 
 
+@pytest.mark.slow
 def test_what_can_not_be_imported_is_left_to_the_worker(short: Path, shadowed: Path) -> None:
     # given an Arrow that prints something, and fails
     (shadowed / "pyarrow.py").write_text("print('noise', flush=True)\nraise RuntimeError('no')\n")
@@ -217,7 +221,6 @@ print(json.dumps(sorted(sys.modules)))
         assert [one for one in sorted(later) if one.split(".")[0] in slow] == []
 
 
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_workers_draw_numbers_of_their_own(shared: SparkRunner) -> None:

@@ -62,6 +62,7 @@ def test_nothing_is_named_when_a_session_is_there(
     assert NAMED not in environment
 
 
+@pytest.mark.slow
 def test_importing_the_package_names_it_and_neither_pyspark_nor_arrow_is_imported(
     elsewhere: str,
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_query_is_forgotten_after_as_long_as_it_said(log: Log) -> None:
     assert len(log.machine.state.queries) == 1
 
 
+@pytest.mark.slow
 def test_of_too_many_queries_those_go_that_would_be_forgotten_first(log: Log) -> None:
     # given a stream, and as many writes that are none
     log.append(1, transaction=1)

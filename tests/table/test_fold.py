@@ -60,6 +60,7 @@ def check(batches: list[Batch], kind: pa.DataType, *, keep_deletes: bool) -> Non
         assert mask is None if all(survive) else mask is not None and mask.tolist() == survive
 
 
+@pytest.mark.slow
 @given(batches_of(st.one_of(st.none(), st.integers(-3, 3))), st.booleans())
 def test_of_integers_the_last_row_of_each_survives(batches: list[Batch], keep: bool) -> None:
     check(batches, pa.int64(), keep_deletes=keep)
@@ -68,6 +69,7 @@ def test_of_integers_the_last_row_of_each_survives(batches: list[Batch], keep: b
 WIDE = st.sampled_from([-(1 << 63), (1 << 63) - 1, 0, 1, 1 << 40])
 
 
+@pytest.mark.slow
 @given(batches_of(st.one_of(st.none(), WIDE)), st.booleans())
 def test_of_integers_far_apart_the_last_row_of_each_survives(
     batches: list[Batch], keep: bool
@@ -75,6 +77,7 @@ def test_of_integers_far_apart_the_last_row_of_each_survives(
     check(batches, pa.int64(), keep_deletes=keep)
 
 
+@pytest.mark.slow
 @given(batches_of(st.one_of(st.none(), st.binary(max_size=1))), st.booleans())
 def test_of_bytes_the_last_row_of_each_survives(batches: list[Batch], keep: bool) -> None:
     check(batches, pa.binary(), keep_deletes=keep)
@@ -182,6 +185,7 @@ def test_keys_of_bytes_are_counted_again_since_a_dictionary_has_them() -> None:
 # -- ranks --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.lists(

@@ -70,6 +70,7 @@ def batch(text: bytes = b"row") -> Outgoing:
     return Outgoing(text, rows=1, schema=1, change=Change.UPSERT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["a follower", "a node without a copy"])
 def test_a_batch_that_any_node_is_given_is_stored_by_the_leader(where: str) -> None:
     world, table = world_of(4)
@@ -85,6 +86,7 @@ def test_a_batch_that_any_node_is_given_is_stored_by_the_leader(where: str) -> N
     assert world.leading(table).view.end == 5
 
 
+@pytest.mark.slow
 def test_all_outcomes_of_commands_come_back_as_they_are() -> None:
     world, table = world_of(4)
     node = outsider(world, table)
@@ -136,6 +138,7 @@ def test_a_control_waits_for_the_next_leader_and_a_batch_does_not() -> None:
     assert "c" in world.leading(table).state.cursors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["the leader", "a follower", "a node without a copy"])
 def test_a_producer_does_not_hear_of_a_full_disk_that_one_node_has(where: str) -> None:
     world, table = world_of(4)
@@ -164,6 +167,7 @@ def test_a_producer_does_not_hear_of_a_full_disk_that_one_node_has(where: str) -
     assert "no space" in error.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_producer_at_any_node_stores_each_batch_once_while_leaders_die(seed: int) -> None:
     world, table = world_of(4, seed)
@@ -249,6 +253,7 @@ def test_what_is_too_much_on_its_way_is_refused_by_name(monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.slow
 def test_a_link_that_broke_once_does_not_keep_a_node_from_asking_again() -> None:
     # given a node without a copy, and a leader that has no reason to speak to it
     world, table = world_of(4, 1)

@@ -50,6 +50,7 @@ def test_murmur3_is_the_published_one(data: bytes, hashed: int) -> None:
     assert murmur3_one(data) == hashed
 
 
+@pytest.mark.slow
 @given(ROWS)
 @example([])
 @example([b""] * 20)
@@ -59,6 +60,7 @@ def test_a_column_has_the_hashes_of_its_rows(rows: list[bytes]) -> None:
     check(pa.array(rows, pa.binary()), rows)
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(0, 10), st.integers(0, 10))
 def test_a_slice_has_the_hashes_of_its_rows(rows: list[bytes], before: int, after: int) -> None:
     array = pa.array([b"before"] * before + rows + [b"behind"] * after, pa.binary())
@@ -104,6 +106,7 @@ def test_nulls_do_not_disturb_the_rows_around_them() -> None:
             assert hash64_bytes(array, SEED)[at] == hash64_one(row, SEED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("long", [0, 1, 8, 9, 30])
 def test_a_few_long_rows_next_to_short_ones_are_hashed_alike(long: int) -> None:
     # given many short rows and some that are longer than a 16-bit number tells
@@ -119,6 +122,7 @@ def test_a_column_of_more_than_a_block_is_hashed_alike(by: int) -> None:
     check(pa.array(rows, pa.binary()), rows)
 
 
+@pytest.mark.slow
 @given(st.lists(LONGS, max_size=30), st.integers(0, 5))
 def test_a_column_of_integers_has_the_hashes_of_their_bytes(values: list[int], skip: int) -> None:
     longs = longs_of(pa.array([0] * skip + values, pa.int64()).slice(skip))

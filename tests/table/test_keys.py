@@ -116,6 +116,7 @@ def test_an_array_and_single_values_have_the_same_form(text: str) -> None:
     check()
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_keys_of_several_columns_have_one_form_too(data: st.DataObject) -> None:
     types = data.draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=2, max_size=4))

@@ -230,6 +230,7 @@ def test_all_three_phases_run_on_a_table_and_every_offset_still_reads(seed: int)
     table.reads_all()
 
 
+@pytest.mark.slow
 def test_staged_rows_move_too_and_get_their_offsets_later() -> None:
     # given rows that wait for their transaction while the log is compacted
     table = Table()
@@ -310,6 +311,7 @@ def test_a_cursor_and_a_lease_keep_what_they_hold_in_the_log() -> None:
     table.reads_all()
 
 
+@pytest.mark.slow
 def test_a_table_with_nothing_left_has_a_log_with_nothing_live() -> None:
     table = Table()
     for number in range(1, 40):

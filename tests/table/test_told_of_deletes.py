@@ -190,6 +190,7 @@ def test_a_compacted_reader_that_has_come_to_the_end_has_what_is_there(seed: int
     assert story.counts["Adopted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deletes_held", "deletes_gone"])
 def test_without_either_rule_somebody_keeps_a_key_that_was_deleted(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -76,6 +76,7 @@ def test_it_follows_the_clock_by_availability_and_skew() -> None:
     assert standing.goal >= standing.value
 
 
+@pytest.mark.slow
 def test_how_far_behind_it_follows_can_be_altered() -> None:
     # given three nodes, and a watermark that follows as it was settled
     world = TableWorld()
@@ -97,6 +98,7 @@ def test_how_far_behind_it_follows_can_be_altered() -> None:
     assert world.wait(world[1].watermark.advance()).after >> 16 >= world.now_ms() - 100
 
 
+@pytest.mark.slow
 def test_by_hand_it_goes_as_far_as_now_and_not_into_the_future() -> None:
     # given a cluster
     world, node = alone()
@@ -253,6 +255,7 @@ def test_many_readers_at_once_are_one_write() -> None:
     assert published(node) == {hold_key(1): time - 49}
 
 
+@pytest.mark.slow
 def test_readers_at_several_nodes_hold_it_in_order() -> None:
     # given readers at three nodes
     world = TableWorld()
@@ -369,6 +372,7 @@ def test_a_write_that_comes_late_takes_no_hold_away() -> None:
     assert world.wait(node.watermark.advance()).after == time + 10
 
 
+@pytest.mark.slow
 def test_a_hold_that_comes_late_and_that_nobody_needs_goes_by_itself() -> None:
     # given a reader whose hold is written, but nobody hears of it; he is held for by another write
     world, node = alone()
@@ -386,6 +390,7 @@ def test_a_hold_that_comes_late_and_that_nobody_needs_goes_by_itself() -> None:
     assert published(node) == {}
 
 
+@pytest.mark.slow
 def test_a_move_does_not_pass_the_hold_of_a_node_that_came_back_meanwhile() -> None:
     # given a reader at a node that was cut off for longer than its lease
     world = TableWorld()
@@ -435,6 +440,7 @@ def test_the_hold_of_a_node_that_is_gone_ends_with_its_lease() -> None:
     assert world[leader].metastore.state.leases.get(lease_of(dead)) is None
 
 
+@pytest.mark.slow
 def test_a_reader_whose_node_was_taken_for_gone_is_told() -> None:
     # given a reader at a node that is cut off for longer than its lease
     world = TableWorld()
@@ -458,6 +464,7 @@ def test_a_reader_whose_node_was_taken_for_gone_is_told() -> None:
     assert not again.lost
 
 
+@pytest.mark.slow
 def test_what_an_earlier_life_of_a_node_held_goes_when_it_starts() -> None:
     # given a reader at a node that restarts at once
     world = TableWorld()
@@ -508,6 +515,7 @@ class Moves:
         return lease is None or lease.expires_at <= time or lease.taken_at > time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_it_never_falls_and_never_passes_a_hold(seed: int) -> None:
     # given nodes that move it, readers that come and go, and a network that fails now and then

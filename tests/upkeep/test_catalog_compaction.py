@@ -79,6 +79,7 @@ def let_pass(world: TableWorld) -> None:
 # -- the way it goes ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_history_goes_by_itself_when_the_watermark_is_past_it() -> None:
     # given versions that the watermark has not passed
     world, table = world_with()
@@ -95,6 +96,7 @@ def test_history_goes_by_itself_when_the_watermark_is_past_it() -> None:
             assert one.published > latest.activates_at
 
 
+@pytest.mark.slow
 def test_a_group_that_is_written_to_all_the_time_publishes_by_an_entry() -> None:
     world, table = world_with()
     latest = world[1].catalog.latest.version
@@ -112,6 +114,7 @@ def test_a_group_that_is_written_to_all_the_time_publishes_by_an_entry() -> None
     assert len(copies[0].state.begins) == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_and_nothing_written_where_there_is_no_version_to_cut() -> None:
     # given a history that was cut
     world, _ = world_with()
@@ -133,6 +136,7 @@ def _entries(world: TableWorld) -> dict[tuple[int, int, int], int]:
     }
 
 
+@pytest.mark.slow
 def test_an_operator_gets_the_cut_at_once_at_any_node() -> None:
     world, _ = world_with()
     let_pass(world)
@@ -150,6 +154,7 @@ def test_an_operator_gets_the_cut_at_once_at_any_node() -> None:
     assert (again.cut, again.holders) == (0, ())
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_the_same_and_changes_nothing() -> None:
     world, _ = world_with()
     let_pass(world)
@@ -165,6 +170,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing() -> None:
     assert all(one.published == 0 for one in node.tables.all())
 
 
+@pytest.mark.slow
 def test_rounds_are_written_down_when_they_are_news_and_only_some_are_kept() -> None:
     world, _ = world_with(versions=2)
     let_pass(world)
@@ -191,6 +197,7 @@ def test_rounds_are_written_down_when_they_are_news_and_only_some_are_kept() -> 
     assert (len(kept), kept[0].number) == (ROUNDS_KEPT, 4)
 
 
+@pytest.mark.slow
 def test_a_trigger_during_a_round_begins_one_more_after_it() -> None:
     world, _ = world_with()
     let_pass(world)
@@ -212,6 +219,7 @@ def test_a_trigger_during_a_round_begins_one_more_after_it() -> None:
 # -- the coordinator ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_the_coordinator_makes_rounds_and_its_successor_goes_on() -> None:
     world, _ = world_with()
     let_pass(world)
@@ -228,6 +236,7 @@ def test_only_the_coordinator_makes_rounds_and_its_successor_goes_on() -> None:
     wait_cut(world, world[second].catalog.latest.version)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13, 21])
 def test_a_coordinator_that_dies_in_the_middle_of_a_round_leaves_nothing_half_done(
     after: int,
@@ -267,6 +276,7 @@ def held(world: TableWorld, version: int, kind: str) -> Round:
     return made
 
 
+@pytest.mark.slow
 def test_a_node_that_is_cut_off_holds_all_and_then_nothing() -> None:
     world, _ = world_with()
     let_pass(world)
@@ -282,6 +292,7 @@ def test_a_node_that_is_cut_off_holds_all_and_then_nothing() -> None:
     wait_cut(world, world[first].catalog.latest.version)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_down_holds_what_its_copies_may_need_until_it_is_back() -> None:
     world, _ = world_with()
     let_pass(world)
@@ -297,6 +308,7 @@ def test_a_node_that_is_down_holds_what_its_copies_may_need_until_it_is_back() -
     wait_cut(world, latest)
 
 
+@pytest.mark.slow
 def test_a_transaction_holds_its_version_until_it_is_over() -> None:
     world, _ = world_with()
     node = world.up[1]
@@ -315,6 +327,7 @@ def test_a_transaction_holds_its_version_until_it_is_over() -> None:
     wait_cut(world, latest)
 
 
+@pytest.mark.slow
 def test_an_index_that_is_registered_holds_its_version_until_it_is_dropped() -> None:
     world, _ = world_with(versions=2)
     version = world.execute(1, CreateIndex(name="i", table="t", columns=("note",))).catalog.version
@@ -373,6 +386,7 @@ def test_a_run_of_compaction_holds_its_version_until_it_is_decided() -> None:
     wait_cut(world, latest)
 
 
+@pytest.mark.slow
 def test_a_holder_that_is_older_than_an_hour_is_a_problem() -> None:
     world, _ = world_with()
     node = coordinator(world)
@@ -388,6 +402,7 @@ def test_a_holder_that_is_older_than_an_hour_is_a_problem() -> None:
     assert "transaction 1 at node n1 holds the catalog" in node.upkeep.problem
 
 
+@pytest.mark.slow
 def test_a_table_that_is_created_and_dropped_holds_nothing_in_the_end() -> None:
     world, _ = world_with(versions=1)
     for number in range(3):
@@ -397,6 +412,7 @@ def test_a_table_that_is_created_and_dropped_holds_nothing_in_the_end() -> None:
     wait_cut(world, world[1].catalog.latest.version)
 
 
+@pytest.mark.slow
 def test_a_copy_that_rests_on_a_leader_that_was_replaced_publishes_nothing_by_itself() -> None:
     # given a group at rest whose history was cut
     world, table = world_with()
@@ -440,6 +456,7 @@ def test_a_copy_that_rests_on_a_leader_that_was_replaced_publishes_nothing_by_it
     assert copies()[left_out].group.last_index() >= row
 
 
+@pytest.mark.slow
 def test_tables_that_are_made_all_the_time_do_not_keep_what_is_older_than_they_are() -> None:
     # given a table whose versions are old, and a job that makes tables faster than copies publish
     world, _ = world_with()
@@ -456,6 +473,7 @@ def test_tables_that_are_made_all_the_time_do_not_keep_what_is_older_than_they_a
 # -- what a restart finds -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_was_published_by_an_entry_is_known_again_after_a_restart() -> None:
     world, table = world_with()
     for _ in range(400):
@@ -543,6 +561,7 @@ def test_a_watermark_below_the_earliest_version_is_raised_to_it() -> None:
     assert node.watermark.current >= node.catalog.earliest.activates_at
 
 
+@pytest.mark.slow
 def test_a_new_node_finds_the_history_as_it_was_cut() -> None:
     world, _ = world_with()
     latest = world[1].catalog.latest

@@ -32,6 +32,7 @@ def past(world: TableWorld) -> None:
     world.run_for(2_000)
 
 
+@pytest.mark.slow
 def test_a_dropped_table_goes_when_the_watermark_has_passed_the_drop() -> None:
     # given a table that was dropped
     world = TableWorld()

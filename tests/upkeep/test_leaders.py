@@ -48,6 +48,7 @@ def settle(world: TableWorld, table: TableId, partitions: int = PARTITIONS) -> N
         world.run_for(1_000)
 
 
+@pytest.mark.slow
 def test_every_node_leads_as_much_as_the_others(world: TableWorld) -> None:
     # given a table whose partitions are on three nodes
     table = world.create(1, log_table("events", partitions=PARTITIONS))
@@ -61,6 +62,7 @@ def test_every_node_leads_as_much_as_the_others(world: TableWorld) -> None:
     assert [look.handed_over for look in world.look().values()] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_node_that_was_down_leads_again_what_it_should(world: TableWorld) -> None:
     # given a node that was down: the others lead what it led
     table = world.create(1, log_table("events", partitions=PARTITIONS))
@@ -82,6 +84,7 @@ def test_a_node_that_was_down_leads_again_what_it_should(world: TableWorld) -> N
     assert led_by(world, table) == wanted(world, table)
 
 
+@pytest.mark.slow
 def test_a_leadership_that_comes_back_is_given_less_and_less_often(
     world: TableWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +110,7 @@ def test_a_leadership_that_comes_back_is_given_less_and_less_often(
     assert all(later >= 1.5 * sooner for sooner, later in pairwise(waits))
 
 
+@pytest.mark.slow
 def test_few_move_at_a_time(world: TableWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     # given nodes that hand over one partition a look, and one node that leads all
     table = world.create(1, log_table("events", partitions=PARTITIONS))
@@ -118,6 +122,7 @@ def test_few_move_at_a_time(world: TableWorld, monkeypatch: pytest.MonkeyPatch) 
     assert [world.look()[1].handed_over for _ in range(3)] == [0, 1, 1]
 
 
+@pytest.mark.slow
 def test_leaders_are_even_over_all_tables_of_a_zone_and_over_the_nodes_that_are_not_drained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_dry_run_says_what_the_run_then_does() -> None:
 # -- files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_was_cut_is_freed_on_every_member_if_it_is_worth_it() -> None:
     # given a table with rows on three nodes
     world = TableWorld()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from lowmark.catalog import AlterZone, TableId
 from table.world import SETTINGS, TableWorld, log_table
 
 
+@pytest.mark.slow
 def test_the_coordinator_moves_the_watermark_by_itself_and_nobody_else_does() -> None:
     # given a cluster that looks after itself every second
     world = TableWorld(settings=replace(SETTINGS, watermark_interval_ms=1_000))
@@ -41,6 +43,7 @@ def test_a_look_that_is_asked_for_during_another_one_comes_after_it() -> None:
     assert [one.before for one in moved[1:] if one] == [one.after for one in moved[:-1] if one]
 
 
+@pytest.mark.slow
 def test_what_fails_is_told_and_holds_up_nothing_else() -> None:
     # given a coordinator that loses its majority, with a table whose rows are too old
     world = TableWorld()
