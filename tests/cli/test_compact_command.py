@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from lowmark.compaction import runner as running
 from lowmark.ledger import Work
 from lowmark.ledger.work import Throttle
 from lowmark.spark.archive import SWITCH
+from walls import by_steps, wall_clock
 
 RUN = {
     "run",
@@ -245,6 +247,24 @@ def test_a_dry_run_adopts_nothing_that_was_published(shop: Shop) -> None:
 
 
 @pytest.mark.slow
+def test_rows_that_are_old_enough_are_compacted_though_only_commands_use_the_directory(
+    tmp_path: Path,
+) -> None:
+    ahead_ms = 0
+    wall = by_steps(1)
+    with wall_clock(lambda: wall() + ahead_ms):
+        # given rows that are too young, and the time from which on they are not
+        shop = Shop(tmp_path / "d").with_orders()
+        shop.run("append", "orders", "-", stdin='{"id": "o-1"}')
+        young = shop.json("compact", "orders", "--engine", "local")
+        assert young["state"] == "too young"
+        ready = datetime.fromisoformat(young["ready_at"])
+        # when that has come, then they are compacted at once
+        ahead_ms = int(ready.timestamp() * 1_000) + 1 - wall()
+        done = shop.json("compact", "orders", "--engine", "local")
+        assert (done["state"], done["rows_live"]) == ("done", 1)
+
+
 def test_rows_that_are_too_young_are_counted_and_said_until_when(shop: Shop) -> None:
     # given a few rows later than the low watermark
     fill(shop, 30, 30)

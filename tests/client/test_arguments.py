@@ -98,3 +98,22 @@ def test_what_a_call_passes_on_is_refused_by_whom_it_is_for(orders: Table) -> No
     with pytest.raises(TypeError) as refused:
         reader.to_pandas(types_mapper=5)
     assert not isinstance(refused.value, ArgumentRefused)
+
+
+@pytest.mark.parametrize(
+    "address", ["h:1,h:2", "http://127.0.0.1:1", "a b:9", "127.0.0.1", None, 5, ["127.0.0.1:1"]]
+)
+def test_what_is_no_address_of_a_server_is_refused(address: Any) -> None:
+    with pytest.raises(Rejected) as refused:
+        lowmark.connect(address, timeout_s=0.1)
+    assert str(address) in refused.value.message
+
+
+def test_a_call_that_takes_nothing_says_so(orders: Table) -> None:
+    wrong: Any = orders
+    with pytest.raises(ArgumentRefused) as refused:
+        wrong.snapshot(limit=5)
+    assert refused.value.hint == "It takes none."
+    with pytest.raises(ArgumentRefused) as refused:
+        wrong.read("id")
+    assert refused.value.hint.startswith("It takes by name: ")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from lowmark.backend.remote import RemoteBackend
 from lowmark.client.database import Database
+from lowmark.errors import Rejected
 
 if TYPE_CHECKING:
     from lowmark.compaction.runner import Engine
@@ -26,6 +27,9 @@ def connect(
     are as for `open`: runs of compaction read the segments of the database, so they are made on
     its machine.
     """
+    given: object = address
+    if not isinstance(given, str):
+        raise Rejected(f"{given!r} is not the address of a server", hint='Give text: "host:port".')
     backend = RemoteBackend(address, timeout_s=timeout_s)
     try:
         return Database(backend, spark=spark, engine=engine)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import secrets
 import socket
 import threading
@@ -93,6 +94,9 @@ _STUCK = (NotLeader, MetastoreUnreachable, NoQuorum, ReadTimedOut, NodeSilent)
 _FLIGHT_ERRORS = (flight.FlightError, pa.ArrowException, OSError)
 
 
+_ODD = re.compile(r"[\s,;/@?#]")
+"""In no name of a host: several addresses, or a URL, were given for one."""
+
 Locate: TypeAlias = Callable[[float], str]
 """Gives the address of the server that there is now, within that many seconds."""
 Members: TypeAlias = Callable[[], Sequence[str]]
@@ -120,6 +124,12 @@ def location_of(address: str) -> str:
             )
         return f"grpc+unix://{path}"
     host, port = host_and_port(address)
+    if _ODD.search(host):
+        raise Rejected(
+            f"{address!r} is not the address of a server",
+            hint="Give one host and its port, like 127.0.0.1:6570. A client learns of the other"
+            " nodes of a cluster by itself.",
+        )
     shown = f"[{host}]" if ":" in host else host
     return f"grpc+tcp://{shown}:{port}"
 

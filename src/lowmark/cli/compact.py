@@ -287,6 +287,9 @@ def compact(
         options["memory_bytes"] = memory_bytes
     with opened_database(ctx, data) as database:
         one = database.table(table)
+        if not dry_run:
+            # The low watermark follows the clock by a timer: a command ends before the first time.
+            database.advance_watermark()
         resumed = next((run for run in one.runs() if run.run == resume), None)
         with shown_progress(here=is_local(place, resumed)) as told:
             record = made(

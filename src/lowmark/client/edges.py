@@ -66,14 +66,18 @@ def _check_arguments(
     if unknown:
         raise ArgumentRefused(
             f"{function.__name__} takes no argument {unknown[0]}",
-            hint=near(unknown[0], takes, of="It takes"),
+            hint=near(unknown[0], takes, of="It takes") if takes else "It takes none.",
         ) from None
+    named_only = [one.name for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    first = [name for name in takes if name not in named_only]
+    ways = [", ".join(first)] if first else []
+    ways += [f"by name: {', '.join(named_only)}"] if named_only else []
     try:
         signature.bind(this, *args, **named)
     except TypeError as error:
         raise ArgumentRefused(
             f"{function.__name__} can't be called like this: {error}",
-            hint=f"It takes {', '.join(takes)}; all but the first ones are given by name.",
+            hint=f"It takes {'; '.join(ways) or 'none'}.",
         ) from None
 
 
