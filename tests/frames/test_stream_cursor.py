@@ -237,13 +237,69 @@ def test_a_query_that_comes_back_after_its_cursor_has_expired_hears_what_it_has_
     assert (held.expired, held.idle_expiry_ms) == (False, IDLE_EXPIRY_MS)
 
 
-def test_a_batch_that_took_longer_than_the_expiry_goes_on(orders: Table, start: Start) -> None:
-    # given a batch in which the cursor was deleted
-    appended(orders, 1, 2)
-    reader = start()
-    place = reader.initialOffset()
-    end = reader.latestOffset(place, ReadAllAvailable())
-    orders.cursors.delete(place["cursor"])
+class Batch:
+    """A batch that is planned, whose tasks have read nothing yet."""
+
+    def __init__(self, reader: StreamReader) -> None:
+        self.reader = reader
+        first = reader.initialOffset()
+        self.cursor: str = first["cursor"]
+        self.end = reader.latestOffset(first, ReadAllAvailable())
+        self.stretches = list(reader.partitions(first, self.end))
+
+    def ids(self) -> list[int]:
+        """What its tasks read."""
+        batches = [batch for one in self.stretches for batch in self.reader.read(one)]
+        return sorted(row["id"] for batch in batches for row in batch.to_pylist())
+
+
+def let_go(table: Table, cursor: str, how: str) -> None:
+    """Have a cursor hold nothing any more."""
+    if how == "deleted":
+        table.cursors.delete(cursor)
+        return
+
+    def expired() -> bool:
+        appended(table, 99)
+        return all(place.overdue for place in table.cursors.get(cursor).places)
+
+    eventually(expired)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["expired", "deleted"])
+def test_a_batch_that_took_longer_than_the_expiry_goes_on(
+    orders: Table, start: Start, how: str
+) -> None:
+    # given a batch in which the cursor has ended, and nothing was cut
+    appended(orders, 1, 2, 3)
+    batch = Batch(start(cursor_idle_expiry="500 ms"))
+    let_go(orders, batch.cursor, how)
+    # then its tasks read all that was planned
+    assert batch.ids() == [1, 2, 3]
     # when it is done, then the rest is held from there on
-    reader.commit(end)
-    assert orders.cursors.get(place["cursor"]).lag_rows == 0
+    batch.reader.commit(batch.end)
+    held = orders.cursors.get(batch.cursor)
+    assert {str(at): offset for at, offset in held.position.items()} == batch.end["offsets"]
+    assert not held.overdue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["expired", "deleted"])
+def test_a_batch_whose_rows_were_cut_before_it_was_read_says_so(
+    db: Database, orders: Table, start: Start, how: str
+) -> None:
+    # given batches whose cursors have ended, and a compaction of all that they were to read
+    appended(orders, *range(15))
+    batch = Batch(start(cursor_idle_expiry="500 ms"))
+    lenient = Batch(start(cursor_idle_expiry="500 ms", failOnDataLoss="false"))
+    let_go(orders, batch.cursor, how)
+    let_go(orders, lenient.cursor, how)
+    compact(db, orders)
+    # then no task gives less than was planned: it names what is gone, and the cursor
+    for one in batch.stretches:
+        with pytest.raises(StreamBehind, match="offsets 0 to") as refused:
+            list(batch.reader.read(one))
+        assert batch.cursor in str(refused.value.detail)
+    # but those of a query that goes on all the same
+    assert lenient.ids() == []

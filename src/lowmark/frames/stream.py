@@ -7,6 +7,7 @@ cursor, on any machine, and Spark need not tell a source the name of its query, 
     1. the cursor stands at the start      what is to come is held; no checkpoint names it yet
     2. the checkpoint has the first end    with the cursor's name; where it began, the cursor says
     3. a batch is planned, and read        it can be read again, as long as the cursor stands before
+                                           and holds: a task whose rows were cut raises
     4. Spark commits a batch               the cursor moves to its end
     5. `availableNow` has taken all        the cursor goes, unless the user has named it
 A crash between 1 and 2 leaves a cursor that no query moves, and so does a query that is never
@@ -28,7 +29,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +42,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lowmark.client import Database, Table
+from lowmark.client import Database, GapFound, Table
 from lowmark.errors import LowmarkError
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
@@ -187,7 +188,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """What tasks of a batch read."""
         self._check(end)
         starts = self._starts(start, end)
-        return stretches(starts, offsets_in(end), tasks_min=self._options.tasks_min)
+        ends, tasks_min = offsets_in(end), self._options.tasks_min
+        return stretches(starts, ends, tasks_min=tasks_min, cursor=end[CURSOR])
 
     def _starts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int]:
         """Where a batch begins, whose rows are held, and whose columns are there."""
@@ -247,9 +249,21 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
     # -- where tasks run --------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one stretch."""
-        if isinstance(partition, Stretch):
-            yield from log_rows(self._options, self._wanted, partition)
+        """The rows of one stretch. All of them were there when it was planned, or the user has
+        said that the query goes on without them.
+        """
+        if not isinstance(partition, Stretch):
+            return
+        options = self._options
+        on_gap: Literal["raise", "skip"] = "raise" if options.fail_on_loss else "skip"
+        try:
+            yield from log_rows(options, self._wanted, partition, on_gap=on_gap)
+        except GapFound as error:
+            gap = error.gap
+            if gap.kind == "lost":
+                raise
+            cut = {gap.partition: (gap.first, gap.last + 1)}
+            raise StreamBehind(options.table, partition.cursor, cut) from None
 
     # -- the table --------------------------------------------------------------------------------
 
