@@ -20,6 +20,7 @@ from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch
 from lowmark.frames.reading import schema_of
 from lowmark.frames.stream import StreamReader
+from lowmark.table import DeleteCursor
 
 Start = Callable[..., StreamReader]
 
@@ -55,6 +56,19 @@ def appended(table: Table, *numbers: int) -> None:
 def compact(db: Database, table: Table) -> None:
     db.advance_watermark(table.snapshot().time)
     assert table.compact(engine="local").state == "done"
+
+
+def let_go(table: Table, cursor: str, how: str) -> None:
+    """Have a cursor hold nothing any more."""
+    if how == "deleted":
+        table.cursors.delete(cursor)
+        return
+
+    def expired() -> bool:
+        appended(table, 99)
+        return all(place.overdue for place in table.cursors.get(cursor).places)
+
+    eventually(expired)
 
 
 def take(reader: StreamReader, place: dict[str, Any] | None) -> dict[str, Any]:
@@ -208,21 +222,17 @@ def test_a_stream_without_rows_keeps_its_cursor_as_long_as_it_runs(
     assert min(heard()) > max(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [False, True], ids=["all there", "cut"])
 def test_a_query_that_comes_back_after_its_cursor_has_expired_hears_what_it_has_missed(
     db: Database, orders: Table, start: Start, cut: bool
 ) -> None:
     # given a query that was away until its cursor had expired
     appended(orders, 1, 2)
-    reader = start(cursor_idle_expiry="1 ms")
+    reader = start(cursor_idle_expiry="500 ms")
     place = reader.initialOffset()
     reader.stop()
-
-    def expired() -> bool:
-        appended(orders, 1)
-        return orders.cursors.get(place["cursor"]).expired
-
-    eventually(expired)
+    let_go(orders, place["cursor"], "expired")
     if cut:
         compact(db, orders)
     # when it comes back, then it goes on if all is there, and else says what is not
@@ -251,19 +261,6 @@ class Batch:
         """What its tasks read."""
         batches = [batch for one in self.stretches for batch in self.reader.read(one)]
         return sorted(row["id"] for batch in batches for row in batch.to_pylist())
-
-
-def let_go(table: Table, cursor: str, how: str) -> None:
-    """Have a cursor hold nothing any more."""
-    if how == "deleted":
-        table.cursors.delete(cursor)
-        return
-
-    def expired() -> bool:
-        appended(table, 99)
-        return all(place.overdue for place in table.cursors.get(cursor).places)
-
-    eventually(expired)
 
 
 @pytest.mark.slow
@@ -303,3 +300,45 @@ def test_a_batch_whose_rows_were_cut_before_it_was_read_says_so(
         assert batch.cursor in str(refused.value.detail)
     # but those of a query that goes on all the same
     assert lenient.ids() == []
+
+
+@pytest.mark.slow
+def test_a_cursor_that_has_expired_keeps_what_its_user_has_said_of_it(
+    orders: Table, start: Start
+) -> None:
+    # given a cursor of a user, with limits, whose query was away for too long
+    orders.cursors.create("audit", max_lag_rows=1_000_000, max_lag_ms=3_600_000)
+    reader = start(cursor="audit", cursor_idle_expiry="500 ms")
+    place = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    let_go(orders, "audit", "expired")
+    # when the query goes on, then the cursor holds again, and has the same limits
+    again = start(cursor="audit", cursor_idle_expiry="7 days")
+    again.latestOffset(place, ReadAllAvailable())
+    held = orders.cursors.get("audit")
+    assert (held.max_lag_rows, held.max_lag_ms) == (1_000_000, 3_600_000)
+    assert (held.overdue, held.idle_expiry_ms) == (False, 7 * 86_400_000)
+    assert {str(at): offset for at, offset in held.position.items()} == place["offsets"]
+
+
+@pytest.mark.parametrize("options", [{}, {"cursor": "audit"}], ids=["drawn", "named"])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_query_goes_on_with_a_cursor_that_a_partition_does_not_have(
+    db: Database, orders: Table, start: Start, options: dict[str, str], missing: int
+) -> None:
+    # given a cursor whose deletion has come to one partition only
+    appended(orders, 1, 2, 3)
+    reader = start(**options)
+    place = reader.initialOffset()
+    cursor: str = place["cursor"]
+    reader.stop()
+    db.backend.propose(orders.descriptor.id, {missing: DeleteCursor(cursor)})
+    assert len(orders.cursors.get(cursor).places) == 1
+    # when its query goes on, then all partitions have it
+    end = start(**options).latestOffset(place, ReadAllAvailable())
+    assert sum(end["offsets"].values()) == 3
+    held = orders.cursors.get(cursor)
+    assert {str(at): offset for at, offset in held.position.items()} == place["offsets"]
+    # and a new query that finds such a one begins where its options say
+    db.backend.propose(orders.descriptor.id, {missing: DeleteCursor(cursor)})
+    assert start(cursor=cursor).initialOffset()["offsets"] == {"0": 0, "1": 0}
+    assert len(orders.cursors.get(cursor).places) == 2

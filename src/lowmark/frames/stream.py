@@ -24,6 +24,7 @@ Spark says that a batch is done when it plans the next one, so the cursor is a b
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -42,7 +43,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lowmark.client import Database, GapFound, Table
+from lowmark.client import Database, GapFound, Table, TableCursor
 from lowmark.errors import LowmarkError
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
@@ -103,6 +104,10 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _create(self, cursor: str, starts: Mapping[int, int]) -> dict[int, int]:
         cursors = self._table().cursors
+        rest = self._found(cursor)
+        if rest is not None and len(rest.places) < self._table().partitions:
+            # A node stopped while somebody made or deleted it. It holds nothing of the others.
+            cursors.delete(cursor)
         position = cursors.create(cursor, start=starts).position
         self._renew(cursor)
         return position
@@ -123,18 +128,28 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         every_s = min(RENEWS_S, self._options.idle_expiry_ms / 5_000 or RENEWS_S)
         if self._held == cursor and time.monotonic() - self._renewed_at < every_s:
             return
-        there = True
+        holds = True
         try:
             self._renew(cursor)
-        except CursorUnknown:
-            there = False
-        except CursorExpired:
-            self._table().cursors.delete(cursor)
-            there = False
+        except (CursorUnknown, CursorExpired):
+            holds = False
         starts = {number: view.start for number, view in self._views().items()}
         self._check_there(cursor, offsets, starts)
-        if not there:
-            self._create(cursor, {at: max(offsets[at], starts[at]) for at in offsets})
+        if not holds:
+            self._hold_again(cursor, {at: max(offsets[at], starts[at]) for at in offsets})
+
+    def _hold_again(self, cursor: str, starts: Mapping[int, int]) -> None:
+        """Have a cursor that holds nothing, or not everywhere, hold what comes. What its user has
+        said of it stays: it is made anew only if a partition does not know it.
+        """
+        try:
+            self._table().cursors.commit(cursor, starts, reset=True)
+        except CursorUnknown:
+            self._create(cursor, starts)
+            return
+        # Were it to expire just now, the next batch would put it right.
+        with contextlib.suppress(CursorExpired):
+            self._renew(cursor)
 
     def _check_there(
         self, cursor: str, offsets: Mapping[int, int], starts: Mapping[int, int]
@@ -290,8 +305,15 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise OtherTable(table.name)
 
     def _cursor_at(self, name: str) -> dict[int, int] | None:
+        """Where a cursor stands, if all partitions have it."""
+        found = self._found(name)
+        if found is None or len(found.places) < self._table().partitions:
+            return None
+        return found.position
+
+    def _found(self, name: str) -> TableCursor | None:
         try:
-            return self._table().cursors.get(name).position
+            return self._table().cursors.get(name)
         except CursorUnknown:
             return None
 
