@@ -342,3 +342,27 @@ def test_a_query_goes_on_with_a_cursor_that_a_partition_does_not_have(
     db.backend.propose(orders.descriptor.id, {missing: DeleteCursor(cursor)})
     assert start(cursor=cursor).initialOffset()["offsets"] == {"0": 0, "1": 0}
     assert len(orders.cursors.get(cursor).places) == 2
+
+
+@pytest.mark.parametrize("idle", ["0 s", "30 days", "1 hour"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "named once"])
+def test_a_stream_leaves_the_expiry_of_a_cursor_that_somebody_else_has_made(
+    orders: Table, start: Start, idle: str, named: bool
+) -> None:
+    # given a cursor that a person has made
+    made = orders.cursors.create("audit", idle_expiry=idle)
+    # when a stream reads by it, also one that is started again without its name
+    place = start(cursor="audit").initialOffset()
+    assert place["cursor"] == "audit"
+    again = start(**({"cursor": "audit"} if named else {}))
+    again.prepareForTriggerAvailableNow()
+    assert again.latestOffset(place, ReadAllAvailable()) == place
+    # then it is there, and may be idle for as long as before
+    assert orders.cursors.get("audit").idle_expiry_ms == made.idle_expiry_ms
+    # but if the user of the query says how long, that counts
+    told = start(cursor="audit", cursor_idle_expiry="2 days")
+    told.latestOffset(place, ReadAllAvailable())
+    assert orders.cursors.get("audit").idle_expiry_ms == 2 * 86_400_000
+    # and it stays so
+    start(cursor="audit").latestOffset(place, ReadAllAvailable())
+    assert orders.cursors.get("audit").idle_expiry_ms == 2 * 86_400_000

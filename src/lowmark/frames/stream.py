@@ -26,7 +26,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -49,7 +51,7 @@ from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import OtherTable, StreamBehind
 from lowmark.frames.opening import opened
-from lowmark.frames.options import Options
+from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.frames.reading import checked_reader, log_rows
 from lowmark.table import CursorExpired, CursorMovesBack, CursorUnknown, MembersBehind, View
@@ -75,9 +77,13 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The cursor that was made here for a new query."""
         self._ends: dict[int, int] | None = None
         """Where it stops, if it takes only what there is now."""
+        self._made = ""
+        """The cursor that was made here, whatever its name."""
         self._held = ""
         """The cursor that holds for it."""
-        self._renewed_at = 0.0
+        self._renewed_at = -math.inf
+        self._idle_ms = 0
+        """How long that one may be idle; 0: for ever."""
         self._planned = False
         """Whether a batch was planned here."""
 
@@ -91,7 +97,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         may ask more than once. A cursor that is there already says where.
         """
         if self._initial is None:
-            cursor = self._options.cursor or f"spark-{os.urandom(6).hex()}"
+            cursor = self._options.cursor or drawn_name()
             self._initial = self._offset(cursor, self._cursor_at(cursor) or self._begin(cursor))
             self._drawn = "" if self._options.cursor else cursor
         return self._initial
@@ -109,23 +115,36 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
             # A node stopped while somebody made or deleted it. It holds nothing of the others.
             cursors.delete(cursor)
         position = cursors.create(cursor, start=starts).position
+        self._made = cursor
         self._renew(cursor)
         return position
 
     def _renew(self, cursor: str) -> None:
         """Say that a query goes on from there: the cursor's time begins anew."""
-        idle = timedelta(milliseconds=self._options.idle_expiry_ms)
+        self._idle_ms = self._idle_of(cursor)
+        idle = timedelta(milliseconds=self._idle_ms)
         try:
             self._table().cursors.renew(cursor, idle_expiry=idle)
         except MembersBehind:  # of an earlier release: until they know how, it does not expire
             logger.info("a cursor does not expire yet", extra={"cursor": cursor})
         self._held, self._renewed_at = cursor, time.monotonic()
 
+    def _idle_of(self, cursor: str) -> int:
+        """How long it may be idle. One that somebody else has made keeps what they have said,
+        unless the user of this query says another time.
+        """
+        given = self._options.idle_expiry_ms
+        if given is not None:
+            return given
+        if cursor == self._made or is_drawn(cursor):
+            return IDLE_EXPIRY_MS
+        return self._table().cursors.get(cursor).idle_expiry_ms
+
     def _hold(self, cursor: str, offsets: Mapping[int, int]) -> None:
         """Have a cursor hold what comes behind a place of the stream, now and for as long as the
         query runs; refused, if some of that was cut.
         """
-        every_s = min(RENEWS_S, self._options.idle_expiry_ms / 5_000 or RENEWS_S)
+        every_s = min(RENEWS_S, self._idle_ms / 5_000 or RENEWS_S)
         if self._held == cursor and time.monotonic() - self._renewed_at < every_s:
             return
         holds = True
@@ -252,7 +271,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         kills this process then.
         """
         begins = self._initial is not None and not self._planned  # a first batch is always planned
-        if begins or self._options.cursor:
+        if begins or self._options.cursor or not is_drawn(self._held):
             return
         try:
             self._table().cursors.delete(self._held)
@@ -316,6 +335,16 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return self._table().cursors.get(name)
         except CursorUnknown:
             return None
+
+
+def drawn_name() -> str:
+    """A name for the cursor of a query whose user has not named one."""
+    return f"spark-{os.urandom(6).hex()}"
+
+
+def is_drawn(name: str) -> bool:
+    """Whether `drawn_name` gave it: what a user names is the user's."""
+    return re.fullmatch("spark-[0-9a-f]{12}", name) is not None
 
 
 def offsets_in(offset: Mapping[str, Any]) -> dict[int, int]:
