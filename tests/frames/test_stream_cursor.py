@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from eventually import eventually
 from lowmark.client import Database, Table
+from lowmark.client.cursors import Cursors
 from lowmark.errors import StreamBehind
 from lowmark.frames.change_stream import ChangeStreamReader
 from lowmark.frames.columns import spark_schema
@@ -20,7 +21,7 @@ from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch
 from lowmark.frames.reading import schema_of
 from lowmark.frames.stream import StreamReader
-from lowmark.table import DeleteCursor
+from lowmark.table import DeleteCursor, MembersBehind
 
 Start = Callable[..., StreamReader]
 
@@ -366,3 +367,26 @@ def test_a_stream_leaves_the_expiry_of_a_cursor_that_somebody_else_has_made(
     # and it stays so
     start(cursor="audit").latestOffset(place, ReadAllAvailable())
     assert orders.cursors.get("audit").idle_expiry_ms == 2 * 86_400_000
+
+
+@pytest.mark.parametrize("options", [{}, {"cursor": "audit"}], ids=["drawn", "named"])
+def test_a_stream_asks_again_with_each_batch_until_its_cursor_can_expire(
+    orders: Table, start: Start, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    # given members that have not agreed yet that cursors can expire
+    know, refused = Cursors.renew, []
+
+    def behind(*given: Any, **more: Any) -> Any:
+        refused.append(given)
+        raise MembersBehind
+
+    monkeypatch.setattr(Cursors, "renew", behind)
+    reader = start(**options)
+    place = reader.initialOffset()
+    assert reader.latestOffset(place, ReadAllAvailable()) == place
+    assert len(refused) == 2
+    assert orders.cursors.get(place["cursor"]).idle_expiry_ms == 0
+    # when they have, then the next batch has it expire
+    monkeypatch.setattr(Cursors, "renew", know)
+    assert reader.latestOffset(place, ReadAllAvailable()) == place
+    assert orders.cursors.get(place["cursor"]).idle_expiry_ms == IDLE_EXPIRY_MS

@@ -123,11 +123,14 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Say that a query goes on from there: the cursor's time begins anew."""
         self._idle_ms = self._idle_of(cursor)
         idle = timedelta(milliseconds=self._idle_ms)
+        self._held, self._renewed_at = cursor, -math.inf
         try:
-            self._table().cursors.renew(cursor, idle_expiry=idle)
-        except MembersBehind:  # of an earlier release: until they know how, it does not expire
+            # Without patience: the next batch asks again.
+            self._table().cursors.renew(cursor, idle_expiry=idle, patience_s=0)
+        except MembersBehind:  # of a new table, or an earlier release: it does not expire yet
             logger.info("a cursor does not expire yet", extra={"cursor": cursor})
-        self._held, self._renewed_at = cursor, time.monotonic()
+        else:
+            self._renewed_at = time.monotonic()
 
     def _idle_of(self, cursor: str) -> int:
         """How long it may be idle. One that somebody else has made keeps what they have said,
