@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.shop import Shop, shared
+from eventually import eventually
 from lowmark.cli import cursor
 from lowmark.cli.app import app
 from lowmark.formatting import bytes_text, times_text
@@ -123,7 +124,13 @@ def test_one_whose_reader_stays_away_expires_and_says_so(shop: Shop) -> None:
     assert "cursor.idle_expiry is 7 days, so it expires in 7.0 d" in shop.run("explain", "orders")
     # and one whose reader is away for longer than it may be
     shop.run("cursor", "create", "orders", "gone", "--idle-expiry", "1 ms")
-    shop.run("append", "orders", "-", stdin="id\no-4\n")
+
+    def expired() -> bool:
+        shop.run("append", "orders", "-", stdin="id\no-4\n")
+        rows = {row["cursor"]: row for row in shop.json("cursor", "list", "orders")}
+        return bool(rows["gone"]["expired"])
+
+    eventually(expired)  # the time of two calls may be the same millisecond
     # then that one holds nothing, and its reader hears why
     rows = {row["cursor"]: row for row in shop.json("cursor", "list", "orders")}
     assert (rows["gone"]["expired"], rows["gone"]["overdue"], rows["gone"]["pinned_bytes"]) == (
@@ -135,6 +142,33 @@ def test_one_whose_reader_stays_away_expires_and_says_so(shop: Shop) -> None:
     said = shop.refused("cursor", "commit", "orders", "gone", "--to", "latest")
     assert "cursor 'gone' expired: it was idle for 1 ms" in said
     assert shop.json("cursor", "reset", "orders", "gone", "--to", "latest")["expired"] is False
+
+
+def test_how_long_a_reader_may_stay_away_is_set_and_ended_later(shop: Shop) -> None:
+    # given a cursor that holds until it is deleted
+    shop.run("cursor", "create", "orders", "nightly")
+
+    def renew(time: str) -> str:
+        return shop.run("cursor", "renew", "orders", "nightly", "--idle-expiry", time)
+
+    # when it is to expire
+    assert renew("36 hours") == (
+        "cursor nightly of table orders expires when it is idle for 36 hours; it stands at 0:0,"
+        " 3 rows behind\n"
+    )
+    words = ("cursor", "renew", "orders", "nightly", "--idle-expiry")
+    assert shop.json(*words, "7 days")["idle_expiry_ms"] == 604_800_000
+    assert "cursor.idle_expiry is 7 days" in shop.run("explain", "orders")
+    # when it is not to expire any more
+    assert "nightly of table orders never expires; it stands at 0:0" in renew("0 s")
+    [row] = shop.json("cursor", "list", "orders")
+    assert (row["idle_expiry_ms"], row["lag_rows"]) == (None, 3)
+    # and what can't be is refused
+    assert "idle_expiry can't be 'soon'" in shop.refused(*words, "soon")
+    assert "there is no cursor" in shop.refused(
+        "cursor", "renew", "orders", "nobody", "--idle-expiry", "1 day"
+    )
+    shop.refused("cursor", "renew", "orders", "nightly", code=2)
 
 
 @pytest.mark.slow

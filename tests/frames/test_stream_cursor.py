@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from eventually import eventually
 from lowmark.client import Database, Table
+from lowmark.client.cursors import Cursors
 from lowmark.errors import StreamBehind
 from lowmark.frames.change_stream import ChangeStreamReader
 from lowmark.frames.columns import spark_schema
@@ -20,6 +21,7 @@ from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch
 from lowmark.frames.reading import schema_of
 from lowmark.frames.stream import StreamReader
+from lowmark.table import DeleteCursor, MembersBehind
 
 Start = Callable[..., StreamReader]
 
@@ -55,6 +57,19 @@ def appended(table: Table, *numbers: int) -> None:
 def compact(db: Database, table: Table) -> None:
     db.advance_watermark(table.snapshot().time)
     assert table.compact(engine="local").state == "done"
+
+
+def let_go(table: Table, cursor: str, how: str) -> None:
+    """Have a cursor hold nothing any more."""
+    if how == "deleted":
+        table.cursors.delete(cursor)
+        return
+
+    def expired() -> bool:
+        appended(table, 99)
+        return all(place.overdue for place in table.cursors.get(cursor).places)
+
+    eventually(expired)
 
 
 def take(reader: StreamReader, place: dict[str, Any] | None) -> dict[str, Any]:
@@ -211,21 +226,17 @@ def test_a_stream_without_rows_keeps_its_cursor_as_long_as_it_runs(
     assert min(heard()) > max(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [False, True], ids=["all there", "cut"])
 def test_a_query_that_comes_back_after_its_cursor_has_expired_hears_what_it_has_missed(
     db: Database, orders: Table, start: Start, cut: bool
 ) -> None:
     # given a query that was away until its cursor had expired
     appended(orders, 1, 2)
-    reader = start(cursor_idle_expiry="1 ms")
+    reader = start(cursor_idle_expiry="500 ms")
     place = reader.initialOffset()
     reader.stop()
-
-    def expired() -> bool:
-        appended(orders, 1)
-        return orders.cursors.get(place["cursor"]).expired
-
-    eventually(expired)
+    let_go(orders, place["cursor"], "expired")
     if cut:
         compact(db, orders)
     # when it comes back, then it goes on if all is there, and else says what is not
@@ -240,13 +251,145 @@ def test_a_query_that_comes_back_after_its_cursor_has_expired_hears_what_it_has_
     assert (held.expired, held.idle_expiry_ms) == (False, IDLE_EXPIRY_MS)
 
 
-def test_a_batch_that_took_longer_than_the_expiry_goes_on(orders: Table, start: Start) -> None:
-    # given a batch in which the cursor was deleted
-    appended(orders, 1, 2)
-    reader = start()
-    place = reader.initialOffset()
-    end = reader.latestOffset(place, ReadAllAvailable())
-    orders.cursors.delete(place["cursor"])
+class Batch:
+    """A batch that is planned, whose tasks have read nothing yet."""
+
+    def __init__(self, reader: StreamReader) -> None:
+        self.reader = reader
+        first = reader.initialOffset()
+        self.cursor: str = first["cursor"]
+        self.end = reader.latestOffset(first, ReadAllAvailable())
+        self.stretches = list(reader.partitions(first, self.end))
+
+    def ids(self) -> list[int]:
+        """What its tasks read."""
+        batches = [batch for one in self.stretches for batch in self.reader.read(one)]
+        return sorted(row["id"] for batch in batches for row in batch.to_pylist())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["expired", "deleted"])
+def test_a_batch_that_took_longer_than_the_expiry_goes_on(
+    orders: Table, start: Start, how: str
+) -> None:
+    # given a batch in which the cursor has ended, and nothing was cut
+    appended(orders, 1, 2, 3)
+    batch = Batch(start(cursor_idle_expiry="500 ms"))
+    let_go(orders, batch.cursor, how)
+    # then its tasks read all that was planned
+    assert batch.ids() == [1, 2, 3]
     # when it is done, then the rest is held from there on
-    reader.commit(end)
-    assert orders.cursors.get(place["cursor"]).lag_rows == 0
+    batch.reader.commit(batch.end)
+    held = orders.cursors.get(batch.cursor)
+    assert {str(at): offset for at, offset in held.position.items()} == batch.end["offsets"]
+    assert not held.overdue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["expired", "deleted"])
+def test_a_batch_whose_rows_were_cut_before_it_was_read_says_so(
+    db: Database, orders: Table, start: Start, how: str
+) -> None:
+    # given batches whose cursors have ended, and a compaction of all that they were to read
+    appended(orders, *range(15))
+    batch = Batch(start(cursor_idle_expiry="500 ms"))
+    lenient = Batch(start(cursor_idle_expiry="500 ms", failOnDataLoss="false"))
+    let_go(orders, batch.cursor, how)
+    let_go(orders, lenient.cursor, how)
+    compact(db, orders)
+    # then no task gives less than was planned: it names what is gone, and the cursor
+    for one in batch.stretches:
+        with pytest.raises(StreamBehind, match="offsets 0 to") as refused:
+            list(batch.reader.read(one))
+        assert batch.cursor in str(refused.value.detail)
+    # but those of a query that goes on all the same
+    assert lenient.ids() == []
+
+
+@pytest.mark.slow
+def test_a_cursor_that_has_expired_keeps_what_its_user_has_said_of_it(
+    orders: Table, start: Start
+) -> None:
+    # given a cursor of a user, with limits, whose query was away for too long
+    orders.cursors.create("audit", max_lag_rows=1_000_000, max_lag_ms=3_600_000)
+    reader = start(cursor="audit", cursor_idle_expiry="500 ms")
+    place = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    let_go(orders, "audit", "expired")
+    # when the query goes on, then the cursor holds again, and has the same limits
+    again = start(cursor="audit", cursor_idle_expiry="7 days")
+    again.latestOffset(place, ReadAllAvailable())
+    held = orders.cursors.get("audit")
+    assert (held.max_lag_rows, held.max_lag_ms) == (1_000_000, 3_600_000)
+    assert (held.overdue, held.idle_expiry_ms) == (False, 7 * 86_400_000)
+    assert {str(at): offset for at, offset in held.position.items()} == place["offsets"]
+
+
+@pytest.mark.parametrize("options", [{}, {"cursor": "audit"}], ids=["drawn", "named"])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_query_goes_on_with_a_cursor_that_a_partition_does_not_have(
+    db: Database, orders: Table, start: Start, options: dict[str, str], missing: int
+) -> None:
+    # given a cursor whose deletion has come to one partition only
+    appended(orders, 1, 2, 3)
+    reader = start(**options)
+    place = reader.initialOffset()
+    cursor: str = place["cursor"]
+    reader.stop()
+    db.backend.propose(orders.descriptor.id, {missing: DeleteCursor(cursor)})
+    assert len(orders.cursors.get(cursor).places) == 1
+    # when its query goes on, then all partitions have it
+    end = start(**options).latestOffset(place, ReadAllAvailable())
+    assert sum(end["offsets"].values()) == 3
+    held = orders.cursors.get(cursor)
+    assert {str(at): offset for at, offset in held.position.items()} == place["offsets"]
+    # and a new query that finds such a one begins where its options say
+    db.backend.propose(orders.descriptor.id, {missing: DeleteCursor(cursor)})
+    assert start(cursor=cursor).initialOffset()["offsets"] == {"0": 0, "1": 0}
+    assert len(orders.cursors.get(cursor).places) == 2
+
+
+@pytest.mark.parametrize("idle", ["0 s", "30 days", "1 hour"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "named once"])
+def test_a_stream_leaves_the_expiry_of_a_cursor_that_somebody_else_has_made(
+    orders: Table, start: Start, idle: str, named: bool
+) -> None:
+    # given a cursor that a person has made
+    made = orders.cursors.create("audit", idle_expiry=idle)
+    # when a stream reads by it, also one that is started again without its name
+    place = start(cursor="audit").initialOffset()
+    assert place["cursor"] == "audit"
+    again = start(**({"cursor": "audit"} if named else {}))
+    again.prepareForTriggerAvailableNow()
+    assert again.latestOffset(place, ReadAllAvailable()) == place
+    # then it is there, and may be idle for as long as before
+    assert orders.cursors.get("audit").idle_expiry_ms == made.idle_expiry_ms
+    # but if the user of the query says how long, that counts
+    told = start(cursor="audit", cursor_idle_expiry="2 days")
+    told.latestOffset(place, ReadAllAvailable())
+    assert orders.cursors.get("audit").idle_expiry_ms == 2 * 86_400_000
+    # and it stays so
+    start(cursor="audit").latestOffset(place, ReadAllAvailable())
+    assert orders.cursors.get("audit").idle_expiry_ms == 2 * 86_400_000
+
+
+@pytest.mark.parametrize("options", [{}, {"cursor": "audit"}], ids=["drawn", "named"])
+def test_a_stream_asks_again_with_each_batch_until_its_cursor_can_expire(
+    orders: Table, start: Start, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    # given members that have not agreed yet that cursors can expire
+    know, refused = Cursors.renew, []
+
+    def behind(*given: Any, **more: Any) -> Any:
+        refused.append(given)
+        raise MembersBehind
+
+    monkeypatch.setattr(Cursors, "renew", behind)
+    reader = start(**options)
+    place = reader.initialOffset()
+    assert reader.latestOffset(place, ReadAllAvailable()) == place
+    assert len(refused) == 2
+    assert orders.cursors.get(place["cursor"]).idle_expiry_ms == 0
+    # when they have, then the next batch has it expire
+    monkeypatch.setattr(Cursors, "renew", know)
+    assert reader.latestOffset(place, ReadAllAvailable()) == place
+    assert orders.cursors.get(place["cursor"]).idle_expiry_ms == IDLE_EXPIRY_MS

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
+from lowmark.catalog import duration_text
 from lowmark.cli.database import (
     NUMBER_MAX,
     DatabaseOption,
@@ -254,6 +255,42 @@ def reset(
     Example: lowmark cursor reset orders billing --to earliest --data ./shop
     """
     _commit(ctx, table, name, to, data, reset=True, as_json=as_json)
+
+
+@app.command()
+def renew(
+    ctx: typer.Context,
+    table: TableArgument,
+    name: NameArgument,
+    idle_expiry: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="From now on it expires when it was not committed for that long ('7 days'); '0 s':"
+            " never.",
+        ),
+    ],
+    data: DatabaseOption = None,
+    as_json: Json = False,
+) -> None:
+    """Say that a cursor's reader is still there, and for how long it may stay away from now on.
+
+    A cursor that has expired already needs `cursor reset` first: its reader may have missed rows.
+
+    With --json, one object: what `cursor list` shows of it.
+
+    Example: lowmark cursor renew orders billing --idle-expiry '7 days' --data ./shop
+    """
+    with opened_database(ctx, data) as database:
+        one = database.table(table)
+        renewed = one.cursors.renew(name, idle_expiry=idle_expiry)
+        _tell(one, renewed, f"{_expiry(renewed)}; it stands at", as_json=as_json)
+
+
+def _expiry(one: TableCursor) -> str:
+    if not one.idle_expiry_ms:
+        return "never expires"
+    return f"expires when it is idle for {duration_text(one.idle_expiry_ms)}"
 
 
 def _commit(

@@ -12,6 +12,7 @@ from typing import Literal
 from lowmark.backend.port import Backend
 from lowmark.backend.values import PartitionStatus
 from lowmark.catalog import DURATION_TAKES, Table, parse_duration
+from lowmark.client.agreeing import AGREED_S, agreed
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.edges import edge
 from lowmark.convert.times import time_text
@@ -152,16 +153,21 @@ class Cursors:
             raise
         return self.get(name)
 
-    def renew(self, name: str, *, idle_expiry: str | timedelta) -> TableCursor:
+    def renew(
+        self, name: str, *, idle_expiry: str | timedelta, patience_s: float = AGREED_S
+    ) -> TableCursor:
         """Say that its reader is still there, though it does not move; and from here on, have it
         expire when it is idle for that long. "0 s": it never expires.
+
+        The members of a new table need a moment to agree that cursors can expire: this call waits
+        for them for `patience_s`, and then fails with `MembersBehind`.
         """
-        self._renew(name, idle_expiry_ms(idle_expiry))
+        self._renew(name, idle_expiry_ms(idle_expiry), patience_s)
         return self.get(name)
 
-    def _renew(self, name: str, idle_ms: int) -> None:
-        renew = RenewCursor(name, idle_ms)
-        self._backend.propose(self._table.id, dict.fromkeys(self._partitions, renew))
+    def _renew(self, name: str, idle_ms: int, patience_s: float = AGREED_S) -> None:
+        asked = dict.fromkeys(self._partitions, RenewCursor(name, idle_ms))
+        agreed(lambda: self._backend.propose(self._table.id, asked), patience_s=patience_s)
 
     def _undo(self, name: str, token: int) -> None:
         """A cursor that is not everywhere must not be anywhere.

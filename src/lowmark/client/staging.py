@@ -22,6 +22,7 @@ from typing import Final, Self, TypeVar, cast
 from lowmark.backend.errors import Ended, NotLeader, Superseded
 from lowmark.backend.port import Backend
 from lowmark.catalog import Table
+from lowmark.client.agreeing import agreed
 from lowmark.client.appending import Part, Parts, Result, TableAppender
 from lowmark.errors import LowmarkError, Rejected, Unavailable
 from lowmark.table import (
@@ -31,7 +32,6 @@ from lowmark.table import (
     Drop,
     EpochHalfBound,
     Finish,
-    MembersBehind,
     StagedRowsMissing,
 )
 from lowmark.table.binding import ATTEMPT_BITS, deciding, family
@@ -43,8 +43,6 @@ an epoch that it had not noted as done is stored again."""
 ONCE_MS: Final = 3_600 * 1_000
 EPOCH_MAX: Final = (1 << 63) - 1
 _ABORT_S: Final = 5.0
-_AGREED_S: Final = 15.0
-"""So long a writer waits until the members of a new table have agreed on how rows are staged."""
 _RETRY_S: Final = 0.2
 _PATIENCE_S: Final = 60.0
 """So long a commit is tried again while partitions have no leader: it changes nothing twice."""
@@ -115,16 +113,7 @@ class Stage:
         """Refuse to stage what could not be committed: if not all nodes know how, this fails."""
         number = self._transaction % self._table.partitions
         asked = {number: Drop(bytes(QUERY_BYTES), 0, ())}
-        ends_at = time.monotonic() + _AGREED_S
-        while True:
-            try:
-                self._backend.propose(self._table.id, asked)
-            except MembersBehind:
-                if time.monotonic() > ends_at:
-                    raise
-                time.sleep(_RETRY_S)
-            else:
-                return
+        agreed(lambda: self._backend.propose(self._table.id, asked))
 
     def _numbered(self, parts: Parts) -> Parts:
         self._sent.update(number for number, _ in parts)

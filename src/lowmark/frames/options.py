@@ -35,8 +35,9 @@ formats, where these have one.
                         partitions: {"0": 17}; this is how `table` reads what is in no ledger
     cursor              the name of a stream's cursor; drawn, if not given. A new query begins where
                         the cursor of that name stands, if there is one, whatever its start says
-    cursor.idle_expiry  how long a stream's cursor holds the log after its query was last heard of:
-                        `7 days`, if not given; `0 s`: for ever
+    cursor.idle_expiry  how long a stream's cursor holds the log after its query was last heard of;
+                        `0 s`: for ever. If not given, `7 days`; a cursor of that name that is there
+                        already keeps what it has
     failOnMissingColumns
                         of a write: whether a column of the table that the rows do not have is
                         refused; false, if not given: it gets its default, or null
@@ -146,8 +147,8 @@ class Options:
     fail_on_loss: bool = True
     tasks_min: int = 1
     cursor: str = ""
-    idle_expiry_ms: int = IDLE_EXPIRY_MS
-    """0: never."""
+    idle_expiry_ms: int | None = None
+    """0: never; None: it was not given."""
     feed: bool = False
     """Whether changes are read, key by key."""
     preimages: bool = False
@@ -446,9 +447,9 @@ def _count(named: Mapping[str, str], name: str) -> int | None:
     return count
 
 
-def _idle_expiry(text: str | None) -> int:
+def _idle_expiry(text: str | None) -> int | None:
     if text is None:
-        return IDLE_EXPIRY_MS
+        return None
     millis = parse_duration(text)
     if millis is None or millis > IDLE_MS_MAX:
         raise OptionRefused(

@@ -21,6 +21,8 @@ class Stretch(InputPartition):
     number: int
     first: int
     end: int
+    cursor: str = ""
+    """Of a stream: the cursor that holds these rows until its batch is done."""
 
 
 def views_of(database: Database, table: Table) -> dict[int, View]:
@@ -72,7 +74,7 @@ def _offsets_of_times(
 
 
 def stretches(
-    starts: Mapping[int, int], ends: Mapping[int, int], *, tasks_min: int
+    starts: Mapping[int, int], ends: Mapping[int, int], *, tasks_min: int, cursor: str = ""
 ) -> list[Stretch]:
     """What tasks read: a partition each; if that is too few, long ones are taken apart."""
     there = [(number, starts[number], ends[number]) for number in sorted(ends)]
@@ -81,7 +83,7 @@ def stretches(
     if not rows:
         return []
     most = rows if tasks_min <= len(there) else max(1, rows // tasks_min)
-    return [Stretch(*one) for whole in there for one in _parts(*whole, most)]
+    return [Stretch(*one, cursor) for whole in there for one in _parts(*whole, most)]
 
 
 def _parts(number: int, first: int, end: int, most: int) -> Iterator[tuple[int, int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -195,7 +195,13 @@ class LogReader(Carried, DataSourceReader):
             yield from log_rows(self._options, self._wanted, partition)
 
 
-def log_rows(options: Options, wanted: pa.Schema, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+def log_rows(
+    options: Options,
+    wanted: pa.Schema,
+    stretch: Stretch,
+    *,
+    on_gap: Literal["raise", "skip"] = "skip",
+) -> Iterator[pa.RecordBatch]:
     """Rows of the log, by offsets."""
     number = stretch.number
     with (
@@ -205,7 +211,7 @@ def log_rows(options: Options, wanted: pa.Schema, stretch: Stretch) -> Iterator[
             start={number: stretch.first},
             end={number: stretch.end},
             partitions=[number],
-            on_gap="skip",
+            on_gap=on_gap,
         ) as reader,
     ):
         yield from fitted(reader, wanted)

@@ -7,6 +7,7 @@ cursor, on any machine, and Spark need not tell a source the name of its query, 
     1. the cursor stands at the start      what is to come is held; no checkpoint names it yet
     2. the checkpoint has the first end    with the cursor's name; where it began, the cursor says
     3. a batch is planned, and read        it can be read again, as long as the cursor stands before
+                                           and holds: a task whose rows were cut raises
     4. Spark commits a batch               the cursor moves to its end
     5. `availableNow` has taken all        the cursor goes, unless the user has named it
 A crash between 1 and 2 leaves a cursor that no query moves, and so does a query that is never
@@ -23,12 +24,15 @@ Spark says that a batch is done when it plans the next one, so the cursor is a b
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -41,13 +45,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lowmark.client import Database, Table
+from lowmark.client import Database, GapFound, Table, TableCursor
 from lowmark.errors import LowmarkError
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import OtherTable, StreamBehind
 from lowmark.frames.opening import opened
-from lowmark.frames.options import Options
+from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch, offsets_of, stretches, views_of
 from lowmark.frames.reading import checked_reader, log_rows
 from lowmark.table import CursorExpired, CursorMovesBack, CursorUnknown, MembersBehind, View
@@ -73,9 +77,13 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The cursor that was made here for a new query."""
         self._ends: dict[int, int] | None = None
         """Where it stops, if it takes only what there is now."""
+        self._made = ""
+        """The cursor that was made here, whatever its name."""
         self._held = ""
         """The cursor that holds for it."""
-        self._renewed_at = 0.0
+        self._renewed_at = -math.inf
+        self._idle_ms = 0
+        """How long that one may be idle; 0: for ever."""
         self._planned = False
         """Whether a batch was planned here."""
 
@@ -89,7 +97,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         may ask more than once. A cursor that is there already says where.
         """
         if self._initial is None:
-            cursor = self._options.cursor or f"spark-{os.urandom(6).hex()}"
+            cursor = self._options.cursor or drawn_name()
             self._initial = self._offset(cursor, self._cursor_at(cursor) or self._begin(cursor))
             self._drawn = "" if self._options.cursor else cursor
         return self._initial
@@ -102,38 +110,68 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _create(self, cursor: str, starts: Mapping[int, int]) -> dict[int, int]:
         cursors = self._table().cursors
+        rest = self._found(cursor)
+        if rest is not None and len(rest.places) < self._table().partitions:
+            # A node stopped while somebody made or deleted it. It holds nothing of the others.
+            cursors.delete(cursor)
         position = cursors.create(cursor, start=starts).position
+        self._made = cursor
         self._renew(cursor)
         return position
 
     def _renew(self, cursor: str) -> None:
         """Say that a query goes on from there: the cursor's time begins anew."""
-        idle = timedelta(milliseconds=self._options.idle_expiry_ms)
+        self._idle_ms = self._idle_of(cursor)
+        idle = timedelta(milliseconds=self._idle_ms)
+        self._held, self._renewed_at = cursor, -math.inf
         try:
-            self._table().cursors.renew(cursor, idle_expiry=idle)
-        except MembersBehind:  # of an earlier release: until they know how, it does not expire
+            # Without patience: the next batch asks again.
+            self._table().cursors.renew(cursor, idle_expiry=idle, patience_s=0)
+        except MembersBehind:  # of a new table, or an earlier release: it does not expire yet
             logger.info("a cursor does not expire yet", extra={"cursor": cursor})
-        self._held, self._renewed_at = cursor, time.monotonic()
+        else:
+            self._renewed_at = time.monotonic()
+
+    def _idle_of(self, cursor: str) -> int:
+        """How long it may be idle. One that somebody else has made keeps what they have said,
+        unless the user of this query says another time.
+        """
+        given = self._options.idle_expiry_ms
+        if given is not None:
+            return given
+        if cursor == self._made or is_drawn(cursor):
+            return IDLE_EXPIRY_MS
+        return self._table().cursors.get(cursor).idle_expiry_ms
 
     def _hold(self, cursor: str, offsets: Mapping[int, int]) -> None:
         """Have a cursor hold what comes behind a place of the stream, now and for as long as the
         query runs; refused, if some of that was cut.
         """
-        every_s = min(RENEWS_S, self._options.idle_expiry_ms / 5_000 or RENEWS_S)
+        every_s = min(RENEWS_S, self._idle_ms / 5_000 or RENEWS_S)
         if self._held == cursor and time.monotonic() - self._renewed_at < every_s:
             return
-        there = True
+        holds = True
         try:
             self._renew(cursor)
-        except CursorUnknown:
-            there = False
-        except CursorExpired:
-            self._table().cursors.delete(cursor)
-            there = False
+        except (CursorUnknown, CursorExpired):
+            holds = False
         starts = {number: view.start for number, view in self._views().items()}
         self._check_there(cursor, offsets, starts)
-        if not there:
-            self._create(cursor, {at: max(offsets[at], starts[at]) for at in offsets})
+        if not holds:
+            self._hold_again(cursor, {at: max(offsets[at], starts[at]) for at in offsets})
+
+    def _hold_again(self, cursor: str, starts: Mapping[int, int]) -> None:
+        """Have a cursor that holds nothing, or not everywhere, hold what comes. What its user has
+        said of it stays: it is made anew only if a partition does not know it.
+        """
+        try:
+            self._table().cursors.commit(cursor, starts, reset=True)
+        except CursorUnknown:
+            self._create(cursor, starts)
+            return
+        # Were it to expire just now, the next batch would put it right.
+        with contextlib.suppress(CursorExpired):
+            self._renew(cursor)
 
     def _check_there(
         self, cursor: str, offsets: Mapping[int, int], starts: Mapping[int, int]
@@ -187,7 +225,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """What tasks of a batch read."""
         self._check(end)
         starts = self._starts(start, end)
-        return stretches(starts, offsets_in(end), tasks_min=self._options.tasks_min)
+        ends, tasks_min = offsets_in(end), self._options.tasks_min
+        return stretches(starts, ends, tasks_min=tasks_min, cursor=end[CURSOR])
 
     def _starts(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[int, int]:
         """Where a batch begins, whose rows are held, and whose columns are there."""
@@ -235,7 +274,7 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         kills this process then.
         """
         begins = self._initial is not None and not self._planned  # a first batch is always planned
-        if begins or self._options.cursor:
+        if begins or self._options.cursor or not is_drawn(self._held):
             return
         try:
             self._table().cursors.delete(self._held)
@@ -247,9 +286,21 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
     # -- where tasks run --------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one stretch."""
-        if isinstance(partition, Stretch):
-            yield from log_rows(self._options, self._wanted, partition)
+        """The rows of one stretch. All of them were there when it was planned, or the user has
+        said that the query goes on without them.
+        """
+        if not isinstance(partition, Stretch):
+            return
+        options = self._options
+        on_gap: Literal["raise", "skip"] = "raise" if options.fail_on_loss else "skip"
+        try:
+            yield from log_rows(options, self._wanted, partition, on_gap=on_gap)
+        except GapFound as error:
+            gap = error.gap
+            if gap.kind == "lost":
+                raise
+            cut = {gap.partition: (gap.first, gap.last + 1)}
+            raise StreamBehind(options.table, partition.cursor, cut) from None
 
     # -- the table --------------------------------------------------------------------------------
 
@@ -276,10 +327,27 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise OtherTable(table.name)
 
     def _cursor_at(self, name: str) -> dict[int, int] | None:
+        """Where a cursor stands, if all partitions have it."""
+        found = self._found(name)
+        if found is None or len(found.places) < self._table().partitions:
+            return None
+        return found.position
+
+    def _found(self, name: str) -> TableCursor | None:
         try:
-            return self._table().cursors.get(name).position
+            return self._table().cursors.get(name)
         except CursorUnknown:
             return None
+
+
+def drawn_name() -> str:
+    """A name for the cursor of a query whose user has not named one."""
+    return f"spark-{os.urandom(6).hex()}"
+
+
+def is_drawn(name: str) -> bool:
+    """Whether `drawn_name` gave it: what a user names is the user's."""
+    return re.fullmatch("spark-[0-9a-f]{12}", name) is not None
 
 
 def offsets_in(offset: Mapping[str, Any]) -> dict[int, int]:
