@@ -16,6 +16,9 @@ from eventually import eventually
 from lowmark import errors
 from lowmark.catalog import DropTable
 from lowmark.client import Database
+from lowmark.node.bridge import NodeSilent
+from lowmark.runtime import DiskFull
+from lowmark.server.service import as_lost
 from server.world import COLUMNS, Served, ServedProcess
 
 
@@ -292,3 +295,18 @@ def test_rows_that_went_while_no_server_knew_of_a_reader_are_no_mystery(
     except (errors.HoldUnknown, errors.BelowWatermark):
         return
     assert sorted(found) == [*range(40)]
+
+
+def test_a_call_without_an_answer_is_not_taken_for_refused_by_its_cause() -> None:
+    # given a node whose full disk keeps it from an answer
+    full, silent = DiskFull("wal/1.wal"), NodeSilent(waited_s=8)
+    full.__cause__ = silent
+    # then a client is told that there was none, and why
+    told = as_lost(full)
+    assert told is silent
+    assert full.message in told.message
+    assert told.hint == full.hint
+    assert "may have been carried out" in told.detail
+    # but one that was refused for lack of space was refused
+    refused = DiskFull("wal/1.wal")
+    assert as_lost(refused) is refused

@@ -279,7 +279,7 @@ def renew(
 
     With --json, one object: what `cursor list` shows of it.
 
-    Example: lowmark cursor renew orders billing --idle-expiry '7 days' --data ./shop
+    Example: lowmark cursor renew orders billing --idle-expiry 7d --data ./shop
     """
     with opened_database(ctx, data) as database:
         one = database.table(table)

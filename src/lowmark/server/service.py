@@ -47,7 +47,7 @@ from lowmark.client import Database
 from lowmark.client.distant_lookup import KEYS_MAX
 from lowmark.errors import LowmarkError, Unavailable
 from lowmark.metastore.commands import Not
-from lowmark.node import NodeClosing
+from lowmark.node import NodeClosing, NodeSilent
 from lowmark.server.limits import Limits, Slots
 from lowmark.server.sessions import Sessions
 from lowmark.table import View
@@ -72,6 +72,17 @@ class ServerFailed(Unavailable):
             detail="The request may have been carried out all the same.",
             hint="See the server's log, and report it.",
         )
+
+
+def as_lost(error: LowmarkError) -> LowmarkError:
+    """What a client is told of a call that got no answer in time, and may have been carried out.
+    Its cause, like a full disk, says what to do; alone it would say that the call was refused.
+    """
+    silent = error.__cause__
+    if not isinstance(silent, NodeSilent):
+        return error
+    silent.message, silent.hint = f"{silent.message}: {error.message}", error.hint
+    return silent
 
 
 class Service:
@@ -181,7 +192,7 @@ class Service:
                     raise NodeClosing from error
                 value = error
             except LowmarkError as error:
-                value = error
+                value = as_lost(error)
             except Exception as error:
                 logger.exception("a call failed", extra={"call": request.call})
                 value = ServerFailed(request.call, error)
