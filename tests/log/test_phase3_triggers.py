@@ -129,6 +129,21 @@ def test_while_the_disk_is_low_a_snapshot_starts_a_run_whatever_share_is_dead() 
     assert len(world.group.runs) == 1
 
 
+@pytest.mark.parametrize("count", [8, 7])
+def test_on_a_low_disk_many_small_segments_become_fewer_though_nothing_in_them_is_dead(
+    count: int,
+) -> None:
+    # given a disk that stays low, and a quiet group: a few entries in each file, all live
+    world = World(disk_low_bytes=100_000, compaction_sources_max=4)
+    fill(world, left=50_000)
+    for k in range(count + 1):
+        world.segment(10 * k + 1, 10 * k + 10)
+    world.snapshot(10 * count, range(1, 10 * count + 1))
+    # then they are merged once there are many, as on any disk
+    merged = [(run.trigger, run.merges, run.sources) for run in world.group.runs]
+    assert merged == ([("low disk", 2, 8)] if count == 8 else [])
+
+
 def test_a_disk_that_is_found_low_during_a_run_is_not_forgotten() -> None:
     # given a run that will find too little dead to merge anything
     world = sparse(live_of_ten=4, compaction_dead_ratio=0.7, disk_low_bytes=100_000)

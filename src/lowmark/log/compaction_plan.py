@@ -110,6 +110,14 @@ class Merge:
         kept = sum(one.kept_bytes for one in self.sources)
         return 8 * (sum(one.ref.data_bytes for one in self.sources) - kept) >= kept
 
+    def takes_little(self, config: LogConfig) -> bool:
+        """Whether all of its sources are small, so that the space it takes meanwhile is, too."""
+        return all(one.ref.data_bytes < _small_below(config) for one in self.sources)
+
+
+def _small_below(config: LogConfig) -> int:
+    return config.segment_bytes_max // _SMALL_SHARE
+
 
 def eligible(segments: Sequence[SegmentRef], row: LiveRow) -> list[SegmentRef]:
     """The compacting section: segments wholly at or below the snapshot, without the newest."""
@@ -130,7 +138,7 @@ def many_small(stats: Sequence[SegmentStats], config: LogConfig) -> bool:
     """Whether so many segments are small that making them fewer is worth it, with nothing dead in
     them: a file for each time that the WAL was closed, with a few entries of a quiet group.
     """
-    small = config.segment_bytes_max // _SMALL_SHARE
+    small = _small_below(config)
     count = sum(0 < one.kept_entries and one.ref.data_bytes < small for one in stats)
     return count >= 2 * config.compaction_sources_max
 

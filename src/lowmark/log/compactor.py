@@ -197,8 +197,14 @@ class Compactor:
                 run.trigger = "small segments"
             merges = deque(compaction_plan.plan_merges(stats, self._config))
             if run.trigger == "low disk":
-                # What only makes files fewer would take the space that is left.
-                merges = deque(merge for merge in merges if merge.frees_much)
+                # What only makes files fewer would take the space that is left; many small ones
+                # take little of it, and a disk may stay low for as long as the node lives.
+                small = compaction_plan.many_small(stats, self._config)
+                merges = deque(
+                    merge
+                    for merge in merges
+                    if merge.frees_much or (small and merge.takes_little(self._config))
+                )
             numbers = (s.ref.number for merge in merges for s in merge.sources)
             state.compacting_numbers = frozenset(numbers)
             self._next_merge(state, run, merges, keep, on_done)
