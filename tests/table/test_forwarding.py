@@ -10,6 +10,8 @@ from lowmark.group import COMMAND_BYTES, Future, NotLeader, OutcomeUnknown, Quar
 from lowmark.runtime import DiskFull, HybridTime
 from lowmark.table import (
     Appended,
+    Bind,
+    Bound,
     Change,
     CreateCursor,
     Cursor,
@@ -17,6 +19,8 @@ from lowmark.table import (
     DeleteCursor,
     Distant,
     Fence,
+    Finish,
+    Finished,
     KeepSchemas,
     MoveCursor,
     Outgoing,
@@ -226,6 +230,24 @@ def test_a_time_of_one_node_is_closed_by_a_leader_whose_clock_is_behind() -> Non
     # and what is further ahead is refused
     far = HybridTime(ahead + (60_000 << 16))
     assert isinstance(world.wait_error(there.closed(far)), TimeInFuture)
+
+
+@pytest.mark.parametrize("how", ["a commit", "an epoch"])
+def test_now_at_a_node_without_a_copy_is_after_the_rows_that_it_was_told_of(how: str) -> None:
+    # given rows that are staged where the leader's clock is ahead, by less than clocks may differ
+    world, table = world_of(4)
+    node = outsider(world, table)
+    there = way(node, table)
+    world.wait(there.propose(encode_batch(b"rows", rows=2, schema=1, transaction=9)))
+    world[leader(world, table)].clock.skew_ms += 15
+    # when another node has them committed, then what it gives as now is later than they are
+    command = (
+        Finish(9, commit=True) if how == "a commit" else Bind(b"q" * 16, 1, (9,), 2, keep_ms=60_000)
+    )
+    done = world.wait(there.ask(command))
+    assert isinstance(done, Finished | Bound)
+    assert (done.rows, world.leading(table).view.end) == (2, 2)
+    assert node.run.clock.now() > done.time
 
 
 def test_rubbish_of_a_peer_is_refused_and_nothing_is_stored() -> None:

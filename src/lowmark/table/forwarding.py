@@ -53,6 +53,7 @@ from lowmark.table.commands import (
     Drop,
     KeepSchemas,
     ReleaseLease,
+    RenewCursor,
     RenewLease,
     Tick,
     Trim,
@@ -79,7 +80,9 @@ _UNTOUCHED = (
     PartitionNotHere,
 )
 """After these, the command was not applied and never will be."""
-_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease, KeepSchemas, Bind, Drop)
+_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease, RenewCursor, KeepSchemas, Bind, Drop)
+_TIMED = (Appended, Finished, Ticked, Bound)
+"""Outcomes with a time, which the caller is told: what it asks for here next is later than that."""
 _NOTHING, _REFUSED, _FAILED, _FIRST = range(4)
 """Answers: None, what the machine refused, why it was not asked; then the outcomes below."""
 
@@ -321,7 +324,7 @@ class Forwarding:
             copy = self._copy(*key)
             if copy is None or copy.group.stopped is not None:
                 self._leaders[key] = node
-            if isinstance(outcome, Appended):  # what is asked for here next is later than that
+            if isinstance(outcome, _TIMED):
                 self._clock.follow(outcome.time)
             asked.future.resolve(outcome)
 
