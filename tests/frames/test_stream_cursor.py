@@ -6,6 +6,7 @@ A reader is asked as Spark asks it; the streams of `test_stream.py` are Spark's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from lowmark.frames.columns import spark_schema
 from lowmark.frames.options import IDLE_EXPIRY_MS, Options
 from lowmark.frames.positions import Stretch
 from lowmark.frames.reading import schema_of
-from lowmark.frames.stream import StreamReader
+from lowmark.frames.stream import RENEWS_S, RETRIES_S, StreamReader
+from lowmark.group import OutcomeUnknown
 from lowmark.table import DeleteCursor, MembersBehind
 
 Start = Callable[..., StreamReader]
@@ -48,6 +50,14 @@ def start(place: str) -> Iterator[Start]:
     yield reader
     for one in readers:
         one.stop()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that a stream goes by."""
+    seconds = [1_000.0]
+    monkeypatch.setattr("lowmark.frames.stream.time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
 
 
 def appended(table: Table, *numbers: int) -> None:
@@ -206,21 +216,20 @@ def test_a_cursor_of_a_stream_has_an_expiry_that_explain_names(orders: Table, st
 
 
 def test_a_stream_without_rows_keeps_its_cursor_as_long_as_it_runs(
-    db: Database, orders: Table, start: Start, monkeypatch: pytest.MonkeyPatch
+    db: Database, orders: Table, start: Start, clock: list[float]
 ) -> None:
     def heard() -> list[int]:
         status = db.backend.status(orders.descriptor.id, range(orders.partitions))
         return [one.renewed for part in status.values() for one in part.cursors]
 
     # given a stream that has just begun
-    monkeypatch.setattr("lowmark.frames.stream.RENEWS_S", 3_600.0)
     reader = start()
     place = reader.initialOffset()
     first = heard()
     assert reader.latestOffset(place, ReadAllAvailable()) == place
     assert heard() == first
     # when it looks for rows when some time has passed, and finds none
-    monkeypatch.setattr("lowmark.frames.stream.RENEWS_S", 0.0)
+    clock[0] += RENEWS_S
     assert reader.latestOffset(place, ReadAllAvailable()) == place
     # then its cursor's time begins anew, in all partitions
     assert min(heard()) > max(first)
@@ -278,8 +287,8 @@ def test_a_batch_that_took_longer_than_the_expiry_goes_on(
     let_go(orders, batch.cursor, how)
     # then its tasks read all that was planned
     assert batch.ids() == [1, 2, 3]
-    # when it is done, then the rest is held from there on
-    batch.reader.commit(batch.end)
+    # when it is done, then the rest is held from there on; long enough for a slow test to see it
+    start(cursor_idle_expiry="1 day").commit(batch.end)
     held = orders.cursors.get(batch.cursor)
     assert {str(at): offset for at, offset in held.position.items()} == batch.end["offsets"]
     assert not held.overdue
@@ -373,8 +382,12 @@ def test_a_stream_leaves_the_expiry_of_a_cursor_that_somebody_else_has_made(
 
 
 @pytest.mark.parametrize("options", [{}, {"cursor": "audit"}], ids=["drawn", "named"])
-def test_a_stream_asks_again_with_each_batch_until_its_cursor_can_expire(
-    orders: Table, start: Start, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+def test_a_stream_asks_again_after_a_while_until_its_cursor_can_expire(
+    orders: Table,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: list[float],
+    options: dict[str, str],
 ) -> None:
     # given members that have not agreed yet that cursors can expire
     know, refused = Cursors.renew, []
@@ -386,10 +399,58 @@ def test_a_stream_asks_again_with_each_batch_until_its_cursor_can_expire(
     monkeypatch.setattr(Cursors, "renew", behind)
     reader = start(**options)
     place = reader.initialOffset()
-    assert reader.latestOffset(place, ReadAllAvailable()) == place
-    assert len(refused) == 2
+    # when it looks for rows again and again, then it does not ask each time: each question is
+    # an entry in the log
+    if options:
+        reader.latestOffset(place, ReadAllAvailable())
+    asked = len(refused)
+    assert asked >= 1
+    for _ in range(5):
+        assert reader.latestOffset(place, ReadAllAvailable()) == place
+    assert len(refused) == asked
+    clock[0] += RETRIES_S
+    reader.latestOffset(place, ReadAllAvailable())
+    assert len(refused) == asked + 1
     assert orders.cursors.get(place["cursor"]).idle_expiry_ms == 0
-    # when they have, then the next batch has it expire
+    # and when the members have agreed, then a later one has it expire
     monkeypatch.setattr(Cursors, "renew", know)
+    clock[0] += RETRIES_S
     assert reader.latestOffset(place, ReadAllAvailable()) == place
     assert orders.cursors.get(place["cursor"]).idle_expiry_ms == IDLE_EXPIRY_MS
+
+
+def test_a_stream_goes_on_though_a_renewal_of_its_cursor_had_no_answer(
+    orders: Table, start: Start, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    # given a stream that is due to renew its cursor, and a leader that is lost meanwhile
+    reader = start()
+    place = reader.initialOffset()
+    renew, lost = Cursors.renew, []
+
+    def gone(*given: Any, **more: Any) -> Any:
+        lost.append(given)
+        raise OutcomeUnknown("orders/0", why="its leader is gone")
+
+    reader.latestOffset(place, ReadAllAvailable())
+    monkeypatch.setattr(Cursors, "renew", gone)
+    clock[0] += RENEWS_S
+    # when it looks for rows, then it finds them
+    appended(orders, 1, 2, 3)
+    end = reader.latestOffset(place, ReadAllAvailable())
+    assert sum(end["offsets"].values()) == 3
+    assert len(lost) == 1
+    # and it renews the cursor a little later
+    told = []
+
+    def renewed(*given: Any, **more: Any) -> Any:
+        told.append(given)
+        return renew(*given, **more)
+
+    monkeypatch.setattr(Cursors, "renew", renewed)
+    clock[0] += RETRIES_S
+    reader.latestOffset(place, ReadAllAvailable())
+    assert len(told) == 1
+    # but a query that begins when its cursor can't be asked about fails: it may hold nothing
+    monkeypatch.setattr(Cursors, "renew", gone)
+    with pytest.raises(OutcomeUnknown):
+        start().latestOffset(place, ReadAllAvailable())

@@ -12,7 +12,9 @@ cursor, on any machine, and Spark need not tell a source the name of its query, 
     5. `availableNow` has taken all        the cursor goes, unless the user has named it
 A crash between 1 and 2 leaves a cursor that no query moves, and so does a query that is never
 started again. So a cursor expires when no query has said for `cursor.idle_expiry` that it is there
-(docs/design/0047): a running one says so now and then, whether rows come or not.
+(docs/design/0047): a running one says so now and then, whether rows come or not. It is made first
+and given its expiry next: a crash between these two, or while a member of an earlier release can't
+give it one, leaves a cursor that stays until it is deleted. `lowmark explain` names it.
 
 A query that goes on from its checkpoint may find no cursor, or one that holds nothing: its own
 was removed (5), has expired, or was deleted. Then one holds the log from here on. What was cut in
@@ -46,7 +48,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from lowmark.client import Database, GapFound, Table, TableCursor
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, Unavailable
 from lowmark.frames.carrying import Carried, worded
 from lowmark.frames.columns import arrow_schema
 from lowmark.frames.errors import OtherTable, StreamBehind
@@ -61,6 +63,8 @@ logger = logging.getLogger(__name__)
 CURSOR, TABLE, OFFSETS = "cursor", "table", "offsets"
 RENEWS_S: Final = 600.0
 """So often a stream says that it is there; more often, if its cursor expires soon."""
+RETRIES_S: Final = 5.0
+"""After this it says so again, if that could not be done."""
 
 
 @worded
@@ -81,7 +85,8 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The cursor that was made here, whatever its name."""
         self._held = ""
         """The cursor that holds for it."""
-        self._renewed_at = -math.inf
+        self._renews_at = -math.inf
+        """When it is renewed again."""
         self._idle_ms = 0
         """How long that one may be idle; 0: for ever."""
         self._planned = False
@@ -123,14 +128,15 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Say that a query goes on from there: the cursor's time begins anew."""
         self._idle_ms = self._idle_of(cursor)
         idle = timedelta(milliseconds=self._idle_ms)
-        self._held, self._renewed_at = cursor, -math.inf
+        self._held, self._renews_at = cursor, -math.inf
+        every_s = min(RENEWS_S, self._idle_ms / 5_000 or RENEWS_S)
         try:
-            # Without patience: the next batch asks again.
+            # Without patience: a later batch asks again.
             self._table().cursors.renew(cursor, idle_expiry=idle, patience_s=0)
         except MembersBehind:  # of a new table, or an earlier release: it does not expire yet
             logger.info("a cursor does not expire yet", extra={"cursor": cursor})
-        else:
-            self._renewed_at = time.monotonic()
+            every_s = min(every_s, RETRIES_S)
+        self._renews_at = time.monotonic() + every_s
 
     def _idle_of(self, cursor: str) -> int:
         """How long it may be idle. One that somebody else has made keeps what they have said,
@@ -147,14 +153,22 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Have a cursor hold what comes behind a place of the stream, now and for as long as the
         query runs; refused, if some of that was cut.
         """
-        every_s = min(RENEWS_S, self._idle_ms / 5_000 or RENEWS_S)
-        if self._held == cursor and time.monotonic() - self._renewed_at < every_s:
+        held_so_far = self._held == cursor
+        if held_so_far and time.monotonic() < self._renews_at:
             return
         holds = True
         try:
             self._renew(cursor)
         except (CursorUnknown, CursorExpired):
             holds = False
+        except Unavailable as error:
+            if not held_so_far:
+                raise
+            # Four fifths of its time are left. The query need not end for this.
+            why = {"cursor": cursor, "reason": error.message}
+            logger.warning("a cursor was not renewed", extra=why)
+            self._renews_at = time.monotonic() + min(RETRIES_S, self._idle_ms / 5_000 or RETRIES_S)
+            return
         starts = {number: view.start for number, view in self._views().items()}
         self._check_there(cursor, offsets, starts)
         if not holds:
