@@ -22,7 +22,7 @@ from lowmark.cli.formatting import run_json, show_done, show_plan, terminal_bar
 from lowmark.cli.output import Json, show_json
 from lowmark.cli.session import WrongUse
 from lowmark.client import Engine, Progress, ReadWay, RunRecord, Table, why_no_spark
-from lowmark.errors import LowmarkError
+from lowmark.errors import LowmarkError, Unavailable
 from lowmark.formatting import counted
 
 # Makes a run of compaction in sight of a person: where, with a bar, and with a word when it is
@@ -287,9 +287,11 @@ def compact(
         options["memory_bytes"] = memory_bytes
     with opened_database(ctx, data) as database:
         one = database.table(table)
-        if not dry_run:
+        if not dry_run and resume is None:
             # The low watermark follows the clock by a timer: a command ends before the first time.
-            database.advance_watermark()
+            # If it can't be moved just now, there is less to compact, and the run says so.
+            with contextlib.suppress(Unavailable):
+                database.advance_watermark()
         resumed = next((run for run in one.runs() if run.run == resume), None)
         with shown_progress(here=is_local(place, resumed)) as told:
             record = made(
