@@ -117,6 +117,26 @@ def test_what_has_lost_goes_also_if_another_driver_ends_the_commit(table: Table)
     assert values(table) == dict.fromkeys(range(60), "x")
 
 
+def test_of_two_attempts_that_stage_in_turns_one_counts(table: Table) -> None:
+    # given two attempts of one task that run at once, so that their rows lie between each other
+    write = drawn_family()
+    with (
+        table.stage(number=attempt_number(write, 0)) as one,
+        table.stage(number=attempt_number(write, 1)) as other,
+    ):
+        for first in range(0, 60, 20):
+            for attempt, value in ((one, "one"), (other, "other")):
+                attempt.append([{"id": key, "v": value} for key in range(first, first + 20)])
+        staged = [attempt.staged() for attempt in (one, other)]
+    assert staged_rows(table) == 120
+    # when the driver commits the later one
+    table.commit(staged[1:], query="q", epoch=0)
+    # then each row is there once, of that attempt, and nothing waits of the other one
+    assert values(table) == dict.fromkeys(range(60), "other")
+    assert table.read().to_arrow().num_rows == 60
+    assert staged_rows(table) == 0
+
+
 def test_rows_that_were_dropped_before_all_partitions_had_them_come_from_the_repeat(
     table: Table,
 ) -> None:

@@ -185,7 +185,8 @@ def test_a_driver_is_killed_at_each_step_of_a_batch(
         assert step == "first-1" or waiting(table) == staged
 
 
-# In `test_sink`, tasks stage their rows twice, one attempt after the other, and one counts.
+# In `test_sink`, tasks stage their rows twice, one attempt after the other, and one counts; in
+# `tests/client/test_staging.py`, two attempts stage in turns.
 @pytest.mark.release
 @pytest.mark.parametrize("late", [False, True])
 def test_of_two_attempts_at_once_one_counts(
