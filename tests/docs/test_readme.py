@@ -104,7 +104,8 @@ def test_the_commands_beside_kafka_and_delta_show_what_they_are_there_for(
     for command, shown in {
         "get orders 1": "paid",
         "read orders --as-of now": "1   paid",
-        "cursor create orders audit": "cursor audit",
+        "cursor create orders audit --idle-expiry 30 days": "cursor audit",
+        "watermark history 7 days": "7 days",
         "explain orders": "billing",
         "explain orders --key 2": "deleted",
         "append orders rows.jsonl": "1 row",
@@ -233,7 +234,7 @@ LIMITS: dict[str, Callable[[Database, Table], None] | None] = {
     "More than one machine.": stays_on_this_machine,
     "Transactions.": has_no_transactions,
     "Secondary indexes.": has_no_secondary_indexes,
-    "Another number of partitions, later.": keeps_its_partitions,
+    "Another number of partitions, or another key, later.": keeps_its_partitions,
     "Overwriting, and SQL.": None,  # above
     "A web page, metrics, a release on PyPI.": has_no_page,
 }
