@@ -10,6 +10,8 @@ import pytest
 from catalog.making import execute, fresh, orders
 from lowmark.catalog import Catalog, DropTable, History
 from lowmark.catalog.errors import VersionCompacted, VersionUnknown
+from lowmark.formatting import time_text
+from lowmark.runtime import millis_of
 
 
 def versions(count: int) -> list[Catalog]:
@@ -79,7 +81,8 @@ def test_edges_of_what_is_known_are_named(history: History, made: list[Catalog])
     assert (history.earliest, history.latest, len(history)) == (made[5], made[8], 4)
     assert history.at(made[5].activates_at) is history.version(made[5].version) is made[5]
     assert history.at(made[9].activates_at) is history.version(made[8].version) is made[8]
-    with pytest.raises(VersionCompacted):
+    since = time_text(millis_of(made[5].activates_at))
+    with pytest.raises(VersionCompacted, match=f"in force since {since}"):
         history.at(made[5].activates_at - 1)
     with pytest.raises(VersionCompacted):
         history.version(made[4].version)

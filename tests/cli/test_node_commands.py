@@ -108,6 +108,10 @@ def test_status_shows_nodes_groups_and_the_metastore(where: list[str], place: Pl
     assert found["metastore"]["revision"] == place.revision
     assert [node["name"] for node in found["nodes"]] == ["n1"]
     assert found["groups"][0]["members"][0]["applied"] > 0
+    # and of a directory that no process has open, that nothing runs there
+    offline = "--data" in where
+    assert ("no process has it open" in shown) == ("metastore: not running" in shown) == offline
+    assert ("n1 leads" in shown) != offline
 
 
 def test_watch_ends_after_so_many(place: Place) -> None:

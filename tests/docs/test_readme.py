@@ -14,6 +14,7 @@ import typer.main
 from typer.testing import CliRunner
 
 import lowmark
+from eventually import eventually
 from lowmark import errors
 from lowmark.catalog import CreateIndex
 from lowmark.cli.app import app
@@ -94,6 +95,9 @@ def test_the_commands_beside_kafka_and_delta_show_what_they_are_there_for(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOWMARK_DATA", "./data")
     Path("rows.jsonl").write_text('{"id": 3, "status": "new", "cents": 7}\n')
+    # and a second that has passed since the low watermark was moved
+    past = ["read", "orders", "--as-of", "1 second ago"]
+    eventually(lambda: CliRunner().invoke(app, past).exit_code == 0)
     # when each command is run
     said: dict[str, str] = {}
     for words in commands(section(BESIDE)):
@@ -104,12 +108,15 @@ def test_the_commands_beside_kafka_and_delta_show_what_they_are_there_for(
     for command, shown in {
         "get orders 1": "paid",
         "read orders --as-of now": "1   paid",
+        "read orders --as-of 1 second ago": "1   paid",
         "cursor create orders audit --idle-expiry 30 days": "cursor audit",
-        "watermark history 7 days": "7 days",
+        "read orders --cursor audit --commit": "position",
+        "watermark advance --to now": "Nothing held it back",
+        "watermark history": "10 minutes",
         "explain orders": "billing",
         "explain orders --key 2": "deleted",
         "append orders rows.jsonl": "1 row",
-        "compact orders --dry-run": "nothing to do",
+        "compact orders --dry-run": "would compact 1 row",
         "runs orders": "done",
     }.items():
         assert shown in said.pop(command), command

@@ -111,6 +111,7 @@ def test_the_strategy_is_for_starts_by_time_and_an_error_by_partition_if_not_giv
         ({**HERE, "startingOffsets": "[1]"}, "startingOffsets can't be"),
         ({**HERE, "startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
         ({**HERE, "timestampAsOf": "2026-01-31", "versionAsOf": "1"}, "exclude each other"),
+        ({**HERE, "startingTimestamp": "5 minutes ago"}, "can't be '5 minutes ago'"),
         ({**HERE, "versionAsOf": "1"}, "can't be 1"),
         ({**HERE, "readChangeFeed": "true", "startingVersion": "0"}, "can't be 0"),
         ({**HERE, "startingVersion": "1"}, "is for changes"),

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from lowmark.errors import Conflict, Corrupt, Rejected, Unavailable
+from lowmark.formatting import time_text
+from lowmark.runtime import HybridTime, millis_of
 
 _LAST_MS = 253_402_300_799_000
 """The last second of the year 9999."""
@@ -145,12 +147,20 @@ class VersionCompacted(Conflict):
     def __init__(self, wanted: str, *, earliest: int, since: int = 0) -> None:
         super().__init__(
             f"the catalog as of {wanted} was compacted away",
-            detail=f"The earliest version left is {earliest}.",
-            hint=f"Ask for version {earliest} or a later one.",
+            detail=f"The earliest version left is {earliest}{_since(since)}.",
+            hint=f"Ask for version {earliest} or a later one{_of_time(since)}.",
         )
         self.earliest = earliest
         self.since = since
         """From when on that one is in force; 0: not known."""
+
+
+def _since(time: int) -> str:
+    return f", in force since {time_text(millis_of(HybridTime(time)))}" if time else ""
+
+
+def _of_time(time: int) -> str:
+    return ", or for a later time" if time else ""
 
 
 class CatalogToCome(Rejected):

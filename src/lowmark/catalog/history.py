@@ -19,7 +19,8 @@ from lowmark.catalog.errors import (
     VersionUnknown,
 )
 from lowmark.errors import invariant
-from lowmark.runtime import COUNTER_BITS, HybridTime
+from lowmark.formatting import time_text
+from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 
 # The values of the update log: what made a version, and a whole version, in one piece or not.
 
@@ -139,7 +140,8 @@ class History:
         place = bisect_right(versions, time, key=_activates_at)
         if not place:
             first = versions[0]
-            raise VersionCompacted(f"time {time}", earliest=first.version, since=first.activates_at)
+            wanted = time_text(millis_of(HybridTime(time)))
+            raise VersionCompacted(wanted, earliest=first.version, since=first.activates_at)
         return versions[place - 1]
 
     def add(self, catalog: Catalog) -> None:

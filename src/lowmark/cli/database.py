@@ -112,7 +112,7 @@ def directory_of(data: str | None) -> str:
 
 
 def parse_moment(text: str) -> int | str:
-    """A time as the client takes it: ISO 8601, `now`, or a row's `_time`."""
+    """A time as the client takes it: ISO 8601, `5 minutes ago`, `now`, or a row's `_time`."""
     words = text.strip()
     is_number = words.isascii() and words.isdigit() and len(words) >= _HYBRID_DIGITS
     return int(words) if is_number else words

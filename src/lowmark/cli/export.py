@@ -65,8 +65,8 @@ def export(
 
     The directory appears when all of it is written: an export that fails leaves none. On
     Spark each partition is a task, and all machines must see the directory under the same path. A
-    time is ISO 8601, such as 2026-07-01T12:00:00Z, `now`, or a row's _time. Columns may be system
-    columns, too: _partition, _offset, _time.
+    time is ISO 8601, such as 2026-07-01T12:00:00Z, `5 minutes ago`, `now`, or a row's _time.
+    Columns may be system columns, too: _partition, _offset, _time.
 
     With --json, one object: table, format, to, as_of, time (the same as a row's _time), rows,
     files, bytes (of the files with rows), engine, where, gaps.

@@ -263,8 +263,8 @@ def read(
     """Read a table's changes in the order of their offsets; or the table as it was at a time.
 
     Columns may be system columns, too: _partition, _offset, _time, _change. Deletes are shown
-    only if you select _change. A time is ISO 8601, such as 2026-07-01T12:00:00Z, or for --as-of
-    also `now` or a row's _time.
+    only if you select _change. A time is ISO 8601, such as 2026-07-01T12:00:00Z, or `5 minutes
+    ago`; for --as-of also `now` or a row's _time.
 
     Rows that a run has compacted and cut from the backlog are gone for readers of every change;
     with --compacted the ledger gives the last one of each key, and the backlog goes on from there.

@@ -75,8 +75,11 @@ def _show(found: Status) -> None:
         if not _worth_showing(group):
             continue
         print()
-        words = f"group {group.group}: {_leader(group.leader_name)}, term {group.term}"
-        words += f", {group.state}" if group.state else ""
+        if _is_of_files(found):
+            words = f"group {group.group}: not running, term {group.term}"
+        else:
+            words = f"group {group.group}: {_leader(group.leader_name)}, term {group.term}"
+            words += f", {group.state}" if group.state else ""
         show_table(
             [
                 {
@@ -143,8 +146,14 @@ def _leader(name: str) -> str:
     return f"{name} leads" if name else "no node leads"
 
 
+def _is_of_files(found: Status) -> bool:
+    """Whether it was read from a directory that no process has open: nothing runs there."""
+    return found.source.startswith("directory ")
+
+
 def _show_cluster(found: Status) -> None:
-    facts: dict[str, Cell] = {"source": found.source}
+    not_running = " (no process has it open)" if _is_of_files(found) else ""
+    facts: dict[str, Cell] = {"source": f"{found.source}{not_running}"}
     if found.cluster is not None:
         facts["cluster"] = found.cluster.id
         facts["topology_version"] = found.cluster.topology_version

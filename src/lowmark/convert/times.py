@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from lowmark import formatting
+from lowmark.catalog.durations import TAKES, parse_duration
 from lowmark.errors import Rejected
-from lowmark.runtime import COUNTER_BITS, millis_of
+from lowmark.runtime import COUNTER_BITS, HybridTime, millis_of
 
 TimeLike = int | str | datetime
 
@@ -33,8 +34,8 @@ def parse_time(given: TimeLike, *, now: int) -> int:
     """A hybrid time: the last one of the millisecond that a caller means, or exactly the one given.
 
     An integer is a hybrid time, as `_time` gives it; a small one milliseconds since 1970. Text is
-    `now` or ISO 8601; without a zone it is UTC. A datetime without a zone is refused: it may mean
-    local time, as `datetime.now()` does, or UTC.
+    `now`, `5 minutes ago`, or ISO 8601, which is UTC without a zone. A datetime without a zone is
+    refused: it may mean local time, as `datetime.now()` does, or UTC.
     """
     if isinstance(given, bool) or not isinstance(given, int | str | datetime):
         raise Rejected(f"{given!r} is not a time", hint=_HINT)
@@ -51,6 +52,11 @@ def parse_time(given: TimeLike, *, now: int) -> int:
     if isinstance(given, str):
         if given.strip() == "now":
             return now
+        if is_ago(given):
+            millis = millis_of(HybridTime(now)) - _ago(given)
+            if millis < 0:
+                raise Rejected(f"{given} lies before 1970", hint=_HINT)
+            return _last_of(millis, now)
         try:
             given = datetime.fromisoformat(given.strip())
         except ValueError as error:
@@ -65,7 +71,22 @@ def parse_time(given: TimeLike, *, now: int) -> int:
     return _last_of(millis, now)
 
 
-_HINT = "Give a datetime, ISO 8601 text such as 2026-01-31T12:00:00Z, 'now', or a row's _time."
+def is_ago(text: str) -> bool:
+    """Whether a text means a time by how long ago it was: `5 minutes ago`."""
+    return text.rstrip().endswith(" ago")
+
+
+def _ago(text: str) -> int:
+    millis = parse_duration(text.rstrip().removesuffix(" ago"))
+    if millis is None:
+        raise Rejected(f"{text!r} is not a time", hint=f"Before 'ago' stands {TAKES}.")
+    return millis
+
+
+_HINT = (
+    "Give a datetime, ISO 8601 text such as 2026-01-31T12:00:00Z, 'now', '5 minutes ago', or a"
+    " row's _time."
+)
 
 
 def _last_of(millis: int, now: int) -> int:

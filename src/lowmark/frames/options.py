@@ -55,7 +55,7 @@ from typing import Final, Literal, TypeAlias
 
 from lowmark.catalog import DURATION_TAKES, parse_duration
 from lowmark.client.staging import EPOCH_MAX
-from lowmark.convert.times import is_hybrid, parse_time
+from lowmark.convert.times import is_ago, is_hybrid, parse_time
 from lowmark.frames.errors import OptionRefused
 from lowmark.runtime import COUNTER_BITS
 from lowmark.table import IDLE_MS_MAX
@@ -334,6 +334,10 @@ def _as_of(named: Mapping[str, str]) -> str | int | None:
 
 def _time(name: str, text: str) -> str | int:
     """Milliseconds since 1970, or text, which the table reads. A row's time is a time, too."""
+    if is_ago(text):  # a query that is started again would begin elsewhere
+        raise OptionRefused(
+            f"{name} can't be {text!r}", hint="Give a time in ISO form, or a number."
+        )
     if not text.lstrip("-").isdecimal():
         return text
     number = _whole(name, text)
