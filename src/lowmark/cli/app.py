@@ -87,7 +87,7 @@ SUMMARIES = {
         "Manage cursors: named readers of a table, for which the rows that they have not read stay."
     ),
     "explain": (
-        "Show what is kept of a table, which readers need it, and why; or the history of a key."
+        "Show what is kept of a table, which readers need it, and why; or how a key stands."
     ),
     "tide": "Draw a table's tide: ledger, horizon, backlog, low watermark, and readers, by offset.",
     "watermark": "Show the low watermark, its goal, and its holders; or move it.",

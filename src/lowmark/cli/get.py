@@ -41,7 +41,7 @@ def explain(
     data: DatabaseOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is kept of a table, which readers need it, and why; or the history of a key.
+    """Show what is kept of a table, which readers need it, and why; or how a key stands.
 
     `lowmark explain catalog` says it of the catalog's versions (`lowmark catalog explain`), unless
     there is a table of that name.
