@@ -68,6 +68,21 @@ def test_a_snapshot_is_taken_by_age() -> None:
     assert indexes(cluster) == taken
 
 
+def test_a_snapshot_is_taken_by_segments_however_small_they_are() -> None:
+    # given a node whose group gets an entry in each of its lives
+    cluster = Cluster(nodes=1, config=replace(FAST, snapshot_segments=8))
+    taken = []
+    for _ in range(20):
+        cluster.wait_leader()
+        cluster.run_for(100)
+        taken.append(indexes(cluster)[0])
+        cluster.propose(put("a", b"x"))
+        cluster[1].restart()
+    # then a snapshot covers them as soon as there are this many, and again after as many
+    lives = [taken.index(index) for index in sorted(set(taken)) if index]
+    assert lives == [8, 16]
+
+
 def test_live_entries_stay_readable_and_dead_ones_go() -> None:
     cluster = Cluster(config=replace(FAST, snapshot_entries=40), log_config=TINY_LOG)
     cluster.propose(put("old", b"still here"))

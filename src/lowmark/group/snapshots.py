@@ -93,6 +93,8 @@ class Snapshots:
             return True
         if self._log.has_bytes(config.snapshot_bytes * patience):
             return entries >= config.snapshot_entries_min
+        if self._log.has_segments(config.snapshot_segments * patience):
+            return True
         return now_ms - self._taken_at_ms >= config.snapshot_age_ms
 
     def _take(self, term: int, now_ms: int) -> None:

@@ -123,6 +123,11 @@ class GroupLog:
         """Whether it has so much data; cheaper than `log_bytes`."""
         return read_plan.has_bytes(self._state, limit)
 
+    def has_segments(self, count: int) -> bool:
+        """Whether this many segments, or more, have entries behind the snapshot."""
+        segments = self._state.segments
+        return len(segments) >= count and segments[-count].last > self._state.row.snapshot_index
+
     @property
     def quarantined(self) -> str | None:
         """Why the group takes no writes here, if so."""
