@@ -42,8 +42,8 @@ class GroupConfig:
     """A log that is not empty gets a snapshot at least so often."""
     snapshot_entries_min: int = 1
     snapshot_segments: int = 64
-    """Segments since the last snapshot, however small: each process that opens a directory, writes a
-    little and closes it leaves one, and only what a snapshot covers is merged."""
+    """Segments since the last snapshot, however small: each process that opens a directory, writes
+    a little and closes it leaves one, and only what a snapshot covers is merged."""
 
     install_piece_bytes: int = 1 << 20
     install_window_bytes: int = 8 << 20
