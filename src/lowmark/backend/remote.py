@@ -517,7 +517,14 @@ class RemoteBackend:
         limit_s: float | None = None,
         **named: Any,
     ) -> Any:
-        """Ask about a hold; one that another start of the server does not know is taken again."""
+        """Ask about a hold; one that another start of the server does not know is taken again.
+
+        What was released here is unknown at once: the server may hear of it only later, and would
+        wait for nothing.
+        """
+        self.check()
+        if hold.number not in self._holds:
+            raise HoldUnknown(hold.number)
         limit = limit_s if timeout_s is None else timeout_s
         while True:  # servers may come and go faster than it is held again
             restarts = self._restarts
