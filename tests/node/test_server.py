@@ -22,10 +22,13 @@ from lowmark.node import AnswerLost, NodeClient, NodeUnreachable
 from lowmark.node.actions import EXECUTE_S, MetaActions
 from lowmark.node.bridge import NodeClosed, NodeClosing, NodeSilent
 from lowmark.node.client import CHANGES
+from lowmark.node.messages import Nothing
 from lowmark.node.node import STATUS_S
 from lowmark.node.server import (
+    ActionUnknown,
     Gone,
     NodeFailed,
+    NodeStarting,
     Server,
     ServerBusy,
 )
@@ -254,3 +257,14 @@ class _Usual:
 
     def __init__(self) -> None:
         self.config = MetastoreConfig()
+
+
+def test_what_a_node_can_t_do_yet_is_not_taken_for_an_unknown_action(server: Server) -> None:
+    # given a node that has not made all its parts
+    with NodeClient(server.address) as client:
+        with pytest.raises(NodeStarting, match="still starting"):
+            client.ask("catalog.execute", Nothing(), Nothing)
+        # when it has, then what it does not know it will never know
+        server.starting = False
+        with pytest.raises(ActionUnknown, match=r"no action 'catalog\.execute'"):
+            client.ask("catalog.execute", Nothing(), Nothing)

@@ -56,7 +56,7 @@ from lowmark.group import NoQuorum, NotLeader, OutcomeUnknown, ReadTimedOut, Sup
 from lowmark.metastore.errors import MetastoreUnreachable
 from lowmark.node import AnswerLost, NodeClosing, NodeSilent, NodeUnreachable
 from lowmark.node.owner import is_plain_path
-from lowmark.node.server import ActionUnknown
+from lowmark.node.server import ActionUnknown, NodeStarting
 from lowmark.runtime import host_and_port
 from lowmark.table import PartitionNotHere
 
@@ -431,7 +431,7 @@ class Connection:
             return error, isinstance(error, _DONE_MAYBE)
         extra = getattr(error, "extra_info", None)
         said = decode_fault(extra) if extra else None
-        if isinstance(said, ActionUnknown):
+        if isinstance(said, ActionUnknown | NodeStarting):
             # It has neither `hello` nor `call` yet. (What a call asks for by name, and is not
             # known, is an answer like any other.)
             return NodeUnreachable(self.address, why="The node there is starting."), False

@@ -449,6 +449,8 @@ class Node:
         rebuilds = Rebuilds(self.loop, cluster, catalogs, self.placement, self.bridge)
         self.actions |= compaction.actions() | rebuilds.actions()
         self.actions |= RewriteActions(rewriting, self.bridge).actions()
+        if self._server is not None:
+            self._server.starting = False
 
     def _no_data(self) -> str:
         """Why it gives no rows to clients, if it does not."""

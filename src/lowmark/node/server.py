@@ -57,6 +57,16 @@ class ActionUnknown(Rejected):
         )
 
 
+class NodeStarting(Unavailable):
+    """A node that can't do yet what it was asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the node is still starting, and can't answer {name[:100]!r} yet",
+            hint="Try again in a moment. `lowmark status` says what it waits for.",
+        )
+
+
 class BadRequest(Rejected):
     """A body that is not what its action takes."""
 
@@ -193,6 +203,8 @@ class Server:
         """What answers for rows, as soon as it is there."""
         self.no_data: LowmarkError | None = None
         """Why there is nothing that answers for rows, if it can't be made."""
+        self.starting = True
+        """Whether there are more actions to come."""
         self._closed = False
         self._lock = threading.Lock()
         self._open = 0
@@ -253,7 +265,7 @@ class Server:
                 raise NodeClosing
             action = self.actions.get(name)
             if action is None:
-                raise ActionUnknown(name, self.actions)
+                raise NodeStarting(name) if self.starting else ActionUnknown(name, self.actions)
             if body.size > BODY_BYTES_MAX:
                 raise BadRequest(
                     f"a request of {body.size} bytes is too long",
