@@ -28,7 +28,8 @@ def free_pair() -> int:
 @pytest.fixture
 def block() -> str:
     text = (ROOT / "docs" / "guide" / "start.md").read_text()
-    [shown] = re.findall(r"^```sh cluster\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    parts = re.findall(r"^```sh cluster\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    shown = "\n".join(parts)
     for port in ("6570", "6580", "6590"):
         assert port in shown
         shown = shown.replace(port, str(free_pair()))
@@ -37,7 +38,7 @@ def block() -> str:
 
 @pytest.fixture
 def serving(block: str, tmp_path: Path) -> Iterator[str]:
-    """The nodes of the block, and the rest of it."""
+    """The nodes of the first block, and the second one."""
     lines = [line for line in block.splitlines() if line.endswith("&")]
     endpoints = [re.findall(r"--listen (\S+)", line)[0] for line in lines]
     processes = [
@@ -45,7 +46,9 @@ def serving(block: str, tmp_path: Path) -> Iterator[str]:
         for line in lines
     ]
     try:
-        yield f"export LOWMARK_NODE={endpoints[0]}\n" + block[block.index("echo") :]
+        named = block.splitlines()[0]
+        assert f"LOWMARK_NODE={endpoints[0]} " in named
+        yield f"{named}\n{block[block.index('echo') :]}"
     finally:
         for process in processes:
             process.send_signal(signal.SIGKILL)
@@ -62,7 +65,7 @@ def test_the_guide_s_cluster_comes_up_and_takes_a_table(serving: str, tmp_path: 
 
     # given the three nodes
     head = serving.splitlines()[0]
-    status = f"{head}; {sys.executable} -m lowmark status --json"
+    status = f"{head}\n{sys.executable} -m lowmark status --json"
     eventually(lambda: run(status).stdout.count('"up": true') == 3, deadline_s=60)
     # when the commands after them are run; a watch has no end of its own
     script = re.sub(r"meta watch ''.*", "meta watch '' --from 1 --count 1", serving)
@@ -71,3 +74,4 @@ def test_the_guide_s_cluster_comes_up_and_takes_a_table(serving: str, tmp_path: 
     assert ran.returncode == 0, ran.stderr
     assert "version 2 is in force" in ran.stdout
     assert "created table public.orders" in ran.stdout
+    assert "9.50" in ran.stdout
