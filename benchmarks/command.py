@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -192,10 +193,15 @@ def _check_space(folder: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def _folder_in(parent: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(
-        prefix="lowmark-bench-", dir=parent, ignore_cleanup_errors=True
-    ) as root:
-        yield Path(root)
+    """A folder that goes at the end, also at that by SIGTERM."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix="lowmark-bench-", dir=parent, ignore_cleanup_errors=True
+        ) as root:
+            yield Path(root)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _say(what: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import table_peers
+from benchmarks import command, table_peers
 from benchmarks.suites import SUITES
 from lowmark.cli.app import app
 from lowmark.log import LogConfig
@@ -126,3 +129,17 @@ def test_without_its_peer_a_figure_is_left_out_with_a_clear_line(
 def test_the_large_entries_of_the_bench_are_large_to_the_log() -> None:
     # given that the point of 1 MiB entries is not to copy them at roll-over
     assert LogConfig().large_entry_bytes_min <= 1 << 20
+
+
+def test_a_bench_that_is_ended_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    # given a bench that has written something
+    def measure() -> None:
+        with command._folder_in(tmp_path) as folder:
+            (folder / "rows").write_bytes(b"many")
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(60)
+
+    # when a program or an operator ends it, then nothing is left
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    assert list(tmp_path.iterdir()) == []
