@@ -347,6 +347,7 @@ class Table:
         other; with `follow`, in turns. `start` and `end` are `"earliest"`, `"latest"`, a time, or
         offsets by partition (a plain offset, if there is only one); `end` may be a `snapshot()`.
         Rows of a time are read from it on, and up to it; an end by offset is the first that is not.
+        Where rows of the start's time or later are gone, or may be, the reader raises `GapFound`.
         A time is a `datetime` with its zone, ISO 8601 text, or a row's `_time`. Bounded, the reader
         ends with what was there when it was made; with `follow` it waits for more.
 
@@ -409,6 +410,11 @@ class Table:
         """
         self._current()
         return self._readers.offsets(where, range(self.partitions), what="end" if end else "start")
+
+    def offsets_from(self, times: Mapping[int, int]) -> dict[int, int]:
+        """The same for a start that has a time of its own in each partition: a row's `_time`."""
+        self._current()
+        return self._readers.offsets_from(times)
 
     def changes(
         self,
