@@ -162,21 +162,23 @@ class TableReaders:
     ) -> AsOfReader:
         """The table as it was at a time; see `Table.read`."""
 
-        def reader() -> AsOfReader:
-            return self._as_of(as_of, columns, wanted, limit=limit, on_gap=on_gap, where=where)
+        def reader(time: int) -> AsOfReader:
+            return self._as_of(time, columns, wanted, limit=limit, on_gap=on_gap, where=where)
 
         if not isinstance(as_of, str) or as_of.strip() != "now":
-            return reader()
+            return reader(self._past(as_of))
+        known = 0
         for _ in range(_NOW_ATTEMPTS):
             try:
-                return reader()
-            except BelowWatermark:
-                continue  # it was moved to a later now just now
-        return reader()
+                return reader(self._now(known=known))
+            except BelowWatermark as below:
+                # It was moved to a later now just now, by another clock perhaps: that one is ahead.
+                known = below.watermark
+        return reader(self._now(known=known))
 
     def _as_of(
         self,
-        as_of: TimeLike,
+        time: int,
         columns: Sequence[str] | None,
         wanted: Sequence[int],
         *,
@@ -184,7 +186,6 @@ class TableReaders:
         on_gap: Literal["raise", "skip"],
         where: object,
     ) -> AsOfReader:
-        time = self._past(as_of)
         # The catalog of then says which columns there were.
         try:
             then = self._backend.catalog_at(time).table(self._id)
