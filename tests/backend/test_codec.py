@@ -37,7 +37,7 @@ def view_of(count: int) -> View:
     columns = Columns(
         numbers, numbers * 10, numbers * 100, small, small, small, small.astype(np.uint8)
     )
-    return View(columns, count, 10, 10 * count + 7, 1 << 60, ADOPTED)
+    return View(columns, count, 10, 10 * count + 7, 1 << 60, ADOPTED, 1 << 59)
 
 
 def same(left: object, right: object) -> bool:
@@ -220,7 +220,7 @@ def test_what_is_not_listed_is_not_encoded() -> None:
         msgspec.msgpack.encode(["os.system", "true"]),
         msgspec.msgpack.encode(["values.Hold"]),
         msgspec.msgpack.encode(["values.Hold", 1, 2]),
-        msgspec.msgpack.encode(["view", [], 0, 0, 0, 0, None]),
+        msgspec.msgpack.encode(["view", [], 0, 0, 0, 0, None, 0]),
         msgspec.msgpack.encode([]),
         msgspec.msgpack.encode(["error", b"rubbish"]),
         msgspec.msgpack.encode(["error", 5]),
@@ -245,9 +245,10 @@ def test_what_is_not_listed_is_not_encoded() -> None:
         msgspec.msgpack.encode(["values.BatchRange", 0, ["tuple", ["a"]]]),
         msgspec.msgpack.encode(["catalog.CreateTable", *[None] * 8]),
         msgspec.msgpack.encode(["table.Change", 77]),
-        msgspec.msgpack.encode(["view", [b""] * 7, 1_000, 0, 5, 0, None]),
-        msgspec.msgpack.encode(["view", [b""] * 7, 0, "b", None, 0, None]),
-        msgspec.msgpack.encode(["view", [b""] * 7, 0, 0, 0, 0, 5]),
+        msgspec.msgpack.encode(["view", [b""] * 7, 1_000, 0, 5, 0, None, 0]),
+        msgspec.msgpack.encode(["view", [b""] * 7, 0, "b", None, 0, None, 0]),
+        msgspec.msgpack.encode(["view", [b""] * 7, 0, 0, 0, 0, 5, 0]),
+        msgspec.msgpack.encode(["view", [b""] * 7, 0, 0, 0, 0, None, "b"]),
     ],
 )
 def test_rubbish_is_refused_by_name(data: bytes) -> None:

@@ -29,13 +29,15 @@ def view_of(low: int, high: int) -> View:
         numbers,
     ]
     arrays = [column.astype(kind) for column, kind in zip(columns, KINDS, strict=True)]
-    return View(Columns(*arrays), high - low, low * 10 + 3, high * 10, high + 99)
+    return View(Columns(*arrays), high - low, low * 10 + 3, high * 10, high + 99, None, low + 99)
 
 
 def same(left: View, right: View) -> bool:
-    plain = (left.count, left.start, left.end, left.closed, left.ledger)
+    def plain(view: View) -> tuple[Any, ...]:
+        return (view.count, view.start, view.end, view.closed, view.ledger, view.cut_time)
+
     pairs: list[Any] = list(zip(left.columns, right.columns, strict=True))
-    return plain == (right.count, right.start, right.end, right.closed, right.ledger) and all(
+    return plain(left) == plain(right) and all(
         np.array_equal(a[: left.count], b[: right.count]) for a, b in pairs
     )
 

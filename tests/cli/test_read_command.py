@@ -464,6 +464,25 @@ def test_who_says_what_is_to_happen_at_a_gap_means_all_changes(compacted: Shop) 
 
 
 @pytest.mark.slow
+def test_a_start_at_a_time_whose_rows_were_compacted_is_refused_and_not_passed_over(
+    shop: Shop,
+) -> None:
+    # given two changes, of which the second one replaces the first, compacted and cut
+    fill(shop, 1)
+    fill(shop, 1)
+    first, last = (row["_time"] for row in shop.lines("orders", "--columns", "_time"))
+    shop.run("watermark", "advance", "--to", "now")
+    shop.run("compact", "orders", "--engine", "local")
+    fill(shop, 1, first=7)
+    # then a reader from the time of either of them is told, however it reads
+    for time, *more in ((first,), (last,), (first, "--follow", "--limit", "1")):
+        said = shop.refused("read", "orders", "--start", str(time), *more)
+        assert "of partition 0 are no longer in the backlog, which begins at 2" in said
+    # and one from behind them gets what came next
+    assert [row["id"] for row in shop.lines("orders", "--start", str(last + 1))] == ["o-7"]
+
+
+@pytest.mark.slow
 def test_a_table_that_was_compacted_is_read_from_a_cursor_on(compacted: Shop) -> None:
     compacted.run("cursor", "create", "orders", "search", "--kind", "compacted")
     words = ("orders", "--compacted", "--cursor", "search", "--columns", "id")

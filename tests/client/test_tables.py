@@ -629,6 +629,33 @@ def test_a_dropped_table_is_gone_but_can_be_looked_back_to(db: Database, orders:
     assert [one["id"] for one in then.read(as_of=part.time).to_pylist()] == ["o-1"]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_dropped_table_has_the_columns_of_the_time_by_which_it_is_asked_for(
+    db: Database, first: int
+) -> None:
+    # given a table that had other columns later, and was dropped
+    table = db.create_table("t", {"id": "int64"}, key="id", partitions=1)
+    table.append([{"id": 1}])
+    times = [table.snapshot().time]
+    table.alter(add={"v": "int64"}, rename={"id": "key"})
+    table.append([{"key": 2, "v": 2}])
+    times.append(table.snapshot().time)
+    table.alter(add={"w": "int64"})
+    db.drop_table("t")
+    # then a process has those of each time, whichever it asks for first
+    columns = [["id"], ["key", "v"]]
+    for number in (first, 1 - first):
+        then = db.table("t", as_of=times[number])
+        assert then.schema.names == columns[number]
+        assert list(then.key) == columns[number][:1]
+        # and by any of them the rows of every time
+        for time, names in zip(times, columns, strict=True):
+            assert then.read(as_of=time).schema.names == names
+        assert then.get(1, as_of=times[number])[columns[number][0]] == 1
+    # and a handle of before has the last ones
+    assert table.schema.names == ["key", "v", "w"]
+
+
 def test_a_misspelt_table_is_a_question(db: Database, orders: Table) -> None:
     assert db.tables() == ["orders"]
     with pytest.raises(TableUnknown, match="Did you mean orders"):

@@ -253,6 +253,26 @@ def test_nobody_stands_where_nothing_is(log: Log) -> None:
     assert is_a(log.ask(TakeLease("l", 1, 3, 0)), CommandRefused)
 
 
+def test_a_view_knows_how_late_the_rows_were_that_are_cut(log: Log) -> None:
+    # given three batches, and a cut that goes through the second one
+    times = []
+    for _ in range(3):
+        log.append(2)
+        times.append(log.machine.state.closed)
+    assert log.machine.state.backlog.view.cut_time == 0
+    log.ask(Trim(3, expire=True))
+    # then it says the time of the last row that went, and a cut that does nothing changes nothing
+    assert log.machine.state.backlog.view.cut_time == times[1]
+    log.ask(Trim(3, expire=True))
+    assert log.machine.state.backlog.view.cut_time == times[1]
+    log.ask(Trim(6, expire=True))
+    assert log.machine.state.backlog.view.cut_time == times[2]
+    # and a copy that begins with a snapshot knows a time that is no earlier, and not to come
+    closed = log.machine.state.closed
+    log.restart()
+    assert times[2] <= log.machine.state.backlog.view.cut_time <= closed
+
+
 @pytest.mark.parametrize(
     ("name", "well"),
     [

@@ -247,22 +247,24 @@ def _plain_view(view: View) -> list[Any]:
         np.ascontiguousarray(column[: view.count]).astype(column.dtype.newbyteorder("<")).tobytes()
         for column in view.columns
     ]
-    rest = [view.count, view.start, view.end, view.closed, _plain(view.ledger)]
+    rest = [view.count, view.start, view.end, view.closed, _plain(view.ledger), view.cut_time]
     return ["view", columns, *rest]
 
 
-def _view(columns: list[bytes], count: int, start: int, end: int, closed: int, led: Any) -> View:
+def _view(
+    columns: list[bytes], count: int, start: int, end: int, closed: int, led: Any, cut_time: int
+) -> View:
     kinds = (np.uint64, np.uint64, np.uint64, np.uint32, np.uint32, np.uint32, np.uint8)
     arrays = [np.frombuffer(data, kind) for data, kind in zip(columns, kinds, strict=True)]
     if any(len(array) != count for array in arrays):
         raise ValueError(f"a view of {count} batches has not {count} numbers in each column")
     ledger = _value(led)
     if not (
-        all(type(one) is int for one in (count, start, end, closed))
+        all(type(one) is int for one in (count, start, end, closed, cut_time))
         and isinstance(ledger, Adopted | None)
     ):
         raise TypeError("a view is not made of numbers and a ledger")
-    return View(Columns(*arrays), count, start, end, closed, ledger)
+    return View(Columns(*arrays), count, start, end, closed, ledger, cut_time)
 
 
 def _values(some: Any) -> Iterator[Any]:

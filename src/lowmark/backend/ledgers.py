@@ -287,6 +287,23 @@ class OpenLedger:
                 return int(rows.column(OFFSET)[place].as_py())
         return self.horizon
 
+    def behind_earlier(self, time: int) -> int:
+        """The offset behind its last row, live or dead, that is earlier than a time; 0: none is."""
+        behind = 0
+        for at, file in enumerate(self.files):
+            opened = self._opened(at)
+            group = opened.group_of_time(time, after=False)
+            if group == len(opened.starts) - 1:
+                behind = file.last + 1
+                continue
+            rows = opened.group(group, [OFFSET, TIME])
+            place = int(np.searchsorted(rows.column(TIME).to_numpy(), time, "left"))
+            if not place and group:
+                rows = opened.group(group - 1, [OFFSET])
+                place = rows.num_rows
+            return int(rows.column(OFFSET)[place - 1].as_py()) + 1 if place else behind
+        return behind
+
     # -- keys -----------------------------------------------------------------------------------
 
     def find(self, keys: pa.Array, hashes: U64) -> list[I64]:

@@ -8,6 +8,7 @@ server finds out anyway when it is read.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ def since(view: View, known: Known | None) -> tuple[int | None, View]:
     arrays: list[Any] = [column[at + 1 : view.count] for column in view.columns]
     columns = Columns(*arrays)
     new = view.count - at - 1
-    rest = View(columns, new, view.start, view.end, view.closed, view.ledger)
+    rest = replace(view, columns=columns, count=new)
     return int(view.first[0]), rest
 
 
@@ -54,4 +55,4 @@ def joined(old: View, first: int, new: View) -> View:
         pairs: list[Any] = list(zip(old.columns, new.columns, strict=True))
         columns = Columns(*(np.concatenate([a[cut : old.count], b]) for a, b in pairs))
         count = old.count - cut + new.count
-    return View(columns, count, new.start, new.end, new.closed, new.ledger)
+    return replace(new, columns=columns, count=count)

@@ -207,7 +207,7 @@ class ChangesReader(PastReader):
         is at `start`.
         """
         view, ledger = part.view, self._ledger(part)
-        if not view.start or start > _whole_from(view, view.start):
+        if not view.start or since > view.cut_time or start > _whole_from(view, view.start):
             return False
         if start < view.start:
             return True  # the cut lies within its batch

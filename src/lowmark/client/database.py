@@ -153,17 +153,21 @@ class Database:
         """A table by name; one that was dropped or renamed since by a time at which it was there.
 
         A table of an earlier time can be read as of then, until the low watermark passes its drop.
+        One that was dropped has the columns that it had at that time.
         """
         schema, plain = _path(name)
         self._backend.check()
-        if as_of is None:
+        if as_of is None or (isinstance(as_of, str) and as_of.strip() == "now"):
+            # Of now is the newest version: by a time it may be cut before it is looked up.
             found = self._backend.catalog(fresh=True).table_named(schema, plain)
         else:
             time = parse_time(as_of, now=self._now())
             found = self._backend.catalog_at(time).table_named(schema, plain)
         if found is None:
             raise TableUnknown(name, known=_names(self._backend.catalog()))
-        return self._table(found)
+        if as_of is None or self._backend.catalog().table(found.id) is not None:
+            return self._table(found)
+        return Table(self._session, found, self._compactor, then=found)
 
     def _now(self) -> int:
         """By the database's clock."""

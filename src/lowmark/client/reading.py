@@ -93,7 +93,8 @@ class GapFound(Conflict):
     def __init__(self, gap: Gap) -> None:
         where = f"offsets {gap.first} to {gap.last} of partition {gap.partition}"
         onward = gap.last + 1
-        skip = 'To go on over gaps and have them listed in `gaps`: on_gap="skip" (--on-gap skip).'
+        skip = 'To go on over gaps and have them listed in `gaps`: on_gap="skip" (--on-gap skip; in'
+        skip += ' Spark .option("failOnDataLoss", "false")).'
         match gap.kind:
             case "superseded":
                 what = f"{where} are no longer in the backlog, which begins at {onward}"
@@ -188,6 +189,8 @@ class Reading:
     """Whether rows below the horizon come from the ledger."""
     trusted: bool = False
     """Whether a hold has kept deletes for it since before: a cursor does."""
+    midway: frozenset[int] = frozenset()
+    """Partitions in which it may know keys, though it begins at 0: it starts at a time."""
     where: Where | None = None
     """Which rows are given; it has the shape."""
 
@@ -305,7 +308,8 @@ class Reader:
         end = None if reading.ends is None else min(reading.ends.get(number, start), view.end)
         if end is not None and end > start:
             reading.shape.learn(view, view.batch_at(start), view.batch_at(end - 1) + 1)
-        return PartitionReader(number, start, end, view, given=start > 0 and not reading.trusted)
+        given = start > 0 or number in reading.midway
+        return PartitionReader(number, start, end, view, given=given and not reading.trusted)
 
     def _let_go(self, part: PartitionReader) -> None:
         """Have the files of its ledger held no longer; twice is harmless."""
@@ -527,7 +531,8 @@ class Reader:
         """A reader that goes on somewhere below what went by retention has missed rows and deletes
         of it; one that begins has missed nothing.
         """
-        if not 0 < part.at < before:
+        begins = not part.at and not part.given
+        if begins or part.at >= before:
             return
         gap = Gap(part.partition, part.at, before - 1, "expired")
         if self._reading.on_gap == "raise":
@@ -539,7 +544,7 @@ class Reader:
         """A reader that goes on somewhere below deletes that are gone may not get them."""
         known, below = part.deletes_known, ledger.deletes_below
         part.deletes_known = max(known, below)
-        if not part.given or not 0 < part.at < below or below <= known:
+        if not part.given or part.at >= below or below <= known:
             return
         gap = Gap(part.partition, part.at, below - 1, "deleted")
         if self._reading.on_gap == "raise":

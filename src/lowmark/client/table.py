@@ -20,6 +20,7 @@ from lowmark.backend.port import Backend, LooksUp
 from lowmark.backend.values import Found
 from lowmark.catalog import Catalog, Executed
 from lowmark.catalog import Table as TableDescriptor
+from lowmark.catalog.errors import VersionCompacted
 from lowmark.client.appending import Result
 from lowmark.client.changes import ChangesReader
 from lowmark.client.checking import (
@@ -104,10 +105,19 @@ MEMORY_BYTES = 1 << 30
 class Table:
     """One table of a database. Safe to use from any thread; not after a fork."""
 
-    def __init__(self, session: Session, descriptor: TableDescriptor, compactor: Compactor) -> None:
+    def __init__(
+        self,
+        session: Session,
+        descriptor: TableDescriptor,
+        compactor: Compactor,
+        *,
+        then: TableDescriptor | None = None,
+    ) -> None:
         self._session = session
         self._compactor = compactor
         self._first = descriptor
+        self._then = then
+        """Of a table that was dropped: as it was at the time by which it was asked for."""
         self._seen: Catalog | None = None
         """The version of the catalog that `_first` is of."""
         self._there = True
@@ -133,12 +143,15 @@ class Table:
 
     @property
     def descriptor(self) -> TableDescriptor:
-        """What the catalog says of it now; the last word, if it was dropped."""
-        self._refresh()
-        return self._first
+        """What the catalog says of it now. If it was dropped, the last word; or, if you have it
+        by a time (`Database.table`), what the catalog said then.
+        """
+        return self._described() if self._then is None else self._then
 
     def _described(self) -> TableDescriptor:
-        return self.descriptor
+        """The table as it is now, or was when it was dropped."""
+        self._refresh()
+        return self._first
 
     def _refresh(self) -> bool:
         """Take note of what the catalog says; False if the table is not there any more."""
@@ -147,9 +160,26 @@ class Table:
             found = catalog.table(self._first.id)
             if found is not None:
                 self._first = found
+            elif self._there:
+                self._first = self._last_word()
             self._there = found is not None
             self._seen = catalog
         return self._there
+
+    def _last_word(self) -> TableDescriptor:
+        """The table right before it was dropped: it may have changed since it was last seen here,
+        and rows may have a schema version of after that.
+        """
+        backend = self._session.backend
+        if backend.closed:
+            return self._first
+        dropped_at = backend.dropped_at(self._first.id)
+        if dropped_at is None:
+            return self._first
+        try:
+            return backend.catalog_at(dropped_at - 1).table(self._first.id) or self._first
+        except VersionCompacted:  # the low watermark has passed it: no row can be read any more
+            return self._first
 
     def _current(self) -> TableDescriptor:
         """The table as it is now; refused if it was dropped."""
@@ -347,6 +377,7 @@ class Table:
         other; with `follow`, in turns. `start` and `end` are `"earliest"`, `"latest"`, a time, or
         offsets by partition (a plain offset, if there is only one); `end` may be a `snapshot()`.
         Rows of a time are read from it on, and up to it; an end by offset is the first that is not.
+        Where rows of the start's time or later are gone, or may be, the reader raises `GapFound`.
         A time is a `datetime` with its zone, ISO 8601 text, or a row's `_time`. Bounded, the reader
         ends with what was there when it was made; with `follow` it waits for more.
 
@@ -409,6 +440,11 @@ class Table:
         """
         self._current()
         return self._readers.offsets(where, range(self.partitions), what="end" if end else "start")
+
+    def offsets_from(self, times: Mapping[int, int]) -> dict[int, int]:
+        """The same for a start that has a time of its own in each partition: a row's `_time`."""
+        self._current()
+        return self._readers.offsets_from(times)
 
     def changes(
         self,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeGuard
 
 from lowmark.backend.filtering import Where
-from lowmark.backend.ledgers import Ledgers
+from lowmark.backend.ledgers import Ledgers, OpenLedger
 from lowmark.backend.port import Backend
-from lowmark.backend.values import Hold
+from lowmark.backend.values import Hold, ReadRange
 from lowmark.catalog import Table, TableId
 from lowmark.catalog.errors import VersionCompacted
 from lowmark.client.changes import ChangesReader, Feed, check_commit, feed_shape
@@ -24,6 +24,7 @@ from lowmark.client.cursors import Cursors
 from lowmark.client.looking_back import AsOfReader
 from lowmark.client.reading import Reader, Reading, horizon_of
 from lowmark.client.session import Session
+from lowmark.client.starting import first_from, may_follow, needs_ledger
 from lowmark.convert.times import TimeLike, datetime_of, is_hybrid, known_in, parse_time, time_text
 from lowmark.errors import Rejected
 from lowmark.runtime import COUNTER_BITS
@@ -118,7 +119,12 @@ class TableReaders:
                 raise CursorOverdue(cursor)
             start = {number: stands.position[number] for number in wanted}
         views = self._backend.views(self._id, wanted)
-        starts = self._offsets(start, views, what="start", compacted=compacted)
+        midway: frozenset[int] = frozenset()
+        if self._is_time(start):
+            since = self._time(start, what="start")
+            starts, midway = self._starts(dict.fromkeys(views, since), views)
+        else:
+            starts = self._offsets(start, views, what="start", compacted=compacted)
         ends = None
         if not follow:
             last = "latest" if end is None else end
@@ -139,6 +145,7 @@ class TableReaders:
             described=self._described,
             compacted=compacted,
             trusted=cursor is not None,
+            midway=midway,
             where=chosen,
         )
         return Reader(self._backend, reading)
@@ -155,21 +162,23 @@ class TableReaders:
     ) -> AsOfReader:
         """The table as it was at a time; see `Table.read`."""
 
-        def reader() -> AsOfReader:
-            return self._as_of(as_of, columns, wanted, limit=limit, on_gap=on_gap, where=where)
+        def reader(time: int) -> AsOfReader:
+            return self._as_of(time, columns, wanted, limit=limit, on_gap=on_gap, where=where)
 
         if not isinstance(as_of, str) or as_of.strip() != "now":
-            return reader()
+            return reader(self._past(as_of))
+        known = 0
         for _ in range(_NOW_ATTEMPTS):
             try:
-                return reader()
-            except BelowWatermark:
-                continue  # it was moved to a later now just now
-        return reader()
+                return reader(self._now(known=known))
+            except BelowWatermark as below:
+                # It was moved to a later now just now, by another clock perhaps: that one is ahead.
+                known = below.watermark
+        return reader(self._now(known=known))
 
     def _as_of(
         self,
-        as_of: TimeLike,
+        time: int,
         columns: Sequence[str] | None,
         wanted: Sequence[int],
         *,
@@ -177,7 +186,6 @@ class TableReaders:
         on_gap: Literal["raise", "skip"],
         where: object,
     ) -> AsOfReader:
-        time = self._past(as_of)
         # The catalog of then says which columns there were.
         try:
             then = self._backend.catalog_at(time).table(self._id)
@@ -305,7 +313,14 @@ class TableReaders:
         self, where: Start, wanted: Sequence[int], *, what: Literal["start", "end"]
     ) -> dict[int, int]:
         """The offsets that a position stands for now."""
-        return self._offsets(where, self._backend.views(self._id, wanted), what=what)
+        views = self._backend.views(self._id, wanted)
+        if what == "start" and self._is_time(where):
+            return self._starts(dict.fromkeys(views, self._time(where, what=what)), views)[0]
+        return self._offsets(where, views, what=what)
+
+    def offsets_from(self, times: Mapping[int, int]) -> dict[int, int]:
+        """Where readers begin that start at a time of its own in each of these partitions."""
+        return self._starts(times, self._backend.views(self._id, list(times)))[0]
 
     def _now(self, *, known: int = 0) -> int:
         """A time above all that any partition has."""
@@ -340,13 +355,46 @@ class TableReaders:
                         hint="Give offsets by partition: {0: 17, 1: 4, ...}.",
                     )
                 return {number: whole(where, what) for number in views}
-        # Both with all that has that time.
-        after = what == "end"
         time = self._time(where, what=what)
+        if what == "start":
+            return self._starts(dict.fromkeys(views, time), views)[0]
         return {
-            number: self._offset_of(view, time, after=after, compacted=compacted)
-            for number, view in views.items()
+            number: self._end_of(view, time, compacted=compacted) for number, view in views.items()
         }
+
+    def _starts(
+        self, times: Mapping[int, int], views: Mapping[int, View]
+    ) -> tuple[dict[int, int], frozenset[int]]:
+        """Where readers begin that start at a time, with all that has it; and the partitions in
+        which they may know keys, though they begin at 0.
+        """
+        found = {
+            number: self._start_of(view, None, times[number])
+            for number, view in views.items()
+            if not needs_ledger(view, times[number])
+        }
+        asked = [number for number in views if number not in found]
+        if asked:
+            # Held, so that no sweep comes between the view and its ledger.
+            ranges = {number: ReadRange(0, 0, "beside") for number in asked}
+            held = self._backend.hold(
+                self._id, ranges, holder="a start at a time", why="it looks for its first row"
+            )
+            try:
+                for number, status in held.partitions.items():
+                    view, ledger = status.view, None
+                    if view.ledger is not None:
+                        ledger = self._ledgers.open(view.ledger, self._described)
+                    found[number] = self._start_of(view, ledger, times[number])
+            finally:
+                self._backend.release(held.hold)
+        midway = frozenset(number for number, (first, knows) in found.items() if knows)
+        return {number: found[number][0] for number in views}, midway
+
+    @staticmethod
+    def _start_of(view: View, ledger: OpenLedger | None, time: int) -> tuple[int, bool]:
+        first = first_from(view, ledger, time)
+        return first, may_follow(view, ledger, first)
 
     @staticmethod
     def _is_time(where: Start | Snapshot) -> TypeGuard[TimeLike]:
@@ -362,11 +410,11 @@ class TableReaders:
         last = parse_time(where, now=self._now())
         return last if what == "end" else last >> COUNTER_BITS << COUNTER_BITS
 
-    def _offset_of(self, view: View, time: int, *, after: bool, compacted: bool) -> int:
-        """The first offset of a time or, `after`, behind it: in the ledger, where it counts."""
-        in_backlog = view.offset_after(time) if after else view.offset_from(time)
+    def _end_of(self, view: View, time: int, *, compacted: bool) -> int:
+        """The first offset behind a time: in the ledger, where it counts."""
+        in_backlog = view.offset_after(time)
         if not compacted or view.readable is None or in_backlog > horizon_of(view):
             return in_backlog
         ledger = self._ledgers.open(view.readable, self._described)
-        offset = ledger.offset_of_time(time, after=after)
+        offset = ledger.offset_of_time(time, after=True)
         return offset if offset < ledger.horizon else max(in_backlog, ledger.horizon)

@@ -31,6 +31,8 @@ from lowmark.table import BelowWatermark, View
 VERSION = "version"
 REST_S: Final = 30.0
 """So often a stream without changes moves its hold on."""
+_ATTEMPTS: Final = 9
+"""How often it may find that the low watermark was moved before it was held."""
 
 
 @worded
@@ -126,11 +128,15 @@ class ChangeStreamReader(StreamReader):
         before it: what keys were then may be known all the same.
         """
         backend, why = self._open().backend, f"a stream of changes of {self._options.table}"
-        watermark = backend.watermark(latest=True).value
-        try:
-            hold = backend.hold_history(max(version or 0, watermark), why)
-        except BelowWatermark:
-            hold = backend.hold_history(backend.watermark(latest=True).value, why)
+        since = max(version or 0, backend.watermark(latest=True).value)
+        for _ in range(_ATTEMPTS):
+            try:
+                hold = backend.hold_history(since, why)
+                break
+            except BelowWatermark as below:  # it was moved just now
+                since = below.watermark
+        else:
+            hold = backend.hold_history(since, why)
         if self._history is not None:
             backend.release(self._history)
         self._history, self._kept_at = hold, time.monotonic()

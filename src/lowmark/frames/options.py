@@ -23,7 +23,8 @@ formats, where these have one.
     maxRowsPerTrigger, maxBytesPerTrigger
                         how much a micro-batch has at most; rows of one append are not taken apart
                         by bytes
-    failOnDataLoss      whether rows that were lost end the query; true, if not given
+    failOnDataLoss      whether rows that are gone, and should be read, end the query; true, if not
+                        given
     readChangeFeed      what changed, key by key, with `_change_type`, `_commit_version` (a row's
                         `_time`) and `_commit_timestamp`
     startingVersion, endingVersion

@@ -56,14 +56,17 @@ def _offsets_of_times(
     where: Times, table: Table, views: Mapping[int, View], *, end: bool
 ) -> dict[int, int]:
     table.offsets(dict.fromkeys(where.by_partition, 0), end=end)  # it checks the numbers
+    times = {number: where.by_partition.get(number, where.everywhere) for number in views}
+    given = {number: time for number, time in times.items() if time is not None}
+    starts = {} if end else table.offsets_from(given)  # it knows what was cut
     found: dict[int, int] = {}
     for number, view in views.items():
-        time = where.by_partition.get(number, where.everywhere)
+        time = given.get(number)
         if time is None:
             found[number] = view.end if end else view.start
             continue
-        found[number] = view.offset_from(time)
-        if found[number] == view.end and not end and where.strategy == "error":
+        found[number] = view.offset_from(time) if end else starts[number]
+        if found[number] >= view.end and not end and where.strategy == "error":
             raise OptionRefused(
                 f"partition {number} of table {table.name} has no row of {time_text(time)} or"
                 " later",

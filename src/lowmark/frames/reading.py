@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from lowmark.client import GapFound, Reader, Table
+from lowmark.client import Reader, Table
 from lowmark.client.changes import FEED_COLUMNS
 from lowmark.client.looking_back import AsOfReader
 from lowmark.frames.carrying import Carried, worded
@@ -192,7 +192,8 @@ class LogReader(Carried, DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one stretch."""
         if isinstance(partition, Stretch):  # without any, Spark makes one of its own
-            yield from log_rows(self._options, self._wanted, partition)
+            on_gap: Literal["raise", "skip"] = "raise" if self._options.fail_on_loss else "skip"
+            yield from log_rows(self._options, self._wanted, partition, on_gap=on_gap)
 
 
 def log_rows(
@@ -200,7 +201,7 @@ def log_rows(
     wanted: pa.Schema,
     stretch: Stretch,
     *,
-    on_gap: Literal["raise", "skip"] = "skip",
+    on_gap: Literal["raise", "skip"],
 ) -> Iterator[pa.RecordBatch]:
     """Rows of the log, by offsets."""
     number = stretch.number
@@ -216,8 +217,6 @@ def log_rows(
     ):
         yield from fitted(reader, wanted)
         for gap in reader.gaps:
-            if gap.kind == "lost" and options.fail_on_loss:
-                raise GapFound(gap)
             logger.warning(
                 "rows are gone",
                 extra={

@@ -110,7 +110,12 @@ class StreamReader(Carried, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _begin(self, cursor: str) -> dict[int, int]:
         """Have a cursor where the stream begins."""
         start, table = self._options.start, self._table()
-        starts = offsets_of("latest" if start is None else start, table, self._views(), end=False)
+        views = self._views()
+        starts = offsets_of("latest" if start is None else start, table, views, end=False)
+        if not self._options.fail_on_loss:  # else a cursor is refused that begins at a gap
+            firsts = {number: view.start for number, view in views.items()}
+            self._check_there(cursor, starts, firsts)
+            starts = {number: max(at, firsts[number]) for number, at in starts.items()}
         return self._create(cursor, starts)
 
     def _create(self, cursor: str, starts: Mapping[int, int]) -> dict[int, int]:

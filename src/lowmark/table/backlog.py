@@ -65,6 +65,8 @@ class View:
     """No row at or below this time will ever be added."""
     ledger: Adopted | None = None
     """What has the rows below its horizon; from there on, they are in the backlog or expired."""
+    cut_time: int = 0
+    """No row below the start is later than this. It may be later than all of them."""
 
     @property
     def readable(self) -> Adopted | None:
@@ -143,6 +145,8 @@ class Backlog:
     def __init__(self) -> None:
         self.start = 0
         self.end = 0
+        self.cut_time = 0
+        """See `View`: the time of the last row that was cut, or a later one after a restart."""
         self._columns = _empty(_CAPACITY)
         self._count = 0
         self.view = View(self._columns, 0, 0, 0, 0)
@@ -180,11 +184,15 @@ class Backlog:
 
     def publish(self, closed: int, ledger: Adopted | None = None) -> None:
         """Let readers see it, together with the ledger that is adopted."""
-        self.view = View(self._columns, self._count, self.start, self.end, closed, ledger)
+        self.view = View(
+            self._columns, self._count, self.start, self.end, closed, ledger, self.cut_time
+        )
 
     def cut(self, offset: int) -> int:
         """Begin at an offset; gives how many batches went. One that straddles the cut stays."""
         invariant(self.start <= offset <= self.end, "a cut stays within the backlog")
+        if offset > self.start:
+            self.cut_time = self.time_of(offset - 1)
         self.start = offset
         gone = bisect_right(_numbers(self._columns.first), offset, 0, self._count) - 1
         if gone >= 0 and offset >= int(self._columns.first[gone]) + int(self._columns.rows[gone]):

@@ -205,6 +205,8 @@ def _restored(data: bytes) -> State:
     state.backlog = Backlog.decode(
         columns, count=header.batches, start=header.start, end=header.end
     )
+    # A snapshot does not say when the rows were that are cut: before it was taken, anyway.
+    state.backlog.cut_time = header.closed if header.start else 0
     state.producers = Producers.decode(producers)
     state.closed, state.ledger, state.expired = header.closed, header.ledger, header.expired
     state.leases = {lease.name: lease for lease in header.leases}
