@@ -96,6 +96,8 @@ def test_a_time_whose_version_was_cut_is_refused_by_name(db: Database) -> None:
     # and a reader of rows hears of the watermark, as before the cut
     with pytest.raises(BelowWatermark):
         db["orders"].read(as_of=before)
+    with pytest.raises(BelowWatermark):
+        db.table("orders", as_of=before)
 
 
 @pytest.mark.slow

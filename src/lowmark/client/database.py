@@ -30,6 +30,7 @@ from lowmark.catalog import (
 from lowmark.catalog import Table as TableDescriptor
 from lowmark.client.checking import whole
 from lowmark.client.edges import edge
+from lowmark.client.past import catalog_then
 from lowmark.client.session import Finishing, Session
 from lowmark.client.table import Table
 from lowmark.compaction.compactor import Compactor
@@ -162,7 +163,7 @@ class Database:
             found = self._backend.catalog(fresh=True).table_named(schema, plain)
         else:
             time = parse_time(as_of, now=self._now())
-            found = self._backend.catalog_at(time).table_named(schema, plain)
+            found = catalog_then(self._backend, time).table_named(schema, plain)
         if found is None:
             raise TableUnknown(name, known=_names(self._backend.catalog()))
         if as_of is None or self._backend.catalog().table(found.id) is not None:

@@ -17,11 +17,11 @@ from lowmark.backend.ledgers import Ledgers, OpenLedger
 from lowmark.backend.port import Backend
 from lowmark.backend.values import Hold, ReadRange
 from lowmark.catalog import Table, TableId
-from lowmark.catalog.errors import VersionCompacted
 from lowmark.client.changes import ChangesReader, Feed, check_commit, feed_shape
 from lowmark.client.checking import check_offsets, whole
 from lowmark.client.cursors import Cursors
 from lowmark.client.looking_back import AsOfReader
+from lowmark.client.past import catalog_then
 from lowmark.client.reading import Reader, Reading, horizon_of
 from lowmark.client.session import Session
 from lowmark.client.starting import first_from, may_follow, needs_ledger
@@ -187,14 +187,7 @@ class TableReaders:
         where: object,
     ) -> AsOfReader:
         # The catalog of then says which columns there were.
-        try:
-            then = self._backend.catalog_at(time).table(self._id)
-        except VersionCompacted as gone:
-            # The catalog is cut no further than the low watermark: that says more.
-            watermark = self._backend.watermark(latest=True).value
-            if time >= watermark:
-                raise
-            raise BelowWatermark(time=time, watermark=watermark) from gone
+        then = catalog_then(self._backend, time).table(self._id)
         if then is None:
             raise Rejected(
                 f"table {self._described().name} was not there at {time_text(time)}",
