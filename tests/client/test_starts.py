@@ -18,7 +18,7 @@ from lowmark.client import Database, Gap, GapFound
 from lowmark.client.changes import ChangesGone
 from lowmark.client.table_reading import Start
 from lowmark.server import Server
-from lowmark.table import CursorOverdue, Trim
+from lowmark.table import CursorOverdue, OffsetToCome, Trim
 
 Answer: TypeAlias = "list[int] | tuple[str, int, int] | str"
 """The offsets of rows; the gap; or why a feed or a cursor is refused."""
@@ -288,3 +288,16 @@ def test_a_cursor_says_for_itself_what_it_missed(story: Story) -> None:
     # then it is not taken for one that has seen what is gone
     assert story.answer("bounded", None, cursor="limited") == "overdue"
     assert story.answer("bounded", None, cursor="late") == [4]
+
+
+@pytest.mark.parametrize("how", [{}, {"follow": True}, {"compacted": True}])
+def test_a_start_that_no_row_has_reached_is_refused(db: Database, how: dict[str, Any]) -> None:
+    # given a partition of two rows
+    table = db.create_table("t", {"id": int}, key="id", partitions=1)
+    table.append([{"id": 1}, {"id": 2}])
+    # then a reader may begin where the next one will be, and no further: it would miss what comes
+    table.read(start={0: 2}, **how).close()
+    for start in ({0: 3}, 3):
+        with pytest.raises(OffsetToCome, match="offset 3 of partition 0 is not written yet") as why:
+            table.read(start=start, **how)
+        assert why.value.hint == "Use an offset up to 2, or the latest."

@@ -32,6 +32,7 @@ from lowmark.table import (
     BelowWatermark,
     CursorExpired,
     CursorOverdue,
+    OffsetToCome,
     Shape,
     TimeInFuture,
     View,
@@ -337,7 +338,8 @@ class TableReaders:
             return {number: view.end for number, view in views.items()}
         if isinstance(where, Mapping):
             offsets = check_offsets(where, what, partitions=self._described().partitions)
-            return {number: offsets[number] for number in views if number in offsets}
+            found = {number: offsets[number] for number in views if number in offsets}
+            return _check_starts(found, views) if what == "start" else found
         if isinstance(where, int) and not isinstance(where, bool):
             if not is_hybrid(where):
                 table = self._described()
@@ -347,7 +349,8 @@ class TableReaders:
                         " partitions",
                         hint="Give offsets by partition: {0: 17, 1: 4, ...}.",
                     )
-                return {number: whole(where, what) for number in views}
+                found = {number: whole(where, what) for number in views}
+                return _check_starts(found, views) if what == "start" else found
         time = self._time(where, what=what)
         if what == "start":
             return self._starts(dict.fromkeys(views, time), views)[0]
@@ -411,3 +414,13 @@ class TableReaders:
         ledger = self._ledgers.open(view.readable, self._described)
         offset = ledger.offset_of_time(time, after=True)
         return offset if offset < ledger.horizon else max(in_backlog, ledger.horizon)
+
+
+def _check_starts(starts: dict[int, int], views: Mapping[int, View]) -> dict[int, int]:
+    """Refuse to begin behind the end: no row has been there, so an offset is wrong, or rows that
+    a reader knows are gone.
+    """
+    for number, offset in starts.items():
+        if offset > views[number].end:
+            raise OffsetToCome(wanted=offset, end=views[number].end, partition=number)
+    return starts

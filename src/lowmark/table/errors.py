@@ -209,9 +209,10 @@ class OffsetExpired(Rejected):
 class OffsetToCome(Rejected):
     """An offset that no row has yet."""
 
-    def __init__(self, *, wanted: int, end: int) -> None:
+    def __init__(self, *, wanted: int, end: int, partition: int | None = None) -> None:
+        where = "" if partition is None else f" of partition {partition}"
         super().__init__(
-            f"offset {wanted} is not written yet: the next one is {end}",
+            f"offset {wanted}{where} is not written yet: the next one is {end}",
             hint=f"Use an offset up to {end}, or the latest.",
         )
 
