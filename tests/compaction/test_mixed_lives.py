@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +24,9 @@ from lowmark.catalog import TableId
 from lowmark.client import Committed, Staged
 from lowmark.client.staging import STREAM_MS, Commit
 
-LIVES_IN_TEST = 3
+IN_TEST = (7, 14, 23)
+"""In each of these a run is overtaken at another step: they ended in LedgerLost, OffsetExpired and
+LedgerOld once."""
 LIVES_IN_ALL = 40
 
 
@@ -199,8 +202,8 @@ class MixedLife(Life):
         """Rows that wait, too."""
         needed, backend = super()._needed_schemas(), backend_of(self.table)
         for number in range(self.table.partitions):
-            table = TableId(self.table_id)
-            state = backend.ask_now(lambda n=number, t=table: backend.tables.get(t, n).state)
+            partition = backend.tables.get(TableId(self.table_id), number)
+            state = backend.ask_now(partial(getattr, partition, "state"))
             staged = [one.schema for some in state.staged.values() for one in some]
             if staged:
                 needed[f"staged rows in partition {number}"] = min(staged)
@@ -212,8 +215,7 @@ class MixedLife(Life):
 @pytest.mark.parametrize(
     "seed",
     [
-        # The first ones have all that the others have.
-        pytest.param(seed, marks=() if seed < LIVES_IN_TEST else pytest.mark.release)
+        pytest.param(seed, marks=() if seed in IN_TEST else pytest.mark.release)
         for seed in range(LIVES_IN_ALL)
     ],
 )
