@@ -13,7 +13,7 @@ from lowmark.backend.values import PartitionStatus
 from lowmark.client import Database, Staged, Table
 from lowmark.client.staging import Commit, attempt_number, drawn_family
 from lowmark.errors import EpochHalfBound, Rejected, StagedRowsMissing, ValueRefused
-from lowmark.table import Finish
+from lowmark.table import Bind, Finish
 
 
 @pytest.fixture
@@ -322,3 +322,20 @@ def test_staged_rows_survive_a_restart(tmp_path: Path) -> None:
         with lowmark.open(tmp_path / "db") as db:
             assert db["t"].commit([staged], query="q", epoch=3).repeated is False or repeated
             assert db["t"].count() == 21
+
+
+def test_a_repeat_of_an_epoch_says_where_all_its_rows_are_however_late_it_comes(
+    table: Table,
+) -> None:
+    # given an epoch that is noted as bound everywhere, and one that a later one has followed
+    staged = [stage(table, 60 * number, 60) for number in range(3)]
+    first = [table.commit([one], query="q", epoch=at) for at, one in enumerate(staged)]
+    commit = Commit(table._backend, table.descriptor, [staged[2]], query="q", epoch=2)
+    whole = Bind(commit._query, 2, (), 0)
+    table._backend.propose(table.descriptor.id, {commit._at: whole})
+    # when they are repeated, then the answers are the first ones
+    again = [table.commit([one], query="q", epoch=at) for at, one in enumerate(staged)]
+    assert [one.parts for one in again] == [one.parts for one in first]
+    assert {one.repeated for one in again} == {True}
+    assert {one.rows for one in again} == {60}
+    assert table.count() == 180

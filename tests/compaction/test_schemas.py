@@ -547,9 +547,14 @@ class AlteredLife(Life):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    # Of two lives the runs get so little memory that they take as long as the others together.
     "seed",
-    [pytest.param(seed, marks=pytest.mark.release if seed in {0, 5} else ()) for seed in range(8)],
+    [
+        # Of two lives the runs get so little memory that they take as long as the others together.
+        # Seed 9 once ended in LedgerLost: its first run is overtaken. What its relatives among the
+        # later ones do is in the first ten, too.
+        pytest.param(seed, marks=pytest.mark.release if seed in {0, 5} or seed > 10 else ())
+        for seed in range(40)
+    ],
 )
 def test_whatever_becomes_of_columns_all_reads_stay_what_they_were(
     seed: int, tmp_path: Path, record_property: Callable[[str, object], None]

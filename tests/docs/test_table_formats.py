@@ -176,8 +176,8 @@ def test_a_group_is_named_as_the_page_says() -> None:
 
 
 def test_the_versions_and_the_step_of_epochs_are_those_of_the_code() -> None:
-    assert (FORMAT, PartitionMachine.newest_version) == (5, 5)
-    assert "kind 5) is 5." in TEXT
+    assert (FORMAT, PartitionMachine.newest_version) == (6, 6)
+    assert "kind 5) is 6." in TEXT
     assert f"multiple\nof {1 << producing.EPOCH_BITS} above" in TEXT
 
 
@@ -284,7 +284,7 @@ def test_a_snapshot_that_fails_a_check_of_the_page_is_damage(what: str) -> None:
     (head,) = length.unpack_from(data)
     bad = {
         "cut": data[:-1],
-        "format": data[:5] + b"\x06" + data[6:],
+        "format": data[:5] + b"\x07" + data[6:],
         "columns": data[:6] + b"\x09" + data[7:],
         "blocks": data[: length.size + head],
     }

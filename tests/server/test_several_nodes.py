@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,9 @@ from typer.testing import CliRunner
 from eventually import eventually
 from lowmark.backend.errors import RunUnderWay
 from lowmark.backend.spread import CopiesAway
+from lowmark.catalog import TableId
 from lowmark.cli.app import app
-from lowmark.client import Reader, Table
+from lowmark.client import Database, Reader, Table
 from lowmark.ledger import kernel, work
 from lowmark.node import NodeClient
 from lowmark.table import ProducerFenced
@@ -240,6 +242,71 @@ def test_a_run_whose_process_dies_right_after_publishing_needs_no_other(nodes: N
         eventually(lambda: view(latest=True).ledger is not None)
         assert table.read(compacted=True).to_arrow().num_rows == 100
         assert table.get(99) == rows(99, 1)[0]
+
+
+_WAITS = """
+import sys, lowmark
+table = lowmark.connect(sys.argv[1])[sys.argv[2]]
+def step(name):
+    if name == "adopt partition 0":
+        print("published", flush=True)
+        sys.stdin.read()
+table.compact(engine="local", step=step)
+"""
+
+
+@pytest.mark.release  # the shorter relatives are the test before this one, and test_adopting
+@pytest.mark.parametrize("gone", ["its leader", "all nodes"])
+def test_a_ledger_of_a_dead_run_is_adopted_whichever_node_dies_with_it(
+    nodes: Nodes, gone: str
+) -> None:
+    name = f"left_{gone[:3]}"
+    with nodes.connect(0) as db:
+        table = table_of(db, name, replicas=3, partitions=1)
+        table.append(rows(0, 100))
+        table.append(rows(0, 100))
+        number = table.descriptor.id
+        compactable(table)
+        # given a run that has just published its ledger
+        words = [sys.executable, "-c", _WAITS, nodes.address(1), name]
+        run = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert run.stdout is not None
+        assert run.stdout.readline() == "published\n"
+        # when it is killed, with the node that leads the partition, or with all of them
+        leader = leader_of(nodes, f"table.{number}.0")
+        away = [leader] if gone == "its leader" else [0, 1, 2]
+        for one in away:
+            nodes.kill(one)
+        run.kill()
+        run.communicate()
+        if gone != "its leader":
+            with ThreadPoolExecutor() as pool:  # none is ready before a majority is up
+                list(pool.map(nodes.start, away))
+    # then the nodes that are left have it adopted: no client asks for it, and no other run is made
+    copies = [nodes.connect(one) for one in nodes.up]
+    eventually(lambda: all(has_adopted(db, number) for db in copies))
+    [left] = copies[0][name].runs()
+    assert left.state in {"running", "interrupted"}  # as long as it may be that it lives
+    # and a node that comes back has it, too
+    if gone == "its leader":
+        nodes.start(leader)
+        copies.append(nodes.connect(leader))
+        eventually(lambda: has_adopted(copies[-1], number))
+    for db in copies:
+        assert db[name].read(compacted=True).to_arrow().num_rows == 100
+        db.close()
+
+
+def leader_of(nodes: Nodes, group: str) -> int:
+    """The node that leads a group."""
+    with NodeClient(nodes.address(0)) as client:
+        [found] = [one for one in client.status().groups if one.group == group]
+    return int(found.leader_name.removeprefix("n"))
+
+
+def has_adopted(db: Database, table: TableId) -> bool:
+    """Whether the copy at the node of a client has adopted a ledger."""
+    return db.backend.view(table, 0, latest=False).ledger is not None
 
 
 def test_a_task_reads_on_at_another_node_when_the_one_it_reads_from_is_killed(

@@ -37,7 +37,7 @@ from lowmark.table import (
     decode_rows,
     encode_rows,
 )
-from lowmark.table.commands import Batch, Begin, Bind, Control, Drop, KeepSchemas, decode
+from lowmark.table.commands import Abandon, Batch, Begin, Bind, Control, Drop, KeepSchemas, decode
 from lowmark.table.state import Outcome
 from sim.cluster_ledger import confirm
 
@@ -263,6 +263,8 @@ class TableModel:
     def _finish(self, finish: Finish, time: int) -> Shown:
         known = self._finished.get(finish.transaction)
         if known is not None:
+            if not finish.commit and self._staged.pop(finish.transaction, None) is not None:
+                self._producers.pop(self._staged_by[finish.transaction], None)
             return known
         staged = self._staged.pop(finish.transaction, None)
         if staged is None and finish.commit:
@@ -280,6 +282,9 @@ class TableModel:
         if known is not None:
             self._forget(self._lost(bind), time)
             return known
+        ends = [self._finished.get(one) for one in bind.transactions if bind.plan]
+        if any(end is not None and not end[1] for end in ends):
+            return ("StagedRowsMissing",)
         staged = [batch for one in bind.transactions for batch in self._staged.get(one, ())]
         rows = [row._replace(time=time) for _, batch in staged for row in batch]
         if len(rows) != bind.rows:
@@ -371,6 +376,12 @@ class TableModel:
                     lost = [one for one in self._staged if one >> 20 in command.families]
                     self._forget(lost, time)
                 return bound or ("None",)
+            case Abandon():
+                # An epoch of the only partition is bound everywhere.
+                for one in command.transactions:
+                    given_up = ("Finished", False, len(self.rows), 0, time)
+                    self._finished.setdefault(one, given_up)
+                return ("None",)
 
     def _adopt(self, wanted: Adopt, time: int) -> Shown:
         fields = msgspec.structs.astuple(wanted)

@@ -7,6 +7,7 @@ import pytest
 
 from lowmark.table import (
     STAGED_MS,
+    Abandon,
     Appended,
     BatchRefused,
     Bind,
@@ -20,6 +21,7 @@ from lowmark.table import (
     StagedRowsMissing,
     Tick,
     TooMany,
+    binding,
     state,
 )
 from lowmark.table.binding import EPOCHS_KEPT, QUERIES_KEPT
@@ -182,9 +184,11 @@ def test_what_is_staged_is_dropped_unless_its_epoch_is_bound(log: Log) -> None:
 
 
 def test_there_is_room_for_new_rows_where_old_ones_were_left(
-    log: Log, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # given as many batches as there may be, of drivers that died
+    # given a partition of an older release, with as many batches as there may be, of dead drivers
+    log = Log()
+    log.machine.upgrade(5)
     monkeypatch.setattr(state, "STAGED_MAX", 3)
     for number in (1, 2, 3):
         log.append(1, transaction=number)
@@ -193,18 +197,20 @@ def test_there_is_room_for_new_rows_where_old_ones_were_left(
     log.ms += 3_600_000
     assert isinstance(log.append(1, transaction=4), Appended)
     assert staged(log) == [4]
-    restart(log)
+    log.restart(5)
     assert log.machine.state.staged_batches == 1
 
 
-def test_rows_that_no_task_finishes_go_after_a_day(log: Log) -> None:
-    # given rows that wait, and some that came an hour later
+def test_rows_that_no_task_finishes_go_after_a_day_by_their_age_alone_before_version_6() -> None:
+    # given a partition of an older release, with rows that wait, and some that came an hour later
+    log = Log()
+    log.machine.upgrade(5)
     log.append(1, transaction=1)
     log.ms += DAY_MS // 24
     log.append(1, transaction=2)
     # when it is a day after the first, then these are dropped, with the next command
     log.ms += STAGED_MS - DAY_MS // 24 - 10
-    restart(log)
+    log.restart(5)
     state = log.machine.state
     assert not state.overdue_at((log.ms + 2) << 16)
     assert staged(log) == [1, 2]
@@ -231,11 +237,115 @@ def test_nothing_is_dropped_and_bound_until_all_members_know_how(log: Log) -> No
     log.machine.upgrade(4)
     log.ms += STAGED_MS - 10
     log.ask(Tick())
-    restart(log)
+    log.restart(4)
     assert staged(log) == [1]
     log.ms += 20
     log.ask(Tick())
     assert staged(log) == []
+
+
+# -- rows that may count for an epoch that another partition has decided --------------------------
+
+
+def test_rows_are_not_dropped_by_their_age_alone(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given rows that wait, and as many as there may be
+    monkeypatch.setattr(state, "STAGED_MAX", 2)
+    log.append(1, transaction=1)
+    log.ms += 1_000
+    log.append(1, transaction=2)
+    # when more than a day passes, then the leader is told of them, and they stay
+    log.ms += STAGED_MS - 1_000
+    log.ask(Tick())
+    restart(log)
+    machine = log.machine
+    assert machine.state.abandoned(log.ms << 16) == [1, 2]  # an hour, where there is no room
+    monkeypatch.setattr(state, "STAGED_MAX", 3)
+    assert machine.state.abandoned(log.ms << 16) == [1]
+    assert not machine.state.overdue_at(log.ms << 16)
+    assert staged(log) == [1, 2]
+    # and where there is no room, new ones are refused by name
+    monkeypatch.setattr(state, "STAGED_MAX", 2)
+    assert is_a(log.append(1, transaction=3), TooMany)
+    # and the leader has them dropped
+    log.ask(Finish(1, commit=False))
+    assert staged(log) == [2]
+
+
+def test_what_was_abandoned_is_in_no_epoch_that_is_decided_later(log: Log) -> None:
+    # given rows of two writers, one of which has none here
+    log.append(2, transaction=7)
+    # when another partition is about to drop theirs
+    assert log.ask(Abandon((7, 8))) is None
+    restart(log)
+    # then no epoch is decided with either of them, and no more is staged
+    for transactions, rows in (((7,), 2), ((8,), 0), ((7, 8), 2)):
+        refused = log.ask(bind(0, *transactions, rows=rows, plan=(rows, 5)))
+        assert is_a(refused, StagedRowsMissing)
+    assert is_a(log.append(1, transaction=8), BatchRefused)
+    # but one that another partition has decided is bound here
+    bound = log.ask(bind(0, 7, rows=2))
+    assert isinstance(bound, Bound)
+    assert log.offsets() == (0, 2)
+
+
+def test_what_was_abandoned_and_waits_is_dropped_when_it_is_finished(log: Log) -> None:
+    log.append(2, transaction=7, producer=b"1" * 16)
+    log.ask(Abandon((7,)))
+    assert staged(log) == [7]
+    first = log.ask(Finish(7, commit=False))
+    assert (staged(log), log.live(), len(log.machine.state.producers)) == ([], [], 0)
+    assert log.ask(Finish(7, commit=False)) == first
+
+
+def test_who_asks_hears_of_an_epoch_that_was_decided_until_it_is_bound_everywhere(
+    log: Log,
+) -> None:
+    # given an epoch with rows here and elsewhere, of a query that is known for an hour
+    log.append(2, transaction=7)
+    bound = log.ask(bind(0, 7, 8, rows=2, plan=(2, 5), keep_ms=DAY_MS // 24))
+    # when many days have passed, then it is known all the same, and nothing is abandoned
+    log.ms += 90 * DAY_MS
+    restart(log)
+    assert log.ask(Abandon((8, 9))) == bound
+    assert log.ask(bind(0, 9, rows=0, plan=(0, 5))) == bound
+    assert [one.id for one in log.machine.state.left(log.ms << 16)] == [QUERY]
+    # when it is bound everywhere, then nobody has to end it any more, and it is forgotten in time
+    assert log.ask(bind(0, rows=0)) == bound
+    assert log.machine.state.left(log.ms << 16) == []
+    assert log.ask(Abandon((8, 9))) is None
+    again = log.ask(bind(0, rows=0, plan=(0, 0)))
+    assert isinstance(again, Bound)
+    assert again != bound
+
+
+def test_an_epoch_that_lacks_rows_elsewhere_makes_no_room_for_others(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "QUERIES_KEPT", 2)
+    monkeypatch.setattr(state, "QUERIES_KEPT", 2)
+    # given as many epochs as may be known, one of which may lack rows elsewhere
+    first = log.ask(bind(0, rows=0, plan=(0, 5), query=b"1" * 16, keep_ms=1_000))
+    for other in (b"2" * 16, b"3" * 16):
+        log.ask(bind(0, rows=0, plan=(0, 0), query=other))
+    # then another one has made room
+    known = [one.id for one in log.machine.state.queries]
+    assert known == [b"1" * 16, b"3" * 16]
+    # and when all lack some, no further one is decided
+    log.ask(bind(1, rows=0, plan=(0, 5), query=b"3" * 16))
+    assert is_a(log.ask(bind(0, rows=0, plan=(0, 0))), TooMany)
+    assert log.ask(bind(0, rows=0, query=b"1" * 16)) == first
+
+
+def test_nothing_is_abandoned_until_all_members_know_how() -> None:
+    log = Log()
+    log.machine.upgrade(5)
+    log.append(1, transaction=7)
+    assert is_a(log.ask(Abandon((7,))), MembersBehind)
+    assert log.machine.state.abandoned((log.ms + STAGED_MS) << 16) == []
+    assert isinstance(log.ask(bind(0, 7, rows=1, plan=(1, 5))), Bound)
+    # when all know it, then what was decided before is known, too
+    log.machine.upgrade(6)
+    assert isinstance(log.ask(Abandon((7,))), Bound)
 
 
 @pytest.mark.parametrize("wrong", [{"query": b"short"}, {"epoch": -1}])

@@ -74,6 +74,7 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
     ),
     **_listed(
         table,
+        "Abandon",
         "Adopt",
         "Adopted",
         "Advanced",

@@ -214,10 +214,9 @@ class Commit:
         at = self._at
         self._check_there()
         first = self._bound({at: self._bind(self._transactions, self._plan, at, keep_ms)})[at]
-        if not first.plan:  # a later epoch is bound, so all partitions have this one
+        if not first.plan:  # all partitions have it: that was noted, or a later epoch is bound
             self.give_up()
-            parts = [Part(at, first.first, first.rows, first.time)] if first.rows else []
-            return Committed(tuple(parts), repeated=True)
+            return Committed(tuple(self._known()), repeated=True)
         repeated = set(first.transactions) != set(self._transactions)
         # Attempts that have lost are dropped, also those of the driver that was first.
         self._families.update(map(family, first.transactions))
@@ -236,6 +235,14 @@ class Commit:
             if one.rows
         ]
         return Committed(tuple(parts), repeated)
+
+    def _known(self) -> Iterator[Part]:
+        """Where the rows of an epoch are that is bound everywhere, as far as that is known."""
+        asked = dict.fromkeys(range(self._table.partitions), Drop(self._query, self._epoch, ()))
+        found = self._patiently(lambda: self._backend.propose(self._table.id, asked))
+        for number, one in sorted(found.items()):
+            if isinstance(one, Bound) and one.rows:
+                yield Part(number, one.first, one.rows, one.time)
 
     def _check_there(self) -> None:
         """Refuse an epoch of which rows were dropped before it is decided: nothing is seen then."""

@@ -7,6 +7,9 @@ state of the plan that comes out:
     overtaken   another one was published or adopted meanwhile: there is nothing left to do
     planned     a reader came that needs deletes which it lacks: the next round sees to it
 
+A file that is gone, or a newer ledger that is adopted already, is met here by a run that another
+one has overtaken after the last look: `run` tells that from a loss.
+
 The backlog is never cut unless every file of the ledger is there: nothing else has its rows then.
 """
 

@@ -17,6 +17,12 @@ Steps, and what is true after each. A crash anywhere leaves what the last finish
     7. the lease is given back, the run noted as done, and what was retired goes when no reader
        reads it. Schema versions that nothing needs any more are forgotten (`schemas`)
 
+A run may be overtaken: by one that has taken it for dead and given it up, or by one of a release
+that knows no claims. Its files may go then, and those of the ledger that it began with; no row goes
+with them, and nothing that names them can be published (see `sweep`). So what fails because of it,
+a file that is missing, a backlog that was cut, or an older ledger that is refused, is no damage:
+the partition is noted as overtaken, or the run ends as given up.
+
 With many partitions, steps 2 and 4 to 6 are made for several of them at once, wave by wave, and the
 run is noted after each wave. Each partition still goes through its own steps in this order, so a
 crash within a wave leaves some of them further than others, as a crash between two partitions does:
@@ -43,6 +49,7 @@ from lowmark.compaction.context import Progress, RunContext
 from lowmark.compaction.holds import RunHolds
 from lowmark.compaction.plan import PlanInput, catalog_then, plan_input, plan_partition, waiting
 from lowmark.compaction.publish import Publisher
+from lowmark.compaction.records import SeenPointer
 from lowmark.compaction.runner import Runner, together
 from lowmark.compaction.schemas import trim_schemas
 from lowmark.compaction.work import carried_out, work_for
@@ -50,6 +57,8 @@ from lowmark.errors import Conflict, Corrupt, LowmarkError, Rejected
 from lowmark.ledger import (
     Done,
     Expected,
+    LedgerLost,
+    NothingLike,
     PartitionPlan,
     RunRecord,
     Work,
@@ -60,6 +69,7 @@ from lowmark.ledger import (
 )
 from lowmark.runtime import DiskFull, FileMissing
 from lowmark.runtime.store import Store
+from lowmark.table import LedgerOld, OffsetExpired
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +193,9 @@ together, so that they wait for the same syncs. After each wave the run is noted
 has all partitions, and noted after each of them it would be written as often as it is long."""
 _TOGETHER_MAX = 32
 """This many partitions at most are waited for at the same time."""
+_OVERTAKEN = (LedgerLost, LedgerOld, OffsetExpired)
+"""What a run meets when another one has published a ledger in its place: a file went with the
+ledger that was replaced, its own ledger is older than the adopted one, or the backlog was cut."""
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -264,7 +277,18 @@ class Run:
 
     def _plan_input(self, number: int, watermark: int, *, dry: bool = False) -> PlanInput:
         """Where a partition stands, after it has adopted what was published for it before."""
-        seen = self._records.pointer(self.table.id, number)
+        while True:
+            seen = self._records.pointer(self.table.id, number)
+            try:
+                return self._input_as_seen(number, watermark, seen, dry=dry)
+            except (NothingLike, *_OVERTAKEN):
+                if self._records.pointer(self.table.id, number).revision == seen.revision:
+                    raise
+                # Another one was published since it was seen, and perhaps adopted.
+
+    def _input_as_seen(
+        self, number: int, watermark: int, seen: SeenPointer, *, dry: bool
+    ) -> PlanInput:
         given = plan_input(self._backend, self.table, number, seen, watermark=watermark)
         ledger = given.view.ledger
         adopted = ledger.epoch if ledger is not None else 0
@@ -306,9 +330,11 @@ class Run:
             self.context.token.check()
         except BaseException as error:
             spoilt = self._watch.spoilt if isinstance(error, Cancelled) else None
+            # Whatever it met: its files may have gone with the run that took its place.
             if isinstance(error, LowmarkError) and self._is_lost():
-                # Whatever it met: its files may have gone with the run that took its place.
                 raise Cancelled(f"run {self.name} was taken over by another process") from error
+            if isinstance(error, Corrupt | Conflict | Rejected) and self._was_given_up():
+                raise self._given_up() from error
             self._failed(spoilt or error)
             if spoilt is not None:
                 raise spoilt from None
@@ -401,9 +427,11 @@ class Run:
                 record = record.with_partition(fresh)
                 if fresh.state != "skipped":
                     ready.append((fresh, given))
-            _together(lambda one: self._held(*one), ready)
-            for fresh, given in ready:
-                works[fresh.partition] = self._work_for(fresh, given), given
+            held = _together(lambda one: self._held_unless_overtaken(*one), ready)
+            record = record.with_partitions(one for one in held if one.state == "overtaken")
+            for (fresh, given), one in zip(ready, held, strict=True):
+                if one.state != "overtaken":
+                    works[fresh.partition] = self._work_for(fresh, given), given
         return self._worked_off(record, works, finished, runner)
 
     def _worked_off(
@@ -415,6 +443,7 @@ class Run:
     ) -> RunRecord:
         """Have the work done, and publish it with what was finished before."""
         record = self._noted(record)
+        damaged: dict[int, LowmarkError] = {}
         if works:
             self.context.step("carry out the work")
             answers, damaged = carried_out(
@@ -427,7 +456,13 @@ class Run:
                 for number, error in damaged.items()
                 if (answers or finished) and isinstance(error, DiskFull)
             }
-            self._damaged.update((n, e) for n, e in damaged.items() if n not in self._short)
+            for number, error in damaged.items():
+                if self._is_overtaken(number, works[number][1], error):
+                    plan = record.partition(number)
+                    assert plan is not None
+                    record = record.with_partition(self._overtaken(plan))
+                elif number not in self._short:
+                    self._damaged[number] = error
             for answer in answers:
                 finished[answer.partition] = answer, works[answer.partition][1]
         for number, damage in (self._damaged | self._short).items():
@@ -438,15 +473,20 @@ class Run:
         record = record.with_partitions(
             _written(plans[done.partition], done) for done, _ in finished.values()
         )
-        if finished or self._damaged or self._short:
+        if finished or damaged or self._damaged:
             record = self._noted(record)
         plans = {one.partition: one for one in record.partitions}
 
         def finish(number: int) -> PartitionPlan:
             self.context.token.check()
             done, before = finished[number]
-            now = self._plan_input(number, record.watermark)
-            return self._publisher.finish(plans[number], done, before=before, now=now)
+            try:
+                now = self._plan_input(number, record.watermark)
+                return self._publisher.finish(plans[number], done, before=before, now=now)
+            except _OVERTAKEN as error:
+                if not self._is_overtaken(number, before, error):
+                    raise
+                return self._overtaken(plans[number])
 
         for wave in _waves(sorted(finished)):
             record = self._noted(record.with_partitions(_together(finish, wave)))
@@ -486,6 +526,29 @@ class Run:
         self.context.step(f"hold partition {plan.partition}")
         self._holds.take(plan, given.view)
 
+    def _held_unless_overtaken(self, plan: PartitionPlan, given: PlanInput) -> PartitionPlan:
+        try:
+            self._held(plan, given)
+        except _OVERTAKEN as error:
+            if not self._is_overtaken(plan.partition, given, error):
+                raise
+            return self._overtaken(plan)
+        return plan
+
+    def _is_overtaken(self, number: int, given: PlanInput, error: LowmarkError) -> bool:
+        """Whether an error comes from another run that has published a ledger since then."""
+        if not isinstance(error, _OVERTAKEN):
+            return False
+        now = self._records.pointer(self.table.id, number)
+        if now.pointer is None or now.revision == given.seen.revision:
+            return False
+        return now.pointer.run != self.name
+
+    def _overtaken(self, plan: PartitionPlan) -> PartitionPlan:
+        """Of a partition that another run sees to now: hold nothing of it any more."""
+        self._holds.release(plan.partition)
+        return msgspec.structs.replace(plan, state="overtaken")
+
     def _work_for(self, plan: PartitionPlan, given: PlanInput) -> Work:
         tail = self._backend.tail(self.table.id, plan.partition, low=plan.low, high=plan.horizon)
         return work_for(self.context, plan, given, tail)
@@ -504,7 +567,17 @@ class Run:
 
     def _note(self, record: RunRecord) -> None:
         if not self._records.note_run(record):
-            raise Cancelled(f"run {self.name} was given up by another process, or for another run")
+            raise self._given_up()
+
+    def _given_up(self) -> Cancelled:
+        return Cancelled(f"run {self.name} was given up by another process, or for another run")
+
+    def _was_given_up(self) -> bool:
+        """Whether another process has noted that this run is over."""
+        with contextlib.suppress(LowmarkError):
+            noted = self._records.find_run(self.table.id, self.name)
+            return noted is not None and noted.state == "cancelled"
+        return False
 
     def _is_lost(self) -> bool:
         """Whether another process has the claim of the table: it goes on with this run, or with

@@ -7,6 +7,13 @@ be missing (`ALL_FILES`): readers that another owner of the directory knew are n
 of a partition may be old, and not know what others have adopted: so a ledger that was replaced goes
 only if this one has adopted a newer one.
 
+No sweep removes what a run needs that may still publish. What the run has written has its name, and
+stays until the run is noted as over; it can't publish after that, for to publish has the condition
+that its note is as it was (`Records.publish`). Its ledger also refers to files of the one that it
+began with, which was adopted then. Those go only when the partition has adopted a newer one; that
+was published before, so the pointer is not what the run has seen, and it can't publish, either. So
+a run that finds such files gone was overtaken, and no row is lost (see `run`).
+
 The files are listed first, and what names them is looked up after that: a run that begins
 meanwhile has no file in the list, and one that ends has its pointer by then.
 """

@@ -11,12 +11,20 @@ It binds those that count to the epoch, partition by partition:
     2. everywhere else                 the rows of those are read from there on
 
 After 1 the epoch's rows are given, for good. A crash between 1 and 2, or within 2, leaves
-partitions whose rows are not read yet; the driver that repeats the epoch has them read. If it comes
-so late that they were dropped, it binds what its own tasks have staged there: that is why the
-number of rows is part of the command.
+partitions whose rows are not read yet; the driver that repeats the epoch has them read. If none
+comes for `LEFT_MS`, the leader of the partition where the epoch was decided does
+(`lowmark.upkeep.epochs`), and then notes there that it is bound everywhere.
 
 A partition knows the last epochs of a query (`EPOCHS_KEPT`), and forgets a query that has bound
-nothing for as long as it said. Rows that no command binds or drops go after `STAGED_MS`.
+nothing for as long as it said; but not while an epoch that it has decided may lack rows elsewhere.
+
+Rows that no command binds or drops go after `STAGED_MS`, by their partition's leader, which does
+not know whether they count for an epoch: that is decided in another partition. So it asks all of
+them first (`Abandon`). One that has decided on these rows says so, and they stay, whatever their
+age. Each that has not will never decide on them: so what is dropped then is in no epoch. While a
+partition gives no answer, nothing is dropped. Before version 6 of the machine, rows were dropped by
+their age alone; a driver that comes later than that binds what its own tasks have staged there:
+that is why the number of rows is part of the command.
 """
 
 from __future__ import annotations
@@ -35,6 +43,10 @@ QUERIES_KEPT: Final = 4_096
 """Beyond, the one goes that would be forgotten next: writes that are no streams go soon."""
 STAGED_MS: Final = 24 * 3_600 * 1_000
 """Rows are dropped that were staged so long ago: no task takes longer, and none is there."""
+LEFT_MS: Final = 600 * 1_000
+"""An epoch that was decided so long ago, and may lack rows elsewhere, has no driver any more."""
+ABANDONED_MAX: Final = 512
+"""Transactions of one `Abandon`: fewer than a partition remembers the end of."""
 ATTEMPT_BITS: Final = 20
 """Of a transaction's number: they tell the attempts of one write apart."""
 KEEP_MS_MAX: Final = 366 * 24 * 3_600 * 1_000
@@ -75,6 +87,12 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
         """The number of its last epoch."""
         return self.bound[-1].epoch
 
+    @property
+    def lacks(self) -> bool:
+        """Whether its last epoch was decided here, and may not be bound everywhere yet."""
+        last = self.bound[-1]
+        return sum(last.plan) > last.rows
+
     def known(self, epoch: int) -> Bound | None:
         """What an epoch has added, if that is still known."""
         return next((one for one in self.bound if one.epoch == epoch), None)
@@ -83,8 +101,10 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
 class Queries:
     """The queries that a partition knows."""
 
-    def __init__(self, queries: Iterable[Query] = ()) -> None:
+    def __init__(self, queries: Iterable[Query] = (), *, keeps_lacking: bool = False) -> None:
         self._queries = {one.id: one for one in queries}
+        self.keeps_lacking = keeps_lacking
+        """Whether one is never forgotten while its last epoch may lack rows elsewhere."""
 
     def __iter__(self) -> Iterator[Query]:
         return iter(self._queries.values())
@@ -95,7 +115,25 @@ class Queries:
     def get(self, query: bytes, now_ms: int) -> Query | None:
         """A query, if it was not forgotten by now."""
         there = self._queries.get(query)
-        return None if there is None or there.ends_ms <= now_ms else there
+        return None if there is None or self._is_over(there, now_ms) else there
+
+    def lacking(self) -> list[Query]:
+        """Those whose last epoch was decided here, and may lack rows elsewhere."""
+        return [one for one in self._queries.values() if one.lacks]
+
+    def deciding_on(self, transactions: Iterable[int]) -> Bound | None:
+        """The epoch that was decided here with one of these, and may lack rows elsewhere."""
+        asked = set(transactions)
+        found = (one.bound[-1] for one in self.lacking())
+        return next((one for one in found if asked.intersection(one.transactions)), None)
+
+    def whole(self, query: Query) -> None:
+        """Its last epoch is bound everywhere."""
+        last = query.bound[-1]._replace(plan=())
+        self._queries[query.id] = msgspec.structs.replace(query, bound=(*query.bound[:-1], last))
+
+    def _is_over(self, query: Query, now_ms: int) -> bool:
+        return query.ends_ms <= now_ms and not (self.keeps_lacking and query.lacks)
 
     def put(self, query: bytes, bound: Bound, *, ends_ms: int, now_ms: int) -> None:
         """One more epoch of a query. Which attempts count is known of the last one only: a driver
@@ -106,9 +144,13 @@ class Queries:
         older = [one._replace(transactions=(), plan=()) for one in before]
         # A query is as long there as any of its epochs has said.
         ends_ms = ends_ms if there is None else max(ends_ms, there.ends_ms)
-        for over in [one.id for one in self._queries.values() if one.ends_ms <= now_ms]:
+        for over in [one.id for one in self._queries.values() if self._is_over(one, now_ms)]:
             del self._queries[over]
         self._queries[query] = Query(query, ends_ms, (*older, bound)[-EPOCHS_KEPT:])
         while len(self._queries) > QUERIES_KEPT:
-            others = (one for one in self._queries.values() if one.id != query)
+            others = (
+                one
+                for one in self._queries.values()
+                if one.id != query and not (self.keeps_lacking and one.lacks)
+            )
             del self._queries[min(others, key=lambda one: (one.ends_ms, one.id)).id]

@@ -224,6 +224,17 @@ class RenewCursor(_Control, frozen=True, tag=16):
     """0: it never expires."""
 
 
+class Abandon(_Control, frozen=True, tag=17):
+    """Decide no epoch with any of these transactions from here on: their rows are about to be
+    dropped. If one of them counts for an epoch that was decided here, that is the answer, and
+    nothing changes.
+
+    Takes effect only once all members know version 6 of the machine.
+    """
+
+    transactions: tuple[int, ...]
+
+
 Control: TypeAlias = (
     Finish
     | CreateCursor
@@ -241,6 +252,7 @@ Control: TypeAlias = (
     | Bind
     | Drop
     | RenewCursor
+    | Abandon
 )
 Command: TypeAlias = Batch | Control
 

@@ -257,8 +257,9 @@ class EpochHalfBound(Conflict):
         super().__init__(
             f"epoch {epoch} is in partitions {', '.join(map(str, bound))}, and its rows for"
             f" partitions {', '.join(map(str, missing))} are gone",
-            detail="It was decided, and what was left was dropped before all partitions had it: a"
-            " day after it was staged, or by hand. A repeat with other rows can't take its place.",
+            detail="It was decided, and what was left was dropped before all partitions had it: by"
+            " hand, or by an earlier release a day after it was staged. A repeat with other rows"
+            " can't take its place.",
             hint="Go on with another query (a new checkpoint) behind this epoch, and write its rows"
             " for those partitions by hand.",
         )

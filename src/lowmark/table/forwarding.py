@@ -49,6 +49,7 @@ from lowmark.table.adopting import Adopted
 from lowmark.table.binding import Bound
 from lowmark.table.commands import (
     CONTROL,
+    Abandon,
     Bind,
     Drop,
     KeepSchemas,
@@ -80,7 +81,7 @@ _UNTOUCHED = (
     PartitionNotHere,
 )
 """After these, the command was not applied and never will be."""
-_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease, RenewCursor, KeepSchemas, Bind, Drop)
+_REPEATABLE = (Tick, Trim, RenewLease, ReleaseLease, RenewCursor, KeepSchemas, Bind, Drop, Abandon)
 _TIMED = (Appended, Finished, Ticked, Bound)
 """Outcomes with a time, which the caller is told: what it asks for here next is later than that."""
 _NOTHING, _REFUSED, _FAILED, _FIRST = range(4)

@@ -19,6 +19,7 @@ from lowmark.table.adopting import Adopted
 from lowmark.table.backlog import Backlog
 from lowmark.table.binding import Queries, Query
 from lowmark.table.commands import (
+    Abandon,
     Begin,
     Bind,
     Drop,
@@ -32,7 +33,7 @@ from lowmark.table.producers import Producers
 from lowmark.table.readers import Cursor, Lease
 from lowmark.table.state import Begun, Finished, Outcome, Staged, State
 
-FORMAT = 5
+FORMAT = 6
 """The newest one. A version of the machine writes its snapshots in the format of its number."""
 _LENGTH = struct.Struct("<I")
 _NEEDED_VERSION: dict[type, int] = {
@@ -41,11 +42,12 @@ _NEEDED_VERSION: dict[type, int] = {
     Bind: 4,
     Drop: 4,
     RenewCursor: 5,
+    Abandon: 6,
 }
 """From which version of the machine on a command is carried out."""
-_FIELDS_OF = {1: 11, 2: 12, 3: 13, 4: 15, 5: 15}
+_FIELDS_OF = {1: 11, 2: 12, 3: 13, 4: 15, 5: 15, 6: 15}
 """How many fields the header has, by format."""
-_CURSOR_FIELDS_OF = {1: 9, 2: 9, 3: 9, 4: 9, 5: 12}
+_CURSOR_FIELDS_OF = {1: 9, 2: 9, 3: 9, 4: 9, 5: 12, 6: 12}
 """How many a cursor has. What is left out is as in a cursor that never expires."""
 
 
@@ -77,11 +79,12 @@ class PartitionMachine:
     """Applies commands to a `State`.
 
     Version 2 keeps begin minimums (`Begin`), version 3 refuses schema versions (`KeepSchemas`),
-    version 4 binds staged rows to epochs (`Bind`) and drops those that are never finished, and in
-    version 5 cursors may expire (`RenewCursor`); nothing else differs.
+    version 4 binds staged rows to epochs (`Bind`) and drops those that are never finished, in
+    version 5 cursors may expire (`RenewCursor`), and version 6 drops staged rows no more by their
+    age alone (`Abandon`); nothing else differs.
     """
 
-    newest_version = 5
+    newest_version = 6
 
     def __init__(self) -> None:
         self.state = State()
@@ -99,7 +102,7 @@ class PartitionMachine:
             return error
         if self._version < _NEEDED_VERSION.get(type(wanted), 1):
             # A member of an older release can't read it, and changes nothing, either.
-            if isinstance(wanted, Bind | Drop):
+            if isinstance(wanted, Bind | Drop | Abandon):
                 return MembersBehind()
             if isinstance(wanted, RenewCursor):
                 return MembersBehind("how cursors expire")
@@ -131,6 +134,8 @@ class PartitionMachine:
         self._version = version
         if version >= _NEEDED_VERSION[Bind]:
             self.state.let_staged_expire()
+        if version >= _NEEDED_VERSION[Abandon]:
+            self.state.ask_before_dropping()
 
     def live_indexes(self) -> BitMap64:
         """The entries that hold rows."""
@@ -218,6 +223,8 @@ def _restored(data: bytes) -> State:
     state.staged_batches = sum(map(len, state.staged.values()))
     state.staged_since = dict(header.staged_since)
     state.queries = Queries(header.queries)
+    if header.format >= _NEEDED_VERSION[Abandon]:
+        state.ask_before_dropping()
     state.put_cursors(header.cursors)
     state.publish()
     return state

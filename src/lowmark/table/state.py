@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple, TypeAlias, assert_never
 
 import msgspec
@@ -15,16 +16,21 @@ from lowmark.runtime import HybridTime, millis_of
 from lowmark.table.adopting import Adopted, adopt, deletes_gone
 from lowmark.table.backlog import Backlog
 from lowmark.table.binding import (
+    ABANDONED_MAX,
     KEEP_MS_MAX,
+    LEFT_MS,
+    QUERIES_KEPT,
     QUERY_BYTES,
     STAGED_MS,
     STAGED_SHORT_MS,
     Bound,
     Queries,
+    Query,
     family,
 )
 from lowmark.table.commands import (
     NO_PRODUCER,
+    Abandon,
     Adopt,
     Batch,
     Begin,
@@ -175,6 +181,10 @@ class State:
         """
         self.expires = False
         """Whether staged rows are dropped after a time: all members know version 4."""
+        self.asks = False
+        """Whether they are dropped only after all partitions were asked whether they count: all
+        members know version 6.
+        """
         self.queries = Queries()
         self.finished: dict[int, Finished] = {}
         """The last transactions, oldest first."""
@@ -208,7 +218,7 @@ class State:
         time = self.closed = max(self.closed, time)
         if self._limited:
             self._mark_overdue(time)  # a cut must not wait for a cursor that is too late by now
-        if self.staged_since:
+        if self.staged_since and not self.asks:
             self._drop_abandoned(time)
         outcome = self._apply(command, index, time, size)
         if self._limited:
@@ -252,6 +262,8 @@ class State:
                 return self._bind(command, time)
             case Drop():
                 return self._drop_unless_bound(command, time)
+            case Abandon():
+                return self._abandon(command, time)
             case _:
                 assert_never(command)
 
@@ -284,7 +296,7 @@ class State:
     def _stage(self, batch: Batch, index: int, time: int, size: int) -> Outcome:
         if batch.transaction in self.finished:
             return BatchRefused(f"transaction {batch.transaction} is finished")
-        if self.staged_batches >= STAGED_MAX and self.expires:
+        if self.staged_batches >= STAGED_MAX and self.expires and not self.asks:
             self._drop_abandoned(time, STAGED_SHORT_MS)  # of drivers that die again and again
         if self.staged_batches >= STAGED_MAX:
             return TooMany("staged batches", STAGED_MAX)
@@ -311,6 +323,8 @@ class State:
     def _finish(self, finish: Finish, time: int) -> Outcome:
         known = self.finished.get(finish.transaction)
         if known is not None:
+            if not finish.commit and finish.transaction in self.staged:
+                self._forget_producers(self._unstaged(finish.transaction))  # it was abandoned
             return known
         if finish.commit and finish.transaction not in self.staged:
             return TransactionUnknown(finish.transaction)
@@ -367,14 +381,20 @@ class State:
         now_ms = _millis(time)
         query = self.queries.get(bind.query, now_ms)
         known = None if query is None else query.known(bind.epoch)
-        if known is not None:
+        if query is not None and known is not None:
             self._drop(bind.transactions, time)  # another attempt was first
             self._drop_families(bind.families, time)
+            if self.asks and known.plan and not bind.plan and not bind.transactions:
+                self.queries.whole(query)
             return known
         if query is not None and bind.epoch < query.newest:
             self._drop(bind.transactions, time)  # it will never be bound
             self._drop_families(bind.families, time)
             return EpochPassed(bind.epoch, newest=query.newest)
+        if self.asks and bind.plan:
+            refusal = self._undecidable(bind)
+            if refusal is not None:
+                return refusal
         found = sum(batch.rows for one in bind.transactions for batch in self.staged.get(one, ()))
         if found != bind.rows:
             return StagedRowsMissing(wanted=bind.rows, found=found)
@@ -391,6 +411,31 @@ class State:
         ends_ms = now_ms + max(0, min(bind.keep_ms, KEEP_MS_MAX))
         self.queries.put(bind.query, bound, ends_ms=ends_ms, now_ms=now_ms)
         return bound
+
+    def _undecidable(self, bind: Bind) -> LowmarkError | None:
+        """Why an epoch can't be decided here: rows of it were dropped elsewhere, or are about to
+        be; or too many epochs are not bound everywhere.
+        """
+        ends = (self.finished.get(one) for one in bind.transactions)
+        if any(end is not None and not end.commit for end in ends):
+            return StagedRowsMissing(wanted=sum(bind.plan), found=0)
+        full = len(self.queries) >= QUERIES_KEPT
+        if full and len(self.queries.lacking()) >= QUERIES_KEPT:
+            return TooMany("epochs that are not bound everywhere", QUERIES_KEPT)
+        return None
+
+    def _abandon(self, abandon: Abandon, time: int) -> Outcome:
+        if len(abandon.transactions) > ABANDONED_MAX:
+            return CommandRefused(
+                f"{len(abandon.transactions)} transactions can't be abandoned at a time",
+                hint=f"Name up to {ABANDONED_MAX}.",
+            )
+        decided = self.queries.deciding_on(abandon.transactions)
+        if decided is None:
+            for one in abandon.transactions:
+                if one not in self.finished:
+                    self._remember(one, Finished(False, self.backlog.end, 0, time))
+        return decided
 
     def _drop_unless_bound(self, drop: Drop, time: int) -> Outcome:
         query = self.queries.get(drop.query, _millis(time))
@@ -412,6 +457,26 @@ class State:
         if not self.expires:
             self.expires = True
             self.staged_since = dict.fromkeys(self.staged, self.closed)
+
+    def ask_before_dropping(self) -> None:
+        """All members drop no staged rows by their age any more, from here on."""
+        self.asks = self.queries.keeps_lacking = True
+
+    def abandoned(self, time: int) -> list[int]:
+        """The transactions that no driver will bind any more, unless they were decided on."""
+        if not self.asks:
+            return []
+        full = self.staged_batches >= STAGED_MAX
+        before_ms = _millis(time) - (STAGED_SHORT_MS if full else STAGED_MS)
+        since = self.staged_since  # the earliest first
+        return list(takewhile(lambda one: _millis(since[one]) <= before_ms, since))
+
+    def left(self, time: int) -> list[Query]:
+        """Those whose last epoch was decided here long ago, and may lack rows elsewhere."""
+        if not self.asks:
+            return []
+        before_ms = _millis(time) - LEFT_MS
+        return [one for one in self.queries.lacking() if _millis(one.bound[-1].time) <= before_ms]
 
     def _drop_abandoned(self, time: int, after_ms: int = STAGED_MS) -> None:
         while self._is_abandoned(time, after_ms):
@@ -549,7 +614,7 @@ class State:
         """Whether by that time a cursor would be overdue, or would have expired, that is not marked
         yet, or staged rows are to go.
         """
-        if self._is_abandoned(time, STAGED_MS):
+        if not self.asks and self._is_abandoned(time, STAGED_MS):
             return True
         return self._limited and any(
             not cursor.overdue and (_has_expired(cursor, time) or self._is_overdue(cursor, time))

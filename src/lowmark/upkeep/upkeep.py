@@ -19,6 +19,7 @@ from lowmark.runtime import COUNTER_BITS, HybridClock, Runtime, millis_of
 from lowmark.table import Advanced, LowWatermark, Partition, Tables, Tick, Trim, Trimmed, View
 from lowmark.upkeep.catalog_compaction import CatalogCompaction
 from lowmark.upkeep.dropped import Dropped
+from lowmark.upkeep.epochs import Epochs
 from lowmark.upkeep.leaders import Leaders, WhoLeads
 
 logger = logging.getLogger(__name__)
@@ -228,6 +229,7 @@ class Upkeep:
         self._clock = runtime.clock
         self._retention = Retention(runtime.clock, catalogs)
         self._freeing = Freeing()
+        self._epochs = Epochs(runtime.loop, runtime.clock, catalogs, tables)
         self.should_lead = WhoLeads(placement, catalogs)
         self._leaders = Leaders(
             should_lead=self.should_lead, now_ms=lambda: runtime.loop.elapsed_us() // 1_000
@@ -297,6 +299,7 @@ class Upkeep:
 
     def _retain(self, whole: Future[Look], advanced: Future[Advanced] | None) -> None:
         self._mark_overdue()
+        self._epochs.look(self._open_copies())
         self._retention.run(self._open_copies()).then(
             lambda retained: self._free(whole, advanced, retained.result())
         )
