@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import lowmark
@@ -16,6 +17,9 @@ from eventually import eventually
 from lowmark import errors
 from lowmark.catalog import DropTable
 from lowmark.client import Database
+from lowmark.client.cluster import Cluster
+from lowmark.metastore import NodeInfo, Put
+from lowmark.metastore.nodes import node_key
 from lowmark.node.bridge import NodeSilent
 from lowmark.runtime import DiskFull
 from lowmark.server.service import as_lost
@@ -150,6 +154,65 @@ def test_what_may_have_been_done_is_not_done_again(
     with pytest.raises(errors.NodeUnreachable):
         db.backend.watermark(timeout_s=0.3)
     assert done > 2
+
+
+class Lossy:
+    """Has the answers to an action lost, after the server did what it was asked."""
+
+    def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch, action: bytes) -> None:
+        self.done = 0
+        call = served.server.endpoint._service.call
+
+        def lost(body: bytes) -> bytes:
+            answer = call(body)
+            if action in body:
+                self.done += 1
+                raise OSError("the connection broke")
+            return answer
+
+        monkeypatch.setattr(served.server.endpoint._service, "call", lost)
+
+
+CHANGES: dict[str, Callable[[Cluster], object]] = {
+    "rebalance.change": lambda cluster: cluster.pause(),
+    "rebalance.cancel": lambda cluster: cluster.cancel(),
+    "node.drain": lambda cluster: cluster.drain("n9"),
+    "zone.baseline": lambda cluster: cluster.baseline("default", "auto"),
+}
+
+
+def a_node_that_is_down(served: Served) -> None:
+    """It belongs to the cluster."""
+    number, address = 9, "127.0.0.1:1"
+    value = msgspec.json.encode(NodeInfo(number=number, name="n9", address=address))
+    served.backend.write([Put(node_key(number), value)])
+
+
+@pytest.mark.parametrize("action", CHANGES)
+def test_what_an_operator_has_asked_is_not_done_twice(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    a_node_that_is_down(served)
+    lossy = Lossy(served, monkeypatch, action.encode())
+    with pytest.raises(errors.OutcomeUnknown, match=f"whether {action} was done"):
+        CHANGES[action](db.cluster)
+    assert lossy.done == 1
+
+
+def test_a_removal_whose_answer_was_lost_is_done_if_the_node_is_gone(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a node that may go
+    a_node_that_is_down(served)
+    lossy = Lossy(served, monkeypatch, b"node.remove")
+    # when it is removed, and the answer is lost, then the metastore says that it is gone
+    done = db.cluster.remove("n9")
+    assert (done.node, done.number, done.keep, lossy.done) == ("n9", 9, "", 1)
+    # and of one that is still there nothing is known
+    [own] = db.cluster.baseline("default").nodes
+    with pytest.raises(errors.OutcomeUnknown, match=r"whether node\.remove was done"):
+        db.cluster.remove(own)
+    assert lossy.done == 2
 
 
 @pytest.mark.slow

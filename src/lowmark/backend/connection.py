@@ -36,7 +36,7 @@ from lowmark.backend.call_streams import CallStreams
 from lowmark.backend.codec import decode
 from lowmark.backend.errors import Closed, Ended, OtherDatabase, ServerFull
 from lowmark.backend.forks import check_fork, made
-from lowmark.backend.port import RETRY
+from lowmark.backend.port import retry_of
 from lowmark.backend.protocol import (
     APPEND,
     CALL,
@@ -336,8 +336,9 @@ class Connection:
         patience_s = _ATTEMPT_S + (arguments[1] if name == "wait" else 0.0)
         if name == "fence":
             patience_s = math.inf  # of two at a time, one would fence the other off
-        safe = RETRY.get(name, "safe") == "safe"
-        return self._again(name, ask, ends_at, safe=safe, patience_s=patience_s)
+        safe = retry_of(name, arguments) == "safe"
+        said = arguments[0] if name == "operate" else name
+        return self._again(said, ask, ends_at, safe=safe, patience_s=patience_s)
 
     def _value(self, data: bytes) -> Any:
         reply = decode_reply(data)

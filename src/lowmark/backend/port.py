@@ -12,13 +12,14 @@ happens to a call whose answer is lost is its retry class:
     numbered    the batches of an appender have numbers: a repeat is stored once
     unknown     it may have been done: look before you ask again (`OutcomeUnknown`)
 
-`RETRY` says which call is which.
+`RETRY` says which call is which; `retry_of` does so of a call with what it is asked. A call or an
+action that no list names is `unknown`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from lowmark.backend.values import (
     Answer,
@@ -34,6 +35,7 @@ from lowmark.backend.values import (
 from lowmark.catalog import Catalog, Command, Executed, TableId
 from lowmark.ledger import Tail
 from lowmark.metastore import Condition, Entry, Operation
+from lowmark.node.messages import only_looks
 from lowmark.runtime import Buffer
 from lowmark.runtime.store import Store
 from lowmark.table import Advanced, Control, Outcome, Outgoing, View, WatermarkStanding
@@ -362,5 +364,23 @@ RETRY: Final[Mapping[str, Retry]] = {
     "get": "safe",
     "range": "safe",
     "write": "unknown",
-    "operate": "safe",
+    "operate": "unknown",
 }
+"""Of `operate`, the actions that only look are safe (`only_looks`)."""
+BESIDE: Final[Mapping[str, Retry]] = {
+    "endpoint_here": "safe",
+    "files_here": "safe",
+    "leave": "safe",
+    "look_up": "safe",
+    "now_here": "safe",
+    "renew": "safe",
+    "view_since": "safe",
+}
+"""What clients and nodes ask a server besides the port."""
+
+
+def retry_of(name: str, arguments: Sequence[Any]) -> Retry:
+    """The retry class of a call as it is asked here."""
+    if name == "operate" and len(arguments) == 2 and only_looks(*arguments):
+        return "safe"
+    return RETRY.get(name) or BESIDE.get(name, "unknown")
