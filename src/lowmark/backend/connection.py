@@ -11,7 +11,7 @@ how new its catalog is. Where a server may be followed by another one, at anothe
 connection is given a way to find it (`locate`), and looks there whenever the last one is away. A
 server that is a node of a cluster says where the others are (`Welcome.members`): when it is away,
 gives no answer, or can't answer because it is cut off from the others, the first of them that says
-hello takes its place. Only what fails on the way to the server of now makes a connection leave it:
+hello takes its place, also of one that was found by `locate`. Only what fails on the way to the server of now makes a connection leave it:
 what was under way to the one before ends with that.
 """
 
@@ -240,16 +240,32 @@ class Connection:
                 )
             try:
                 if self._away:
-                    if self._locate is not None:
-                        address = self._locate(left_s)
-                        if address != self.address:
-                            self._goes_to(address, _client(address))
-                    else:
-                        self._find_member(left_s)
+                    self._find(left_s)
                     self._away = False
             finally:
                 self._finding.release()
         return self._flight
+
+    def _find(self, left_s: float) -> None:
+        """Go to another node of the cluster, if one answers; or to the next owner."""
+        if self._locate is None:
+            self._find_member(left_s)
+        elif not self.has_others:
+            self._follow(self._locate(left_s))
+        else:
+            try:
+                self._find_member(left_s)
+            except NodeUnreachable as none:
+                try:
+                    address = self._locate(0.0)  # not for long: the others may be back as well
+                except LowmarkError:
+                    raise none from None
+                self._follow(address)
+
+    def _follow(self, owner: str) -> None:
+        """Go to the owner of now, if it is another one."""
+        if owner != self.address:
+            self._goes_to(owner, _client(owner), leaves=False)
 
     @property
     def has_others(self) -> bool:
@@ -259,7 +275,7 @@ class Connection:
     @property
     def others(self) -> int:
         """How many other servers would do."""
-        return len(self._others()) if self._locate is None else 0
+        return len(self._others())
 
     def leave(self) -> None:
         """Have the next call made at another server, if there is one."""
@@ -291,13 +307,14 @@ class Connection:
                 continue
             self.welcome = welcome
             if client is not self._flight:
-                self._goes_to(address, client)
+                self._goes_to(address, client, leaves=True)
             return
         raise NodeUnreachable(self.address, why="Neither does any other node of its cluster.")
 
-    def _goes_to(self, address: str, client: Any) -> None:
+    def _goes_to(self, address: str, client: Any, *, leaves: bool) -> None:
+        """`leaves`: the server before may go on; the next owner of a directory takes its place."""
         gone, self._flight = self._flight, client
-        session, leaves = self._session, self._locate is None
+        session = self._session
         if leaves:
             # Holds are taken again at the next one, for another session: what the server before
             # still hears of this one, however late, ends nothing of it.
@@ -422,7 +439,8 @@ class Connection:
         if there is not None and there is not self._flight:
             return named, done_maybe  # that one was left before
         # A directory has one owner, however slow it is; of a cluster another node may answer.
-        if isinstance(named, _AWAY) and not (isinstance(named, _Late) and self._locate is not None):
+        owned = self._locate is not None and not self.has_others
+        if isinstance(named, _AWAY) and not (isinstance(named, _Late) and owned):
             self._away = True
             self._on_away()
         return named, done_maybe
@@ -456,7 +474,7 @@ class Connection:
         self.check()
         more = {**named, "timeout_s": timeout_s}
         request = Request(self.cluster, self._session, name, arguments, more)
-        if self._locate is None and self._others():  # one that is stuck must not take all the time
+        if self.has_others:  # one that is stuck must not take all the time
             timeout_s = max(timeout_s / 2, min(timeout_s, _ATTEMPT_S))
         there = None
         try:
