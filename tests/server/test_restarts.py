@@ -15,6 +15,7 @@ import pytest
 import lowmark
 from eventually import eventually
 from lowmark import errors
+from lowmark.backend.protocol import decode_request
 from lowmark.catalog import DropTable
 from lowmark.client import Database
 from lowmark.client.cluster import Cluster
@@ -213,6 +214,53 @@ def test_a_removal_whose_answer_was_lost_is_done_if_the_node_is_gone(
     with pytest.raises(errors.OutcomeUnknown, match=r"whether node\.remove was done"):
         db.cluster.remove(own)
     assert lossy.done == 2
+
+
+@pytest.mark.parametrize("late", ["epoch_of", "propose"])
+def test_a_call_that_comes_late_fences_off_no_producer_that_was_opened_since(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    # given a server that is suspended when a producer is opened, whose client asks again elsewhere
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=2)
+    held: list[bytes] = []
+    call = served.server.endpoint._service.call
+
+    def suspended(body: bytes) -> bytes:
+        if decode_request(body).call in (late, "fence") and not held:
+            held.append(body)
+            raise OSError("the connection broke")
+        return call(body)
+
+    monkeypatch.setattr(served.server.endpoint._service, "call", suspended)
+    with orders.producer(name="import", linger_ms=0) as producer:
+        producer.send_many(rows(0, 4))
+        producer.flush()
+        # when it wakes up, and does what it was asked at first
+        call(held.pop())
+        # then the producer goes on
+        producer.send_many(rows(4, 8))
+        producer.flush()
+    assert orders.count() == 8
+
+
+def test_a_producer_is_opened_though_the_answer_was_lost(
+    served: Served, db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = db.create_table("orders", COLUMNS, key="id", partitions=2)
+    call, lost = served.server.endpoint._service.call, list[bytes]()
+
+    def loses(body: bytes) -> bytes:
+        answer = call(body)
+        if decode_request(body).call == "propose" and not lost:
+            lost.append(body)
+            raise OSError("the connection broke")
+        return answer
+
+    monkeypatch.setattr(served.server.endpoint._service, "call", loses)
+    with orders.producer(name="import", linger_ms=0) as producer:
+        producer.send_many(rows(0, 4))
+    assert lost
+    assert orders.count() == 4
 
 
 @pytest.mark.slow

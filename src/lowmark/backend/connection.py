@@ -11,14 +11,13 @@ how new its catalog is. Where a server may be followed by another one, at anothe
 connection is given a way to find it (`locate`), and looks there whenever the last one is away. A
 server that is a node of a cluster says where the others are (`Welcome.members`): when it is away,
 gives no answer, or can't answer because it is cut off from the others, the first of them that says
-hello takes its place, also of one that was found by `locate`. Only what fails on the way to the server of now makes a connection leave it:
-what was under way to the one before ends with that.
+hello takes its place, also of one that was found by `locate`. Only what fails on the way to the
+server of now makes a connection leave it: what was under way to the one before ends with that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import secrets
@@ -351,8 +350,6 @@ class Connection:
             return self._value(result.body.to_pybytes())
 
         patience_s = _ATTEMPT_S + (arguments[1] if name == "wait" else 0.0)
-        if name == "fence":
-            patience_s = math.inf  # of two at a time, one would fence the other off
         safe = retry_of(name, arguments) == "safe"
         said = arguments[0] if name == "operate" else name
         return self._again(said, ask, ends_at, safe=safe, patience_s=patience_s)
@@ -585,7 +582,7 @@ LIMITED: Final = frozenset(
         "advance_watermark",
         "hold_history",
         "history_lost",
-        "fence",
+        "epoch_of",
         "view_since",
         "views",
         "status",

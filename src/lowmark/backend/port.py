@@ -148,7 +148,7 @@ class Backend(Protocol):
     def appender(self, table: TableId, *, producer: bytes, epoch: int = 0) -> Appender:
         """A producer's way in. A higher epoch of the same producer fences off lower ones."""
 
-    def fence(
+    def epoch_of(
         self,
         table: TableId,
         producer: bytes,
@@ -156,10 +156,9 @@ class Backend(Protocol):
         partitions: Collection[int] | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Begin an epoch above every one that is known of a producer, in all partitions or in
-        these; gives it.
-
-        Whatever an older one still sends is refused from then on.
+        """The newest epoch that is known of a producer, in all partitions or in these; 0: it is not
+        known. One above it is begun by `Fence`: its caller has chosen it, so that a call that comes
+        late, or twice, begins no newer one.
         """
 
     # -- rows out -------------------------------------------------------------------------------
@@ -349,7 +348,7 @@ RETRY: Final[Mapping[str, Retry]] = {
     "hold_history": "safe",
     "history_lost": "safe",
     "appender": "numbered",
-    "fence": "safe",
+    "epoch_of": "safe",
     "view": "safe",
     "views": "safe",
     "status": "safe",

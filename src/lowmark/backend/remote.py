@@ -324,7 +324,7 @@ class RemoteBackend:
         catalog = self.catalog(fresh=True) if fresh else self._catalog
         return None if catalog is None else catalog.table(table)
 
-    def fence(
+    def epoch_of(
         self,
         table: TableId,
         producer: bytes,
@@ -334,7 +334,7 @@ class RemoteBackend:
     ) -> int:
         """See `Backend`."""
         these = None if partitions is None else tuple(partitions)
-        epoch: int = self._call("fence", table, producer, partitions=these, timeout_s=timeout_s)
+        epoch: int = self._call("epoch_of", table, producer, partitions=these, timeout_s=timeout_s)
         return epoch
 
     # -- rows out -------------------------------------------------------------------------------
