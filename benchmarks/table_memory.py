@@ -3,10 +3,10 @@
 What is weighed is anonymous memory (`RssAnon`): all that the process holds itself, but not the
 pages of files that the system keeps for it. Nothing is given back to the system by hand before.
 
-What is in the WAL is in memory, too, so a process weighs as much more as its WAL file is full, and a
-while longer, until Arrow's allocator gives back what was freed. Two moments differ by all of that,
-however little grows. So it is weighed again and again while one WAL file fills and is replaced, and
-the most counts.
+What is in the WAL is in memory, too, so a process weighs as much more as its WAL file is full, and
+for a while longer, until Arrow's allocator gives back what was freed. Two moments differ by all of
+that, however little grows. So it is weighed again and again while one WAL file fills and is
+replaced, and the most counts.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ knows none of them; they are taken again, and a reader goes on from where it was
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -33,6 +32,7 @@ from lowmark.backend.connection import (
     is_passing,
 )
 from lowmark.backend.errors import BatchesMoved, Closed, Forked, HoldUnknown
+from lowmark.backend.exits import at_exit
 from lowmark.backend.protocol import Reply
 from lowmark.backend.remote_append import RemoteAppender, RemoteAppends
 from lowmark.backend.remote_read import Ahead, RemoteRead
@@ -806,8 +806,10 @@ def _care_for(backend: weakref.ref[RemoteBackend], wake: SimpleQueue[None]) -> N
                 wake.get_nowait()
 
 
-@atexit.register
 def _close_all() -> None:
     for one in list(_open):
         with contextlib.suppress(LowmarkError):
             one.close()
+
+
+at_exit("backends", _close_all)
