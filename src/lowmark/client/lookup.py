@@ -79,8 +79,8 @@ class _Indexed:
 
 
 class _Cache:
-    """Decoded batches, the least recently used first; none that is wholly below its partition's cut,
-    for no look-up asks for it again.
+    """Decoded batches, the least recently used first. Those that are wholly below their partition's
+    cut are let go of, for no look-up asks for them again.
     """
 
     def __init__(self, bytes_max: int) -> None:
