@@ -67,8 +67,9 @@ def _nothing() -> None:
 
 
 def _finish_all() -> None:
-    for one in list(_open):
-        one.finish()
+    with contextlib.ExitStack() as stack:  # what one raises keeps no other from it
+        for one in list(_open):
+            stack.callback(one.finish)
 
 
 def _close_all() -> None:
